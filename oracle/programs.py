@@ -61,7 +61,7 @@ class Program:
                 else ""
             )
             for node in self.nodes
-            if node["op"] not in ("stream", "table", "sink")
+            if node["op"] not in ("stream", "table", "global_table", "sink")
         )
 
 
@@ -76,6 +76,7 @@ class Draw:
         self._streams: dict[str, tuple[bool, bool]] = {}
         self._several: dict[str, frozenset[str]] = {}
         self._tables: list[str] = []
+        self._global_tables: list[str] = []
         self._used: set[str] = set()
 
     def drawn_program(self) -> Program:
@@ -85,12 +86,18 @@ class Draw:
         for _ in range(self._drawn.randint(0, 2)):
             topic = self._input()
             self._table(self._add("table", topic=topic, store=self._store()))
+        for _ in range(self._drawn.choice([0, 0, 1])):
+            store = self._store()
+            table = self._add("global_table", topic=self._input(), store=store)
+            self._global_tables.append(table)
+            self.program.stores.append(store)
         for _ in range(self._drawn.randint(2, 6)):
             self._drawn.choice(
                 [self._filter, self._map, self._key, self._merge, self._aggregate, self._to_table]
                 + [self._group_table, self._group_table, self._suppress, self._cogroup]
                 + [self._join] * 6
                 + [self._foreign] * 2
+                + [self._global_join] * 2 * len(self._global_tables)
             )()
         self._sinks()
         return self.program
@@ -194,6 +201,12 @@ class Draw:
         self._table(right)
         kind = self._drawn.choice(["inner", "left"])
         self._table(self._add("foreign", left=left, right=right, kind=kind, store=self._store()))
+
+    def _global_join(self) -> None:
+        left, right = self._drawn.choice([*self._streams]), self._drawn.choice(self._global_tables)
+        kind = self._drawn.choice(["inner", "left"])
+        name = self._add("global_join", left=left, right=right, kind=kind)
+        self._stream(name, *self._streams[left])
 
     def _cogroup(self) -> None:
         left, right = (self._drawn.choice([*self._streams]) for _ in range(2))
@@ -439,6 +452,14 @@ def _foreign(_: StreamsBuilder, made: dict[str, Any], node: Node) -> Any:
     return join(right, both, on=_letter(), name=node["id"], store=node["store"])
 
 
+def _global_joined(_: StreamsBuilder, made: dict[str, Any], node: Node) -> Any:
+    left, right = made[node["left"]], made[node["right"]]
+    join = left.left_join if node["kind"] == "left" else left.join
+    both = F.concat(F.col("left"), F.lit("&"), F.coalesce(F.col("right"), F.lit("_")))
+    # An empty text has no key.
+    return join(right, both, on=F.when(F.length("value") > 0, _letter()))
+
+
 def _letter() -> Any:
     """The value's last letter, made one of the keys."""
     key = F.translate(F.right(F.col("value"), F.lit(1)), "xyzpqrt&_", "abcabcabc")
@@ -484,6 +505,10 @@ def _kept(node: Node) -> dict[str, Any]:
 _BUILD: dict[str, Any] = {
     "stream": lambda b, made, n: b.stream(n["topic"], key=TEXT, value=TEXT),
     "table": lambda b, made, n: b.table(n["topic"], key=TEXT, value=TEXT, store=n["store"]),
+    "global_table": lambda b, made, n: b.global_table(
+        n["topic"], key=TEXT, value=TEXT, store=n["store"]
+    ),
+    "global_join": _global_joined,
     "filter": _filter,
     "map_values": _map,
     "select_key": _key,

@@ -44,7 +44,7 @@ SECTIONS = (
     Section(
         "Streams and tables",
         "operators.md",
-        "StreamsBuilder KStream BranchedKStream KTable Topology",
+        "StreamsBuilder KStream BranchedKStream KTable GlobalKTable Topology",
     ),
     Section("Groups and aggregations", "aggregations.md", "KGroupedStream"),
     Section("Built-in aggregates", "aggregations.md#aggregate-with-built-ins", "agg"),
@@ -113,6 +113,7 @@ RETURNED = frozenset(
     {
         "KStream",
         "KTable",
+        "GlobalKTable",
         "BranchedKStream",
         "Topology",
         "KGroupedStream",

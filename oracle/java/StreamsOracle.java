@@ -22,6 +22,7 @@ import org.apache.kafka.streams.TestInputTopic;
 import org.apache.kafka.streams.TestOutputTopic;
 import org.apache.kafka.streams.TopologyTestDriver;
 import org.apache.kafka.streams.kstream.EmitStrategy;
+import org.apache.kafka.streams.kstream.GlobalKTable;
 import org.apache.kafka.streams.kstream.Grouped;
 import org.apache.kafka.streams.kstream.JoinWindows;
 import org.apache.kafka.streams.kstream.Joined;
@@ -29,6 +30,7 @@ import org.apache.kafka.streams.kstream.KGroupedStream;
 import org.apache.kafka.streams.kstream.KGroupedTable;
 import org.apache.kafka.streams.kstream.KStream;
 import org.apache.kafka.streams.kstream.KTable;
+import org.apache.kafka.streams.kstream.KeyValueMapper;
 import org.apache.kafka.streams.kstream.Materialized;
 import org.apache.kafka.streams.kstream.SessionWindows;
 import org.apache.kafka.streams.kstream.StreamJoined;
@@ -77,6 +79,7 @@ public final class StreamsOracle {
         private final StreamsBuilder builder = new StreamsBuilder();
         private final Map<String, KStream<String, String>> streams = new HashMap<>();
         private final Map<String, KTable<String, String>> tables = new HashMap<>();
+        private final Map<String, GlobalKTable<String, String>> globalTables = new HashMap<>();
         private final JsonNode program;
 
         Program(final JsonNode program) {
@@ -141,6 +144,8 @@ public final class StreamsOracle {
             switch (node.get("op").asText()) {
                 case "stream" -> streams.put(id, builder.stream(node.get("topic").asText()));
                 case "table" -> tables.put(id, builder.table(node.get("topic").asText(), kept(node)));
+                case "global_table" -> globalTables.put(id, builder.globalTable(node.get("topic").asText(), kept(node)));
+                case "global_join" -> streams.put(id, globalJoin(node));
                 case "filter" -> filter(id, node);
                 case "map_values" -> mapValues(id, node);
                 case "select_key" -> streams.put(id, stream(node, "in").selectKey((k, v) -> v == null || v.isEmpty() ? "z" : v.substring(v.length() - 1)));
@@ -235,6 +240,18 @@ public final class StreamsOracle {
                 case "reduce" -> windowed.reduce((a, v) -> last(a + v), Materialized.<String, String, SessionStore<Bytes, byte[]>>as(store).withKeySerde(Serdes.String()).withValueSerde(Serdes.String()));
                 default -> windowed.aggregate(() -> "", (k, v, a) -> last(a + v), (k, a, b) -> last(a + b), Materialized.<String, String, SessionStore<Bytes, byte[]>>as(store).withKeySerde(Serdes.String()).withValueSerde(Serdes.String()));
             };
+        }
+
+        private KStream<String, String> globalJoin(final JsonNode node) {
+            final ValueJoiner<String, String, String> joiner = (l, r) -> l + "&" + (r == null ? "_" : r);
+            // An empty text has no key.
+            final KeyValueMapper<String, String, String> letter =
+                (k, v) -> v == null || v.isEmpty() ? null : translated(v.charAt(v.length() - 1));
+            final KStream<String, String> left = stream(node, "left");
+            final GlobalKTable<String, String> right = globalTables.get(node.get("right").asText());
+            return node.get("kind").asText().equals("left")
+                ? left.leftJoin(right, letter, joiner)
+                : left.join(right, letter, joiner);
         }
 
         private KTable<String, String> foreign(final JsonNode node) {

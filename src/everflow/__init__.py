@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from everflow.dsl.grouped_table import KGroupedTable
     from everflow.dsl.kstream import KStream
     from everflow.dsl.ktable import KTable
+    from everflow.dsl.lookups.global_tables import GlobalKTable
     from everflow.dsl.processing import Stores
     from everflow.dsl.streams_builder import StreamsBuilder
     from everflow.dsl.suppressed import BufferConfig, EmitStrategy, Suppressed
@@ -88,6 +89,7 @@ __all__ = [
     "ConfigError",
     "EmitStrategy",
     "EverflowError",
+    "GlobalKTable",
     "IllegalStateError",
     "InvalidStateStoreError",
     "JoinWindows",
@@ -165,6 +167,7 @@ _NAMES = {
     "dsl.grouped": "KGroupedStream SessionWindowedKStream TimeWindowedKStream",
     "dsl.grouped_table": "KGroupedTable",
     "dsl.kstream": "KStream",
+    "dsl.lookups.global_tables": "GlobalKTable",
     "dsl.ktable": "KTable",
     "dsl.processing": "Stores",
     "dsl.streams_builder": "StreamsBuilder",

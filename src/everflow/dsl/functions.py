@@ -184,6 +184,20 @@ class OfSides:
 
 
 @dataclass(frozen=True)
+class OfMappedSides:
+    """A joiner with a global table as a function of key and joined value (KIP-1340)."""
+
+    fn: Function
+
+    def __call__(self, key: Any, value: Any) -> Any:
+        return self.fn(key, value["mapped"], value["left"], value["right"])
+
+    @property
+    def __name__(self) -> str:
+        return function_name(self.fn)
+
+
+@dataclass(frozen=True)
 class WithoutKey:
     """An aggregator of (value, aggregate), or a merger of two aggregates, that is called with the
     key, too."""

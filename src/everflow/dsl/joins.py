@@ -25,7 +25,13 @@ from everflow.dsl.expressions import (
     struct_of,
     unless_deleted,
 )
-from everflow.dsl.functions import OfSides, TableMapper, check_parameters, required_parameters
+from everflow.dsl.functions import (
+    OfMappedSides,
+    OfSides,
+    TableMapper,
+    check_parameters,
+    required_parameters,
+)
 from everflow.dsl.graph_builder import GraphBuilder
 from everflow.errors import TopologyError
 from everflow.location import user_line
@@ -51,7 +57,7 @@ class Side(HasEdge):
     node: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class JoinCall:
     """A call of a join: its name, the joiner as the user gave it, the line."""
 
@@ -60,6 +66,8 @@ class JoinCall:
     returns: object
     fields: dict[str, Column]
     where: str | None
+    mapped: bool = False
+    """Whether the joiner also takes the mapped key, with which a global table was asked."""
 
     @staticmethod
     def of(
@@ -78,7 +86,14 @@ class JoinCall:
             raise TopologyError(
                 f"{operator} takes one joiner or field=Column arguments, not both", where=where
             )
-        return JoinCall(operator, joiner, options.pop("returns"), fields, where), options
+        call = JoinCall(
+            operator=operator,
+            joiner=joiner,
+            returns=options.pop("returns"),
+            fields=fields,
+            where=where,
+        )
+        return call, options
 
     def check_sides(self, left: Side, right: Side) -> None:
         """TopologyError unless both are of one builder, and equal keys are equal bytes."""
@@ -142,6 +157,11 @@ class JoinCall:
 
     def _function(self, joiner: Callable[..., Any]) -> Callable[..., Any]:
         """The joiner as a function of (key, joined value)."""
+        if self.mapped:
+            check_parameters(
+                joiner, ("key", "mapped_key", "left", "right"), self.operator, self.where
+            )
+            return OfMappedSides(joiner)
         keyed = required_parameters(joiner) == 3
         names = ("key", "left", "right") if keyed else ("left", "right")
         check_parameters(joiner, names, self.operator, self.where)

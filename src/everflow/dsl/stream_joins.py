@@ -9,6 +9,7 @@ from pyspark.sql import Column
 from everflow.dsl.builder_call import builder_call
 from everflow.dsl.expressions import Edge, Expression
 from everflow.dsl.joins import JoinCall, Side, joined_table
+from everflow.dsl.lookups.global_tables import GlobalKTable, joined_with_global
 from everflow.errors import TopologyError
 from everflow.operators.joins import JoinedTable, JoinKind, StreamStreamJoin, StreamTableJoin
 from everflow.operators.joins.grace_join import GraceJoin
@@ -39,9 +40,10 @@ class StreamJoins(Side):
     @builder_call
     def join(
         self,
-        other: KStream | KTable,
+        other: KStream | KTable | GlobalKTable,
         joiner: Expression | None = None,
         *,
+        on: Expression | None = None,
         windows: JoinWindows | Column | None = None,
         grace: Duration | Column | None = None,
         returns: object = None,
@@ -49,9 +51,10 @@ class StreamJoins(Side):
         name: str | Column | None = None,
         **fields: Column,
     ) -> KStream:
-        """Each record with its match: what a table holds for its key, or each record of another
-        stream with its key in ``windows`` (which needs ``store=``, the name of the two window
-        stores). Without a ``joiner`` the value is ``struct<left, right>``; the module
+        """Each record with its match: what a table holds for its key, what a global table holds
+        under the key ``on`` (a Column, or a function of value or of key and value), or each record
+        of another stream with its key in ``windows`` (which needs ``store=``, the name of the two
+        window stores). Without a ``joiner`` the value is ``struct<left, right>``; the module
         `everflow.dsl.joins` tells what a joiner may be.
 
         A versioned table (``history=``) is looked up as of the record's time. ``grace`` (KIP-923)
@@ -64,14 +67,15 @@ class StreamJoins(Side):
         """
         options: dict[str, Any] = {"windows": windows, "grace": grace, "returns": returns}
         options |= {"store": store, "name": name}
-        return _joined(self, other, JoinKind.INNER, joiner, options, fields)
+        return _joined(self, other, JoinKind.INNER, joiner, options, fields, on)
 
     @builder_call
     def left_join(
         self,
-        other: KStream | KTable,
+        other: KStream | KTable | GlobalKTable,
         joiner: Expression | None = None,
         *,
+        on: Expression | None = None,
         windows: JoinWindows | Column | None = None,
         grace: Duration | Column | None = None,
         returns: object = None,
@@ -83,7 +87,7 @@ class StreamJoins(Side):
         once beside a table, beside a stream when its window and the grace are over."""
         options: dict[str, Any] = {"windows": windows, "grace": grace, "returns": returns}
         options |= {"store": store, "name": name}
-        return _joined(self, other, JoinKind.LEFT, joiner, options, fields)
+        return _joined(self, other, JoinKind.LEFT, joiner, options, fields, on)
 
     @builder_call
     def outer_join(
@@ -110,8 +114,18 @@ def _joined(
     joiner: Expression | None,
     options: dict[str, Any],
     fields: dict[str, Column],
+    on: Expression | None = None,
 ) -> KStream:
     call, options = JoinCall.of(kind, joiner, options, fields)
+    if isinstance(right, GlobalKTable):
+        made, edge = joined_with_global(left, right, kind, call, on, **options)
+        return left.derived(made, edge)
+    if on is not None:
+        raise TopologyError(
+            f"{call.operator} matches by the records' keys, and on= is for global tables; choose "
+            f"the key first: select_key(...).{call.operator}(..., name='a-name')",
+            where=call.where,
+        )
     if isinstance(right, left.graph.faces.table):
         return _with_table(left, right, kind, call, **options)
     if isinstance(right, StreamJoins):

@@ -19,12 +19,14 @@ from everflow.dsl.grouped_table import KGroupedTable
 from everflow.dsl.in_time.versioned_tables import table_store
 from everflow.dsl.kstream import KStream
 from everflow.dsl.ktable import KTable
+from everflow.dsl.lookups.global_tables import GlobalKTable
 from everflow.errors import TopologyError
 from everflow.foreign_names import Telling
 from everflow.location import user_line
 from everflow.serdes import Serde
 from everflow.spark.session import start_when_asked
-from everflow.topology.graph import SourceNode, StatefulNode
+from everflow.state.store import StoreSpec
+from everflow.topology.graph import GlobalTableNode, SourceNode, StatefulNode
 from everflow.topology.program import Topology
 from everflow.travel.inert import Inert, in_worker
 from everflow.windows import Duration
@@ -108,6 +110,53 @@ class StreamsBuilder(Telling):
         node = StatefulNode(node_name, (source,), edge.type, where, "SOURCE", operator, (spec,))
         return KTable(self.graph, self.graph.add(node), edge)
 
+    @builder_call
+    def global_table(
+        self,
+        topic: str,
+        *,
+        store: str | None = None,
+        key: Serde | None = None,
+        value: Serde | None = None,
+        name: str | None = None,
+    ) -> GlobalKTable:
+        """A topic of which every instance keeps all partitions, in ``store``, for
+        ``stream.join(global_table, on=...)`` and queries. It is read to its end before the instance
+        processes anything, and followed from then on, whatever the streams' times are; it has no
+        changelog, and its number of partitions is free.
+
+        Null values delete; records with a null key are dropped.
+        """
+        where = user_line()
+        if not isinstance(topic, str):
+            raise TopologyError(f"global_table reads one topic, found {topic!r}", where=where)
+        kept = self.graph.claim_store(store, "global_table", where)
+        self.graph.claim_topics((topic,), where)
+        edge = Edge.of(*_serdes("global_table", key, value, where))
+        if name is not None:
+            self.graph.burn(1)
+        source = self.graph.node_name(
+            None if name is None else f"{name}-source", "KSTREAM-SOURCE-", where
+        )
+        key_serde, value_serde = edge.serdes("global_table", where)
+        node = GlobalTableNode(
+            name=self.graph.node_name(name, "KTABLE-SOURCE-", where),
+            inputs=(),
+            out=edge.type,
+            where=where,
+            source=source,
+            topic=topic,
+            store=StoreSpec(
+                name=kept,
+                kind="key_value",
+                key_serde=key_serde,
+                value_serde=value_serde,
+                logging=False,
+                where=where,
+            ),
+        )
+        return GlobalKTable(self.graph, self.graph.add(node), edge)
+
     def build(self) -> Topology:
         """The frozen topology; TopologyError if it reads nothing. The builder may be used further
         and built again."""
@@ -129,10 +178,7 @@ class StreamsBuilder(Telling):
             raise TopologyError(
                 f"offset_reset is {', '.join(_RESETS)}; found {offset_reset!r}", where=where
             )
-        key_serde = serdes.bytes_() if key is None else checked_serde(key, "key", operator, where)
-        value_serde = (
-            serdes.bytes_() if value is None else checked_serde(value, "value", operator, where)
-        )
+        key_serde, value_serde = _serdes(operator, key, value, where)
         self.graph.claim_topics(topics, where)
         edge = Edge.of(key_serde, value_serde)
         node_name = self.graph.node_name(name, "KSTREAM-SOURCE-", where)
@@ -147,6 +193,15 @@ class StreamsBuilder(Telling):
             offset_reset=offset_reset,
         )
         return self.graph.add(node), edge
+
+
+def _serdes(
+    operator: str, key: object | None, value: object | None, where: str | None
+) -> tuple[Serde, Serde]:
+    return (
+        serdes.bytes_() if key is None else checked_serde(key, "key", operator, where),
+        serdes.bytes_() if value is None else checked_serde(value, "value", operator, where),
+    )
 
 
 def _topics(given: object, where: str | None) -> tuple[str, ...]:

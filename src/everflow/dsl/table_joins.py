@@ -94,7 +94,7 @@ def _joined(
     if not isinstance(right, TableJoins):
         raise TopologyError(
             f"{call.operator} of a table takes a table, found {right!r}; a stream is enriched by "
-            f"stream.{'left_join' if kind.keeps_left else 'join'}(table)",
+            f"stream.{call.operator}(table), by a global table with on=...",
             where=call.where,
         )
     if on is not None:

@@ -39,6 +39,7 @@ KAFKA_STREAMS: Mapping[str, Names] = MappingProxyType(
         "TimeWindowedKStream": kafka_streams.WINDOWED_KSTREAM,
         "SessionWindowedKStream": kafka_streams.WINDOWED_KSTREAM,
         "KGroupedTable": kafka_streams_tables.KGROUPED_TABLE,
+        "GlobalKTable": kafka_streams_tables.GLOBAL_KTABLE,
         "CogroupedKStream": kafka_streams_tables.COGROUPED_KSTREAM,
         "BranchedKStream": kafka_streams.BRANCHED_KSTREAM,
         "Suppressed": kafka_streams_tables.SUPPRESSED,

@@ -21,11 +21,12 @@ _VALUE_PROCESSORS = is_called(
 )
 _OF_STREAMS = not_there("processors are of streams: table.to_stream().process(...)")
 _PROCESSOR_CLASSES = not_there("a processor is a class with Processor as its base")
-_GLOBAL = not_there(
-    "global tables are not there yet. Load a small table where the program starts and look keys up "
-    "in a Python "
-    "function of "
-    "map_values, or read the topic with builder.table('topic', store='a-name')"
+_GLOBAL = is_called(
+    "global_table",
+    "builder.global_table('cities', store='cities', key=serdes.string(), value=serdes.string())",
+)
+_GLOBAL_CLASS = is_called(
+    "GlobalKTable", "stream.join(global_table, on=F.col('value.item')).to('enriched')"
 )
 _SUPPRESS = is_called(
     "suppress",
@@ -43,7 +44,9 @@ STREAMS_BUILDER: Names = {
         "builder.table('customers', store='customers', key=serdes.string(), value=serdes.string())",
     ),
     "globalTable": _GLOBAL,
-    "addGlobalStore": _GLOBAL,
+    "addGlobalStore": not_there(
+        "a global table keeps its topic as it is: builder.global_table('cities', store='cities')"
+    ),
     "addStateStore": not_there(
         "operators make their own stores; name one where it is used: "
         "stream.group_by_key().count(store='orders-per-key')"
@@ -503,7 +506,7 @@ EVERFLOW: Names = {
         "KGroupedTable", "table.group_by(F.col('value'), name='by-value').count(store='n')"
     ),
     "CogroupedKStream": is_called("CogroupedKStream", "grouped.cogroup(add_order)"),
-    "GlobalKTable": _GLOBAL,
+    "GlobalKTable": _GLOBAL_CLASS,
     "KeyValue": not_there(
         "a pair is a tuple: stream.map(lambda key, value: (value, key), returns=('string', "
         "'string'))"

@@ -51,7 +51,8 @@ STREAMS_CONFIG: Names = {
         "it is the old name of production.exception.handler"
     ),
     "processing.exception.handler.global.enabled": not_there(
-        "global tables, which it is about, are not there yet"
+        "a global table runs no code of yours; what cannot be read of its topic goes to "
+        "errors.dead.letter.queue.topic.name, or stops the instance"
     ),
     "buffered.records.per.partition": not_there(
         "records are not buffered one by one: what a micro-batch reads is bounded by "

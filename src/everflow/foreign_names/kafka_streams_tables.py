@@ -18,6 +18,17 @@ KGROUPED_TABLE: Names = {
     ),
 }
 
+GLOBAL_KTABLE: Names = {
+    "queryableStoreName": is_called("queryable_store_name", "global_table.queryable_store_name"),
+    "join": not_there("streams are joined with it: stream.join(global_table, on=...)"),
+    "leftJoin": not_there("streams are joined with it: stream.left_join(global_table, on=...)"),
+    "toStream": not_there(
+        "its changes are nobody's input; read the topic with builder.stream('topic')"
+    ),
+    "filter": not_there("it keeps its topic as it is; filter what a join gives"),
+    "mapValues": not_there("it keeps its topic as it is; map what a join gives"),
+}
+
 COGROUPED_KSTREAM: Names = {
     "cogroup": is_called("cogroup", "cogrouped.cogroup(payments.group_by_key(), add_payment)"),
     "aggregate": is_called(

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, cast
 
 from everflow.config import StreamsConfig
+from everflow.errors import EverflowError, RetriableError
 from everflow.kafka.reading.copy_follower import CopyFollower
+from everflow.kafka.reading.log_chunk import LogChunk
 from everflow.kafka.reading.tail_watch import TailWatch
 from everflow.kafka.writing.fencing import fence_all
 from everflow.kafka.writing.transaction import GroupMetadata
@@ -19,18 +22,22 @@ from everflow.records import TaskId, TopicPartition
 from everflow.runtime.client_state import ClientState
 from everflow.runtime.commit.commit_gate import CommitGate, GateBackend
 from everflow.runtime.copies.freshness import Freshness
+from everflow.runtime.copies.global_tables import GlobalTables
 from everflow.runtime.copies.known_copies import Copies
 from everflow.runtime.copies.state_cleaner import StateCleaner
 from everflow.runtime.copies.state_keeper import StateKeeper
 from everflow.runtime.copies.state_updater import StateUpdater, UpdaterServices
 from everflow.runtime.instance import Instance, InstanceSettings
-from everflow.runtime.restore.restoration import PreparedStore, prepare_store
+from everflow.runtime.restore.restoration import FoldedChunk, PreparedStore, prepare_store
+from everflow.runtime.restore.restore_listener import SilentListener
 from everflow.runtime.restore.restore_plan import ChangelogState
 from everflow.runtime.restore.standby_listener import StandbyUpdateListener
 from everflow.runtime.start_up import transactional_id
+from everflow.runtime.step.step_functions import UndecodableRecord
 from everflow.runtime.tasks.recovery import Recovery, RecoveryRules
 from everflow.runtime.tasks.task import ActiveTask, TaskStore
 from everflow.runtime.tasks.task_recovery import ClusterRecoveryPorts
+from everflow.runtime.thread.failure_text import ending
 from everflow.runtime.thread.thread_ports import OpenJob, ThreadSettings
 from everflow.runtime.thread.worker_processes import is_worker, kill_and_wait
 from everflow.runtime.topics.end_offsets import EndOffsets
@@ -40,11 +47,13 @@ from everflow.runtime.topics.topic_watch import TopicChanges, TopicWatch
 from everflow.runtime.wiring import (
     Ground,
     chosen_road,
+    global_records,
     group_settings,
     job_opener,
     lost_writers_of,
     new_incarnation,
     racks_of,
+    states_of_global_topics,
     task_assignor,
 )
 from everflow.state.lmdb_store import LmdbStore
@@ -157,6 +166,59 @@ class ClusterPorts:
         )
         return StateUpdater(services, clock, ground.config.acceptable_recovery_lag)
 
+    def global_tables(self, instance: Instance) -> GlobalTables:
+        """They are followed by an updater of their own: it neither waits for the copies of tasks
+        nor holds them up."""
+        ground, clock = self._ground, self._ground.clock
+        tasks = ground.blueprint.global_tasks(ground.directory)
+        if not tasks:
+            return GlobalTables((), None, instance.failed, clock)
+        intake = global_records(ground, self._held)
+        specs = {table.store.name: table.store for table in ground.blueprint.plan.global_tables}
+
+        def prepare(
+            task: TaskId, store: str, state: ChangelogState, incarnation: str
+        ) -> PreparedStore:
+            found = prepare_store(
+                ground.directory,
+                task,
+                specs[store],
+                state,
+                incarnation=incarnation,
+                now_ms=clock.now_ms(),
+                sync=ground.config.state_sync,
+            )
+            assert found.plan is not None
+            tables.prepared(task, found.store.path, found.plan.end)
+            return found
+
+        def taken(task: TaskId, tp: TopicPartition, chunk: FoldedChunk) -> FoldedChunk:
+            try:
+                return intake.taken(tp, cast(LogChunk, chunk))
+            except UndecodableRecord as error:
+                tables.refused(ending(error.failure, 1, ""))
+                raise
+            except RetriableError as error:  # else its records would be passed over
+                raise EverflowError(str(error)) from error
+
+        services = UpdaterServices(
+            open_follower=lambda: CopyFollower(ground.reader, folds=False),
+            states=lambda asked: states_of_global_topics(ground, asked),
+            stable_ends=ground.changelogs.stable_ends,
+            prepare=prepare,
+            distrust=lambda task, store, reason: ground.directory.distrust(
+                ground.directory.store_path(task, store), reason
+            ),
+            became_hot=lambda task: None,
+            restores=SilentListener(),
+            new_incarnation=new_incarnation,
+            taken=taken,
+            name="everflow-global-tables",
+        )
+        updater = StateUpdater(services, clock, acceptable_lag=sys.maxsize)
+        tables = GlobalTables(tasks, updater, instance.failed, clock)
+        return tables
+
     def copies(self, instance: Instance) -> Copies:
         """What the state folder holds is looked at here."""
         sources = (
@@ -265,7 +327,8 @@ class ClusterPorts:
             return member.metadata().generation if running and member.stable else None
 
         freshness = Freshness(instance.settled_tasks, book.broken, lambda: member.heartbeats)
-        in_use = lambda: instance.manager.in_use() | book.owned()  # noqa: E731
+        own = frozenset(instance.global_tables.tasks)
+        in_use = lambda: instance.manager.in_use() | book.owned() | own  # noqa: E731
         delay_ms = ground.config.state_cleanup_delay_ms
         cleaner = StateCleaner(
             ground.directory, instance.copies, in_use, generation, ground.clock, delay_ms
@@ -273,11 +336,15 @@ class ClusterPorts:
         self._keeper = StateKeeper(freshness, cleaner, ground.directory.sweep, ground.clock)
         blueprint = ground.blueprint
         changelogs = {tp.topic for listed in ground.changelogs_of_tasks().values() for tp in listed}
+        tables = blueprint.global_partitions
         names, external = (
-            changelogs.union(blueprint.partitions),
+            changelogs.union(blueprint.partitions, tables),
             set(blueprint.partitions) - blueprint.repartition,
         )
-        changes = TopicChanges(blueprint.application_id, blueprint.partitions, external, names)
+        partitions = {**blueprint.partitions, **tables}
+        changes = TopicChanges(
+            blueprint.application_id, partitions, external, names, frozenset(tables)
+        )
         describe = lambda: ground.admin.describe_topics(names, WATCH_REQUEST_S)  # noqa: E731
         self._watch = TopicWatch(describe, changes, instance.failed, ground.clock)
 

@@ -31,6 +31,7 @@ from everflow.runtime.client_state import STOPPING, ClientState, StateMachine
 from everflow.runtime.commit.commit_gate import GateBook
 from everflow.runtime.commit.deferred_offsets import DeferredOffsets
 from everflow.runtime.copies.freshness import Settled
+from everflow.runtime.copies.global_tables import GlobalTables
 from everflow.runtime.copies.known_copies import Copies
 from everflow.runtime.copies.state_updater import StateUpdater
 from everflow.runtime.pause import Pause
@@ -95,6 +96,7 @@ class InstancePorts(Protocol):
 
     def loop(self, turn: Callable[[Callable[[], None]], None]) -> EventLoop: ...
     def updater(self, instance: Instance) -> StateUpdater: ...
+    def global_tables(self, instance: Instance) -> GlobalTables: ...
     def copies(self, instance: Instance) -> Copies: ...
     def member(self, instance: Instance) -> GroupMember: ...
     def open_gate(self, instance: Instance) -> None: ...
@@ -170,6 +172,7 @@ class Instance:
         self.loop = ports.loop(self.turn)
         self.updater = ports.updater(self)
         pause.wakes.append(self.updater.wake)
+        self.global_tables = ports.global_tables(self)
         self.copies = ports.copies(self)
         self.member = ports.member(self)
         self.deferred = DeferredOffsets(self.member.commit)
@@ -207,11 +210,14 @@ class Instance:
         for thread in self.threads:
             thread.start()
         self.updater.start()
+        self.global_tables.start()
         self.loop.start()
         # From the joining on tasks arrive. Not before the threads are warm: a task that another
         # instance hands over without a restore would stand still meanwhile (seconds; measured by
         # `bench scaleout`).
         await_warm([thread.warm for thread in self.threads], self.clock, self.stop)
+        # Nor before global tables are there: a record would be looked up in less than there is.
+        self.global_tables.await_filled(self.stop, self.settings.task_timeout_ms)
         deadline = Deadline(self.clock, self.settings.task_timeout_ms)
         joining = lambda: self.member.start(JOIN_ATTEMPT_S)  # noqa: E731
         retrying(joining, "joining the group", clock=self.clock, deadline=deadline, stop=self.stop)
@@ -268,7 +274,8 @@ class Instance:
             metrics=self.metrics,
             on_failed=self.failed,
             on_warm=lambda: self.loop.post(self._look_at_tasks),
-            paused=lambda: self.pause.paused,
+            paused=lambda: self.pause.paused or not self.global_tables.filled,
+            global_tasks=self.global_tables.contexts,
             spawn=self.ports.spawn,
         )
         thread = StreamThread(

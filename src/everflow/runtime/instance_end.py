@@ -149,6 +149,7 @@ class InstanceEnd:
         instance.ports.end_polls()
         instance.ends.close()
         instance.updater.close()
+        instance.global_tables.close()
         for pool in (instance.restores, instance.tails, instance.fencing):
             pool.shutdown(wait=True, cancel_futures=True)
 

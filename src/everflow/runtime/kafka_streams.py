@@ -156,7 +156,7 @@ class KafkaStreams(
             instance.book.owned(),
             instance.running_tasks(),
             instance.ends.ends(),
-            instance.updater.followed(),
+            {**instance.updater.followed(), **instance.global_tables.followed()},
         )
         restores = (instance.recovering_ids(), self._tracker.progress())
         return statuses(
@@ -269,6 +269,7 @@ class KafkaStreams(
                     if task.state is TaskState.RESTORING
                 },
             },
+            global_stores=instance.global_tables.stores,
             hosts=instance.hosts.hosts,
             ends=lambda partitions: ground.admin.end_offsets(partitions, ground.isolation),
             draining=lambda: not self._life.stop.is_set(),

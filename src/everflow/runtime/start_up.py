@@ -65,8 +65,7 @@ def prepare_cluster(
     _fence_recorded(config, directory, clock, stop)
     # 4. The user's topics, and whether their partitions fit together.
     subs = cut(topology)
-    external = sorted({topic for sub in subs.subtopologies for topic in sub.source_topics})
-    found = admin.describe_topics(external)
+    found = admin.describe_topics(subs.topics)
     counts = {name: described.partitions for name, described in found.items()}
     needed = internal_topics(
         subs,
@@ -77,9 +76,10 @@ def prepare_cluster(
     )
     _require_outputs(topology, config, admin, max(counts.values(), default=1))
     # 5. Internal topics: created at the first start, validated at every other (I10).
-    _prepare_internal(needed, counts, config, admin)
+    inputs = {topic: counts[topic] for sub in subs.subtopologies for topic in sub.source_topics}
+    _prepare_internal(needed, inputs, config, admin)
     partitions = {
-        **counts,
+        **inputs,
         **{name: partitions for name, (partitions, _) in needed.repartition.items()},
     }
     # 6. What is stored was written as this program reads it.
@@ -100,6 +100,7 @@ def prepare_cluster(
         repartition=frozenset(needed.repartition),
         fingerprint=fingerprint(subs),
         layouts=layouts,
+        global_partitions={one.node.topic: counts[one.node.topic] for one in subs.global_tables},
     )
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import uuid
-from dataclasses import dataclass
+from collections.abc import Collection
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from everflow.clock import Clock
@@ -13,20 +15,24 @@ from everflow.kafka.admin import ClusterAdmin, Isolation
 from everflow.kafka.group_channel import GroupSettings
 from everflow.kafka.transactions import open_transactional_ids
 from everflow.kafka.writing.fencing import fence_all
+from everflow.kafka.writing.record_writer import RecordWriter
 from everflow.logs import LogFile, log_path
 from everflow.membership.assignor import Identity, LocalCopies, MemberAssignor, PartitionRacks
 from everflow.membership.own_assignor import decision
 from everflow.membership.own_code import patience_s
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.restore.changelogs import Changelogs
+from everflow.runtime.restore.restore_plan import ChangelogState
 from everflow.runtime.start_up import FENCE_TIMEOUT_S
 from everflow.runtime.tasks.blueprint import Blueprint
 from everflow.runtime.tasks.lost_writers import LostWriters
 from everflow.runtime.thread.thread_ports import OpenJob
 from everflow.runtime.topics import partition_racks
 from everflow.runtime.topics.end_sums import EndSums
+from everflow.runtime.worker.global_records import GlobalRecords
 from everflow.state.store import StoreSpec
 from everflow.state.task_directory import StateDirectory
+from everflow.topology.store_layouts import serde_words
 
 if TYPE_CHECKING:
     from everflow.runtime.thread.road import ResidentRoad  # it needs Spark
@@ -101,6 +107,45 @@ def instance_log(config: StreamsConfig) -> LogFile | None:
 def new_incarnation() -> str:
     """An owner incarnation nobody has had (D5)."""
     return uuid.uuid4().hex[:12]
+
+
+# --- global tables -------------------------------------------------------------------------------
+
+
+def states_of_global_topics(
+    ground: Ground, asked: Collection[TopicPartition]
+) -> dict[TopicPartition, ChangelogState]:
+    """As `Changelogs.states`, up to the last stable offsets. The topic's id says by which serdes it
+    was read: a program with others reads it anew."""
+    sources = {table.source.topic: table.source for table in ground.blueprint.plan.global_tables}
+    ends = ground.changelogs.stable_ends(asked)
+    found = {}
+    for tp, state in ground.changelogs.states(asked, ends).items():
+        source = sources[tp.topic]
+        read_as = f"{serde_words(source.key_serde, key=True)}, {serde_words(source.value_serde)}"
+        topic_id = None if state.topic_id is None else f"{state.topic_id} ({read_as})"
+        found[tp] = replace(state, topic_id=topic_id)
+    return found
+
+
+def global_records(ground: Ground, held: ExitStack) -> GlobalRecords:
+    """What takes the records of global tables' topics. What it opens is closed with ``held``."""
+    config = ground.config
+    opened: list[RecordWriter] = []
+
+    def writer() -> RecordWriter:
+        found = RecordWriter.get(config.producer(), None)
+        if found not in opened:
+            opened.append(found)
+            held.callback(found.close)
+        return found
+
+    sources = {table.source.topic: table.source for table in ground.blueprint.plan.global_tables}
+    return GlobalRecords(
+        sources,
+        config.errors_dead_letter_queue_topic_name,
+        writer,
+    )
 
 
 # --- the group -----------------------------------------------------------------------------------

@@ -18,15 +18,11 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-
 from everflow.dsl.expressions import checked_serde
 from everflow.errors import TopologyError
 from everflow.foreign_names import Telling
-from everflow.kafka.reading.log_columns import LogColumns
 from everflow.location import user_line
-from everflow.records import HEADERS, EdgeBatch, OffsetRange, TaskId, TopicPartition
+from everflow.records import EdgeBatch, OffsetRange, TaskId, TopicPartition
 from everflow.runtime.client_state import IllegalStateError
 from everflow.runtime.commit.batch import COMMITTED, BatchRequest, BatchResult, TaskContext
 from everflow.runtime.query.query_errors import StoreKindError, StoreNotFoundError
@@ -49,6 +45,7 @@ from everflow.serdes import Serde
 from everflow.spark.column_service import NotComputableError
 from everflow.spark.job_columns import JobColumns
 from everflow.state.store import InMemoryStore, StoreSpec, StoreView, memory_store
+from everflow.testing.driver_tables import DriverTables, log_columns
 from everflow.testing.store_views import KeyValueView, SessionView, VersionedView, WindowView
 from everflow.testing.topics import InputTopic, OutputTopic, RawRecord
 from everflow.topology.graph import SinkNode
@@ -91,7 +88,9 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         self._start_ms = self._wall_clock_ms = initial_wall_clock_ms
         self._dead_letter_topic = dead_letter_topic
         self._specs = {spec.name: spec for found in self._plan.stores().values() for spec in found}
-        self._stores = {name: memory_store(spec) for name, spec in self._specs.items()}
+        kept = {table.store.name: table.store for table in self._plan.global_tables}
+        self._kept = {**self._specs, **kept}
+        self._stores = {name: memory_store(spec) for name, spec in self._kept.items()}
         self._stream_times: dict[TaskId, dict[str, int]] = {}
         self._offsets: dict[str, int] = {source.topic: 0 for source in self._plan.sources}
         self._looped = frozenset(
@@ -101,6 +100,9 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
             topology,
             self._looped | {self._changelog(name) for name in self._specs},
             dead_letter_topic,
+        )
+        self._tables = DriverTables(
+            self._plan.global_tables, self._stores, dead_letter_topic, self._outputs.add
         )
         self._inputs: list[InputTopic] = []
         self._sink = _MemorySink(dead_letter_topic)
@@ -151,9 +153,10 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         self._steps = self._new_steps()
 
     def _forget(self) -> None:
-        self._stores.update((name, memory_store(spec)) for name, spec in self._specs.items())
+        self._stores.update((name, memory_store(spec)) for name, spec in self._kept.items())
         self._stream_times.clear()
         self._offsets.update(dict.fromkeys(self._offsets, 0))
+        self._tables.rewind()
         self._outputs.clear()
         self._wall_clock_ms = self._start_ms
         for topic in self._inputs:
@@ -168,13 +171,10 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         for what is no serde. Records without a time get ``start_ms`` and then ``advance_ms`` more
         each."""
         where = user_line()
-        if topic not in self._offsets:
-            near = difflib.get_close_matches(topic, self._offsets, n=1)
-            hint = (
-                f"did you mean {near[0]!r}?"
-                if near
-                else f"it reads {', '.join(sorted(self._offsets))}"
-            )
+        known = [*self._offsets, *self._tables.topics]
+        if topic not in known:
+            near = difflib.get_close_matches(topic, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it reads {', '.join(sorted(known))}"
             raise TopologyError(f"the topology does not read topic {topic!r}; {hint}", where=where)
         created = InputTopic(
             self._pipe,
@@ -226,11 +226,11 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
     def _view(
         self, name: str, kind: str
     ) -> tuple[StoreSpec, Callable[[], InMemoryStore], Callable[[bytes], Any]]:
-        spec = self._specs.get(name)
+        spec = self._kept.get(name)
         if spec is None:
             raise StoreNotFoundError(
                 f"The topology has no store {name!r}; it has "
-                f"{', '.join(sorted(self._specs)) or 'none'}."
+                f"{', '.join(sorted(self._kept)) or 'none'}."
             )
         if spec.kind != kind:
             raise StoreKindError(
@@ -276,9 +276,10 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         )
 
     def _pipe(self, records: Sequence[RawRecord]) -> None:
-        """Run ``records`` as one micro-batch, then whatever they put into repartition topics."""
+        """Run ``records`` as one micro-batch, then whatever they put into repartition topics. Those
+        of global tables' topics are in the tables before."""
         self._require_open()
-        pending = [list(records)]
+        pending = [self._tables.filled(records)]
         while pending:
             looped = self._micro_batch(pending.pop(0))
             if looped:
@@ -328,6 +329,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
                 TaskContext(task, "test", "", self._stream_times.get(task, {})) for task in tasks
             ],
             application_id=self._plan.application_id,
+            global_tasks=self._tables.contexts(),
         )
 
     def _current(self) -> BatchRequest:
@@ -336,7 +338,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
 
     def _step_result(self, rows: Sequence[tuple[RawRecord, int]]) -> StepResult:
         try:
-            hop = self._decoder.run(_by_topic(rows, self._plan.headers))
+            hop = self._decoder.run(log_columns(rows, self._plan.headers))
             run_levels(self._segments, self._steps, self._columns, self._current(), hop, {})
         except (RecordFailure, UndecodableRecord) as error:
             raise ending(error.failure, 1, "") from (error.__cause__ or error)
@@ -445,30 +447,6 @@ def _prepared(plan: PhysicalPlan) -> tuple[Sequence[ResidentSegment], ColumnComp
         return road.segments, ColumnClient(road.columns)
 
 
-def _by_topic(
-    rows: Sequence[tuple[RawRecord, int]], headers: bool
-) -> dict[TopicPartition, LogColumns]:
-    """Records and their offsets as they are read of a log."""
-    found: dict[TopicPartition, list[tuple[RawRecord, int]]] = {}
-    for record, offset in rows:
-        found.setdefault(TopicPartition(record.topic, 0), []).append((record, offset))
-    return {
-        tp: LogColumns(
-            pa.array([record.key for record, _ in listed], pa.binary()),
-            pa.array([record.value for record, _ in listed], pa.binary()),
-            np.array([offset for _, offset in listed], np.int64),
-            np.array([record.timestamp for record, _ in listed], np.int64),
-            pa.array(
-                [[{"key": k, "value": v} for k, v in record.headers] for record, _ in listed],
-                HEADERS,
-            )
-            if headers and any(record.headers for record, _ in listed)
-            else None,
-        )
-        for tp, listed in found.items()
-    }
-
-
 def _serdes(operator: str, key: object, value: object, where: str | None) -> tuple[Serde, Serde]:
     return checked_serde(key, "key", operator, where), checked_serde(
         value, "value", operator, where
@@ -501,6 +479,10 @@ class _Memory:
     @contextmanager
     def view(self, task: TaskContext, spec: StoreSpec) -> Iterator[StoreView]:
         yield self.stores[spec.name]
+
+    def homes(self, keys: Sequence[bytes], partitions: int) -> Sequence[int]:
+        """There is one partition."""
+        return [0] * len(keys)
 
 
 class _MemorySink:

@@ -17,13 +17,14 @@ from everflow.topology.graph import (
     PREPARE,
     ColumnExpr,
     FunctionExpr,
+    GlobalTableNode,
     Graph,
     Node,
     SinkNode,
     SourceNode,
     StatefulNode,
 )
-from everflow.topology.subtopologies import SubTopology, cut
+from everflow.topology.subtopologies import GlobalSubTopology, SubTopology, cut
 from everflow.topology.types import type_text
 
 
@@ -45,22 +46,23 @@ class Shown:
 def as_text(topology: Graph) -> str:
     """Kafka Streams' text; internal topics without the application id prefix."""
     parts = ["Topologies:\n "]
-    for sub in cut(topology).subtopologies:
+    for sub in in_numbers(topology):
         shown = shown_nodes(sub)
-        parts.append(f"  Sub-topology: {sub.index}\n")
+        of = " for global store (will not generate tasks)" if _is_global(sub) else ""
+        parts.append(f"  Sub-topology: {sub.index}{of}\n")
         parts += [f"    {_node_text(node, shown)}\n" for node in _in_order(shown, shown)]
-        parts.append("\n")
+        parts.append("" if of else "\n")
     return "".join(parts)
 
 
 def as_json(topology: Graph) -> str:
-    """The same as JSON: ``{"subtopologies": [{"id", "nodes": [{"name", "type", "topics" | "stores"
-    | "topic", "successors", "predecessors", "key", "value", "where"}]}]}``."""
+    """The same as JSON: ``{"subtopologies": [{"id", "global", "nodes": [{"name", "type", "topics" |
+    "stores" | "topic", "successors", "predecessors", "key", "value", "where"}]}]}``."""
     found = []
-    for sub in cut(topology).subtopologies:
+    for sub in in_numbers(topology):
         shown = shown_nodes(sub)
         nodes = [_node_json(node, shown) for node in _in_order(shown, shown)]
-        found.append({"id": sub.index, "nodes": nodes})
+        found.append({"id": sub.index, "global": _is_global(sub), "nodes": nodes})
     return json.dumps({"subtopologies": found}, indent=2)
 
 
@@ -73,7 +75,7 @@ def as_mermaid(topology: Graph) -> str:
     def topic_id(topic: str) -> str:
         return topics.setdefault(topic, f"topic{len(topics)}")
 
-    for sub in cut(topology).subtopologies:
+    for sub in in_numbers(topology):
         shown = shown_nodes(sub)
         ids = {name: f"n{sub.index}_{i}" for i, name in enumerate(shown)}
         lines.append(f'  subgraph sub{sub.index}["Sub-topology {sub.index}"]')
@@ -83,8 +85,8 @@ def as_mermaid(topology: Graph) -> str:
                 f'    {ids[name]} --- store_{ids[name]}[("{store}")]' for store in entry.stores
             ]
             links += [f"  {ids[name]} --> {ids[successor]}" for successor in entry.successors]
-            if isinstance(entry.node, SourceNode):
-                links += [f"  {topic_id(topic)} --> {ids[name]}" for topic in entry.node.topics]
+            if entry.kind == "Source":
+                links += [f"  {topic_id(topic)} --> {ids[name]}" for topic in topics_of(entry)]
             elif entry.kind == "Sink":
                 links.append(f"  {ids[name]} --> {topic_id(sink_topic(entry.node))}")
         lines.append("  end")
@@ -92,8 +94,28 @@ def as_mermaid(topology: Graph) -> str:
     return "\n".join(lines + links) + "\n"
 
 
-def shown_nodes(sub: SubTopology) -> dict[str, Shown]:
+def in_numbers(topology: Graph) -> list[SubTopology | GlobalSubTopology]:
+    """All sub-topologies, by their numbers."""
+    subs = cut(topology)
+    return sorted((*subs.subtopologies, *subs.global_tables), key=lambda sub: sub.index)
+
+
+def _is_global(sub: SubTopology | GlobalSubTopology) -> bool:
+    return isinstance(sub, GlobalSubTopology)
+
+
+def topics_of(entry: Shown) -> tuple[str, ...]:
+    """What a source reads."""
+    node = entry.node
+    if isinstance(node, GlobalTableNode):
+        return (node.topic,)
+    return node.topics if isinstance(node, SourceNode) else ()
+
+
+def shown_nodes(sub: SubTopology | GlobalSubTopology) -> dict[str, Shown]:
     """The described nodes of one sub-topology with their links and sizes."""
+    if isinstance(sub, GlobalSubTopology):
+        return _shown_global(sub.node)
     shown: dict[str, Shown] = {}
     stands_for: dict[str, list[str]] = {}  # names behind which a folded node's inputs stand
 
@@ -134,6 +156,28 @@ def shown_nodes(sub: SubTopology) -> dict[str, Shown]:
         entry.predecessors = [other.name for other in _in_order(shown, entry.predecessors)]
         entry.successors = [other.name for other in _in_order(shown, entry.successors)]
     return shown
+
+
+def _shown_global(node: GlobalTableNode) -> dict[str, Shown]:
+    """The two nodes that Kafka Streams has for a global table."""
+    source = Shown(
+        name=node.source,
+        kind="Source",
+        detail=f"topics: [{node.topic}]",
+        node=node,
+        successors=[node.name],
+        size=2,
+    )
+    table = Shown(
+        name=node.name,
+        kind="Processor",
+        detail=f"stores: [{node.store.name}]",
+        node=node,
+        stores=[node.store.name],
+        predecessors=[node.source],
+        size=1,
+    )
+    return {source.name: source, table.name: table}
 
 
 def _show_parts(
@@ -197,8 +241,8 @@ def _node_text(entry: Shown, shown: dict[str, Shown]) -> str:
 def _node_json(entry: Shown, shown: dict[str, Shown]) -> dict[str, object]:
     found: dict[str, object] = {"name": entry.name, "type": entry.kind.lower()}
     node = entry.node
-    if entry.kind == "Source" and isinstance(node, SourceNode):
-        found["topics"] = sorted(node.topics)
+    if entry.kind == "Source":
+        found["topics"] = sorted(topics_of(entry))
     elif entry.kind == "Sink":
         found["topic"] = sink_topic(node)
     else:

@@ -129,7 +129,9 @@ def _of_op(op: StepOp) -> Iterator[Road]:
         case UnnestOp():
             yield Road(op.name, ARROW, "a record for each element of a list", None)
         case StatefulOp():
-            stores = "store " + ", ".join(spec.name for spec in (*op.stores, *op.reads))
+            stores = "store " + ", ".join(
+                spec.name for spec in (*op.stores, *op.reads, *op.looks_up)
+            )
             called = _texts(op.operator)
             road, why = (PYTHON, f"{stores}: calls {called}") if called else (ARROW, stores)
             yield Road(op.name, road, why, op.where)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from html import escape
 
 from everflow.location import place
-from everflow.topology.describe import Shown, shown_nodes, sink_topic
-from everflow.topology.graph import Graph, SourceNode
-from everflow.topology.subtopologies import SubTopology, cut
+from everflow.topology.describe import Shown, in_numbers, shown_nodes, sink_topic, topics_of
+from everflow.topology.graph import Graph
+from everflow.topology.subtopologies import GlobalSubTopology, SubTopology
 from everflow.topology.types import type_text
 
 _CHAR, _LINE, _PAD, _GAP, _ROW_GAP, _MARGIN = 6.7, 15, 10, 18, 26, 12
@@ -50,7 +50,7 @@ def as_svg(topology: Graph) -> str:
     one."""
     parts: list[str] = []
     y, width = 0.0, 0.0
-    for sub in cut(topology).subtopologies:
+    for sub in in_numbers(topology):
         boxes, edges = _boxes(sub)
         right, bottom = _place(boxes, edges, y + _MARGIN + _LINE)
         parts.append(_text(_MARGIN, y + _MARGIN, f"Sub-topology {sub.index}", "font-weight: bold"))
@@ -66,14 +66,14 @@ def as_svg(topology: Graph) -> str:
     )
 
 
-def _boxes(sub: SubTopology) -> tuple[dict[str, _Box], list[tuple[str, str]]]:
+def _boxes(sub: SubTopology | GlobalSubTopology) -> tuple[dict[str, _Box], list[tuple[str, str]]]:
     """Boxes by id, in topological order, with their ranks; and the arrows between them."""
     shown = shown_nodes(sub)
     boxes: dict[str, _Box] = {}
     edges: list[tuple[str, str]] = []
     for name, entry in shown.items():
-        if isinstance(entry.node, SourceNode):
-            for topic in entry.node.topics:
+        if entry.kind == "Source":
+            for topic in topics_of(entry):
                 boxes[f"in {topic}"] = _Box(
                     lines=(_short(topic),), kind="topic", tip=f"topic {topic}"
                 )

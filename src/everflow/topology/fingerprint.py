@@ -20,7 +20,11 @@ _LINES_SHOWN = 12
 def fingerprint(subs: SubTopologies) -> tuple[str, ...]:
     """The sorted lines, without the application id: one per input topic, repartition topic written,
     and store."""
-    return tuple(sorted(line for sub in subs.subtopologies for line in _lines(sub)))
+    kept = [
+        f"sub-topology {one.index} keeps all of topic {one.node.topic} in {_store(one.node.store)}"
+        for one in subs.global_tables
+    ]
+    return tuple(sorted([line for sub in subs.subtopologies for line in _lines(sub)] + kept))
 
 
 def difference(mine: Sequence[str], theirs: Sequence[str]) -> str:

@@ -223,6 +223,29 @@ class StatefulOperator(Protocol):
 
 
 @runtime_checkable
+class LookupOperator(Protocol):
+    """What a `StatefulNode` runs that looks records up in global tables (note 026), which are whole
+    on every instance: one input, no store of its own. Frozen, travels by pickle."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    @property
+    def looks_up(self) -> tuple[StoreSpec, ...]:
+        """The stores of the global tables, which bind it to no sub-topology."""
+
+    @property
+    def takes_null_keys(self) -> bool:
+        """Whether a record without a key gives a result (KIP-962)."""
+
+    def look_up(self, batch: EdgeBatch, stores: Mapping[str, StoreView]) -> TasksResult:
+        """Results of several tasks' records. ``stores`` by name: the global tables, which are the
+        same for each task. Raises UserFunctionError, SerdeError."""
+
+    def decode_result(self, data: bytes) -> Any:
+        """It has no store."""
+
+
+@runtime_checkable
 class JoinOperator(Protocol):
     """What a `StatefulNode` with two inputs runs: a join (note 020). Frozen, travels by pickle."""
 
@@ -299,12 +322,23 @@ class StatefulNode(Node):
     """A stateful operator, runs in a step. A join has two inputs, left and right."""
 
     label: str  # AGGREGATE, REDUCE, TOTABLE, SOURCE (table), JOIN ...
-    operator: StatefulOperator | JoinOperator | ProcessorOperator
+    operator: StatefulOperator | JoinOperator | LookupOperator | ProcessorOperator
     stores: tuple[StoreSpec, ...] = ()
     reads: tuple[StoreSpec, ...] = ()
     """Stores of tables that it reads and others write."""
     parts: tuple[Part, ...] = ()
     """What ``describe()`` shows for it; empty: itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlobalTableNode(Node):
+    """A table that every instance has as a whole: the records of all partitions of ``topic``, in
+    ``store``. ``source``: what Kafka Streams calls the node that reads it. No node's input, and
+    nothing of it runs in a batch: nodes look its store up."""
+
+    source: str
+    topic: str
+    store: StoreSpec
 
 
 @dataclass(frozen=True)

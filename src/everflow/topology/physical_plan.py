@@ -20,6 +20,7 @@ from everflow.topology.graph import (
     ColumnExpr,
     EdgeType,
     JoinOperator,
+    LookupOperator,
     ProcessorOperator,
     ProjectNode,
     SinkNode,
@@ -156,7 +157,7 @@ class StatefulOp:
     """A StatefulNode: runs per task of ``subtopology``."""
 
     name: str
-    operator: StatefulOperator | JoinOperator | ProcessorOperator
+    operator: StatefulOperator | JoinOperator | LookupOperator | ProcessorOperator
     stores: tuple[StoreSpec, ...]
     reads: tuple[StoreSpec, ...]
     """Stores that it reads as they were before the batch."""
@@ -171,6 +172,11 @@ class StatefulOp:
     def inputs(self) -> tuple[int, ...]:
         """The slots of all sides."""
         return tuple(slot for side in self.sides for slot in side)
+
+    @property
+    def looks_up(self) -> tuple[StoreSpec, ...]:
+        """Stores of global tables that it reads."""
+        return self.operator.looks_up if isinstance(self.operator, LookupOperator) else ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,6 +203,16 @@ class PlannedStep:
     ops: tuple[StepOp, ...]
 
 
+@dataclass(frozen=True)
+class GlobalTable:
+    """A `GlobalTableNode`: the number of its sub-topology, its store, and how its topic is read
+    (a source of no slot, whose index is 0)."""
+
+    subtopology: int
+    store: StoreSpec
+    source: Source
+
+
 @dataclass(frozen=True, kw_only=True)
 class PhysicalPlan:
     """Segments and steps of the whole application; the same for every stream thread."""
@@ -210,6 +226,7 @@ class PhysicalPlan:
     changelog_slots: Mapping[str, int]
     """Store -> slot of its changes (key and value bytes), which travel to the sink in the last
     step."""
+    global_tables: tuple[GlobalTable, ...] = ()
 
     @property
     def levels(self) -> int:
@@ -252,6 +269,9 @@ class PhysicalPlan:
         """Reads a store's value bytes (without the 8-byte timestamp) as the table shows them: of
         built-in aggregates the results, not the state that is kept for them. KeyError for an
         unknown store."""
+        for table in self.global_tables:
+            if table.store.name == store:
+                return table.store.value_serde.decode
         for step in self.steps:
             for op in step.ops:
                 specs = op.stores if isinstance(op, StatefulOp) else ()

@@ -26,8 +26,10 @@ from everflow.topology.graph import (
     EdgeType,
     FunctionExpr,
     FunctionNode,
+    GlobalTableNode,
     Graph,
     JoinOperator,
+    LookupOperator,
     MergeNode,
     Node,
     ProcessorOperator,
@@ -42,6 +44,7 @@ from everflow.topology.physical_plan import (
     DEAD_LETTER_SLOT,
     DEAD_LETTER_TYPE,
     FunctionOp,
+    GlobalTable,
     PhysicalPlan,
     PlannedStep,
     Projection,
@@ -128,6 +131,7 @@ class _Planner:
         self._slot("dead-letters", DEAD_LETTER_TYPE, DECODING, in_step=True)
         self._outputs: dict[str, tuple[int, ...]] = {}
         self._sources: list[Source] = []
+        self._global_tables: list[GlobalTable] = []
         self._segments: dict[int, list[Projection | TopicChoice]] = {}
         self.step_ops: list[tuple[StepOp, int]] = []
         self.level_of: dict[str, int] = {}
@@ -192,6 +196,8 @@ class _Planner:
                     yield self._place_projection(node, slot)
             case SinkNode():
                 self._place_sink(node)
+            case GlobalTableNode():
+                self._global_tables.append(self._global_table(node))
             case FunctionNode() | TakeNode() | UnnestNode() | StatefulNode():
                 yield from self._place_step_op(node)
             case _:
@@ -218,6 +224,21 @@ class _Planner:
                 )
             )
             yield slot
+
+    def _global_table(self, node: GlobalTableNode) -> GlobalTable:
+        source = Source(
+            index=0,
+            topic=node.topic,
+            subtopology=self._sub[node.name],
+            node=node.source,
+            key_serde=node.store.key_serde,
+            value_serde=node.store.value_serde,
+            offset_reset=None,
+            kind="global",
+            merged=False,
+            slot=-1,
+        )
+        return GlobalTable(source.subtopology, node.store, source)
 
     def _place_projection(self, node: ProjectNode, slot: int) -> int:
         level = self._segment_level(slot)
@@ -302,7 +323,7 @@ class _Planner:
             if isinstance(node, SinkNode) and node.kind == "repartition":
                 topics.add(node.topic)
             operator = node.operator if isinstance(node, StatefulNode) else None
-            if isinstance(operator, JoinOperator) and operator.takes_null_keys:
+            if isinstance(operator, JoinOperator | LookupOperator) and operator.takes_null_keys:
                 return True
         return False
 
@@ -350,6 +371,7 @@ class _Planner:
             steps=steps,
             headers=headers,
             changelog_slots=changelogs,
+            global_tables=tuple(self._global_tables),
         )
 
     def _reads_headers(self, segments: tuple[Segment, ...]) -> bool:

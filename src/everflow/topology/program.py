@@ -10,7 +10,13 @@ from everflow.location import user_line
 from everflow.topology.describe import as_text
 from everflow.topology.describe_physical import as_text as physical_text
 from everflow.topology.drawing import as_svg
-from everflow.topology.graph import Graph, SinkNode, SourceNode, StatefulNode
+from everflow.topology.graph import (
+    GlobalTableNode,
+    Graph,
+    SinkNode,
+    SourceNode,
+    StatefulNode,
+)
 from everflow.topology.plan import plan
 from everflow.topology.subtopologies import cut
 
@@ -46,9 +52,13 @@ class Topology(Graph, Telling):
             if isinstance(node, StatefulNode)
             for spec in node.stores
         ]
+        tables = [node for node in self.nodes if isinstance(node, GlobalTableNode)]
         parts = {
-            "reads": [topic for node in sources for topic in node.topics],
-            "keeps": stores,
+            "reads": [
+                *(topic for node in sources for topic in node.topics),
+                *(node.topic for node in tables),
+            ],
+            "keeps": [*stores, *(node.store.name for node in tables)],
             "writes": [
                 node.topic if isinstance(node.topic, str) else "a topic per record"
                 for node in sinks

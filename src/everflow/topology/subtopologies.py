@@ -15,6 +15,7 @@ from everflow.errors import TopologyError
 from everflow.records import TaskId
 from everflow.state.store import StoreSpec
 from everflow.topology.graph import (
+    GlobalTableNode,
     Graph,
     Node,
     RepartitionTopic,
@@ -60,13 +61,29 @@ class SubTopology:
 
 
 @dataclass(frozen=True)
+class GlobalSubTopology:
+    """What keeps a global table on every instance: it has a number, and none of the group's
+    tasks."""
+
+    index: int
+    node: GlobalTableNode
+
+
+@dataclass(frozen=True)
 class SubTopologies:
-    """All sub-topologies; ``subtopologies[i].index == i``. ``index_of`` maps node names to
-    sub-topology numbers."""
+    """All sub-topologies, by their numbers, which those of global tables have a share in.
+    ``index_of`` maps node names to numbers."""
 
     topology: Graph
     subtopologies: tuple[SubTopology, ...]
     index_of: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    global_tables: tuple[GlobalSubTopology, ...] = ()
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """The user's topics, those of global tables included, sorted."""
+        read = {topic for sub in self.subtopologies for topic in sub.source_topics}
+        return tuple(sorted(read | {one.node.topic for one in self.global_tables}))
 
 
 @dataclass(frozen=True)
@@ -80,17 +97,22 @@ class InternalTopics:
 def cut(topology: Graph) -> SubTopologies:
     """Group the nodes of ``topology`` and number the groups."""
     root_of = _groups(topology)
-    sources = sorted(
-        (node for node in topology.nodes if isinstance(node, SourceNode)),
-        key=lambda node: node.name,
-    )
-    roots = list(dict.fromkeys(root_of[node.name] for node in sources))
-    subtopologies = []
+    sources = [(node.name, node) for node in topology.nodes if isinstance(node, SourceNode)]
+    kept = [(node.source, node) for node in topology.nodes if isinstance(node, GlobalTableNode)]
+    in_order: list[tuple[str, Node]] = sorted([*sources, *kept], key=lambda named: named[0])
+    roots = list(dict.fromkeys(root_of[node.name] for _, node in in_order))
+    subtopologies, global_tables = [], []
     for index, root in enumerate(roots):
         nodes = tuple(node for node in topology.nodes if root_of[node.name] == root)
-        subtopologies.append(_subtopology(index, nodes))
+        if isinstance(nodes[0], GlobalTableNode):
+            global_tables.append(GlobalSubTopology(index, nodes[0]))
+        else:
+            subtopologies.append(_subtopology(index, nodes))
     index_of = {node.name: sub.index for sub in subtopologies for node in sub.nodes}
-    return SubTopologies(topology, tuple(subtopologies), MappingProxyType(index_of))
+    index_of |= {one.node.name: one.index for one in global_tables}
+    return SubTopologies(
+        topology, tuple(subtopologies), MappingProxyType(index_of), tuple(global_tables)
+    )
 
 
 def internal_topics(
@@ -204,16 +226,20 @@ def _unique(names: Iterable[str]) -> tuple[str, ...]:
 
 def _check_sources_exist(subs: SubTopologies, partition_counts: Mapping[str, int]) -> None:
     for node in subs.topology.nodes:
+        topics: tuple[str, ...] = ()
         if isinstance(node, SourceNode) and node.kind != "repartition":
-            missing = [topic for topic in node.topics if topic not in partition_counts]
-            if missing:
-                raise TopologyError(
-                    f"source topic {', '.join(missing)} does not exist; create it before the "
-                    f"application starts, e.g.\n"
-                    f"  everflow topic create {missing[0]}:4 --bootstrap-servers ...",
-                    where=node.where,
-                    code="EF-SOURCE-TOPIC",
-                )
+            topics = node.topics
+        elif isinstance(node, GlobalTableNode):
+            topics = (node.topic,)
+        missing = [topic for topic in topics if topic not in partition_counts]
+        if missing:
+            raise TopologyError(
+                f"source topic {', '.join(missing)} does not exist; create it before the "
+                f"application starts, e.g.\n"
+                f"  everflow topic create {missing[0]}:4 --bootstrap-servers ...",
+                where=node.where,
+                code="EF-SOURCE-TOPIC",
+            )
 
 
 def _copartition_groups(subs: SubTopologies) -> list[tuple[StatefulNode, frozenset[str]]]:

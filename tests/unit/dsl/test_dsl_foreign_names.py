@@ -120,7 +120,7 @@ def test_an_example_works_as_it_is_written(owner: str, example: str) -> None:
             "builder.readStream.format('kafka')",
             r"it is stream here, for example builder\.stream\('orders'",
         ),
-        ("builder.global_table('t')", "global tables are not there yet"),
+        ("builder.globalTable('t')", "it is global_table here, for example builder"),
         ("builder.build().addSource('s')", "topologies are written with StreamsBuilder"),
         ("stream.fliter(None)", r"KStream has no fliter; did you mean filter\?"),
         (

@@ -27,6 +27,7 @@ class World:
         self.table = self.builder.table("t", key=TEXT, value=TEXT, store="t")
         self.numbers = self.builder.table("n", key=LONG, value=TEXT, store="n")
         self.quoted = self.builder.table("q", key=serdes.json("string"), value=TEXT, store="q")
+        self.world = self.builder.global_table("g", key=TEXT, value=TEXT, store="g")
         self.foreign = StreamsBuilder().stream("f", key=TEXT, value=LONG)
 
 
@@ -56,6 +57,29 @@ class World:
         ("w.table.join(w.numbers, on=F.col('value.x'), name='j')", "cannot be used here"),
         ("w.table.map_values(F.col('value')).join(w.table, on=F.col('value'), name='j')", "store="),
         ("w.table.filter(F.col('value') > 'a', store='t')", "the store name 't' is used twice"),
+        ("w.stream.join(w.world)", r"needs on=, the key to look up: on=F\.col\('value\.a_field'\)"),
+        ("w.stream.join(w.world, on=F.col('value'))", r"write on=\(\.\.\.\)\.cast\('string'\)"),
+        ("w.stream.join(w.world, on='key')", "join: on takes a Column or a Python"),
+        ("w.stream.join(w.world, on=lambda: 1)", "takes 0 arguments"),
+        ("w.stream.join(w.world, on=F.col('value.x'))", "cannot be used here"),
+        (
+            "w.stream.join(w.world, on=F.col('key'), store='x')",
+            "takes no windows=, grace= or store=",
+        ),
+        ("w.stream.join(w.world, on=F.col('key'), windows=FIVE)", "takes no windows=, grace= or"),
+        ("w.stream.outer_join(w.world)", "changes of a global table give no results"),
+        ("w.foreign.join(w.world, on=F.col('key'))", "global table of the same StreamsBuilder"),
+        (
+            "w.stream.join(w.world, lambda k, m, l, r, x: 1, on=F.col('key'), returns='int')",
+            r"calls its function with \(left, right\)",
+        ),
+        ("w.stream.join(w.table, on=F.col('key'))", r"on= is for global tables; choose"),
+        ("w.table.join(w.world)", r"join\(table\), by a global table with on="),
+        ("w.builder.global_table('h', key=TEXT, value=TEXT)", "its store has no name; write glob"),
+        ("w.builder.global_table('s', store='h')", "the topic 's' is read twice"),
+        ("w.builder.global_table('h', store='g')", "the store name 'g' is used twice"),
+        ("w.builder.global_table(['h'], store='h')", r"global_table reads one topic, found \['h"),
+        ("w.builder.global_table('h', store='h', value='string')", "global_table: value='string'"),
         ("JoinWindows.of_time_difference(-1)", "a time difference may not be negative"),
         ("JoinWindows.of_time_difference(5).before(-6)", "its end is before its beginning"),
         ("JoinWindows.of_time_difference(5).grace(-1)", "a grace may not be negative"),
@@ -64,7 +88,9 @@ class World:
 )
 def test_what_cannot_be_joined_is_refused_with_the_cure(call: str, says: str) -> None:
     with pytest.raises(TopologyError, match=says) as error:
-        eval(call, {"w": World(), "F": F, "FIVE": FIVE, "JoinWindows": JoinWindows})
+        eval(
+            call, {"w": World(), "F": F, "FIVE": FIVE, "TEXT": TEXT} | {"JoinWindows": JoinWindows}
+        )
     assert "\n  at <string>:1" in str(error.value)
 
 

@@ -5,7 +5,7 @@ down that it was called."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +50,9 @@ class NotedSink:
 class NoStores:
     def view(self, task: TaskContext, spec: StoreSpec) -> AbstractContextManager[StoreView]:
         raise AssertionError("no stores here")
+
+    def homes(self, keys: Sequence[bytes], partitions: int) -> Sequence[int]:
+        return [len(key) % partitions for key in keys]
 
 
 def request() -> BatchRequest:

@@ -70,10 +70,11 @@ class CopyFollower:
         *,
         clock: Callable[[], float] = time.monotonic,
         bulk_lag: int = BULK_LAG,
+        folds: bool = True,
         taps: Taps | None = None,
     ) -> None:
         """``config``: librdkafka keys, ``bootstrap.servers`` at least; ``clock``: monotonic
-        seconds; ``taps`` in place of those of ``config``."""
+        seconds; ``folds``: see `LogChunk.latest`; ``taps`` in place of those of ``config``."""
         bulk: dict[str, Any] = {
             "fetch_bytes": _FETCH_BYTES,
             "parsed_bytes": _PARSED_BYTES,
@@ -86,7 +87,7 @@ class CopyFollower:
         self._near = self._taps.client
         self._bulk = self._taps.own()
         self._clock = clock
-        self._bulk_lag = bulk_lag
+        self._bulk_lag, self._folds = bulk_lag, folds
         self._fresh: dict[TopicPartition, int] = {}
         """Not placed yet: their ends are not known."""
         self._waiting: dict[TopicPartition, int] = {}
@@ -220,7 +221,7 @@ class CopyFollower:
         self._bulk_moved_s = now_s
         if taken[tp].next_position >= self._bulk_end:
             self._hand_over(bulk.positions)
-        return {tp: taken[tp].latest()}
+        return {tp: taken[tp].latest() if self._folds else taken[tp]}
 
     def _hand_over(self, starts: Mapping[TopicPartition, int]) -> None:
         """The consumer goes on with these logs, from what was handed out of them."""

@@ -94,6 +94,16 @@ class TaskContext:
     stream_times: Mapping[str, int] = field(default_factory=dict)
     stores: Mapping[str, StorePlace] = field(default_factory=dict)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Values that JSON takes."""
+        return {**vars(self), "task": str(self.task)}
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> TaskContext:
+        """Inverse of `to_dict`."""
+        stores = {name: StorePlace(*place) for name, place in data["stores"].items()}
+        return TaskContext(**{**data, "task": TaskId.parse(data["task"]), "stores": stores})
+
 
 @dataclass(frozen=True, kw_only=True)
 class BatchRequest:
@@ -115,6 +125,8 @@ class BatchRequest:
     log_ends: Mapping[TopicPartition, int]
     tasks: list[TaskContext]
     application_id: str
+    global_tasks: list[TaskContext] = field(default_factory=list)
+    """The partitions of global tables, as they lie on this instance now."""
     producer_config: Mapping[str, Any] = field(default_factory=dict)
     most_bytes: int = UNBOUNDED_BYTES
     """Bytes of input that the batch may take (``max.batch.bytes``): the reader ends there."""
@@ -128,13 +140,13 @@ class BatchRequest:
 
     def to_json(self) -> str:
         """What travels to the workers."""
-        tasks = [{**vars(task), "task": str(task.task)} for task in self.tasks]
         return as_json(
             {
                 **vars(self),
                 "ranges": by_name(self.ranges),
                 "log_ends": by_name(self.log_ends),
-                "tasks": tasks,
+                "tasks": [task.to_dict() for task in self.tasks],
+                "global_tasks": [task.to_dict() for task in self.global_tasks],
             }
         )
 
@@ -146,10 +158,8 @@ class BatchRequest:
             tp: OffsetRange(*bounds) for tp, bounds in by_partition(data["ranges"]).items()
         }
         data["log_ends"] = by_partition(data["log_ends"])
-        for task in data["tasks"]:
-            task["task"] = TaskId.parse(task["task"])
-            task["stores"] = {name: StorePlace(*place) for name, place in task["stores"].items()}
-        data["tasks"] = [TaskContext(**task) for task in data["tasks"]]
+        for tasks in ("tasks", "global_tasks"):
+            data[tasks] = [TaskContext.from_dict(task) for task in data[tasks]]
         return BatchRequest(**data)
 
 

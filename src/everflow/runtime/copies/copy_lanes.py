@@ -27,6 +27,7 @@ class RoundBudget:
 
 
 BUDGETS: Mapping[TaskRole, RoundBudget] = {
+    TaskRole.GLOBAL: RoundBudget(20_000, 1 << 22),
     TaskRole.WARMUP: RoundBudget(5_000, 1 << 20),
     TaskRole.STANDBY: RoundBudget(5_000, 1 << 18),
 }

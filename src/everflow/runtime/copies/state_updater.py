@@ -67,6 +67,7 @@ class UpdaterServices:
         restores: told of warm-ups; must not raise (`restore_progress.RestoreTracker` sees to it).
         standbys: the user's listener; what it raises is logged.
         paused: the copies stand still; figures and commands go on.
+        taken: (task, its changelog, records read) -> what of them enters the store.
     """
 
     open_follower: Callable[[], Follower]
@@ -79,7 +80,11 @@ class UpdaterServices:
     standbys: Callable[[], StandbyUpdateListener] = SilentStandbyListener
     new_incarnation: Callable[[], str] = lambda: "standby"
     paused: Callable[[], bool] = lambda: False
+    taken: Callable[[TaskId, TopicPartition, FoldedChunk], FoldedChunk] = (
+        lambda task, changelog, chunk: chunk
+    )
     spawn: Spawn = on_thread
+    name: str = "everflow-state-updater"
 
 
 @dataclass(frozen=True)
@@ -201,7 +206,7 @@ class StateUpdater:
 
     def start(self) -> None:
         """Run on a thread of its own until `close`."""
-        self._running = self._services.spawn("everflow-state-updater", self._run)
+        self._running = self._services.spawn(self._services.name, self._run)
 
     def close(self) -> None:
         """End after the present round and close the stores, marked as fresh where they are at the
@@ -424,6 +429,7 @@ class StateUpdater:
                     self._rebuild(self._tasks[task_id], tp, reason)
 
     def _load(self, task: _Task, store: _Store, chunk: FoldedChunk) -> None:
+        chunk = self._services.taken(task.task.id, store.progress.changelog, chunk)
         at_end = store.end is not None and chunk.next_position >= store.end
         store.store.load_chunk(
             chunk.keys,

@@ -31,6 +31,8 @@ class StoreSite:
     subtopology: int
     partitions: int
     decode: Callable[[bytes], Any]
+    everywhere: bool = False
+    """Whether every instance has it: the store of a global table."""
 
     def task(self, partition: int) -> TaskId:
         """The task that has the store's content of a partition."""
@@ -93,8 +95,11 @@ def metadata_of_hosts(
         return frozenset(
             site.spec.name
             for site in known
-            if any(task.subtopology == site.subtopology for task in tasks)
+            if site.everywhere or any(task.subtopology == site.subtopology for task in tasks)
         )
+
+    def copied(tasks: frozenset[TaskId]) -> frozenset[str]:
+        return stores(tasks) - {site.spec.name for site in known if site.everywhere}
 
     def read(tasks: frozenset[TaskId]) -> frozenset[TopicPartition]:
         return frozenset(tp for task in tasks for tp in inputs(task))
@@ -104,7 +109,7 @@ def metadata_of_hosts(
             host,
             stores(tasks.active),
             read(tasks.active),
-            stores(tasks.standby),
+            copied(tasks.standby),
             read(tasks.standby),
         )
         for host, tasks in sorted((hosts or {}).items())

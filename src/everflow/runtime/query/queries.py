@@ -77,7 +77,8 @@ class LagInfo(NamedTuple):
 class QueryPorts:
     """What the queries need of the instance; called from the users' threads, at every query.
 
-    ``running``: stores of the active tasks that process here. ``copies``: those of standbys,
+    ``running``: stores of the active tasks that process here. ``global_stores``: those of global
+    tables. ``copies``: those of standbys,
     warm-ups and tasks that are being restored here. ``hosts``: the host map of the last rebalance,
     None = not known. ``ends``: log ends of changelog partitions, a request to the brokers
     (RetriableError without an answer). ``draining``: of an instance that is being closed, whether
@@ -90,6 +91,7 @@ class QueryPorts:
     hosts: Callable[[], Hosts | None]
     ends: Callable[[Collection[TopicPartition]], Mapping[TopicPartition, int]]
     draining: Callable[[], bool] = lambda: False
+    global_stores: Callable[[], TaskStores] = dict
 
 
 class StoreQueries:
@@ -166,6 +168,9 @@ class StoreQueries:
         """See `InteractiveQueries.query_metadata_for_key`."""
         site = self.site(name)
         partition = partition_of(site, key_bytes(site.spec, key), partitioner)
+        if site.everywhere:  # whoever is asked has it
+            lag = self._lag_here(site, partition)
+            return KeyQueryMetadata(self._own_host or None, (), partition, lag)
         return replace(
             metadata_for_key(site, partition, self._ports.hosts()),
             lag=self._lag_here(site, partition),
@@ -221,8 +226,9 @@ class StoreQueries:
             )
 
     def running(self, site: StoreSite) -> dict[int, TaskStore]:
-        """Copies of active tasks here, by partition."""
-        return _of_store(site, self._ports.running())
+        """Copies of active tasks here, or of a global table, by partition."""
+        here = self._ports.global_stores() if site.everywhere else self._ports.running()
+        return _of_store(site, here)
 
     def copies(self, site: StoreSite) -> dict[int, TaskStore]:
         """All other copies here, by partition."""
@@ -287,9 +293,10 @@ class StoreQueries:
     def _lag_here(self, site: StoreSite, partition: int) -> int | None:
         """Of the copy on this instance, in offsets; None without one, or without an answer of the
         brokers."""
-        if partition in self.running(site):
+        running = self.running(site)
+        if partition in running and not site.everywhere:
             return 0
-        copy = self.copies(site).get(partition)
+        copy = (running if site.everywhere else self.copies(site)).get(partition)
         position = None if copy is None else _position(copy.path)
         if copy is None or copy.changelog is None or position is None:
             return None
@@ -447,6 +454,16 @@ def store_queries(
         )
         for subtopology, specs in blueprint.stores.items()
         for spec in specs
+    ]
+    sites += [
+        StoreSite(
+            table.store,
+            table.subtopology,
+            blueprint.global_partitions[table.source.topic],
+            blueprint.plan.value_decoder(table.store.name),
+            everywhere=True,
+        )
+        for table in blueprint.plan.global_tables
     ]
 
     def inputs(task: TaskId) -> list[TopicPartition]:

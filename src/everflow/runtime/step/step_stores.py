@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from heapq import merge
 from typing import Protocol
 
 from everflow.records import StoreChanges, TaskId
@@ -18,6 +19,9 @@ class StoreAccess(Protocol):
 
     def view(self, task: TaskContext, spec: StoreSpec) -> AbstractContextManager[StoreView]:
         """A consistent snapshot, closed when the step is done."""
+
+    def homes(self, keys: Sequence[bytes], partitions: int) -> Sequence[int]:
+        """The partition of each key, as Kafka's own partitioner chooses it."""
 
 
 class OverlayView:
@@ -59,14 +63,70 @@ class OverlayView:
         return [list(self.range(start, end)) for start, end in bounds]
 
 
+class WholeTable:
+    """A global table: the stores of all its partitions as one. A key is looked for in the partition
+    that Kafka's partitioner gives it, then in the others, in their order: whoever wrote the topic
+    may have partitioned it otherwise."""
+
+    def __init__(
+        self, parts: Sequence[StoreView], homes: Callable[[Sequence[bytes], int], Sequence[int]]
+    ) -> None:
+        self._parts, self._homes = parts, homes
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """See `StoreView`."""
+        if len(self._parts) == 1:
+            return self._parts[0].get_many(keys)
+        found: list[bytes | None] = [None] * len(keys)
+        homes = self._homes(keys, len(self._parts))
+        at_home: list[list[int]] = [[] for _ in self._parts]
+        for row, home in enumerate(homes):
+            at_home[home].append(row)
+        self._fill(found, keys, at_home)
+        for part in range(len(self._parts)):
+            missing = [row for row, one in enumerate(found) if one is None and homes[row] != part]
+            if missing:
+                self._fill(found, keys, [missing if at == part else [] for at in range(part + 1)])
+        return found
+
+    def _fill(
+        self, found: list[bytes | None], keys: Sequence[bytes], rows: Sequence[Sequence[int]]
+    ) -> None:
+        """``rows``: which to look for in each partition."""
+        for part, mine in zip(self._parts, rows, strict=False):
+            if mine:
+                for row, one in zip(mine, part.get_many([keys[r] for r in mine]), strict=True):
+                    found[row] = one
+
+    def range(self, start: bytes | None, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+        """See `StoreView`; of a key that lies in several partitions the entry of the first."""
+        before: bytes | None = None
+        for key, value in merge(
+            *(part.range(start, end) for part in self._parts), key=lambda entry: entry[0]
+        ):
+            if key != before:
+                yield key, value
+            before = key
+
+    def range_many(self, bounds: Sequence[tuple[bytes, bytes]]) -> list[list[tuple[bytes, bytes]]]:
+        """See `StoreView`."""
+        return [list(self.range(start, end)) for start, end in bounds]
+
+
 class TaskStores(AbstractContextManager["TaskStores"]):
     """Snapshots opened on first use and closed at the end of the step. ``shared`` names the stores
     that need an overlay."""
 
     def __init__(
-        self, access: StoreAccess, tasks: Iterable[TaskContext], shared: frozenset[str]
+        self,
+        access: StoreAccess,
+        tasks: Iterable[TaskContext],
+        shared: frozenset[str],
+        global_tasks: Sequence[TaskContext] = (),
     ) -> None:
         self._access = access
+        self._global_tasks = global_tasks
+        self._whole: dict[str, StoreView] = {}
         self._tasks = {task.task: task for task in tasks}
         self._shared = shared
         self._open: dict[tuple[TaskId, str], StoreView] = {}
@@ -87,6 +147,18 @@ class TaskStores(AbstractContextManager["TaskStores"]):
             name: view.below if isinstance(view, OverlayView) else view
             for name, view in found.items()
         }
+
+    def whole(self, specs: Iterable[StoreSpec]) -> Mapping[str, StoreView]:
+        """Global tables by name, each one snapshot for all operators of the step."""
+        for spec in specs:
+            if spec.name not in self._whole:
+                parts = [
+                    self._stack.enter_context(self._access.view(task, spec))
+                    for task in self._global_tasks
+                    if spec.name in task.stores
+                ]
+                self._whole[spec.name] = WholeTable(parts, self._access.homes)
+        return {spec.name: self._whole[spec.name] for spec in specs}
 
     def stream_time(self, task: TaskId, node: str) -> int:
         """The operator's observed stream time before this batch, ms; -1 = none yet."""

@@ -45,6 +45,7 @@ from everflow.serdes import Serde
 from everflow.serdes.windowed import python_keys
 from everflow.topology.graph import (
     JoinOperator,
+    LookupOperator,
     ProcessorOperator,
     StatefulOperator,
     Surroundings,
@@ -226,7 +227,9 @@ class TaskStep:
         result.timings = timings
         with (
             timed(timings, "operators"),
-            TaskStores(self.stores, request.tasks, self._shared_stores()) as stores,
+            TaskStores(
+                self.stores, request.tasks, self._shared_stores(), request.global_tasks
+            ) as stores,
         ):
             by_index = {source.index: source for source in self.sources}
             for op in self.ops:
@@ -349,6 +352,9 @@ def _run_stateful(
     times = {partition: stores.stream_time(task, op.name) for partition, task in tasks.items()}
     if isinstance(op.operator, ProcessorOperator):
         run = _surrounded(op.operator, op, tasks, stores, sources, request)
+    elif isinstance(op.operator, LookupOperator):
+        looks_up, whole = op.operator, stores.whole(op.looks_up)
+        run = lambda batch, *_: looks_up.look_up(batch, whole)  # noqa: E731
     else:
         run = _running(op.operator)
     try:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from everflow.records import TaskId, TopicPartition
-from everflow.runtime.tasks.task import ActiveTask, TaskStore
+from everflow.runtime.tasks.task import ActiveTask, StandbyTask, TaskRole, TaskStore
 from everflow.state.store import StoreSpec
 from everflow.topology.physical_plan import PhysicalPlan
 
@@ -25,6 +25,7 @@ class Blueprint:
         offset_reset: full topic name -> policy.
         repartition: full names of the repartition topics.
         fingerprint: what must be the same in all instances (`topology.fingerprint`).
+        global_partitions: topic of each global table -> partition count.
         layouts: what is written beside committed offsets of all stores (`topology.store_layouts`).
     """
 
@@ -38,6 +39,7 @@ class Blueprint:
     repartition: frozenset[str]
     fingerprint: tuple[str, ...] = ()
     layouts: str = ""
+    global_partitions: Mapping[str, int] = field(default_factory=dict)
 
     def task(self, task: TaskId, directory: StateDirectory) -> ActiveTask:
         """A task in state CREATED, with its inputs and stores."""
@@ -57,6 +59,18 @@ class Blueprint:
             for spec in self.stores.get(task.subtopology, ())
         )
         return ActiveTask(id=task, inputs=inputs, stores=stores)
+
+    def global_tasks(self, directory: StateDirectory) -> list[StandbyTask]:
+        """The tasks of global tables, a partition of the topic each."""
+        found = []
+        for table in self.plan.global_tables:
+            for partition in range(self.global_partitions[table.source.topic]):
+                task = TaskId(table.subtopology, partition)
+                path = directory.store_path(task, table.store.name)
+                tp = TopicPartition(table.source.topic, partition)
+                store = TaskStore(table.store.name, path, tp)
+                found.append(StandbyTask(task, (store,), TaskRole.GLOBAL))
+        return found
 
     def store_specs(self) -> dict[str, StoreSpec]:
         return {spec.name: spec for specs in self.stores.values() for spec in specs}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,11 +33,13 @@ class TaskState(enum.Enum):
 
 class TaskRole(enum.Enum):
     """What a task is on this instance. A warm-up is a standby that waits to become active here
-    (KIP-441)."""
+    (KIP-441). A global one follows a partition of a global table's topic, as every instance does:
+    nobody assigns it."""
 
     ACTIVE = "active"
     STANDBY = "standby"
     WARMUP = "warm-up"
+    GLOBAL = "global"
 
 
 TASK_TRANSITIONS: Mapping[TaskState, frozenset[TaskState]] = {
@@ -69,8 +71,8 @@ class TaskStore:
 
 @dataclass
 class StandbyTask:
-    """A task whose stores follow their changelogs here, as standby or as warm-up; owned by the
-    state updater while RUNNING, by the instance's loop otherwise."""
+    """A task whose stores follow their changelogs here, as standby, as warm-up or of a global
+    table; owned by the state updater while RUNNING, by the instance's loop otherwise."""
 
     id: TaskId
     stores: tuple[TaskStore, ...] = ()
@@ -130,11 +132,20 @@ class ActiveTask:
             incarnation=self.incarnation,
             last_batch=self.last_batch,
             stream_times=dict(self.stream_times),
-            stores={
-                s.name: StorePlace(str(s.path), None if s.changelog is None else s.changelog.topic)
-                for s in self.stores
-            },
+            stores=_places(self.stores),
         )
+
+
+def context_of(task: TaskId, stores: Iterable[TaskStore]) -> TaskContext:
+    """A task whose stores a batch only reads, as its workers see it."""
+    return TaskContext(task, "", "", {}, _places(stores))
+
+
+def _places(stores: Iterable[TaskStore]) -> dict[str, StorePlace]:
+    return {
+        s.name: StorePlace(str(s.path), None if s.changelog is None else s.changelog.topic)
+        for s in stores
+    }
 
 
 def _check_step(

@@ -388,6 +388,7 @@ class StreamThread:
             log_ends={tp: planned.log_ends[tp] for tp in inputs},
             tasks=[task.context() for task in served],
             application_id=self.settings.application_id,
+            global_tasks=self.services.global_tasks(),
             producer_config=self.settings.producer_config,
             most_bytes=self.settings.limits.max_bytes,
         )
@@ -543,12 +544,11 @@ class StreamThread:
                 task.last_batch = batch_id
             read += moved
         self._next = self._next._replace(counter=self._next.counter + 1)
-        raw = result.counts.get("bytes")
         rest_ms = self._size.rest_ms(self.settings.limits, read, elapsed_ms)
         self._rested_ms = self.clock.monotonic_ms() + rest_ms
         before, self._size = (
             self._size,
-            self._size.after(self.settings.limits, read, elapsed_ms, raw),
+            self._size.after(self.settings.limits, read, elapsed_ms, result.counts.get("bytes")),
         )
         if self._search is not None and not self._search.over(self._positions()):
             self._size = self._size.no_larger_than(before)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from everflow.config import BatchLimits
 from everflow.errors import EverflowError
 from everflow.metrics import Metrics
-from everflow.runtime.commit.batch import BatchRequest, BatchResult
+from everflow.runtime.commit.batch import BatchRequest, BatchResult, TaskContext
 from everflow.runtime.commit.commit_gate import GateBook
 from everflow.runtime.tasks.recovery import Recovery
 from everflow.runtime.topics.end_offsets import EndOffsets
@@ -51,7 +51,7 @@ class ThreadSettings:
 class ThreadServices:
     """Effects of a stream thread. ``kill_workers(pids)`` returns when they are gone;
     ``on_failed(error)`` is called once, when the thread ends with an error. ``paused()``: process
-    nothing (KIP-834)."""
+    nothing (KIP-834). ``global_tasks()``: where the global tables lie now."""
 
     open_job: OpenJob
     kill_workers: Callable[[Sequence[int]], None]
@@ -63,4 +63,5 @@ class ThreadServices:
     on_committed: Callable[[], None] = lambda: None
     on_warm: Callable[[], None] = lambda: None
     paused: Callable[[], bool] = lambda: False
+    global_tasks: Callable[[], list[TaskContext]] = list
     spawn: Spawn = on_thread

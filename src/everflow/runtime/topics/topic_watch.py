@@ -33,6 +33,11 @@ has just come back may know no topic at all for a moment, while one that is behi
 count is rare."""
 
 
+_GLOBAL_ANEW = (
+    "Start the instances again: each then reads the topic of its global table as it is now."
+)
+
+
 class TopicState(Protocol):
     """`kafka.admin.TopicDescription`."""
 
@@ -53,6 +58,7 @@ class TopicChanges:
         as it is seen first.
         inputs: topics that others write; the other ones are internal.
         topics: all that are watched.
+        global_topics: those of global tables.
     """
 
     def __init__(
@@ -61,9 +67,11 @@ class TopicChanges:
         partitions: Mapping[str, int],
         inputs: Collection[str],
         topics: Collection[str],
+        global_topics: Collection[str] = (),
     ) -> None:
         self._application_id = application_id
-        self._inputs = frozenset(inputs)
+        self._inputs = frozenset(inputs).union(global_topics)
+        self._global = frozenset(global_topics)
         self._topics = frozenset(topics)
         self._partitions = dict(partitions)
         self._ids: dict[str, str] = {}
@@ -127,6 +135,8 @@ class TopicChanges:
             f"Topic {topic} was deleted and created again while the application ran (topic "
             f"id {before} -> {now})"
         )
+        if topic in self._global:
+            return f"{happened}. {_GLOBAL_ANEW}"
         if topic in self._inputs:
             return (
                 f"{happened}: the positions belong to the old topic, so the beginning of the new "
@@ -143,6 +153,8 @@ class TopicChanges:
         happened = (
             f"Topic {topic} has now {now} partitions, was {before} when the application started"
         )
+        if topic in self._global:
+            return f"{happened}. {_GLOBAL_ANEW}"
         if topic in self._inputs:
             return (
                 f"{happened}: its new partitions are not read. Stop all instances and start them "

@@ -42,10 +42,7 @@ COMMIT_TIMEOUT_S = 30.0
 ABORT_TIMEOUT_S = 10.0
 
 
-class SinkWriter(Protocol):
-    """The part of a `RecordWriter` that the sink needs."""
-
-    def begin(self) -> None: ...
+class _Writes(Protocol):
     def write(
         self,
         topic: str,
@@ -55,6 +52,12 @@ class SinkWriter(Protocol):
         partition: int | None = None,
         headers: Sequence[Any] | None = None,
     ) -> None: ...
+
+
+class SinkWriter(_Writes, Protocol):
+    """The part of a `RecordWriter` that the sink needs."""
+
+    def begin(self) -> None: ...
     def send(self) -> None: ...
     def flush(self, timeout_s: float) -> None: ...
     def positions(self) -> Mapping[TopicPartition, int]: ...
@@ -202,7 +205,7 @@ class KafkaSink:
             and len(result.dead_letters)
             and self.dead_letter_topic is not None
         ):
-            dead = _write_dead_letters(first, self.dead_letter_topic, result.dead_letters, sources)
+            dead = write_dead_letters(first, self.dead_letter_topic, result.dead_letters, sources)
         return {
             "in": sum(result.consumed[tp] - wanted.start for tp, wanted in request.ranges.items()),
             "out": sum(len(output.keys) for output in result.outputs),
@@ -311,10 +314,11 @@ def _headers(batch: EdgeBatch) -> list[list[tuple[str, bytes | None]]]:
     ]
 
 
-def _write_dead_letters(
-    writer: _FirstRecord, topic: str, letters: EdgeBatch, sources: tuple[Source, ...]
+def write_dead_letters(
+    writer: _Writes, topic: str, letters: EdgeBatch, sources: tuple[Source, ...]
 ) -> int:
-    """Raw key and value with Kafka Streams' headers (KIP-1034), inside the transaction."""
+    """Raw key and value with Kafka Streams' headers (KIP-1034), inside the transaction if there is
+    one. How many."""
     values = letters.value.to_pylist()
     own = _headers(letters) if letters.headers is not None else [[] for _ in values]
     headers = []

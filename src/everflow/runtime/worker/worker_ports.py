@@ -8,8 +8,11 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
+import pyarrow as pa
+
 from everflow.errors import EverflowError, RetriableError
 from everflow.kafka.admin import ClusterAdmin
+from everflow.kafka.writing.java_partitions import java_partitions
 from everflow.kafka.writing.record_writer import RecordWriter
 from everflow.records import StoreChanges
 from everflow.runtime.commit.batch import EXACTLY_ONCE_V2, BatchRequest, TaskContext
@@ -35,6 +38,11 @@ class LmdbAccess:
     def view(self, task: TaskContext, spec: StoreSpec) -> AbstractContextManager[StoreView]:
         """See `StoreAccess`."""
         return LmdbStore.open(task.stores[spec.name].path).snapshot()
+
+    def homes(self, keys: Sequence[bytes], partitions: int) -> Sequence[int]:
+        """See `StoreAccess`."""
+        found: list[int] = java_partitions(pa.array(keys, pa.binary()), partitions).tolist()
+        return found
 
 
 def announce(request: BatchRequest, level: int) -> None:

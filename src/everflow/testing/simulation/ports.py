@@ -21,6 +21,7 @@ from everflow.membership.member import GroupMember, MemberEvent
 from everflow.records import CommittedOffset, TaskId, TopicPartition
 from everflow.runtime.commit.batch import EXACTLY_ONCE_V2, BatchRequest
 from everflow.runtime.commit.commit_gate import GateBackend
+from everflow.runtime.copies.global_tables import GlobalTables
 from everflow.runtime.copies.state_updater import StateUpdater, UpdaterServices
 from everflow.runtime.instance import Instance
 from everflow.runtime.restore.restoration import PreparedStore
@@ -125,6 +126,10 @@ class SimulatedPorts:
         return StateUpdater(
             self._updater_services(instance), self.clock, self.world.settings.rules.acceptable_lag
         )
+
+    def global_tables(self, instance: Instance) -> GlobalTables:
+        """None are simulated."""
+        return GlobalTables((), None, instance.failed, self.clock)
 
     def copies(self, instance: Instance) -> SimulatedCopies:
         on_threads = lambda: [task for thread in instance.threads for task in list(thread.tasks)]  # noqa: E731

@@ -3,7 +3,7 @@ changed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -41,6 +41,9 @@ class Access:
     @contextmanager
     def view(self, task: TaskContext, spec: StoreSpec) -> Iterator[StoreView]:
         yield Stored()  # type: ignore[misc]
+
+    def homes(self, keys: Sequence[bytes], partitions: int) -> Sequence[int]:
+        return [len(key) % partitions for key in keys]
 
 
 CHANGES = StoreChanges("counts", [b"a", b"c", b"d"], [b"new", None, b"added"], np.array([5, 6, 7]))

@@ -56,6 +56,9 @@ class Counting:
         yield filled()
         self.closed += 1
 
+    def homes(self, keys: Sequence[bytes], partitions: int) -> Sequence[int]:
+        return [len(key) % partitions for key in keys]
+
 
 @pytest.mark.parametrize(("shared", "expected"), [(frozenset({"s"}), b"new"), (frozenset(), b"1")])
 def test_snapshots_are_opened_once_and_closed(shared: frozenset[str], expected: bytes) -> None:
