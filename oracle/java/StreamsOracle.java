@@ -20,6 +20,7 @@ import org.apache.kafka.streams.StreamsBuilder;
 import org.apache.kafka.streams.StreamsConfig;
 import org.apache.kafka.streams.TestInputTopic;
 import org.apache.kafka.streams.TestOutputTopic;
+import org.apache.kafka.streams.TopologyConfig;
 import org.apache.kafka.streams.TopologyTestDriver;
 import org.apache.kafka.streams.kstream.EmitStrategy;
 import org.apache.kafka.streams.kstream.GlobalKTable;
@@ -38,9 +39,13 @@ import org.apache.kafka.streams.kstream.Suppressed;
 import org.apache.kafka.streams.kstream.TimeWindows;
 import org.apache.kafka.streams.kstream.ValueJoiner;
 import org.apache.kafka.streams.kstream.Windowed;
+import org.apache.kafka.streams.state.BuiltInDslStoreSuppliers;
+import org.apache.kafka.streams.state.DslKeyValueParams;
+import org.apache.kafka.streams.state.KeyValueBytesStoreSupplier;
 import org.apache.kafka.streams.state.KeyValueIterator;
 import org.apache.kafka.streams.state.KeyValueStore;
 import org.apache.kafka.streams.state.SessionStore;
+import org.apache.kafka.streams.state.Stores;
 import org.apache.kafka.streams.state.ValueAndTimestamp;
 import org.apache.kafka.streams.state.WindowStore;
 import org.apache.kafka.streams.test.TestRecord;
@@ -66,8 +71,9 @@ public final class StreamsOracle {
         final ObjectNode answer = JSON.createObjectNode();
         try {
             final ArrayNode runs = answer.putArray("runs");
+            final Properties settings = settings(folder);
             for (final JsonNode script : program.get("scripts")) {
-                runs.add(new Program(program).run(script, folder));
+                runs.add(new Program(program, settings).run(script, settings));
             }
         } catch (final Exception | StackOverflowError error) {
             answer.put("error", error + (error.getCause() == null ? "" : ": " + error.getCause()));
@@ -75,29 +81,43 @@ public final class StreamsOracle {
         return JSON.writeValueAsString(answer);
     }
 
+    /** Key-value stores in memory, which open at once; the others as applications have them. */
+    public static final class Suppliers extends BuiltInDslStoreSuppliers.RocksDBDslStoreSuppliers {
+        @Override
+        public KeyValueBytesStoreSupplier keyValueStore(final DslKeyValueParams params) {
+            return Stores.inMemoryKeyValueStore(params.name());
+        }
+    }
+
+    private static Properties settings(final String folder) {
+        final Properties settings = new Properties();
+        settings.put(StreamsConfig.APPLICATION_ID_CONFIG, "oracle");
+        settings.put(StreamsConfig.STATE_DIR_CONFIG, folder);
+        settings.put(StreamsConfig.BOOTSTRAP_SERVERS_CONFIG, "none:1");
+        settings.put(StreamsConfig.DEFAULT_KEY_SERDE_CLASS_CONFIG, Serdes.StringSerde.class);
+        settings.put(StreamsConfig.DEFAULT_VALUE_SERDE_CLASS_CONFIG, Serdes.StringSerde.class);
+        settings.put(StreamsConfig.STATESTORE_CACHE_MAX_BYTES_CONFIG, 0);
+        settings.put(StreamsConfig.DSL_STORE_SUPPLIERS_CLASS_CONFIG, Suppliers.class);
+        // Unmatched records of a join are looked at with each record, not once a second.
+        settings.put("__emit.interval.ms.kstreams.outer.join.spurious.results.fix__", 0L);
+        settings.put("__emit.interval.ms.kstreams.windowed.aggregation__", 0L);
+        return settings;
+    }
+
     private static final class Program {
-        private final StreamsBuilder builder = new StreamsBuilder();
+        private final StreamsBuilder builder;
         private final Map<String, KStream<String, String>> streams = new HashMap<>();
         private final Map<String, KTable<String, String>> tables = new HashMap<>();
         private final Map<String, GlobalKTable<String, String>> globalTables = new HashMap<>();
         private final JsonNode program;
 
-        Program(final JsonNode program) {
+        Program(final JsonNode program, final Properties settings) {
             this.program = program;
+            builder = new StreamsBuilder(new TopologyConfig(new StreamsConfig(settings)));
             program.get("nodes").forEach(this::add);
         }
 
-        private ObjectNode run(final JsonNode script, final String folder) {
-            final Properties settings = new Properties();
-            settings.put(StreamsConfig.APPLICATION_ID_CONFIG, "oracle");
-            settings.put(StreamsConfig.STATE_DIR_CONFIG, folder);
-            settings.put(StreamsConfig.BOOTSTRAP_SERVERS_CONFIG, "none:1");
-            settings.put(StreamsConfig.DEFAULT_KEY_SERDE_CLASS_CONFIG, Serdes.StringSerde.class);
-            settings.put(StreamsConfig.DEFAULT_VALUE_SERDE_CLASS_CONFIG, Serdes.StringSerde.class);
-            settings.put(StreamsConfig.STATESTORE_CACHE_MAX_BYTES_CONFIG, 0);
-            // Unmatched records of a join are looked at with each record, not once a second.
-            settings.put("__emit.interval.ms.kstreams.outer.join.spurious.results.fix__", 0L);
-            settings.put("__emit.interval.ms.kstreams.windowed.aggregation__", 0L);
+        private ObjectNode run(final JsonNode script, final Properties settings) {
             final ObjectNode told = JSON.createObjectNode();
             try (TopologyTestDriver driver = new TopologyTestDriver(builder.build(), settings)) {
                 final Map<String, TestInputTopic<String, String>> inputs = new HashMap<>();

@@ -57,7 +57,8 @@ class BufferBounds:
 class SuppressSpec:
     """The last update of each key, once stream time is ``wait_ms`` behind the entry's time: the end
     of its window (``by_window``; deletions are dropped), else the time of the first update that was
-    held back. The key's later updates take its place.
+    held back. The key's later updates take its place. ``by_start``: of sessions with equal ends the
+    one that began first comes out first, as where the original's sessions give their final results.
 
     A result has the time of its update. Buffers are bounded per task: what is the oldest is given
     early, or BufferFullError.
@@ -73,6 +74,7 @@ class SuppressSpec:
     by_window: bool
     bounds: BufferBounds = field(default_factory=BufferBounds)
     emit_every_update: bool = False
+    by_start: bool = False
 
     @property
     def key_serde(self) -> Serde:
@@ -186,7 +188,7 @@ class _Buffer:
     held: dict[tuple[int, bytes], _Entry] = field(default_factory=dict)
     places: dict[bytes, int | None] = field(default_factory=dict)
     before: set[tuple[int, bytes]] = field(default_factory=set)
-    queue: list[tuple[int, bytes]] = field(default_factory=list)
+    queue: list[tuple[int, bytes, bytes]] = field(default_factory=list)
     size: int = 0
 
     def take(self, updates: list[_Update]) -> Iterator[_Given]:
@@ -197,7 +199,7 @@ class _Buffer:
             place = self.places.get(update.key)
             if place is None:
                 place = self.places[update.key] = update.place
-                heappush(self.queue, (place, update.key))
+                self._queue(place, update.key)
             self._hold(place, update.key, _Entry(update.row, update.value, update.time))
             while self.queue and self.queue[0][0] <= self.stream_time - self.spec.wait_ms:
                 yield from self._out(update.row)
@@ -262,8 +264,12 @@ class _Buffer:
             time, value = unpack_value(stored)
             self.before.add((place, key))
             self.places[key] = place
-            heappush(self.queue, (place, key))
+            self._queue(place, key)
             self._hold(place, key, _Entry(-1, None if value == _DELETION else value[1:], time))
+
+    def _queue(self, place: int, key: bytes) -> None:
+        start = key[-_TIME.size :] if self.spec.by_start else b""
+        heappush(self.queue, (place, start, key))
 
     def _hold(self, place: int, key: bytes, entry: _Entry) -> None:
         known = self.held.get((place, key))
@@ -274,7 +280,7 @@ class _Buffer:
 
     def _out(self, by: int) -> Iterator[_Given]:
         """The oldest entry goes, and is a result unless it is the deletion of a window."""
-        place, key = heappop(self.queue)
+        place, _, key = heappop(self.queue)
         entry = self.held.pop((place, key))
         self.size -= _size(key, entry)
         self.places[key] = None

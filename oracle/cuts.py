@@ -1,0 +1,94 @@
+"""Scripts cut into micro-batches, and what of a program's results does not depend on the cuts."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from typing import Any, TypeAlias
+
+from everflow import Topology
+from everflow.topology.graph import SinkNode
+from oracle.programs import Program
+
+MOST = 12
+"""Records of one batch."""
+
+Records: TypeAlias = "list[list[Any]]"
+"""``[topic, key, value, time]``, in order."""
+
+
+def batches(records: Records, drawn: random.Random, topology: Topology) -> list[Records]:
+    """A script cut into micro-batches, in the order in which their records are taken: one by one,
+    or several topics' records at once, the earlier times first. What goes through a repartition
+    topic meets what does not in the order of batches, not of records, so the times of such a
+    program's batches rise."""
+    if drawn.random() < 0.5:
+        return [[record] for record in records]
+    if any(isinstance(node, SinkNode) and node.kind != "sink" for node in topology.nodes):
+        times = sorted(record[3] for record in records)
+        records = [
+            [topic, key, value, times[at] + at] for at, (topic, key, value, _) in enumerate(records)
+        ]
+    cut = []
+    while records:
+        size = drawn.randint(1, MOST)
+        cut.append(_taken(records[:size]))
+        records = records[size:]
+    return cut
+
+
+def _taken(records: Records) -> Records:
+    """A batch in the order in which a task takes it: always the oldest of its topics' next ones."""
+    waiting = {topic: deque[Any]() for topic in sorted({record[0] for record in records})}
+    for record in records:
+        waiting[record[0]].append(record)
+    return [
+        min((queue for queue in waiting.values() if queue), key=lambda queue: queue[0][3]).popleft()
+        for _ in records
+    ]
+
+
+def unsettled(program: Program) -> set[str]:
+    """Nodes whose results on the way to the last one depend on the cuts, and those behind them: a
+    join by a foreign key, whose questions and answers go through topics, and where records meet
+    that have gone through topics and such that have not. On a broker they depend on how far each
+    side has come in the original, too."""
+    found, rounds, changed = set[str](), dict[str, int](), set[str]()
+    for node in program.nodes:
+        name, op = node["id"], node["op"]
+        sides = [node[side] for side in ("in", "left", "right") if side in node]
+        through = op.startswith("group_")
+        if op in _BY_KEY:
+            given = {rounds[side] + (side in changed) for side in sides}
+        else:
+            given = {rounds[side] + through for side in sides} or {0}
+            if op == "select_key" or any(side in changed for side in sides):
+                changed.add(name)
+        if "windows" in node and op != "join":
+            changed.add(name)
+        rounds[name] = max(given)
+        if op == "foreign" or len(given) > 1 or found.intersection(sides):
+            found.add(name)
+    return found
+
+
+_BY_KEY = ("count", "reduce", "aggregate", "cogroup", "to_table", "join")
+"""What sends records whose key has changed through a topic."""
+_BY_LAST = ("foreign", "map_values", "filter", "join")
+"""Tables whose content follows from the last entries of those before them."""
+
+
+def left_out(program: Program) -> tuple[set[str], set[str], set[str]]:
+    """Of batches that are cut, what is not compared: outputs, stores, and times of stores."""
+    behind, nodes = unsettled(program), {node["id"]: node for node in program.nodes}
+    outputs = {
+        node["topic"] for node in program.nodes if node["op"] == "sink" and node["id"] in behind
+    }
+    open_ends = set[str]()
+    for node in program.nodes:
+        sides = {node.get(side) for side in ("in", "left", "right")}
+        if node["id"] in behind and (sides & open_ends or node["op"] not in _BY_LAST):
+            open_ends.add(node["id"])
+    stores = {nodes[name]["store"] for name in open_ends if "store" in nodes[name]}
+    times = {nodes[name]["store"] for name in behind if "store" in nodes[name]}
+    return outputs, stores, times
