@@ -53,6 +53,12 @@ SECTIONS = (
         "time.md",
         "TimeWindows SessionWindows TimeWindowedKStream SessionWindowedKStream Windowed",
     ),
+    Section(
+        "Times of records",
+        "time.md#where-the-time-comes-from",
+        "TimestampExtractor FailOnInvalidTimestamp LogAndSkipOnInvalidTimestamp "
+        "UsePartitionTimeOnInvalidTimestamp WallclockTimestampExtractor RecordContext",
+    ),
     Section("Joins", "joins.md", "JoinWindows"),
     Section(
         "Grouped tables, final results, cogroups",

@@ -74,6 +74,14 @@ if TYPE_CHECKING:
     from everflow.spark.session import session
     from everflow.state.versions import VersionedRecord
     from everflow.topology.program import Topology
+    from everflow.topology.timestamps import (
+        FailOnInvalidTimestamp,
+        LogAndSkipOnInvalidTimestamp,
+        RecordContext,
+        TimestampExtractor,
+        UsePartitionTimeOnInvalidTimestamp,
+        WallclockTimestampExtractor,
+    )
     from everflow.windows import JoinWindows, SessionWindows, TimeWindows, Windowed
 
 __version__ = "0.1.0"
@@ -89,6 +97,7 @@ __all__ = [
     "ConfigError",
     "EmitStrategy",
     "EverflowError",
+    "FailOnInvalidTimestamp",
     "GlobalKTable",
     "IllegalStateError",
     "InvalidStateStoreError",
@@ -103,6 +112,7 @@ __all__ = [
     "KeyQueryMetadata",
     "KeyValueStore",
     "LagInfo",
+    "LogAndSkipOnInvalidTimestamp",
     "Processor",
     "ProcessorContext",
     "PunctuationType",
@@ -111,6 +121,7 @@ __all__ = [
     "ReadOnlyVersionedStore",
     "ReadOnlyWindowStore",
     "Record",
+    "RecordContext",
     "RecordMetadata",
     "RestoreListener",
     "RestoreProgress",
@@ -141,11 +152,14 @@ __all__ = [
     "TimeWindowedCogroupedKStream",
     "TimeWindowedKStream",
     "TimeWindows",
+    "TimestampExtractor",
     "TopicPartition",
     "Topology",
     "TopologyError",
+    "UsePartitionTimeOnInvalidTimestamp",
     "VersionedRecord",
     "VersionedStore",
+    "WallclockTimestampExtractor",
     "WindowStore",
     "Windowed",
     "agg",
@@ -197,6 +211,10 @@ _NAMES = {
     "runtime.query.window_query": "ReadOnlyWindowStore",
     "spark.session": "session",
     "state.versions": "VersionedRecord",
+    "topology.timestamps": (
+        "FailOnInvalidTimestamp LogAndSkipOnInvalidTimestamp RecordContext TimestampExtractor "
+        "UsePartitionTimeOnInvalidTimestamp WallclockTimestampExtractor"
+    ),
     "topology.program": "Topology",
     "windows": "JoinWindows SessionWindows TimeWindows Windowed",
 }

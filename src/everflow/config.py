@@ -32,6 +32,7 @@ from everflow.setting_checks import (
     path,
     printable,
     time_ms,
+    timestamp_extractor,
 )
 
 AT_LEAST_ONCE = "at_least_once"
@@ -179,6 +180,7 @@ class StreamsConfig:
     transaction_timeout_ms: int = _key(10_000, int32(1_000))
     auto_offset_reset: str = _key("earliest", OneOf(("earliest", "latest", "none")))
     max_task_idle_ms: int = _key(0, time_ms(-1))
+    default_timestamp_extractor: str = _key("FailOnInvalidTimestamp", timestamp_extractor)
     acceptable_recovery_lag: int = _key(10_000, Between(0, INT64))
     max_warmup_replicas: int = _key(2, int32(1))
     num_standby_replicas: int = _key(0, int32(0))
@@ -479,7 +481,7 @@ def _typed(name: str, raw: Any, annotation: str) -> Any:
             return ",".join(
                 str(server).strip() for server in (raw.split(",") if isinstance(raw, str) else raw)
             )
-        if isinstance(raw, type) and name.endswith("_class"):
+        if isinstance(raw, type) and name.endswith(("_class", "_extractor")):
             return f"{raw.__module__}:{raw.__qualname__}"
         if isinstance(raw, (str, os.PathLike)):
             return os.fspath(raw)

@@ -81,6 +81,15 @@ _READING = _group(
         "before it",
         "the consumer's setting; also `by_duration`",
     ),
+    default_timestamp_extractor=KeyText(
+        "Where the time of a record comes from, for sources without `timestamp=` of their own: "
+        "`FailOnInvalidTimestamp` (the record's in Kafka; a negative one stops the application), "
+        "`LogAndSkipOnInvalidTimestamp` (a negative one is dropped and counted), "
+        "`UsePartitionTimeOnInvalidTimestamp` (it gets the highest time of its partition so far) "
+        "or `WallclockTimestampExtractor`",
+        "the name of a class; Java's names with their package are taken too. One of your own goes "
+        "to its source",
+    ),
     max_batch_records=KeyText("The most records that a micro-batch takes", OURS),
     max_batch_bytes=KeyText(
         "The most bytes that a micro-batch takes, by what records had in the batches before",

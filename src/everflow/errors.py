@@ -177,10 +177,11 @@ class RecordError(FatalError):
 
 
 class RecordTimeError(FatalError):
-    """A record carries a time that Spark cannot hold: beyond the year 294247, because some producer
-    wrote micro- or nanoseconds where Kafka expects milliseconds. Cure: mend the producer; delete
-    the record (``kafka-delete-records``) or move the group's offset past it while the application
-    is stopped."""
+    """A record's time is negative, and its source takes it from Kafka (FailOnInvalidTimestamp), or
+    it is one that Spark cannot hold: beyond the year 294247, because some producer wrote micro- or
+    nanoseconds where Kafka expects milliseconds. Cure: give the source a ``timestamp=``; mend the
+    producer; delete the record (``kafka-delete-records``) or move the group's offset past it while
+    the application is stopped."""
 
     code = "EF-RECORD-TIME"
 

@@ -130,3 +130,22 @@ def path(value: Any) -> str | None:
     if not value:
         return "must not be empty (left out, it is a folder of your home)"
     return "cannot be a path: it holds a NUL" if "\0" in value else None
+
+
+TIMESTAMP_EXTRACTORS = (
+    "FailOnInvalidTimestamp",
+    "LogAndSkipOnInvalidTimestamp",
+    "UsePartitionTimeOnInvalidTimestamp",
+    "WallclockTimestampExtractor",
+)
+
+
+def timestamp_extractor(value: object) -> str | None:
+    """One of `TIMESTAMP_EXTRACTORS`, with or without a module or Java's package before it."""
+    name = str(value).replace(":", ".").rpartition(".")[2]
+    if name in TIMESTAMP_EXTRACTORS:
+        return None
+    return (
+        f"names no timestamp extractor: it is one of {', '.join(TIMESTAMP_EXTRACTORS)}. A "
+        f"function or a Column is given to its source, as in stream('orders', timestamp=...)"
+    )

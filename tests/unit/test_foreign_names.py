@@ -165,9 +165,9 @@ def test_every_setting_of_kafka_streams_is_one_here_or_is_told(key: str) -> None
 def test_a_keyword_that_is_a_class_elsewhere_says_what_that_is_here() -> None:
     with pytest.raises(
         TopologyError,
-        match="takes no timestamp_extractor=; timestamp extractors are not there yet: the time",
+        match="takes no key_value=; a pair is a tuple",
     ):
-        _of(StreamsBuilder()).stream("orders", timestamp_extractor=print)
+        _of(StreamsBuilder()).stream("orders", key_value=print)
 
 
 def test_what_is_one_too_many_is_shown_as_it_is_given_here() -> None:

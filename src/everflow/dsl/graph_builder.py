@@ -237,6 +237,8 @@ def _or_anew(where: str | None) -> str:
 def _travelling(node: Node) -> dict[str, object]:
     """What of a node goes to the workers: all but Columns, which run in the JVM."""
     taken = {field.name: getattr(node, field.name) for field in fields(node)}
+    if isinstance(node, SourceNode):
+        taken["timestamp"] = taken.pop("reading").timestamp
     return {name: value for name, value in taken.items() if not isinstance(value, ColumnExpr)}
 
 

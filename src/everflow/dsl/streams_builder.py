@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from everflow import serdes
 from everflow.dsl.branched import BranchedKStream
 from everflow.dsl.builder_call import builder_call
-from everflow.dsl.expressions import Edge, checked_serde
+from everflow.dsl.expressions import Edge, Expression, checked_serde
 from everflow.dsl.graph_builder import Faces, GraphBuilder
 from everflow.dsl.grouped import KGroupedStream
 from everflow.dsl.grouped_table import KGroupedTable
@@ -20,19 +21,34 @@ from everflow.dsl.in_time.versioned_tables import table_store
 from everflow.dsl.kstream import KStream
 from everflow.dsl.ktable import KTable
 from everflow.dsl.lookups.global_tables import GlobalKTable
+from everflow.dsl.topics.record_time import time_of
 from everflow.errors import TopologyError
 from everflow.foreign_names import Telling
 from everflow.location import user_line
 from everflow.serdes import Serde
 from everflow.spark.session import start_when_asked
 from everflow.state.store import StoreSpec
-from everflow.topology.graph import GlobalTableNode, SourceNode, StatefulNode
+from everflow.topology.graph import GlobalTableNode, Reading, SourceNode, StatefulNode
 from everflow.topology.program import Topology
+from everflow.topology.timestamps import TimestampExtractor
 from everflow.travel.inert import Inert, in_worker
 from everflow.windows import Duration
 
 _RESETS = ("earliest", "latest", "none")
 FACES = Faces(KStream, KGroupedStream, KTable, BranchedKStream, KGroupedTable)
+
+
+Timestamp = TimestampExtractor | type[TimestampExtractor] | Expression
+
+
+@dataclass(frozen=True)
+class _Keywords:
+    """How a topic is read, as the user said it."""
+
+    key: object | None
+    value: object | None
+    offset_reset: str | None
+    timestamp: object | None
 
 
 class StreamsBuilder(Telling):
@@ -62,16 +78,21 @@ class StreamsBuilder(Telling):
         value: Serde | None = None,
         name: str | None = None,
         offset_reset: str | None = None,
+        timestamp: Timestamp | None = None,
     ) -> KStream:
         """The records of one or several topics. Serdes default to ``serdes.bytes_()``.
 
         ``offset_reset``: where to begin without a committed offset, ``earliest``, ``latest`` or
         ``none`` (an error); left out, as ``auto.offset.reset`` says.
+
+        ``timestamp``: where a record's time comes from: a `TimestampExtractor`, a Column (ms, or a
+        timestamp), or a function of (value), (key, value), (key, value, record) or (key, value,
+        record, partition_time) that gives ms; left out, as ``default.timestamp.extractor`` says. A
+        record that gets a negative time is dropped and counted.
         """
         where = user_line()
-        node, edge = self._source(
-            "stream", _topics(topics, where), key, value, name, offset_reset, where
-        )
+        given = _Keywords(key, value, offset_reset, timestamp)
+        node, edge = self._source("stream", _topics(topics, where), given, name, where)
         return KStream(self.graph, node, edge)
 
     @builder_call
@@ -85,6 +106,7 @@ class StreamsBuilder(Telling):
         history: Duration | None = None,
         name: str | None = None,
         offset_reset: str | None = None,
+        timestamp: Timestamp | None = None,
     ) -> KTable:
         """A topic read as a changelog and kept in ``store`` (with a changelog topic of its own):
         the last value of each key.
@@ -92,7 +114,7 @@ class StreamsBuilder(Telling):
         Null values delete; records with a null key are dropped. ``history`` makes it a versioned
         table (KIP-889): it also keeps what the values were, for so long behind stream time. A
         stream that is joined to it sees it as of each record's time; an update that is older than
-        the history is ignored, and counted.
+        the history is ignored, and counted. ``timestamp`` as in `stream`.
         """
         where = user_line()
         if not isinstance(topic, str):
@@ -104,7 +126,8 @@ class StreamsBuilder(Telling):
         source_name = None if name is None else f"{name}-source"
         if name is not None:
             self.graph.burn(1)  # the original burns the source's number where the table has a name
-        source, edge = self._source("table", (topic,), key, value, source_name, offset_reset, where)
+        given = _Keywords(key, value, offset_reset, timestamp)
+        source, edge = self._source("table", (topic,), given, source_name, where)
         spec, operator = table_store(store, edge, "table", where, history)
         node_name = self.graph.node_name(name, "KTABLE-SOURCE-", where)
         node = StatefulNode(node_name, (source,), edge.type, where, "SOURCE", operator, (spec,))
@@ -166,21 +189,21 @@ class StreamsBuilder(Telling):
         self,
         operator: str,
         topics: tuple[str, ...],
-        key: object | None,
-        value: object | None,
+        given: _Keywords,
         name: str | None,
-        offset_reset: str | None,
         where: str | None,
     ) -> tuple[str, Edge]:
         if not topics:
             raise TopologyError(f"{operator} needs at least one topic", where=where)
-        if offset_reset is not None and offset_reset not in _RESETS:
+        key, value, reset = given.key, given.value, given.offset_reset
+        if reset is not None and reset not in _RESETS:
             raise TopologyError(
-                f"offset_reset is {', '.join(_RESETS)}; found {offset_reset!r}", where=where
+                f"offset_reset is {', '.join(_RESETS)}; found {reset!r}", where=where
             )
         key_serde, value_serde = _serdes(operator, key, value, where)
         self.graph.claim_topics(topics, where)
         edge = Edge.of(key_serde, value_serde)
+        timestamp = time_of(given.timestamp, edge, operator, where)
         node_name = self.graph.node_name(name, "KSTREAM-SOURCE-", where)
         node = SourceNode(
             node_name,
@@ -190,7 +213,7 @@ class StreamsBuilder(Telling):
             topics,
             key_serde,
             value_serde,
-            offset_reset=offset_reset,
+            reading=Reading(offset_reset=reset, timestamp=timestamp),
         )
         return self.graph.add(node), edge
 

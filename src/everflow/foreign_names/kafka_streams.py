@@ -516,11 +516,12 @@ EVERFLOW: Names = {
     "Transformer": _PROCESSOR_CLASSES,
     "ValueTransformer": _PROCESSOR_CLASSES,
     "Punctuator": _PROCESSOR_CLASSES,
-    "TimestampExtractor": not_there(
-        "timestamp extractors are not there yet: the time of a record is its timestamp in Kafka"
-    ),
-    "WallclockTimestampExtractor": not_there(
-        "timestamp extractors are not there yet: the time of a record is its timestamp in Kafka"
+    **dict.fromkeys(
+        ["ExtractRecordMetadataTimestamp", "ConsumerRecord"],
+        not_there(
+            "an extractor of your own is a Column or a function: stream('orders', "
+            "timestamp=lambda key, value, record, partition_time: value['at'])"
+        ),
     ),
     "StreamPartitioner": not_there(
         "partitioners of your own are not there yet: records go to the partition of their key's "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from everflow.foreign_names.entries import Names, not_there
-from everflow.foreign_names.kafka_streams import EVERFLOW
 
 _SERDE_SETTINGS = not_there(
     "there are no default serdes: each source and sink names its own, builder.stream('orders', "
@@ -45,7 +44,6 @@ STREAMS_CONFIG: Names = {
             "size_ms=3_600_000)"
         ),
     ),
-    "default.timestamp.extractor": EVERFLOW["TimestampExtractor"],
     "default.deserialization.exception.handler": _HANDLERS,
     "default.production.exception.handler": not_there(
         "it is the old name of production.exception.handler"

@@ -139,8 +139,8 @@ def group(
 
     A task's stream time is a running maximum over the records with a key (and a value, where those
     are skipped); each record is judged by the maximum up to and including itself. Dropped:
-    ``null-key``, ``null-value``, and ``late`` once per closed window of a record, as Kafka Streams
-    counts.
+    ``null-key``, ``null-value``, ``negative-timestamp``, and ``late`` once per closed window of a
+    record, as Kafka Streams counts.
     """
     rows, dropped = _counted(batch, skip_null_values)
     times, owners = batch.timestamp[rows], tasks.of_records[rows]
@@ -148,7 +148,9 @@ def group(
     keys = written_bytes(key_serde, batch.key, store, batch)
     starts: Int64 | None = None
     if window is not None:
-        at, starts = window.expand(times)
+        at, starts = window.expand(times)  # a negative time is in no window
+        if negative := int(np.count_nonzero(times < 0)):
+            dropped["negative-timestamp"] = negative
         is_open = window.is_open(starts, running[at])
         if not is_open.all():
             dropped["late"] = int(len(starts) - np.count_nonzero(is_open))

@@ -24,11 +24,13 @@ from everflow.runtime.topics.output_topics import fixed_outputs, missing_outputs
 from everflow.state.task_directory import StateDirectory
 from everflow.topology.fingerprint import fingerprint
 from everflow.topology.graph import SourceNode
-from everflow.topology.offset_metadata import room_for_layouts
-from everflow.topology.plan import emitting_every_update, plan
+from everflow.topology.offset_metadata import require_room, room_for_layouts
+from everflow.topology.physical_plan import PhysicalPlan
+from everflow.topology.plan import emitting_every_update, plan, with_default_extractor
 from everflow.topology.program import Topology
 from everflow.topology.store_layouts import from_json, layouts_to_keep, to_text
 from everflow.topology.subtopologies import InternalTopics, SubTopologies, cut, internal_topics
+from everflow.topology.timestamps import extractor_named
 from everflow.waits import waiting
 
 log = logging.getLogger("everflow")
@@ -56,6 +58,7 @@ def prepare_cluster(
     Raises TaskTimeoutError (no broker), TopologyError (topics missing, partition counts that do not
     fit), InternalTopicError, OffsetsExpiredError, StoreLayoutError, StateFormatError.
     """
+    topology = _with_times(topology, config)
     # 2. A broker answers, or says for how long it has not.
     cluster_id = admin.wait_until_reachable(
         config.task_timeout_ms / 1000, lambda line: log.warning("%s", line)
@@ -88,11 +91,7 @@ def prepare_cluster(
     return Blueprint(
         application_id=config.application_id,
         cluster_id=cluster_id,
-        plan=plan(
-            emitting_every_update(topology) if config.emit_every_update else topology,
-            subs.index_of,
-            config.application_id,
-        ),
+        plan=_planned(topology, subs, config),
         inputs={sub.index: sub.inputs(config.application_id) for sub in subs.subtopologies},
         stores={sub.index: sub.stores for sub in subs.subtopologies},
         partitions=partitions,
@@ -102,6 +101,19 @@ def prepare_cluster(
         layouts=layouts,
         global_partitions={one.node.topic: counts[one.node.topic] for one in subs.global_tables},
     )
+
+
+def _planned(topology: Topology, subs: SubTopologies, config: StreamsConfig) -> PhysicalPlan:
+    chosen = emitting_every_update(topology) if config.emit_every_update else topology
+    return plan(chosen, subs.index_of, config.application_id)
+
+
+def _with_times(topology: Topology, config: StreamsConfig) -> Topology:
+    """The topology with ``default.timestamp.extractor``; TopologyError if what that keeps beside
+    offsets does not fit."""
+    found = with_default_extractor(topology, extractor_named(config.default_timestamp_extractor))
+    require_room(found)
+    return found
 
 
 def _prepare_internal(
@@ -181,10 +193,9 @@ def offset_resets(subs: SubTopologies, config: StreamsConfig) -> dict[str, str]:
         if isinstance(node, SourceNode):
             for topic in node.topics:
                 internal = node.kind == "repartition"
+                said = node.reading.offset_reset or config.auto_offset_reset
                 name = f"{config.application_id}-{topic}" if internal else topic
-                policies[name] = (
-                    "earliest" if internal else node.offset_reset or config.auto_offset_reset
-                )
+                policies[name] = "earliest" if internal else said
     return policies
 
 

@@ -19,11 +19,11 @@ from pyspark.sql.types import DataType, StringType, StructField, StructType
 from everflow.topology.graph import ColumnExpr, joined_sides
 from everflow.topology.hops import HopSchema
 from everflow.topology.physical_plan import (
+    Choice,
     PhysicalPlan,
     Projection,
     Segment,
     Slot,
-    TopicChoice,
 )
 
 
@@ -110,7 +110,7 @@ def _run(frame: DataFrame, segment: Segment, plan: PhysicalPlan) -> DataFrame:
 
 def _project(
     frame: DataFrame,
-    projection: Projection | TopicChoice,
+    projection: Projection | Choice,
     plan: PhysicalPlan,
     topics: dict[int, str],
 ) -> DataFrame:
@@ -134,9 +134,9 @@ def _project(
         *[F.col(f"p{i}_x")[side].alias(side) for side in joined_sides(plan.slots[i].type.value)],
     )
     live = F.coalesce(F.col(f"p{i}"), F.lit(False))
-    if isinstance(projection, TopicChoice):
-        topic = projection.topic.column.cast("string").alias("topic")
-        value = F.struct(topic, F.col("value").alias("value"))
+    if isinstance(projection, Choice):
+        chosen = projection.column.column.cast(spark_type(projection.type))
+        value = F.struct(chosen.alias(projection.what), F.col("value").alias("value"))
         new = [
             live.alias(f"p{o}"),
             F.col("key").alias(f"p{o}_k"),

@@ -35,7 +35,6 @@ from everflow.runtime.thread.road import job_segments, resident_road
 from everflow.runtime.thread.spark_failure import failure_of_said
 from everflow.runtime.worker.column_client import ColumnClient
 from everflow.runtime.worker.log_decoder import LogDecoder
-from everflow.runtime.worker.record_times import MOST_MS, too_late
 from everflow.runtime.worker.resident_segments import (
     ColumnComputer,
     ResidentSegment,
@@ -50,9 +49,10 @@ from everflow.testing.store_views import KeyValueView, SessionView, VersionedVie
 from everflow.testing.topics import InputTopic, OutputTopic, RawRecord
 from everflow.topology.graph import SinkNode
 from everflow.topology.physical_plan import PhysicalPlan, Source
-from everflow.topology.plan import emitting_every_update, plan
+from everflow.topology.plan import emitting_every_update, plan, with_default_extractor
 from everflow.topology.program import Topology, checked_topology
 from everflow.topology.subtopologies import cut
+from everflow.topology.timestamps import TimestampExtractor
 from everflow.waits import waiting
 
 
@@ -68,6 +68,8 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         ``emit.every.update`` gives; by default the
             last per key (and window) of a batch.
         initial_wall_clock_ms: the driver's wall clock, moved by `advance_wall_clock_time` only.
+        default_timestamp_extractor: what gives records their time where their source does not say;
+            None: it is theirs, and a negative one stops.
     """
 
     __test__ = False
@@ -80,8 +82,10 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         dead_letter_topic: str | None = None,
         emit_every_update: bool = False,
         initial_wall_clock_ms: int = 0,
+        default_timestamp_extractor: TimestampExtractor | None = None,
     ) -> None:
         checked_topology(topology, "TopologyTestDriver")
+        topology = with_default_extractor(topology, default_timestamp_extractor)
         subs = cut(topology)
         chosen = emitting_every_update(topology) if emit_every_update else topology
         self._plan: PhysicalPlan = plan(chosen, subs.index_of, application_id)
@@ -289,8 +293,6 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         rows, ends = [], dict(self._offsets)
         for record in records:
             offset = ends[record.topic]
-            if record.timestamp > MOST_MS:
-                raise too_late(f"{record.topic}-0@{offset}", record.timestamp)
             rows.append((record, offset))
             ends[record.topic] = offset + 1
         self._request = self._new_request(ends)

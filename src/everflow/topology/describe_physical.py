@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from everflow.topology.graph import PREPARE, ColumnExpr
 from everflow.topology.physical_plan import (
+    Choice,
     FunctionOp,
     PhysicalPlan,
     Projection,
@@ -24,9 +25,10 @@ from everflow.topology.physical_plan import (
     StatefulOp,
     StepOp,
     TakeOp,
-    TopicChoice,
+    TimeOp,
     UnnestOp,
 )
+from everflow.topology.timestamps import TimeFunction
 
 ARROW, CATALYST, PYTHON, SPARK_JOB = "Arrow", "Catalyst", "Python", "Spark job"
 BY_RECORD = "by_record"
@@ -76,15 +78,15 @@ def summary(listed: list[Road]) -> str:
     return ", ".join(f"{name} {count}" for name, count in counts.most_common()) + " nodes"
 
 
-def has_twin(found: Projection | TopicChoice) -> bool:
+def has_twin(found: Projection | Choice) -> bool:
     """Whether Arrow computes all of its Columns."""
     return not any(map(_why_none, _parts(found)))
 
 
-def _parts(found: Projection | TopicChoice) -> list[tuple[ColumnExpr, pa.DataType]]:
+def _parts(found: Projection | Choice) -> list[tuple[ColumnExpr, pa.DataType]]:
     """Its Columns, with the types of what is made of them."""
-    if isinstance(found, TopicChoice):
-        return [(found.topic, pa.string())]
+    if isinstance(found, Choice):
+        return [(found.column, found.type)]
     node = found.node
     listed = (
         (node.predicate, pa.bool_()),
@@ -101,13 +103,13 @@ def _why_none(part: tuple[ColumnExpr, pa.DataType]) -> str:
     return given.why if given.twin is None else ""
 
 
-def _of_projection(found: Projection | TopicChoice, jobs: str) -> Iterator[Road]:
+def _of_projection(found: Projection | Choice, jobs: str) -> Iterator[Road]:
     parts = _parts(found)
     why = ", ".join(_column_text(given) for given, _ in parts)
     if isinstance(found, Projection) and found.node.label == PREPARE:
         why = "prepares values"
-    if isinstance(found, TopicChoice):
-        why = f"the topic is {why}"
+    if isinstance(found, Choice):
+        why = f"the {found.what} is {why}"
     reasons = list(dict.fromkeys(filter(None, map(_why_none, parts))))
     road = CATALYST
     if jobs:
@@ -121,6 +123,10 @@ def _of_projection(found: Projection | TopicChoice, jobs: str) -> Iterator[Road]
 
 def _of_op(op: StepOp) -> Iterator[Road]:
     match op:
+        case TimeOp(extractor=TimeFunction() as extractor):
+            yield Road(op.name, PYTHON, f"calls {_texts(extractor.fn)} for times", op.where)
+        case TimeOp(extractor=extractor) if extractor is not None:
+            yield Road(op.name, ARROW, f"times by {type(extractor).__name__}", op.where)
         case FunctionOp():
             yield Road(op.name, PYTHON, f"calls {_texts(op.fn)} for each record", op.where)
         case TakeOp():

@@ -19,6 +19,7 @@ from everflow.records import HEADERS, EdgeBatch, TasksResult
 from everflow.serdes import Serde
 from everflow.serdes.base import ResultDecoder
 from everflow.state.store import StoreSpec, StoreView
+from everflow.topology.timestamps import FailOnInvalidTimestamp, TimestampExtractor
 
 PREPARE = "PREPARE"
 """Label of a projection that only prepares the value for the node behind it (inputs of an
@@ -99,6 +100,20 @@ class Node:
     where: str | None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How a source is read, as the user said it.
+
+    Attributes:
+        offset_reset: None: ``auto.offset.reset`` says it.
+        timestamp: where the records' time comes from; None: ``default.timestamp.extractor`` says
+            it. Those of a repartition topic have the time with which they were written.
+    """
+
+    offset_reset: str | None = None
+    timestamp: TimestampExtractor | ColumnExpr | None = None
+
+
 @dataclass(frozen=True)
 class SourceNode(Node):
     """Reads topics. ``kind``: ``stream`` or ``repartition`` (an internal topic, named without the
@@ -108,7 +123,21 @@ class SourceNode(Node):
     key_serde: Serde
     value_serde: Serde
     kind: str = "stream"
-    offset_reset: str | None = None  # None: auto.offset.reset
+    reading: Reading = field(default_factory=lambda: Reading())
+
+    @property
+    def extractor(self) -> TimestampExtractor | ColumnExpr | None:
+        """What gives the records their times; None where they keep their own."""
+        given = self.reading.timestamp
+        return None if isinstance(given, FailOnInvalidTimestamp) else given
+
+    def partition_times(self) -> dict[str, str]:
+        """The topics whose partition time is kept, and the name under which that is."""
+        found = self.extractor
+        if not isinstance(found, TimestampExtractor) or not found.remembers:
+            return {}
+        alone = len(self.topics) == 1
+        return {topic: self.name if alone else f"{self.name}/{topic}" for topic in self.topics}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ is told while the program is built.
 from __future__ import annotations
 
 from everflow.errors import TopologyError
-from everflow.topology.graph import Graph, Node, ProcessorOperator, StatefulNode
+from everflow.topology.graph import Graph, Node, ProcessorOperator, SourceNode, StatefulNode
 from everflow.topology.subtopologies import SubTopology, cut
 
 MOST_BYTES = 4_096
@@ -46,7 +46,9 @@ def _times_bytes(sub: SubTopology) -> int:
 
 def _timed(node: Node) -> list[str]:
     """The names under which times of the node are kept: its own, and of what the wall clock
-    calls."""
+    calls; a source's partition times."""
+    if isinstance(node, SourceNode):
+        return list(node.partition_times().values())
     if not isinstance(node, StatefulNode):
         return []
     clocks = node.operator.wall_clocks if isinstance(node.operator, ProcessorOperator) else {}

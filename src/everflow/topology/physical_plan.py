@@ -24,8 +24,10 @@ from everflow.topology.graph import (
     ProcessorOperator,
     ProjectNode,
     SinkNode,
+    SourceNode,
     StatefulOperator,
 )
+from everflow.topology.timestamps import TimestampExtractor
 
 DEAD_LETTER_SLOT = 0
 """Slot of undecodable records: key = raw key, value = struct<value: raw value, error: text>."""
@@ -52,6 +54,9 @@ class Source:
     time (D3)."""
     slot: int
     """The slot of its decoded records."""
+    own_times: bool = True
+    """Whether its records keep the times that they have in Kafka: a negative one stops the
+    application."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,13 +92,15 @@ class Projection:
     output: int
 
 
-@dataclass(frozen=True)
-class TopicChoice:
-    """The Column that gives each record of a sink its topic: the output's value is ``struct<topic,
-    value>``."""
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """A Column that says something of each record beside its value: a sink's ``topic``, a source's
+    ``time``. The output's value is a struct of it, named ``what``, and the value."""
 
-    node: SinkNode
-    topic: ColumnExpr
+    node: SinkNode | SourceNode
+    what: str
+    column: ColumnExpr
+    type: pa.DataType
     input: int
     output: int
 
@@ -103,7 +110,7 @@ class Segment:
     """What Spark's code computes on one level, in order."""
 
     level: int
-    projections: tuple[Projection | TopicChoice, ...]
+    projections: tuple[Projection | Choice, ...]
 
     @property
     def reads_headers(self) -> bool:
@@ -111,11 +118,32 @@ class Segment:
         found: list[ColumnExpr | None] = []
         for one in self.projections:
             node = one.node
-            if isinstance(one, TopicChoice):
-                found.append(one.topic)
+            if isinstance(one, Choice):
+                found.append(one.column)
             elif isinstance(node, ProjectNode):
                 found += [node.predicate, node.key, node.value]
         return any("headers" in expr.uses for expr in found if expr is not None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeOp:
+    """Gives the records of one topic of a SourceNode their times, before step 0 merges its inputs.
+    ``extractor`` None: the input's value is ``struct<time, value>``."""
+
+    name: str
+    source: int
+    subtopology: int
+    extractor: TimestampExtractor | None
+    kept: str | None
+    """Under which name the partition time is kept; None: it is not."""
+    input: int
+    output: int
+    where: str | None
+
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        """Its input."""
+        return (self.input,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,7 +220,7 @@ class SinkOp:
     where: str | None
 
 
-StepOp = FunctionOp | TakeOp | UnnestOp | StatefulOp | SinkOp
+StepOp = TimeOp | FunctionOp | TakeOp | UnnestOp | StatefulOp | SinkOp
 
 
 @dataclass(frozen=True)

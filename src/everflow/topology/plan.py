@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cmp_to_key
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -43,6 +43,7 @@ from everflow.topology.graph import (
 from everflow.topology.physical_plan import (
     DEAD_LETTER_SLOT,
     DEAD_LETTER_TYPE,
+    Choice,
     FunctionOp,
     GlobalTable,
     PhysicalPlan,
@@ -55,9 +56,12 @@ from everflow.topology.physical_plan import (
     StatefulOp,
     StepOp,
     TakeOp,
-    TopicChoice,
+    TimeOp,
     UnnestOp,
 )
+from everflow.topology.timestamps import TimeFunction, TimestampExtractor
+
+_Graph = TypeVar("_Graph", bound=Graph)
 
 DECODING = -1
 """The level of the step that decodes, before everything."""
@@ -92,6 +96,18 @@ def emitting_every_update(topology: Graph) -> Graph:
         if isinstance(node, StatefulNode) and hasattr(node.operator, "emit_every_update"):
             return replace(node, operator=replace(node.operator, emit_every_update=True))
         return node
+
+    return replace(topology, nodes=tuple(changed(node) for node in topology.nodes))
+
+
+def with_default_extractor(topology: _Graph, extractor: TimestampExtractor | None) -> _Graph:
+    """The topology with ``default.timestamp.extractor`` for the user's topics that have none."""
+
+    def changed(node: Node) -> Node:
+        if not isinstance(node, SourceNode) or node.kind == "repartition":
+            return node
+        own = node.reading.timestamp
+        return replace(node, reading=replace(node.reading, timestamp=own or extractor))
 
     return replace(topology, nodes=tuple(changed(node) for node in topology.nodes))
 
@@ -132,7 +148,7 @@ class _Planner:
         self._outputs: dict[str, tuple[int, ...]] = {}
         self._sources: list[Source] = []
         self._global_tables: list[GlobalTable] = []
-        self._segments: dict[int, list[Projection | TopicChoice]] = {}
+        self._segments: dict[int, list[Projection | Choice]] = {}
         self.step_ops: list[tuple[StepOp, int]] = []
         self.level_of: dict[str, int] = {}
 
@@ -154,7 +170,7 @@ class _Planner:
             self._slots[slot], last_segment=max(self._slots[slot].last_segment, level)
         )
 
-    def _segment(self, level: int) -> list[Projection | TopicChoice]:
+    def _segment(self, level: int) -> list[Projection | Choice]:
         return self._segments.setdefault(level, [])
 
     def _segment_level(self, slot: int) -> int:
@@ -217,13 +233,34 @@ class _Planner:
                     node=node.name,
                     key_serde=node.key_serde,
                     value_serde=node.value_serde,
-                    offset_reset=node.offset_reset,
+                    offset_reset=node.reading.offset_reset,
                     kind=node.kind,
                     merged=False,
                     slot=slot,
+                    own_times=node.extractor is None,
                 )
             )
-            yield slot
+            yield slot if node.extractor is None else self._place_times(node, topic, slot)
+
+    def _place_times(self, node: SourceNode, topic: str, slot: int) -> int:
+        """The slot of a topic's records with the times that the source's extractor gives them."""
+        extractor = node.extractor
+        if isinstance(extractor, ColumnExpr):
+            slot = self._choice(node, "time", extractor, pa.int64(), slot)
+        self._read_in_step(slot, 0)
+        out = self._slot(node.name, node.out, 0, in_step=True)
+        op = TimeOp(
+            name=node.name,
+            source=self._sources[-1].index,
+            subtopology=self._sources[-1].subtopology,
+            extractor=None if isinstance(extractor, ColumnExpr) else extractor,
+            kept=node.partition_times().get(topic),
+            input=slot,
+            output=out,
+            where=node.where,
+        )
+        self.step_ops.append((op, 0))
+        return out
 
     def _global_table(self, node: GlobalTableNode) -> GlobalTable:
         source = Source(
@@ -296,7 +333,10 @@ class _Planner:
         topic: str | Callable[..., Any] | None
         if isinstance(node.topic, ColumnExpr):
             topic = None
-            inputs = tuple(self._choose_topic(node, node.topic, slot) for slot in inputs)
+            chosen = node.topic
+            inputs = tuple(
+                self._choice(node, "topic", chosen, pa.string(), slot) for slot in inputs
+            )
         elif isinstance(node.topic, FunctionExpr):
             topic = node.topic.fn
         else:
@@ -327,13 +367,23 @@ class _Planner:
                 return True
         return False
 
-    def _choose_topic(self, node: SinkNode, topic: ColumnExpr, slot: int) -> int:
+    def _choice(
+        self,
+        node: SinkNode | SourceNode,
+        what: str,
+        column: ColumnExpr,
+        kind: pa.DataType,
+        slot: int,
+    ) -> int:
+        """The slot of an input's records with what a Column says of each beside its value."""
         level = self._segment_level(slot)
         self._read_in_segment(slot, level)
         edge = self._slots[slot].type
-        value = pa.struct([("topic", pa.string()), ("value", edge.value)])
+        value = pa.struct([(what, kind), ("value", edge.value)])
         out = self._slot(node.name, EdgeType(edge.key, value), level, in_step=False)
-        self._segment(level).append(TopicChoice(node, topic, slot, out))
+        self._segment(level).append(
+            Choice(node=node, what=what, column=column, type=kind, input=slot, output=out)
+        )
         return out
 
     # -- result ------------------------------------------------------------------------------------
@@ -375,9 +425,14 @@ class _Planner:
         )
 
     def _reads_headers(self, segments: tuple[Segment, ...]) -> bool:
-        """Whether a Column or a processor of the user may read headers."""
+        """Whether a Column, a processor or a timestamp function of the user may read headers."""
         return any(segment.reads_headers for segment in segments) or any(
-            isinstance(node, StatefulNode) and isinstance(node.operator, ProcessorOperator)
+            (isinstance(node, StatefulNode) and isinstance(node.operator, ProcessorOperator))
+            or (
+                isinstance(node, SourceNode)
+                and isinstance(node.reading.timestamp, TimeFunction)
+                and node.reading.timestamp.takes > 2
+            )
             for node in self._topology.nodes
         )
 

@@ -75,7 +75,7 @@ def test_what_is_late_is_dropped_and_counted() -> None:
     stream.deduplicate("10 seconds", grace="1 second", store="s").to("out")
     with TopologyTestDriver(builder.build()) as driver:
         topic = driver.create_input_topic("in", TEXT, TEXT)
-        for time in (10_000, 9_000, 8_999, 20_001, 19_001, -1):
+        for time in (10_000, 9_000, 8_999, 20_001, 19_001):
             topic.pipe_input(str(time), "v", timestamp=time)
         records = driver.create_output_topic("out", TEXT, TEXT).read_records()
         found = [record.key for record in records]

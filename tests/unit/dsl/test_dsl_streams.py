@@ -46,7 +46,7 @@ def test_stream_defaults_to_bytes_and_reads_several_topics(builder: StreamsBuild
     builder.stream(["a", "b"], name="both", offset_reset="latest")
     node = last(builder)
     assert isinstance(node, SourceNode)
-    assert (node.name, node.topics, node.offset_reset) == ("both", ("a", "b"), "latest")
+    assert (node.name, node.topics, node.reading.offset_reset) == ("both", ("a", "b"), "latest")
     assert (node.out.key, node.out.value) == (pa.binary(), pa.binary())
 
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from everflow import StreamsConfig, serdes
 from everflow.runtime.start_up import offset_resets
-from everflow.topology.graph import EdgeType, SourceNode
+from everflow.topology.graph import EdgeType, Reading, SourceNode
 from everflow.topology.program import Topology
 from everflow.topology.subtopologies import cut
 
@@ -24,7 +24,7 @@ def source(topic: str, offset_reset: str | None = None, kind: str = "stream") ->
         serdes.bytes_(),
         serdes.bytes_(),
         kind,
-        offset_reset,
+        Reading(offset_reset=offset_reset),
     )
 
 

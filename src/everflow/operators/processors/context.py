@@ -129,8 +129,8 @@ class ProcessorContext(Telling):
 
     def forward(self, record: Record, child: str | None = None) -> None:
         """Hand a record on, to every stream behind the processor or to the ``child`` named in
-        ``process(..., children=[...])``. ValueError for a child that is not there; TypeError for
-        what is no `Record`."""
+        ``process(..., children=[...])``. ValueError for a child that is not there or a negative
+        time; TypeError for what is no `Record`."""
         if not isinstance(record, Record):
             raise TypeError(f"forward takes a Record(key, value, timestamp), found {record!r:.100}")
         if child is not None and child not in self._children:
@@ -138,6 +138,11 @@ class ProcessorContext(Telling):
                 f"forward found no child {child!r}; there "
                 f"{'are ' + ', '.join(self._children) if self._children else 'is none'}: name it "
                 f"with process(..., children=[{child!r}, ...])"
+            )
+        if record.timestamp < 0:
+            raise ValueError(
+                f"forward found a record with a negative time, {record.timestamp} ms: a time is in "
+                f"ms since 1970; record.with_timestamp(...) gives it one"
             )
         if self._keeps_key and not self._turn.has_key(record.key):
             raise ValueError(

@@ -184,6 +184,8 @@ def results_of_batch(
     times = own.timestamp
     if "timestamp" in table.column_names:
         times = column("timestamp", pa.int64()).to_numpy()
+        if (times < 0).any():
+            raise ValueError("process_batch: a time is in ms since 1970, found a negative one")
     return EdgeBatch(
         key=own.key if keeps_key else column("key", out.key),
         value=column("value", out.value),

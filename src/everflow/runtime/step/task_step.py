@@ -37,6 +37,7 @@ from everflow.runtime.commit.batch import (
     by_partition,
     by_task,
 )
+from everflow.runtime.step.extracted_times import extract_times
 from everflow.runtime.step.merge_order import merge_inputs, merge_tasks
 from everflow.runtime.step.step_failure import EarlierStepFailed, failure_of
 from everflow.runtime.step.step_functions import RecordFailure, run_function, take, unnest
@@ -68,6 +69,7 @@ from everflow.topology.physical_plan import (
     StatefulOp,
     StepOp,
     TakeOp,
+    TimeOp,
     UnnestOp,
 )
 from everflow.user_texts import shown
@@ -218,12 +220,20 @@ class TaskStep:
     ) -> Iterator[pa.RecordBatch]:
         """Run the operators on one hop's rows. Raises EarlierStepFailed for rows that a failed step
         has left."""
+        by_index = {source.index: source for source in self.sources}
         records = dict(hop.batches)
         if self.level:
             result = _from_control(hop.control)
         else:
+            times = [op for op in self.ops if isinstance(op, TimeOp)]
+            extracted = extract_times(times, hop, by_index, request)
             records, consumed = merge_inputs(hop, self.sources, request.ranges, request.log_ends)
-            result = StepResult(consumed=consumed, input_bytes=hop.bytes)
+            result = StepResult(
+                consumed=consumed,
+                stream_times=extracted.stream_times(consumed, request),
+                dropped=extracted.dropped(consumed),
+                input_bytes=hop.bytes,
+            )
         result.timings = timings
         with (
             timed(timings, "operators"),
@@ -231,13 +241,14 @@ class TaskStep:
                 self.stores, request.tasks, self._shared_stores(), request.global_tasks
             ) as stores,
         ):
-            by_index = {source.index: source for source in self.sources}
             for op in self.ops:
                 if isinstance(op, StatefulOp):
                     sides = [concat([records[slot] for slot in side]) for side in op.sides]
                     done = _run_stateful(op, sides, stores, by_index, request)
                     result.add(op, done)
                     records[op.output] = done.output
+                elif isinstance(op, TimeOp):
+                    pass  # before the merge
                 elif isinstance(op, SinkOp):
                     result.outputs += _to_outputs(op, _input_of(op, records), by_index)
                 else:

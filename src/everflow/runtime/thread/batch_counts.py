@@ -29,6 +29,7 @@ WHY = {
         "too late: the window's grace was over, by the newest record time its task had seen "
         "(docs/guide/time.md)"
     ),
+    "negative-timestamp": "without a time: theirs, or what timestamp= said, is negative",
     "null-foreign-key": "without a foreign key",
     "null-key": "without a key",
     "null-value": "without a value",

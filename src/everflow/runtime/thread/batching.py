@@ -128,6 +128,9 @@ class PlannedBatch:
     ranges: dict[TopicPartition, OffsetRange]
     log_ends: dict[TopicPartition, int]
     attempt: int = 0
+    wall_clock_ms: int = 0
+    """The machine's clock when it was planned: whatever goes by it gives the same again in a
+    retry."""
 
     @property
     def records(self) -> int:

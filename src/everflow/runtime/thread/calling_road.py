@@ -17,10 +17,10 @@ from everflow.spark.segments import spark_type, struct_type
 from everflow.spark.session import get_session
 from everflow.topology.describe_physical import has_twin
 from everflow.topology.graph import ColumnExpr, EdgeType, columns_in_sight
-from everflow.topology.physical_plan import PhysicalPlan, Projection, Segment, TopicChoice
+from everflow.topology.physical_plan import Choice, PhysicalPlan, Projection, Segment
 
 
-def calls(projection: Projection | TopicChoice) -> bool:
+def calls(projection: Projection | Choice) -> bool:
     """Whether its Columns call Python functions."""
     return isinstance(projection, Projection) and any(
         given is not None and given.calls for given in _columns(projection)
@@ -31,7 +31,7 @@ def _columns(projection: Projection) -> tuple[ColumnExpr | None, ...]:
     return projection.node.predicate, projection.node.key, projection.node.value
 
 
-def parts_of(segment: Segment) -> Iterator[tuple[Projection | TopicChoice, ...]]:
+def parts_of(segment: Segment) -> Iterator[tuple[Projection | Choice, ...]]:
     """Its projections in order: each that calls functions alone, and together those with twins and
     those without that stand side by side."""
     for (alone, _), found in groupby(segment.projections, lambda one: (calls(one), has_twin(one))):
@@ -42,7 +42,7 @@ def parts_of(segment: Segment) -> Iterator[tuple[Projection | TopicChoice, ...]]
 
 
 def part_plan(
-    plan: PhysicalPlan, segment: Segment, part: tuple[Projection | TopicChoice, ...]
+    plan: PhysicalPlan, segment: Segment, part: tuple[Projection | Choice, ...]
 ) -> PhysicalPlan:
     """A plan whose segment 1 is this part of a segment: it is given what it reads, and makes what
     anybody else reads."""

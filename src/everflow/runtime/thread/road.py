@@ -27,7 +27,7 @@ from everflow.spark.segments import (
 from everflow.spark.session import get_session
 from everflow.topology.describe_physical import as_text, has_twin
 from everflow.topology.graph import Graph
-from everflow.topology.physical_plan import PhysicalPlan, Projection, Segment, TopicChoice
+from everflow.topology.physical_plan import Choice, PhysicalPlan, Projection, Segment
 from everflow.topology.plan import plan
 from everflow.topology.subtopologies import cut
 
@@ -85,7 +85,7 @@ def _prepared(plan: PhysicalPlan, segment: Segment) -> tuple[str, ResidentSegmen
 
 
 def _prepared_part(
-    plan: PhysicalPlan, segment: Segment, part: tuple[Projection | TopicChoice, ...]
+    plan: PhysicalPlan, segment: Segment, part: tuple[Projection | Choice, ...]
 ) -> tuple[str, ResidentSegment]:
     if isinstance(part[0], Projection) and calls(part[0]):
         return calling(plan, part[0])
@@ -124,11 +124,10 @@ def computed_segment(plan: PhysicalPlan, level: int, number: int | Ticket) -> Co
 
 def column_lines(*segments: Segment) -> tuple[str, ...]:
     """The lines of the user's program whose Columns Spark computes."""
-    nodes = [
-        found.node
-        for segment in segments
-        for found in segment.projections
-        if isinstance(found, Projection)
+    found = [one for segment in segments for one in segment.projections]
+    lines = [
+        one.node.where
+        for one in found
+        if isinstance(one, Choice) or one.node.predicate or one.node.key or one.node.value
     ]
-    lines = [node.where for node in nodes if node.predicate or node.key or node.value]
     return tuple(dict.fromkeys(line for line in lines if line is not None))

@@ -11,7 +11,7 @@ import math
 import queue
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from everflow import metrics as names
 from everflow.clock import Clock
@@ -322,7 +322,7 @@ class StreamThread:
             if self._keep_alive_left_ms() > 0:
                 return None
             ranges = {tp: OffsetRange(r.start, r.start) for tp, r in available.items()}
-        return PlannedBatch(ranges, log_ends)
+        return PlannedBatch(ranges, log_ends, wall_clock_ms=self.clock.now_ms())
 
     def _available(self) -> dict[TopicPartition, OffsetRange]:
         """What is in the logs of its tasks and not yet processed."""
@@ -382,7 +382,7 @@ class StreamThread:
             attempt=planned.attempt,
             guarantee=self.settings.guarantee,
             transactional_id=self.settings.transactional_id,
-            wall_clock_ms=self.clock.now_ms(),
+            wall_clock_ms=planned.wall_clock_ms,
             gate=self.settings.gate_path,
             ranges={tp: planned.ranges[tp] for tp in inputs},
             log_ends={tp: planned.log_ends[tp] for tp in inputs},
@@ -512,7 +512,7 @@ class StreamThread:
             self._planned = parts[self._part % len(parts)]
             return
         ranges = plan_ranges(planned.ranges, self._size.records(self.settings.limits))
-        self._planned = PlannedBatch(ranges, planned.log_ends, planned.attempt)
+        self._planned = replace(planned, ranges=ranges)
 
     def _inputs(self) -> list[Collection[TopicPartition]]:
         return [task.inputs for _, task in sorted(self.tasks.items())]

@@ -2,8 +2,7 @@
 
 `kafka_sink`: the commit of a micro-batch, order of steps and all, over ports; `worker_ports` makes
 them of Kafka, gate and LMDB.
-`resident_step`: a step that stays and reads for itself, with `record_times`, which refuses times
-that Spark cannot hold.
+`resident_step`: a step that stays and reads for itself.
 `large_records`: which record was too large. `crash_points`: where tests kill.
 May import layers 0 and 1, `commit`, `step`, kafka and state; never `thread` or `tasks`, which are
 the driver's. Whatever is in here or below it is pickled by name: a worker imports it at its start.

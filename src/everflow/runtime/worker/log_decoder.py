@@ -15,6 +15,7 @@ from everflow.errors import EverflowError, RetriableError
 from everflow.kafka.reading.log_columns import LogColumns
 from everflow.operators.user_code import require_users
 from everflow.records import EdgeBatch, Int64, TopicPartition
+from everflow.runtime.step.record_times import odd_times, refuse_negative
 from everflow.serdes import Serde
 from everflow.serdes.fitting import column_of
 from everflow.serdes.json_serde import JsonSerde
@@ -41,7 +42,7 @@ class LogDecoder:
         return LogDecoder(plan.sources, plan.headers)
 
     def run(self, read: Mapping[TopicPartition, LogColumns]) -> HopInput:
-        """Undecodable records are live on the dead letter slot alone."""
+        """Undecodable records are live on the dead letter slot alone. Raises RecordTimeError."""
         index = {source.topic: source.index for source in self.sources}
         lengths = [len(columns) for columns in read.values()]
         hop = HopInput(
@@ -54,12 +55,15 @@ class LogDecoder:
             control="{}",
         )
         letters = []
+        odd = odd_times(hop, self.sources)
         for source in self.sources:
             mine = LogColumns.concat(
                 [found for tp, found in read.items() if tp.topic == source.topic]
             )
             raw = _raw(mine, np.flatnonzero(hop.source == source.index), hop)
             decoded, bad = decoded_records(source, raw)
+            if odd and source.own_times:
+                refuse_negative(source, decoded)
             hop.batches[source.slot], hop.rows[source.slot] = decoded, decoded.seq
             letters.append(bad)
             hop.bytes += raw.key.nbytes + raw.value.nbytes

@@ -12,7 +12,6 @@ from everflow.kafka.reading.range_reader import RangeReader
 from everflow.runtime.commit.batch import BatchRequest, as_json, by_name
 from everflow.runtime.step.task_step import failed
 from everflow.runtime.worker.log_decoder import LogDecoder
-from everflow.runtime.worker.record_times import require_times
 from everflow.topology.hops import HopInput, HopSchema, write_hop
 
 READ_TIMEOUT_S = 30.0
@@ -42,7 +41,6 @@ class LogInput:
         """The request with the ranges that were read, and their records. Raises what
         `RangeReader.read` raises, and RecordTimeError."""
         read = reader.read(request.ranges, READ_TIMEOUT_S, request.most_bytes)
-        require_times(read.columns)
         return request.ending(read.ends), self.decoder.run(read.columns)
 
 

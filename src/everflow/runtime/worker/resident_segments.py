@@ -29,7 +29,7 @@ from everflow.topology.hops import (
     slots_of,
     wide_rows,
 )
-from everflow.topology.physical_plan import Projection, Source, TopicChoice
+from everflow.topology.physical_plan import Choice, Projection, Source
 
 
 class ColumnComputer(Protocol):
@@ -63,15 +63,20 @@ class TwinProjection:
     predicate: Twin | None = None
     key: Twin | None = None
     value: Twin | None = None
-    topic: Twin | None = None
-    """Of a sink's records: each value becomes ``struct<topic, value>``."""
+    beside: Twin | None = None
+    """What it says of each record: each value becomes ``struct<WHAT, value>``."""
+    what: str = ""
 
     @staticmethod
-    def of(found: Projection | TopicChoice, topics: Mapping[int, str]) -> TwinProjection:
+    def of(found: Projection | Choice, topics: Mapping[int, str]) -> TwinProjection:
         """Of a projection that has twins (`describe_physical.has_twin`)."""
-        if isinstance(found, TopicChoice):
+        if isinstance(found, Choice):
             return TwinProjection(
-                input=found.input, output=found.output, topics=topics, topic=found.topic.twin
+                input=found.input,
+                output=found.output,
+                topics=topics,
+                beside=found.column.twin,
+                what=found.what,
             )
         node = found.node
         return TwinProjection(
@@ -86,7 +91,7 @@ class TwinProjection:
     @property
     def sure(self) -> bool:
         """Whether Arrow never leaves it to Spark."""
-        given = (self.predicate, self.key, self.value, self.topic)
+        given = (self.predicate, self.key, self.value, self.beside)
         return all(twin is None or twin.computation.sure for twin in given)
 
     def run(self, hop: HopInput) -> None:
@@ -99,9 +104,9 @@ class TwinProjection:
                 batch, rows = batch.take(keep), rows[keep]
         key = None if self.key is None else self._made(self.key, batch)
         value = None if self.value is None else self._made(self.value, batch)
-        if self.topic is not None:
-            topic = self._made(self.topic, batch)
-            value = pa.StructArray.from_arrays([topic, batch.value], ["topic", "value"])
+        if self.beside is not None:
+            said = self._made(self.beside, batch)
+            value = pa.StructArray.from_arrays([said, batch.value], [self.what, "value"])
         hop.batches[self.output], hop.rows[self.output] = batch.with_columns(key, value), rows
 
     def _made(self, twin: Twin, batch: EdgeBatch) -> pa.Array:

@@ -1,0 +1,4 @@
+"""How a program's topics are read and written: what the keywords of sources and sinks may be.
+
+`record_time`: ``timestamp=``. May import what `everflow.dsl` may.
+"""

@@ -1,0 +1,246 @@
+"""Gives records the times that their sources' extractors say, before they are merged (note 032).
+
+What an extractor says of records that this batch does not consume has no effect: they are read
+again, and partition times and dropped records are those of what is consumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+
+from everflow.operators.user_code import require_users
+from everflow.records import EdgeBatch, Int64, TaskId, TopicPartition
+from everflow.runtime.commit.batch import BatchRequest
+from everflow.runtime.step.record_times import MOST_MS, far_time, no_time
+from everflow.runtime.step.step_functions import RecordFailure
+from everflow.serdes.windowed import python_keys
+from everflow.topology.hops import HopInput
+from everflow.topology.physical_plan import Source, TimeOp
+from everflow.topology.timestamps import (
+    RecordContext,
+    TimeFunction,
+    UsePartitionTimeOnInvalidTimestamp,
+    WallclockTimestampExtractor,
+)
+from everflow.user_texts import shown
+
+SKIPPED = "negative-timestamp"
+_NOT_YET = -1
+"""A partition time before the first record."""
+_UNTOLD = (
+    "; a record without one gets its time in Kafka (record.timestamp, F.col('timestamp')), or a "
+    "negative one, with which it is dropped and counted"
+)
+
+PartitionTimes = Mapping[int, int]
+
+
+@dataclass(frozen=True)
+class _Extracted:
+    """The times of one source's records; negative for those that are dropped."""
+
+    op: TimeOp
+    topic: str
+    partition: np.ndarray
+    offset: Int64
+    times: Int64
+
+
+@dataclass(frozen=True)
+class ExtractedTimes:
+    """What a batch's extractors said."""
+
+    sources: tuple[_Extracted, ...]
+
+    def stream_times(
+        self, consumed: Mapping[TopicPartition, int], request: BatchRequest
+    ) -> dict[TaskId, dict[str, int]]:
+        """The partition times after the records that are consumed, by task and name."""
+        found: dict[TaskId, dict[str, int]] = {}
+        for one in self.sources:
+            if one.op.kept is None:
+                continue
+            before = _partition_times(one.op, request)
+            for partition in np.unique(one.partition).tolist():
+                mine = one.partition == partition
+                mine &= one.offset < consumed[TopicPartition(one.topic, partition)]
+                if mine.any():
+                    time = max(before.get(partition, _NOT_YET), int(one.times[mine].max()))
+                    task = TaskId(one.op.subtopology, partition)
+                    found.setdefault(task, {})[one.op.kept] = time
+        return found
+
+    def dropped(self, consumed: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
+        """How many of the records that are consumed have no time, by node and reason."""
+        found: dict[str, dict[str, int]] = {}
+        for one in self.sources:
+            rows = np.flatnonzero(one.times < 0)
+            count = sum(
+                offset < consumed[TopicPartition(one.topic, partition)]
+                for partition, offset in zip(
+                    one.partition[rows].tolist(), one.offset[rows].tolist(), strict=True
+                )
+            )
+            if count:
+                reasons = found.setdefault(one.op.name, {SKIPPED: 0})
+                reasons[SKIPPED] += count
+        return found
+
+
+def extract_times(
+    ops: Sequence[TimeOp], hop: HopInput, sources: Mapping[int, Source], request: BatchRequest
+) -> ExtractedTimes:
+    """Give the records of the ``ops``' slots their times; those that get a negative one leave.
+    Changes ``hop``.
+
+    Raises RecordTimeError, and RecordFailure for a record of which an extractor says no time.
+    """
+    if ops:
+        hop.timestamp = hop.timestamp.copy()
+    found = []
+    for op in ops:
+        batch, rows = hop.batches.pop(op.input), hop.rows.pop(op.input)
+        times = _times(op, batch, sources, request)
+        beyond = np.flatnonzero(times > MOST_MS)
+        if len(beyond):
+            row = int(beyond[0])
+            raise far_time(_place(op, sources, batch, row), int(times[row]), extracted=True)
+        topic = sources[op.source].topic
+        found.append(_Extracted(op, topic, batch.partition, batch.offset, times))
+        if op.extractor is None:
+            batch = batch.with_columns(value=pc.struct_field(batch.value, [1]))
+        hop.timestamp[rows] = times
+        batch = replace(batch, timestamp=times)
+        if (times < 0).any():
+            keep = np.flatnonzero(times >= 0)
+            batch, rows = batch.take(keep), rows[keep]
+        hop.batches[op.output], hop.rows[op.output] = batch, rows
+    return ExtractedTimes(tuple(found))
+
+
+def _times(
+    op: TimeOp, batch: EdgeBatch, sources: Mapping[int, Source], request: BatchRequest
+) -> Int64:
+    match op.extractor:
+        case None:
+            return _said_by_column(op, batch, sources)
+        case TimeFunction() as function:
+            return _said_by_function(op, function, batch, sources, _partition_times(op, request))
+        case UsePartitionTimeOnInvalidTimestamp():
+            return _filled_in(op, batch, sources, _partition_times(op, request))
+        case WallclockTimestampExtractor():
+            return np.full(len(batch), request.wall_clock_ms, np.int64)
+        case _:
+            return batch.timestamp
+
+
+def _said_by_column(op: TimeOp, batch: EdgeBatch, sources: Mapping[int, Source]) -> Int64:
+    said = pc.struct_field(batch.value, [0])
+    if said.null_count:
+        row = int(np.flatnonzero(said.is_null().to_numpy(zero_copy_only=False))[0])
+        raise RecordFailure.at(
+            op, sources, batch, row, ValueError(f"timestamp= is NULL for this record{_UNTOLD}")
+        )
+    times: Int64 = said.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
+    return times
+
+
+def _said_by_function(
+    op: TimeOp,
+    function: TimeFunction,
+    batch: EdgeBatch,
+    sources: Mapping[int, Source],
+    before: PartitionTimes,
+) -> Int64:
+    """Record by record, as a partition's time depends on what was said of those before."""
+    keys, values = python_keys(batch.key), batch.value.to_pylist()
+    records = _contexts(batch, sources[op.source].topic) if function.takes > 2 else None
+    partition_times = dict(before)
+    partitions = batch.partition.tolist()
+    times = np.empty(len(batch), np.int64)
+    row = 0
+    try:
+        for row, partition in enumerate(partitions):
+            highest = partition_times.get(partition, _NOT_YET)
+            given: tuple[Any, ...]
+            if function.takes == 1:
+                given = (values[row],)
+            elif records is None:
+                given = keys[row], values[row]
+            else:
+                given = (keys[row], values[row], records(row), highest)[: function.takes]
+            time = _whole(function.fn(*given))
+            times[row] = time
+            if time > highest:
+                partition_times[partition] = time
+    except BaseException as error:
+        require_users(error)
+        raise RecordFailure.at(op, sources, batch, row, error) from error
+    return times
+
+
+def _whole(said: Any) -> int:
+    """TypeError for what is no number of ms."""
+    if isinstance(said, (int, np.integer)) and not isinstance(said, bool):
+        return int(said)
+    if said is None:
+        raise TypeError(f"timestamp= gave no time{_UNTOLD}")
+    cure = ": int(time.timestamp() * 1000)" if hasattr(said, "timestamp") else ""
+    raise TypeError(
+        f"timestamp= gave {shown(said)} ({type(said).__name__}); a time is a whole number of ms "
+        f"since 1970{cure}"
+    )
+
+
+def _contexts(batch: EdgeBatch, topic: str) -> Callable[[int], RecordContext]:
+    """What a function is told of the record in a row."""
+    partitions, offsets = batch.partition.tolist(), batch.offset.tolist()
+    times = batch.timestamp.tolist()
+    headers = [None] * len(batch) if batch.headers is None else batch.headers.to_pylist()
+
+    def context(row: int) -> RecordContext:
+        pairs = tuple((one["key"], one["value"]) for one in headers[row] or ())
+        return RecordContext(topic, partitions[row], offsets[row], times[row], pairs)
+
+    return context
+
+
+def _filled_in(
+    op: TimeOp, batch: EdgeBatch, sources: Mapping[int, Source], before: PartitionTimes
+) -> Int64:
+    """The records' own times, and for negative ones the highest of the partition so far."""
+    if not (batch.timestamp < 0).any():
+        return batch.timestamp
+    times: Int64 = batch.timestamp.copy()
+    for partition in np.unique(batch.partition).tolist():
+        rows = np.flatnonzero(batch.partition == partition)
+        known = np.maximum(times[rows], before.get(partition, _NOT_YET))
+        highest = np.maximum.accumulate(known)
+        times[rows] = np.where(times[rows] < 0, highest, times[rows])
+    unknown = np.flatnonzero(times < 0)
+    if len(unknown):
+        row = int(unknown[0])
+        raise no_time(_place(op, sources, batch, row), int(batch.timestamp[row]))
+    return times
+
+
+def _partition_times(op: TimeOp, request: BatchRequest) -> dict[int, int]:
+    """Partition times before the batch, by partition."""
+    kept = op.kept
+    if kept is None:
+        return {}
+    return {
+        task.task.partition: task.stream_times[kept]
+        for task in request.tasks
+        if kept in task.stream_times and task.task.subtopology == op.subtopology
+    }
+
+
+def _place(op: TimeOp, sources: Mapping[int, Source], batch: EdgeBatch, row: int) -> str:
+    topic = sources[op.source].topic
+    return f"{topic}-{int(batch.partition[row])}@{int(batch.offset[row])}"

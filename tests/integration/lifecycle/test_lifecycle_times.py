@@ -1,0 +1,132 @@
+"""Times over restarts: partition times and stream times are kept with the committed offsets, so an
+instance that starts again takes, drops and closes what one that went on would."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from everflow import (
+    EmitStrategy,
+    JoinWindows,
+    LogAndSkipOnInvalidTimestamp,
+    RecordContext,
+    SessionWindows,
+    StreamsBuilder,
+    Suppressed,
+    TimeWindows,
+    Topology,
+    UsePartitionTimeOnInvalidTimestamp,
+    serdes,
+)
+from everflow.metrics import DROPPED_RECORDS
+from everflow.testing import TopologyTestDriver
+from integration.lifecycle.lifecycle_cluster import Application, Cluster, Record, text
+
+pytestmark = [pytest.mark.broker, pytest.mark.spark]
+
+TEXT = serdes.string()
+RESULTS = ("windows", "sessions", "final", "closed", "joined", "once", "guessed")
+TURNS, PER_TURN = 4, 30
+
+
+def said(key: str, value: str, record: RecordContext, partition_time: int) -> int:
+    """One more than the partition's where the value says none."""
+    return partition_time + 1 if value == "next" else int(value)
+
+
+def topology(name: Callable[[str], str]) -> Topology:
+    """Every operator that judges records by stream time; ``name``: a topic's full name."""
+    builder = StreamsBuilder()
+    stream = builder.stream(name("in"), key=TEXT, value=TEXT, timestamp=said)
+    other = builder.stream(
+        name("odd"), key=TEXT, value=TEXT, timestamp=UsePartitionTimeOnInvalidTimestamp
+    )
+    builder.stream(
+        name("skipped"), key=TEXT, value=TEXT, timestamp=LogAndSkipOnInvalidTimestamp
+    ).for_each(print)
+    other.to(name("guessed"))
+    grouped = stream.group_by_key()
+    windowed = grouped.windowed_by(TimeWindows.of_size(20).grace(5))
+    counts = windowed.count(store="windows")
+    counts.to_stream().to(name("windows"))
+    counts.suppress(Suppressed.until_window_closes(), store="held").to_stream().to(name("final"))
+    closing = windowed.emit_strategy(EmitStrategy.on_window_close())
+    closing.count(store="closed").to_stream().to(name("closed"))
+    sessions = grouped.windowed_by(SessionWindows.of_inactivity_gap(8).grace(3))
+    sessions.count(store="sessions").to_stream().to(name("sessions"))
+    join = JoinWindows.of_time_difference(6).grace(4)
+    stream.left_join(
+        other, lambda left, right: f"{left} {right}", windows=join, store="join", returns="string"
+    ).to(name("joined"))
+    stream.deduplicate("15 ms", grace="5 ms", store="once").to(name("once"))
+    return builder.build()
+
+
+def turns(seed: int) -> list[dict[str, list[Record]]]:
+    """What is written before each start. The first records of each are far behind the last ones of
+    the turn before."""
+    drawn = random.Random(seed)
+    time, found = 100, []
+    for turn in range(TURNS):
+        written: dict[str, list[Record]] = {"in": [], "odd": [], "skipped": []}
+        for number in range(PER_TURN):
+            late = drawn.choice([60, 30]) if turn and number < 6 else drawn.choice([0, 0, 3, 12])
+            time += drawn.randrange(6)
+            key = f"k{drawn.randrange(3)}"
+            value = "next" if drawn.random() < 0.1 else str(time - late)
+            written["in"].append(text(key, value, 1))
+            own = time - late if (turn, number) == (0, 0) or drawn.random() < 0.8 else -1
+            written["odd"].append(text(key, str(number), own))
+            written["skipped"].append(text(key, "v", own))
+        found.append(written)
+    return found
+
+
+def by_the_driver(given: list[dict[str, list[Record]]]) -> dict[str, list[Any]]:
+    """Both inputs of the join in one micro-batch, so that they are merged by time."""
+    raw = serdes.bytes_()
+    with TopologyTestDriver(topology(str), emit_every_update=True) as driver:
+        topics = {name: driver.create_input_topic(name, raw, raw) for name in given[0]}
+        for written in given:
+            driver.pipe_batch(
+                {
+                    topics[name]: [(one.key, one.value, one.timestamp) for one in records]
+                    for name, records in written.items()
+                }
+            )
+        return {
+            result: [
+                (found.key, found.value, found.timestamp)
+                for found in driver.create_output_topic(result, raw, raw).read_records()
+            ]
+            for result in RESULTS
+        }
+
+
+def test_what_was_late_before_a_restart_is_late_behind_it(
+    app: Application, cluster: Cluster
+) -> None:
+    given = turns(seed=7)
+    names = {topic: cluster.topic(topic, 1) for topic in (*given[0], *RESULTS)}
+    dropped = 0.0
+    for turn, written in enumerate(given):
+        for name, records in written.items():
+            cluster.write(names[name], records)
+        if turn == 2:  # from the changelogs and what is beside the offsets alone
+            shutil.rmtree(app.folder)
+        with app.running(
+            topology(names.__getitem__), emit_every_update=True, spark_job_per_batch=turn == 1
+        ) as streams:
+            app.until_processed(streams, *(names[name] for name in written))
+            dropped += float(streams.metrics()[DROPPED_RECORDS])
+    wanted = by_the_driver(given)
+    for result in RESULTS:
+        found = [(one.key, one.value, one.timestamp) for one in cluster.read(names[result])]
+        assert found == wanted[result], result
+    skipped = [one for written in given for one in written["skipped"] if one.timestamp < 0]
+    assert dropped > len(skipped) > 0

@@ -1,0 +1,248 @@
+"""Times that extractors say, and the merge by them, against Kafka Streams' RecordQueue and
+PartitionGroup taken literally; however the records are cut into micro-batches (reference 1.6)."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+
+from everflow import (
+    LogAndSkipOnInvalidTimestamp,
+    UsePartitionTimeOnInvalidTimestamp,
+    WallclockTimestampExtractor,
+    serdes,
+)
+from everflow.records import EdgeBatch, OffsetRange, TaskId, TopicPartition
+from everflow.runtime.commit.batch import BatchRequest, TaskContext
+from everflow.runtime.step.extracted_times import SKIPPED, extract_times
+from everflow.runtime.step.merge_order import merge_inputs
+from everflow.topology.hops import HopInput
+from everflow.topology.physical_plan import Source, TimeOp
+from everflow.topology.timestamps import RecordContext, TimeFunction, TimestampExtractor
+
+NOW = 7
+
+
+def later(key: str, value: str, record: RecordContext, partition_time: int) -> int:
+    """A time of the value's own; odd ones of the record's place, of what was before, and none."""
+    assert key == value == f"{record.topic}@{record.offset}"
+    return partition_time + 1 if record.timestamp % 3 == 1 else record.timestamp - 2
+
+
+EXTRACTORS: list[TimestampExtractor | None] = [
+    None,
+    LogAndSkipOnInvalidTimestamp(),
+    UsePartitionTimeOnInvalidTimestamp(),
+    WallclockTimestampExtractor(),
+    TimeFunction(later, 4),
+]
+
+
+class Input(NamedTuple):
+    extractor: TimestampExtractor | None
+    times: list[int]
+
+
+class Done(NamedTuple):
+    """What was processed, in order, with its time; what was dropped by input; partition times."""
+
+    records: list[tuple[str, int]]
+    dropped: dict[str, int]
+    partition_times: dict[str, int]
+
+
+def topic(number: int) -> str:
+    return f"t{number}"
+
+
+class Queue:
+    """RecordQueue: the head has its time once the record before it has been taken."""
+
+    def __init__(self, number: int, given: Input) -> None:
+        self.number, self.given = number, given
+        self.next, self.partition_time, self.dropped = 0, -1, 0
+        self.head: tuple[int, int] | None = None
+        self._update_head()
+
+    def _update_head(self) -> None:
+        self.head = None
+        while self.head is None and self.next < len(self.given.times):
+            offset, time = self.next, self._extracted(self.given.times[self.next])
+            self.next += 1
+            if time < 0:
+                self.dropped += 1
+            else:
+                self.head = (time, offset)
+
+    def _extracted(self, time: int) -> int:
+        name = f"{topic(self.number)}@{self.next}"
+        match self.given.extractor:
+            case UsePartitionTimeOnInvalidTimestamp():
+                return self.partition_time if time < 0 else time
+            case WallclockTimestampExtractor():
+                return NOW
+            case TimeFunction():
+                place = RecordContext(topic(self.number), 0, self.next, time)
+                return later(name, name, place, self.partition_time)
+            case _:
+                return time
+
+    def poll(self) -> tuple[str, int]:
+        assert self.head is not None
+        time, offset = self.head
+        self.partition_time = max(self.partition_time, time)
+        self._update_head()
+        return f"{topic(self.number)}@{offset}", time
+
+
+def one_by_one(inputs: list[Input]) -> Done:
+    """PartitionGroup with all records there: the oldest head is next."""
+    queues = [Queue(number, one) for number, one in enumerate(inputs)]
+    records = []
+    while heads := [(queue.head[0], queue.number) for queue in queues if queue.head is not None]:
+        records.append(queues[min(heads)[1]].poll())
+    kept = {
+        topic(queue.number): queue.partition_time
+        for queue in queues
+        if queue.given.extractor is not None and queue.given.extractor.remembers
+    }
+    return Done(
+        records,
+        {topic(queue.number): queue.dropped for queue in queues if queue.dropped},
+        {name: time for name, time in kept.items() if time >= 0},
+    )
+
+
+def sources(inputs: list[Input]) -> tuple[Source, ...]:
+    text = serdes.string()
+    return tuple(
+        Source(
+            index=number,
+            topic=topic(number),
+            subtopology=0,
+            node=topic(number),
+            key_serde=text,
+            value_serde=text,
+            offset_reset="earliest",
+            kind="stream",
+            merged=len(inputs) > 1,
+            slot=number,
+        )
+        for number in range(len(inputs))
+    )
+
+
+def time_ops(inputs: list[Input]) -> list[TimeOp]:
+    return [
+        TimeOp(
+            name=topic(number),
+            source=number,
+            subtopology=0,
+            extractor=one.extractor,
+            kept=topic(number) if one.extractor.remembers else None,
+            input=number,
+            output=100 + number,
+            where=None,
+        )
+        for number, one in enumerate(inputs)
+        if one.extractor is not None
+    ]
+
+
+def read(inputs: list[Input], ranges: dict[TopicPartition, OffsetRange]) -> HopInput:
+    hop = HopInput(
+        batches={},
+        rows={},
+        source=np.empty(0, np.int32),
+        partition=np.empty(0, np.int32),
+        offset=np.empty(0, np.int64),
+        timestamp=np.empty(0, np.int64),
+        control="{}",
+    )
+    for number, one in enumerate(inputs):
+        start, end = ranges[TopicPartition(topic(number), 0)]
+        offset = np.arange(start, end, dtype=np.int64)
+        rows = np.arange(len(hop.offset), len(hop.offset) + len(offset), dtype=np.int64)
+        names = pa.array([f"{topic(number)}@{at}" for at in offset], pa.string())
+        times = np.array(one.times[start:end], np.int64)
+        hop.batches[number] = EdgeBatch(
+            key=names,
+            value=names,
+            timestamp=times,
+            seq=rows,
+            source=np.full(len(rows), number, np.int32),
+            partition=np.zeros(len(rows), np.int32),
+            offset=offset,
+        )
+        hop.rows[number] = rows
+        hop.source = np.concatenate([hop.source, hop.batches[number].source])
+        hop.partition = np.concatenate([hop.partition, hop.batches[number].partition])
+        hop.offset = np.concatenate([hop.offset, offset])
+        hop.timestamp = np.concatenate([hop.timestamp, times])
+    return hop
+
+
+def in_batches(inputs: list[Input], sizes: list[int]) -> Done:
+    """Micro-batches of up to so many records of each input, in turn, until all is read."""
+    done = Done([], {}, {})
+    ends = {TopicPartition(topic(n), 0): len(one.times) for n, one in enumerate(inputs)}
+    position = dict.fromkeys(ends, 0)
+    turn = 0
+    while position != ends:
+        ranges = {}
+        for tp, start in position.items():
+            size = sizes[turn % len(sizes)]
+            turn += 1
+            ranges[tp] = OffsetRange(start, min(ends[tp], start + size))
+        request = BatchRequest(
+            batch_id="b.0.0",
+            thread=0,
+            attempt=0,
+            guarantee="exactly_once_v2",
+            transactional_id="",
+            wall_clock_ms=NOW,
+            gate="",
+            ranges=ranges,
+            log_ends=ends,
+            tasks=[TaskContext(TaskId(0, 0), "i", "", dict(done.partition_times))],
+            application_id="app",
+        )
+        hop = read(inputs, ranges)
+        given = sources(inputs)
+        extracted = extract_times(time_ops(inputs), hop, {one.index: one for one in given}, request)
+        batches, position = merge_inputs(hop, given, ranges, ends)
+        for times in extracted.stream_times(position, request).values():
+            done.partition_times.update(times)
+        for node, reasons in extracted.dropped(position).items():
+            done.dropped[node] = done.dropped.get(node, 0) + reasons[SKIPPED]
+        found: list[tuple[int, str, int]] = []
+        for batch in batches.values():
+            found += zip(
+                batch.seq.tolist(), batch.key.to_pylist(), batch.timestamp.tolist(), strict=True
+            )
+        done.records.extend((name, time) for _, name, time in sorted(found))
+    return done
+
+
+@st.composite
+def drawn_inputs(draw: Any) -> list[Input]:
+    inputs = []
+    for _ in range(draw(st.integers(1, 3))):
+        extractor = draw(st.sampled_from(EXTRACTORS))
+        lowest = 0 if extractor is None else -3
+        times = draw(st.lists(st.integers(lowest, 9), max_size=12))
+        if isinstance(extractor, UsePartitionTimeOnInvalidTimestamp):
+            times = [0, *times]  # a first record without a time stops
+        inputs.append(Input(extractor, times))
+    return inputs
+
+
+@given(drawn_inputs(), st.lists(st.integers(1, 5), min_size=1, max_size=6))
+def test_equal_to_one_record_after_the_other_however_they_are_cut(
+    inputs: list[Input], sizes: list[int]
+) -> None:
+    assert in_batches(inputs, sizes) == one_by_one(inputs)
