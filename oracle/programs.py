@@ -47,6 +47,7 @@ class Program:
     unordered: list[str] = field(default_factory=list)
     by_key: list[str] = field(default_factory=list)
     stores: list[str] = field(default_factory=list)
+    versioned: list[str] = field(default_factory=list)
     jitter_ms: int = 60
 
     def shape(self) -> str:
@@ -60,8 +61,11 @@ class Program:
                 if node.get("windows")
                 else ""
             )
+            + (":grace" if "grace" in node else "")
+            + (":versioned" if "history" in node else "")
             for node in self.nodes
-            if node["op"] not in ("stream", "table", "global_table", "sink")
+            if node["op"] not in ("stream", "global_table", "sink")
+            and (node["op"] != "table" or "history" in node)
         )
 
 
@@ -85,7 +89,7 @@ class Draw:
             self._stream(self._add("stream", topic=topic))
         for _ in range(self._drawn.randint(0, 2)):
             topic = self._input()
-            self._table(self._add("table", topic=topic, store=self._store()))
+            self._table(self._add("table", topic=topic, store=self._store(), **self._history()))
         for _ in range(self._drawn.choice([0, 0, 1])):
             store = self._store()
             table = self._add("global_table", topic=self._input(), store=store)
@@ -117,16 +121,23 @@ class Draw:
     def _store(self) -> str:
         return f"store{len(self.program.nodes)}"
 
+    def _history(self) -> dict[str, int]:
+        """Of a table that is versioned, how long it keeps what was."""
+        history = self._drawn.choice([None, None, 5, 40])
+        return {} if history is None else {"history": history}
+
     def _stream(self, name: str, plain: bool = True, changed: bool = False) -> None:
         self._streams[name] = (plain, changed)
         node = self.program.nodes[-1]
         before = [self._several.get(str(node.get(side)), frozenset()) for side in ("in", "left")]
-        own = {name} if "windows" in node else frozenset[str]()
+        own = {name} if "windows" in node or "grace" in node else frozenset[str]()
         self._several[name] = frozenset(own).union(*before)
 
     def _table(self, name: str) -> None:
         self._tables.append(name)
-        self.program.stores.append(self.program.nodes[-1]["store"])
+        node = self.program.nodes[-1]
+        kept = self.program.versioned if "history" in node else self.program.stores
+        kept.append(node["store"])
 
     def _any(self) -> str:
         return self._drawn.choice([*self._streams, *self._tables])
@@ -161,7 +172,7 @@ class Draw:
 
     def _to_table(self) -> None:
         given = self._drawn.choice([*self._streams])
-        self._table(self._add("to_table", **{"in": given}, store=self._store()))
+        self._table(self._add("to_table", **{"in": given}, store=self._store(), **self._history()))
 
     def _aggregate(self) -> None:
         given = self._drawn.choice([*self._streams])
@@ -215,7 +226,11 @@ class Draw:
         self._table(self._add("cogroup", left=left, right=right, store=self._store()))
 
     def _suppress(self) -> None:
-        tables = [name for name in self._tables if not self._in_turn(name)]
+        tables = [
+            name
+            for name in self._tables
+            if not self._in_turn(name) and "history" not in self._node(name)
+        ]
         if tables:
             given = self._drawn.choice(tables)
             most = self._drawn.choice([None, None, 1, 2])
@@ -240,10 +255,24 @@ class Draw:
             if any(map(self._closes, self._above(left) & self._above(right))):
                 return
             kind = "left" if kind == "outer" else kind
+            if "history" in self._node(right) and self._drawn.random() < 0.6:
+                self._join_with_grace(left, right, kind)
+                return
             name = self._add("join", left=left, right=right, kind=kind)
             self._stream(name, plain=self._streams[left][0])
         elif what == "streams":
             self._join_streams(kind)
+
+    def _join_with_grace(self, left: str, right: str, kind: str) -> None:
+        if kind == "left":  # the original's buffer ends with a null key (docs/differences.md)
+            left = self._add("select_key", **{"in": left})
+            self._stream(left, self._streams[self.program.nodes[-1]["in"]][0], True)
+        grace = self._drawn.choice([0, 3, 20])
+        grace = min(grace, self._node(right)["history"])
+        name = self._add(
+            "join", left=left, right=right, kind=kind, grace=grace, store=self._store()
+        )
+        self._stream(name, plain=False)
 
     def _above(self, name: str) -> set[str]:
         """The node and all before it."""
@@ -258,7 +287,7 @@ class Draw:
         """Whether a record makes the node give what others left."""
         node = self._node(name)
         results = node["windows"].get("results") if "windows" in node else None
-        return node["op"] == "suppress" or results in ("final", "suppressed")
+        return node["op"] == "suppress" or "grace" in node or results in ("final", "suppressed")
 
     def _tells_before(self, name: str) -> bool:
         """Whether the original tells rightly what an entry was: its aggregates tell the initial
@@ -499,12 +528,12 @@ def _joined(_: StreamsBuilder, made: dict[str, Any], node: Node) -> Any:
 
 
 def _kept(node: Node) -> dict[str, Any]:
-    return {"store": node["store"]} if "store" in node else {}
+    return {name: node[name] for name in ("store", "grace", "history") if name in node}
 
 
 _BUILD: dict[str, Any] = {
     "stream": lambda b, made, n: b.stream(n["topic"], key=TEXT, value=TEXT),
-    "table": lambda b, made, n: b.table(n["topic"], key=TEXT, value=TEXT, store=n["store"]),
+    "table": lambda b, made, n: b.table(n["topic"], key=TEXT, value=TEXT, **_kept(n)),
     "global_table": lambda b, made, n: b.global_table(
         n["topic"], key=TEXT, value=TEXT, store=n["store"]
     ),
@@ -513,7 +542,7 @@ _BUILD: dict[str, Any] = {
     "map_values": _map,
     "select_key": _key,
     "merge": lambda b, made, n: made[n["left"]].merge(made[n["right"]]),
-    "to_table": lambda b, made, n: made[n["in"]].to_table(store=n["store"]),
+    "to_table": lambda b, made, n: made[n["in"]].to_table(**_kept(n)),
     "to_stream": lambda b, made, n: made[n["in"]].to_stream(),
     "count": _aggregated,
     "reduce": _aggregated,

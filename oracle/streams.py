@@ -27,6 +27,8 @@ SCRIPTS_A_PROGRAM = 8
 SHORT_LIVED = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 """A JVM that runs for minutes, beside others: half its time would go into compiling."""
 RECORDS = 25
+LETTERS = "abcpqrtxyz&_"
+"""All keys that there can be."""
 
 
 @dataclass
@@ -78,7 +80,8 @@ def _compare(
     program: Program, topology: Topology, scripts: list[list[Records]], ask: Any, report: Report
 ) -> None:
     one_by_one = [[record for batch in cut for record in batch] for cut in scripts]
-    answer = ask({**asdict(program), "scripts": one_by_one})
+    times = [_times(records) for records in one_by_one] if program.versioned else []
+    answer = ask({**asdict(program), "scripts": one_by_one, "as_of": times})
     report.programs.update(set(program.shape().split()))
     with TopologyTestDriver(topology, emit_every_update=True) as driver:
         told_here = [_run(driver, program, cut) for cut in scripts]
@@ -112,6 +115,12 @@ def _leave_out(program: Program, *told: dict[str, Any]) -> None:
             one["stores"][name] = [entry[:2] for entry in one["stores"][name]]
 
 
+def _times(records: Records) -> list[int]:
+    """At which a versioned store is looked up behind a script."""
+    latest = max(time for _, _, _, time in records)
+    return list(range(max(0, latest - 70), latest + 8, 7))
+
+
 def _run(driver: TopologyTestDriver, program: Program, cut: list[Records]) -> dict[str, Any]:
     inputs = {topic: driver.create_input_topic(topic, TEXT, TEXT) for topic in program.inputs}
     for records in cut:
@@ -133,6 +142,13 @@ def _run(driver: TopologyTestDriver, program: Program, cut: list[Records]) -> di
         ]
         for name in program.stores
     }
+    times = _times([record for records in cut for record in records])
+    for name in program.versioned:
+        store = driver.get_versioned_store(name)
+        asked = [(key, time, store.get_as_of(key, time)) for key in LETTERS for time in times]
+        stores[name] = [
+            [key, time, found.value, found.timestamp] for key, time, found in asked if found
+        ]
     driver.reset()
     return {"outputs": outputs, "stores": stores}
 

@@ -47,12 +47,14 @@ import org.apache.kafka.streams.state.KeyValueStore;
 import org.apache.kafka.streams.state.SessionStore;
 import org.apache.kafka.streams.state.Stores;
 import org.apache.kafka.streams.state.ValueAndTimestamp;
+import org.apache.kafka.streams.state.VersionedKeyValueStore;
+import org.apache.kafka.streams.state.VersionedRecord;
 import org.apache.kafka.streams.state.WindowStore;
 import org.apache.kafka.streams.test.TestRecord;
 
 /**
  * Runs drawn programs (oracle/programs.py says what they are) in Kafka Streams' TopologyTestDriver. A line of JSON in:
- * {"nodes": [...], "inputs": [...], "outputs": [...], "scripts": [[[topic, key, value, time], ...], ...]}; a line out: for
+ * {"nodes": [...], "inputs": [...], "outputs": [...], "scripts": [[[topic, key, value, time], ...], ...], "as_of": [[time, ...], ...]}; a line out: for
  * each script {"outputs": {topic: [[key, value, time], ...]}, "stores": {name: [[key, value, time], ...]}}, or {"error": text}.
  */
 public final class StreamsOracle {
@@ -72,8 +74,8 @@ public final class StreamsOracle {
         try {
             final ArrayNode runs = answer.putArray("runs");
             final Properties settings = settings(folder);
-            for (final JsonNode script : program.get("scripts")) {
-                runs.add(new Program(program, settings).run(script, settings));
+            for (int at = 0; at < program.get("scripts").size(); at++) {
+                runs.add(new Program(program, settings).run(program.get("scripts").get(at), program.get("as_of").get(at), settings));
             }
         } catch (final Exception | StackOverflowError error) {
             answer.put("error", error + (error.getCause() == null ? "" : ": " + error.getCause()));
@@ -117,7 +119,7 @@ public final class StreamsOracle {
             program.get("nodes").forEach(this::add);
         }
 
-        private ObjectNode run(final JsonNode script, final Properties settings) {
+        private ObjectNode run(final JsonNode script, final JsonNode asOf, final Properties settings) {
             final ObjectNode told = JSON.createObjectNode();
             try (TopologyTestDriver driver = new TopologyTestDriver(builder.build(), settings)) {
                 final Map<String, TestInputTopic<String, String>> inputs = new HashMap<>();
@@ -144,6 +146,18 @@ public final class StreamsOracle {
                         while (all.hasNext()) {
                             final KeyValue<String, ValueAndTimestamp<Object>> entry = all.next();
                             entries.addArray().add(entry.key).add(String.valueOf(entry.value.value())).add(entry.value.timestamp());
+                        }
+                    }
+                }
+                for (final JsonNode name : program.get("versioned")) {
+                    final ArrayNode entries = stores.putArray(name.asText());
+                    final VersionedKeyValueStore<String, String> store = driver.getVersionedKeyValueStore(name.asText());
+                    for (final String key : "a b c p q r t x y z & _".split(" ")) {
+                        for (final JsonNode time : asOf) {
+                            final VersionedRecord<String> found = store.get(key, time.asLong());
+                            if (found != null) {
+                                entries.addArray().add(key).add(time.asLong()).add(found.value()).add(found.timestamp());
+                            }
                         }
                     }
                 }
@@ -195,7 +209,8 @@ public final class StreamsOracle {
         }
 
         private static Materialized<String, String, KeyValueStore<Bytes, byte[]>> kept(final JsonNode node) {
-            return Materialized.as(node.get("store").asText());
+            final String store = node.get("store").asText();
+            return node.has("history") ? Materialized.as(Stores.persistentVersionedKeyValueStore(store, ms(node, "history"))) : Materialized.as(store);
         }
 
         private void filter(final String id, final JsonNode node) {
@@ -327,7 +342,8 @@ public final class StreamsOracle {
             } else if (tables.containsKey(node.get("right").asText())) {
                 final KStream<String, String> left = stream(node, "left");
                 final KTable<String, String> right = table(node, "right");
-                final Joined<String, String, String> named = Joined.as(id);
+                final Joined<String, String, String> plain = Joined.as(id);
+                final Joined<String, String, String> named = node.has("grace") ? plain.withGracePeriod(ms(node, "grace")) : plain;
                 streams.put(id, kind.equals("inner") ? left.join(right, joiner, named) : left.leftJoin(right, joiner, named));
             } else {
                 final JsonNode w = node.get("windows");
