@@ -1,4 +1,4 @@
-"""Time and session windows: which of them take a record, when one is closed. Times in epoch ms."""
+"""Time, sliding and session windows: which take a record, when one is closed. Times in epoch ms."""
 
 from __future__ import annotations
 
@@ -83,7 +83,8 @@ class Windowed(NamedTuple):
     """A key in a window: the one form of windowed keys in Python functions, queries, serdes and
     tests. Times in ms (epoch).
 
-    A time window is ``[start, end)``; of a session both are times of records. In Columns the fields
+    A time window is ``[start, end)``; of a session both are times of records; a sliding window is
+    ``[start, end]``. In Columns the fields
     have the same names: ``F.col("key.start")``.
     """
 
@@ -255,6 +256,65 @@ class JoinWindows(Telling):
         return (
             f"from {self.before_ms} ms before to {self.after_ms} ms after, grace {self.grace_ms} ms"
         )
+
+
+@dataclass(frozen=True)
+class SlidingWindows(Telling):
+    """Windows of a key's records that are close: each holds those of a time span of
+    ``difference_ms``, both ends included, and there is one for each set of records that such a span
+    can hold (KIP-450).
+
+    A record at time t makes the window ``[t - difference, t]`` that ends with it, and the one
+    behind it, ``[t + 1, t + 1 + difference]``, as soon as that holds a record; it goes into every
+    window that it lies in. Records before ``difference_ms`` share the window ``[0, difference]``.
+    ``grace_ms`` is how long after its end, in stream time, a window still takes records.
+
+    Durations are text (``"5 minutes"``), ms or a timedelta; TopologyError for what is none, or
+    cannot be a window.
+    """
+
+    difference_ms: int
+    grace_ms: int = 0
+
+    def __post_init__(self) -> None:
+        for value in (self.difference_ms, self.grace_ms):
+            _whole_ms(
+                value,
+                "SlidingWindows(...) takes whole milliseconds; write "
+                "SlidingWindows.of_time_difference_and_grace('5 minutes', '1 minute')",
+            )
+        if self.difference_ms < 0:
+            raise _refused(f"a time difference may not be negative, found {self.difference_ms} ms")
+        if self.grace_ms < 0:
+            raise _refused(f"a grace may not be negative, found {self.grace_ms} ms")
+
+    @staticmethod
+    def of_time_difference(difference: Duration) -> SlidingWindows:
+        """Windows of records that are at most ``difference`` apart, without grace."""
+        return SlidingWindows(duration_ms(difference))
+
+    @staticmethod
+    def of_time_difference_with_no_grace(difference: Duration) -> SlidingWindows:
+        """As `of_time_difference`; Kafka Streams' name (KIP-633)."""
+        return SlidingWindows.of_time_difference(difference)
+
+    @staticmethod
+    def of_time_difference_and_grace(difference: Duration, grace: Duration) -> SlidingWindows:
+        """With a grace; Kafka Streams' name (KIP-633)."""
+        return SlidingWindows.of_time_difference(difference).grace(grace)
+
+    def grace(self, grace: Duration) -> SlidingWindows:
+        """Windows that take late records until stream time passes their end + ``grace``."""
+        return replace(self, grace_ms=duration_ms(grace))
+
+    @property
+    def retention_ms(self) -> int:
+        """The shortest retention of a store of these windows, and its default: twice the difference
+        + grace, so that a late record finds the windows that its own are made from."""
+        return 2 * self.difference_ms + self.grace_ms
+
+    def __str__(self) -> str:
+        return f"sliding over {self.difference_ms} ms, grace {self.grace_ms} ms"
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ Change = tuple[bytes, bytes | None]
 
 
 class Store(Protocol):
-    def apply(self, changes: Sequence[Change], stream_time: int = -1) -> None: ...
+    def apply(self, changes: Sequence[Change]) -> None: ...
     @contextmanager
     def view(self) -> Iterator[StoreView]: ...
 
@@ -58,8 +58,8 @@ class MemoryUnderTest:
     def __init__(self, spec: StoreSpec, path: Path) -> None:
         self._store = InMemoryStore(spec)
 
-    def apply(self, changes: Sequence[Change], stream_time: int = -1) -> None:
-        self._store.apply(as_changes(changes), stream_time)
+    def apply(self, changes: Sequence[Change]) -> None:
+        self._store.apply(as_changes(changes))
 
     @contextmanager
     def view(self) -> Iterator[StoreView]:
@@ -71,11 +71,9 @@ class LmdbUnderTest:
         self._store = LmdbStore.open(path, kind=spec.kind, retention_ms=spec.retention_ms)
         self._store.claim("i")
 
-    def apply(self, changes: Sequence[Change], stream_time: int = -1) -> None:
+    def apply(self, changes: Sequence[Change]) -> None:
         owner = self._store.meta().owner
-        self._store.apply(
-            as_changes(changes), position=None, expected=owner, batch="b", stream_time=stream_time
-        )
+        self._store.apply(as_changes(changes), position=None, expected=owner, batch="b")
 
     @contextmanager
     def view(self) -> Iterator[StoreView]:
@@ -192,7 +190,7 @@ def test_many_ranges_are_those_of_one_each(store: Store, length: int) -> None:
 
 def test_many_ranges_of_windows_are_those_of_one_each(windows: Store, time_key: TimeKey) -> None:
     keys = [time_key(key, minute * MINUTE_MS) for key in (b"a", b"ab", b"b") for minute in range(9)]
-    windows.apply([(key, b"v") for key in keys], stream_time=9 * MINUTE_MS)
+    windows.apply([(key, b"v") for key in keys])
     bounds = [(first, last) for first in keys[::4] for last in keys[::3]]
     with windows.view() as view:
         assert view.range_many(bounds) == [list(view.range(first, last)) for first, last in bounds]
@@ -203,7 +201,7 @@ def test_windows_are_found_over_all_segments_in_key_order(
     windows: Store, time_key: TimeKey
 ) -> None:
     keys = [time_key(key, minute * MINUTE_MS) for key in (b"a", b"b") for minute in range(4)]
-    windows.apply([(key, b"v") for key in keys], stream_time=3 * MINUTE_MS)
+    windows.apply([(key, b"v") for key in keys])
     assert keys_in(windows) == keys
     with windows.view() as view:
         assert None not in view.get_many([keys[7], keys[0], keys[3]])
@@ -213,17 +211,19 @@ def test_windows_behind_the_retention_are_gone_whichever_segment_they_lie_in(
     windows: Store, time_key: TimeKey
 ) -> None:
     keys = [time_key(b"a", minute * MINUTE_MS) for minute in range(12)]
-    for minute, key in enumerate(keys):
-        windows.apply([(key, b"v")], stream_time=minute * MINUTE_MS + 1)
+    for key in keys:
+        windows.apply([(key, b"v")])
     assert keys_in(windows) == keys[8:]
     with windows.view() as view:
         assert [value is not None for value in view.get_many(keys)] == [False] * 8 + [True] * 4
 
 
-def test_stream_time_alone_lets_windows_expire_and_late_writes_stay_out(
+def test_what_is_written_lets_older_windows_expire_and_late_writes_stay_out(
     windows: Store, time_key: TimeKey
 ) -> None:
-    windows.apply([(time_key(b"a", 0), b"v")], stream_time=0)
-    windows.apply([], stream_time=100 * MINUTE_MS)
-    windows.apply([(time_key(b"a", 0), b"late")], stream_time=100 * MINUTE_MS)
+    windows.apply([(time_key(b"a", 0), b"v")])
+    windows.apply([(time_key(b"b", 100 * MINUTE_MS), None)])
+    windows.apply([(time_key(b"a", 0), b"late")])
     assert keys_in(windows) == []
+    with windows.view() as view:
+        assert view.newest_ms == 100 * MINUTE_MS, "a deletion is written, too"

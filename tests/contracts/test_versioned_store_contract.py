@@ -38,7 +38,7 @@ def spec_of(history_ms: int) -> StoreSpec:
 
 
 class Store(Protocol):
-    def put(self, puts: Sequence[Put], stream_time: int = -1) -> None: ...
+    def put(self, puts: Sequence[Put]) -> None: ...
     @contextmanager
     def view(self) -> Iterator[Any]: ...
 
@@ -52,7 +52,7 @@ class Memory:
     def __init__(self, history_ms: int, path: Path) -> None:
         self._store = memory_store(spec_of(history_ms))
 
-    def put(self, puts: Sequence[Put], stream_time: int = -1) -> None:
+    def put(self, puts: Sequence[Put]) -> None:
         self._store.apply(as_changes(puts), stream_time)
 
     @contextmanager
@@ -70,7 +70,7 @@ class Lmdb:
         self.store.claim("i")
         self._restored = restored
 
-    def put(self, puts: Sequence[Put], stream_time: int = -1) -> None:
+    def put(self, puts: Sequence[Put]) -> None:
         changes = as_changes(puts)
         if self._restored:
             self.store.load_chunk(
@@ -81,9 +81,7 @@ class Lmdb:
             )
         else:
             owner = self.store.meta().owner
-            self.store.apply(
-                changes, position=None, expected=owner, batch="b", stream_time=stream_time
-            )
+            self.store.apply(changes, position=None, expected=owner, batch="b")
 
     @contextmanager
     def view(self) -> Iterator[Any]:
@@ -164,7 +162,7 @@ def test_what_is_older_than_the_history_is_ignored(store: Store) -> None:
 
 def test_what_ended_before_the_history_goes_and_the_latest_stays(store: Store) -> None:
     store.put([(b"a", b"1", 10), (b"a", b"2", 20), (b"b", None, 15), (b"c", b"3", 5)])
-    store.put([], stream_time=HISTORY_MS + 20)
+    store.put([(b"d", None, HISTORY_MS + 20)])
     assert versions(store) == [(20, OPEN, b"2")]
     assert versions(store, b"b") == []
     store.put([(b"x", b"", 100 * HISTORY_MS)])

@@ -88,9 +88,8 @@ class KeyValueMachine(RuleBasedStateMachine):
             position=self.position,
             expected=self.owner,
             batch=batch,
-            stream_time=self.stream_time,
         )
-        self.model.apply(changes, self.stream_time)
+        self.model.apply(changes)
         self.owner = Owner(self.owner.incarnation, batch)
 
     @rule(data=st.data())
@@ -101,9 +100,8 @@ class KeyValueMachine(RuleBasedStateMachine):
             position=None,
             expected=self.owner,
             batch=self.owner.last_batch,
-            stream_time=self.stream_time,
         )
-        self.model.apply(changes, self.stream_time)
+        self.model.apply(changes)
 
     @rule(data=st.data())
     def crash_in_the_middle_and_reopen(self, data: st.DataObject) -> None:
@@ -116,7 +114,6 @@ class KeyValueMachine(RuleBasedStateMachine):
                 position=self.position + 99,
                 expected=self.owner,
                 batch="dead",
-                stream_time=self.stream_time,
                 reached=crash,
             )
         self.reopen()
@@ -137,7 +134,6 @@ class KeyValueMachine(RuleBasedStateMachine):
                 position=10**9,
                 expected=wrong,
                 batch="late",
-                stream_time=10**12,
             )
 
     @rule(data=st.data())
@@ -145,7 +141,7 @@ class KeyValueMachine(RuleBasedStateMachine):
         changes = self.draw_changes(data)
         self.position += len(changes) + 1
         self.store.load_chunk(changes.keys, changes.values, changes.timestamps, self.position)
-        self.model.apply(changes, self.stream_time if len(changes) else -1)
+        self.model.apply(changes)
 
     @precondition(lambda self: self.position > 0)
     @rule()

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial, reduce
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -19,11 +19,12 @@ import pyarrow as pa
 from everflow.operators.aggregate import AggregateSpec
 from everflow.operators.folds.folding import FOLDS, fold, parts, running
 from everflow.operators.folds.items import Items
-from everflow.operators.grouping import Tasks, by_task, task_slices
+from everflow.operators.grouping import Tasks
 from everflow.operators.python_aggregate import PythonAggregateSpec
 from everflow.operators.session_book import SessionBook, read_sessions
 from everflow.operators.session_fold import SessionFold
-from everflow.operators.user_code import function_failure, require_users, written_bytes
+from everflow.operators.turns import Turn, turns_of
+from everflow.operators.user_code import function_failure, require_users
 from everflow.records import EdgeBatch, Int64, StoreChanges, TasksResult
 from everflow.serdes import Serde
 from everflow.serdes.base import ResultDecoder
@@ -221,14 +222,6 @@ class _Final:
     gone: list[tuple[int, int]]
 
 
-class _Turn(NamedTuple):
-    """A task's records, in processing order: rows of the batch, and their keys' codes."""
-
-    partition: int
-    rows: Int64
-    codes: Int64
-
-
 @dataclass(kw_only=True)
 class _Run:
     """One batch: its keys, its book of sessions, and how results are shaped. Tasks take turns.
@@ -239,7 +232,7 @@ class _Run:
     """
 
     batch: EdgeBatch
-    turns: list[_Turn]
+    turns: list[Turn]
     keys: list[bytes]
     owners: list[int]
     book: SessionBook
@@ -252,37 +245,21 @@ class _Run:
     @staticmethod
     def begin(batch: EdgeBatch, spec: _Sessions[Any], tasks: Tasks, every: bool) -> _Run:
         """Tell the keys apart and read what is stored of them."""
-        encoded = written_bytes(spec.key_serde, batch.key, spec.store, batch).dictionary_encode()
-        codes = encoded.indices.fill_null(-1).to_numpy().astype(np.int64)
-        negative = (codes >= 0) & (batch.timestamp < 0)
-        counts = {
-            "null-key": batch.key.null_count,
-            "negative-timestamp": int(np.count_nonzero(negative)),
-        }
-        rows = np.flatnonzero((codes >= 0) & ~negative)
-        codes, found, members = by_task(codes[rows], tasks.of_records[rows])
-        keys = encoded.dictionary if found is None else encoded.dictionary.take(pa.array(found))
-        order = np.argsort(members, kind="stable")
-        rank = np.empty(len(order), np.int64)
-        rank[order] = np.arange(len(order))
-        codes, members = rank[codes], members[order]
+        found = turns_of(batch, spec.key_serde, spec.store, tasks, skip_null_values=False)
         run = _Run(
             batch=batch,
-            turns=_turns(rows, codes, tasks),
-            keys=keys.take(pa.array(order)).to_pylist(),
-            owners=members.tolist(),
-            book=SessionBook(spec.windows, len(order), history=every),
+            turns=found.turns,
+            keys=found.keys,
+            owners=found.owners,
+            book=SessionBook(spec.windows, len(found.keys), history=every),
             stored=[],
             stored_keys=[],
             stream_times=dict(tasks.stream_times),
             rows=[],
-            dropped={reason: count for reason, count in counts.items() if count},
+            dropped=dict(found.dropped),
         )
-        first, last = np.full(len(order), np.iinfo(np.int64).max), np.full(len(order), -1)
-        np.minimum.at(first, codes, batch.timestamp[rows])
-        np.maximum.at(last, codes, batch.timestamp[rows])
-        for partition, part in task_slices(members):
-            run._read(partition, part, tasks.stores[partition], first[part], last[part])
+        for partition, part in found.parts:
+            run._read(partition, part, tasks.stores[partition], found.first[part], found.last[part])
         return run
 
     def _read(
@@ -426,13 +403,3 @@ class _ByTask:
             partition: [StoreChanges(store, keys, values, np.array(times, np.int64))]
             for partition, (keys, values, times) in self._columns.items()
         }
-
-
-def _turns(rows: Int64, codes: Int64, tasks: Tasks) -> list[_Turn]:
-    """Each task's records, with the codes of their keys."""
-    owners = tasks.of_records[rows]
-    order = np.argsort(owners, kind="stable")
-    return [
-        _Turn(partition, rows[order[part]], codes[order[part]])
-        for partition, part in task_slices(owners[order])
-    ]

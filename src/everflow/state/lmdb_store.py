@@ -41,7 +41,7 @@ RING = 8
 plus both ends."""
 
 _Reached = Callable[[str], None]
-_Write = Callable[["lmdb.Transaction[bytes]", StoreMeta, int, _Reached], StoreMeta]
+_Write = Callable[["lmdb.Transaction[bytes]", StoreMeta, _Reached], StoreMeta]
 _META = b"meta"
 _DATA = (b"data",)
 _SEGMENTS = tuple(b"segment-%d" % slot for slot in range(RING))
@@ -138,25 +138,24 @@ class LmdbStore:
         position: int | None,
         expected: Owner,
         batch: str,
-        stream_time: int = -1,
         now_ms: int = -1,
         reached: Callable[[str], None] = lambda name: None,
     ) -> None:
         """Write a committed batch's changes, in ONE transaction with position and batch id.
 
         Call it for every store of the task, changes or not, so that all carry the same last batch.
-        ``position`` is the next changelog offset, None if nothing was sent; ``stream_time`` (ms),
-        that of the operator whose store it is, lets windows expire; ``reached("applying")`` is
-        called in the middle of the transaction. Raises StoreMismatchError, nothing written, unless
-        owner incarnation and last batch are those in ``expected``: a stalled orphan cannot
-        overwrite newer state (scenario 3).
+        ``position`` is the next changelog offset, None if nothing was sent;
+        ``reached("applying")`` is called in the middle of the transaction. Windows (sessions) that
+        the written ones leave behind by the retention expire. Raises StoreMismatchError,
+        nothing written, unless owner incarnation and last batch are those in ``expected``: a
+        stalled orphan cannot overwrite newer state (scenario 3).
         """
         write = self._writer(changes.keys, changes.values, changes.timestamps)
 
         def body(txn: lmdb.Transaction[bytes]) -> None:
             meta = self._read_meta(txn)
             meta.check_owner(expected, str(self.path))
-            meta = write(txn, meta, stream_time, reached)
+            meta = write(txn, meta, reached)
             meta = replace(meta.moved_to(position, str(self.path)), last_batch=batch)
             self._put_meta(txn, replace(meta, updated_ms=max(meta.updated_ms, now_ms)))
 
@@ -181,15 +180,13 @@ class LmdbStore:
         before the store's own.
         """
         write = self._writer(keys, values, timestamps)
-        # A changelog record's time never exceeds the stream time at which it was written.
-        stream_time = int(np.max(timestamps)) if len(timestamps) else -1
 
         def body(txn: lmdb.Transaction[bytes]) -> None:
             meta = self._read_meta(txn)
             if incarnation is not None:
                 meta.check_owner(meta.owner._replace(incarnation=incarnation), str(self.path))
             meta = meta.moved_to(next_position, str(self.path))
-            meta = write(txn, meta, stream_time, lambda name: None)
+            meta = write(txn, meta, lambda name: None)
             self._put_meta(txn, replace(meta, updated_ms=max(meta.updated_ms, now_ms)))
 
         self._env.write(body)
@@ -265,32 +262,30 @@ class LmdbStore:
         self, keys: Sequence[bytes | None], values: Sequence[bytes | None], times: Int64
     ) -> _Write:
         """What writes the changes: the last value of each key, or its versions; it returns the
-        metadata with new segments and stream time."""
+        metadata with new segments and time."""
         if self.kind != VERSIONED:
             final = changelog.last_values(keys, values, times)
             ordered = sorted(final)
 
             def write(
-                txn: lmdb.Transaction[bytes], meta: StoreMeta, stream_time: int, reached: _Reached
+                txn: lmdb.Transaction[bytes], meta: StoreMeta, reached: _Reached
             ) -> StoreMeta:
                 if meta.kind == KEY_VALUE:
                     _write_sorted(txn, self._databases[0], ordered, final, reached)
-                    return replace(meta, stream_time=max(meta.stream_time, stream_time))
-                return self._write_segments(
-                    txn, meta, meta.kind, ordered, final, stream_time, reached
-                )
+                    return meta
+                return self._write_segments(txn, meta, meta.kind, ordered, final, -1, reached)
 
             return write
 
         def write_versions(
-            txn: lmdb.Transaction[bytes], meta: StoreMeta, stream_time: int, reached: _Reached
+            txn: lmdb.Transaction[bytes], meta: StoreMeta, reached: _Reached
         ) -> StoreMeta:
             before = VersionedSnapshot(txn, meta, self._databases)
-            stream_time = max(stream_time, int(np.max(times, initial=-1)))
-            latest, older = version_changes(before, keys, values, times, stream_time)
+            latest, older = version_changes(before, keys, values, times)
             _write_sorted(txn, self._databases[-1], sorted(latest), latest, _nothing)
+            newest_ms = int(np.max(times, initial=-1))
             return self._write_segments(
-                txn, meta, EARLIER, sorted(older), older, stream_time, reached
+                txn, meta, EARLIER, sorted(older), older, newest_ms, reached
             )
 
         return write_versions
@@ -302,14 +297,14 @@ class LmdbStore:
         keys_as: str,
         ordered: Sequence[bytes],
         final: dict[bytes, bytes | None],
-        stream_time: int,
+        newest_ms: int,
         reached: _Reached,
     ) -> StoreMeta:
         """Into the ring, by the times in the keys, which are those of a kind of store
-        (``keys_as``)."""
+        (``keys_as``). ``newest_ms``: to where the store's time goes at least."""
         times = changelog.expiry_times(ordered, keys_as)
         segments = segments_of(times, meta)
-        meta = self._advance(txn, meta, stream_time, times)
+        meta = self._advance(txn, meta, newest_ms, times)
         slots = {segment: slot for slot, segment in meta.segments.items()}
         # Writes into expired segments are left out, as in Kafka Streams.
         live = [segment for segment in np.unique(segments).tolist() if segment in slots]
@@ -321,15 +316,15 @@ class LmdbStore:
         return meta
 
     def _advance(
-        self, txn: lmdb.Transaction[bytes], meta: StoreMeta, stream_time: int, times: Int64
+        self, txn: lmdb.Transaction[bytes], meta: StoreMeta, newest_ms: int, times: Int64
     ) -> StoreMeta:
-        """Empty the segments that stream time has left behind; give slots to the new ones of
-        ``times``."""
+        """Empty the segments that ``times``, those of what is written, leave behind; give slots to
+        the new ones."""
         if meta.retention_ms is None or meta.segment_ms is None:
             raise StateFormatError(
                 f"The {meta.kind} store in {self.path} has no retention. Remove the folder."
             )
-        reached_ms = max(meta.stream_time, stream_time, int(times.max()) if len(times) else -1)
+        reached_ms = max(meta.stream_time, newest_ms, int(times.max()) if len(times) else -1)
         oldest = (reached_ms - meta.retention_ms) // meta.segment_ms
         segments = {slot: segment for slot, segment in meta.segments.items() if segment >= oldest}
         for slot in meta.segments.keys() - segments.keys():

@@ -25,10 +25,10 @@ class StoreSpec:
     ``kind``: ``key_value``, ``versioned``, ``window`` or ``session``. Keys of window stores are
     ``key bytes + 8-byte window start (ms, big endian) + 4-byte sequence number`` (Java's
     WindowKeySchema), of session stores ``key bytes + 8-byte end + 8-byte start``
-    (SessionKeySchema). ``retention_ms`` (both) is how long windows are kept behind stream time; of
-    versioned stores the history retention, which is also how late a version may come. ``logging``
-    False = no changelog, best effort. ``folds``: what makes each stored field of a built-in
-    aggregate (``count``, ``sum``, ...).
+    (SessionKeySchema). ``retention_ms`` (both) is how long windows are kept behind the store's own
+    time, see `StoreView.newest_ms`; of versioned stores the history retention, which is also how
+    late a version may come. ``logging`` False = no changelog, best effort. ``folds``: what makes
+    each stored field of a built-in aggregate (``count``, ``sum``, ...).
     """
 
     name: str
@@ -55,7 +55,7 @@ class StoreSpec:
 
     @property
     def kept_ms(self) -> int | None:
-        """How far behind stream time its local copy goes; None: nothing expires."""
+        """How far behind its own time its local copy goes; None: nothing expires."""
         return self.retention_ms if self.expires or self.versioned else None
 
     @property
@@ -67,6 +67,12 @@ class StoreSpec:
 class StoreView(Protocol):
     """What an operator reads during one micro-batch: committed content plus the batch's own earlier
     changes."""
+
+    @property
+    def newest_ms(self) -> int:
+        """The own time of a window or session store: the highest window start or session end ever
+        written to it, deletions included; -1 = none. What is its retention behind is gone. (Kafka
+        Streams' ``observedStreamTime`` of a store, which is not that of the operator.)"""
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Stored values (8-byte big-endian timestamp + value bytes), in the order of ``keys``; None
@@ -91,11 +97,16 @@ class InMemoryStore:
     def __init__(self, spec: StoreSpec | None = None) -> None:
         self._kind = "key_value" if spec is None else spec.kind
         self._retention_ms = spec.retention_ms if spec is not None and spec.expires else None
+        self._newest_ms = -1
         self._entries: dict[bytes, bytes] = {}
         self._ordered: list[bytes] | None = []
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    @property
+    def newest_ms(self) -> int:
+        return self._newest_ms
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         return [self._entries.get(key) for key in keys]
@@ -111,8 +122,8 @@ class InMemoryStore:
     def range_many(self, bounds: Sequence[tuple[bytes, bytes]]) -> list[list[tuple[bytes, bytes]]]:
         return [list(self.range(start, end)) for start, end in bounds]
 
-    def apply(self, changes: StoreChanges, stream_time: int = -1) -> None:
-        """Puts and deletes in order; then windows with ``start <= stream_time - retention`` go,
+    def apply(self, changes: StoreChanges) -> None:
+        """Puts and deletes in order; then windows with ``start <= newest_ms - retention`` go,
         sessions by their end."""
         for key, value, timestamp in zip(
             changes.keys, changes.values, changes.timestamps.tolist(), strict=True
@@ -121,10 +132,12 @@ class InMemoryStore:
                 self._entries.pop(key, None)
             else:
                 self._entries[key] = timestamp.to_bytes(8, "big", signed=True) + value
-        if self._retention_ms is not None:
+        if self._retention_ms is not None and len(changes):
+            written = expiry_times(changes.keys, self._kind)
+            self._newest_ms = max(self._newest_ms, int(written.max()))
             keys = list(self._entries)
             for at in np.flatnonzero(
-                expiry_times(keys, self._kind) <= stream_time - self._retention_ms
+                expiry_times(keys, self._kind) <= self._newest_ms - self._retention_ms
             ).tolist():
                 del self._entries[keys[at]]
         self._ordered = None
@@ -156,7 +169,7 @@ class InMemoryVersions(InMemoryStore):
             for key, first, last in asked
         ]
 
-    def apply(self, changes: StoreChanges, stream_time: int = -1) -> None:
+    def apply(self, changes: StoreChanges) -> None:
         """Puts versions, but none that is older than the history when it comes; then those that
         ended before the history go."""
         times = np.asarray(changes.timestamps, np.int64)
@@ -164,7 +177,7 @@ class InMemoryVersions(InMemoryStore):
         for at in np.flatnonzero(kept).tolist():
             history = self._versions.setdefault(changes.keys[at], [])
             put(history, int(times[at]), changes.values[at])
-        self.stream_time = max(self.stream_time, stream_time, int(times.max(initial=-1)))
+        self.stream_time = max(self.stream_time, int(times.max(initial=-1)))
         oldest = self.stream_time - self._history_ms
         for key, history in list(self._versions.items()):
             while len(history) > 1 and history[1][0] <= oldest:

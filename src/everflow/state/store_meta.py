@@ -25,10 +25,10 @@ class StoreMeta:
 
     ``position`` is the next changelog offset to be read (None: nothing loaded yet); ``topic_id``
     and ``cluster_id`` name the changelog that it counts in. ``segments`` maps the sub-databases of
-    a window or session store to the time segment that each holds; ``stream_time`` is the highest
-    stream time, window start or session end seen (ms, -1 = none). ``updated_ms`` is the wall clock
-    at which the store was last known to have followed its changelog to the end, before it ever did
-    the moment it was begun (-1 = unknown): it has missed no delete since.
+    a window or session store to the time segment that each holds; ``stream_time`` is the
+    store's own, the highest window start or session end written (ms, -1 = none). ``updated_ms`` is
+    the wall clock at which the store was last known to have followed its changelog to the end,
+    before it ever did the moment it was begun (-1 = unknown): it has missed no delete since.
     """
 
     kind: str

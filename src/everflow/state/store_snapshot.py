@@ -35,6 +35,11 @@ class StoreSnapshot:
         self._one = meta.kind in _IN_ONE
         """Whether all entries that it shows are in its first database."""
 
+    @property
+    def newest_ms(self) -> int:
+        """See `StoreView`."""
+        return self.meta.stream_time
+
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Stored values (8-byte big-endian timestamp + value bytes) in the order of ``keys``; None:
         absent."""

@@ -28,7 +28,6 @@ def version_changes(
     keys: Sequence[bytes | None],
     values: Sequence[bytes | None],
     times: Int64,
-    stream_time: int,
 ) -> tuple[Changed, Changed]:
     """What changes among the latest versions, and among the earlier ones, when versions are put in
     this order: none that is older than the history when it comes. Null keys are skipped."""
@@ -40,7 +39,7 @@ def version_changes(
         key = keys[at]
         if key is not None:
             put_by_key.setdefault(key, []).append((time, values[at]))
-    oldest = max(before.stream_time, stream_time, int(times.max(initial=-1))) - history_ms
+    oldest = max(before.stream_time, int(times.max(initial=-1))) - history_ms
     latest: Changed = {}
     earlier: Changed = {}
     asked = [

@@ -300,9 +300,9 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         self._offsets = ends
         for task, times in result.stream_times.items():
             self._stream_times.setdefault(task, {}).update(times)
-        for task, listed in result.changes.items():
+        for listed in result.changes.values():
             for changes in listed:
-                self._stores[changes.store].apply(changes, result.store_times[task][changes.store])
+                self._stores[changes.store].apply(changes)
                 topic = self._changelog(changes.store)
                 written = zip(
                     changes.keys, changes.values, changes.timestamps.tolist(), strict=True

@@ -199,7 +199,7 @@ def check(
         for changes in result.changes:
             assert changes.store == "s"
             whole.apply(changes)
-            trimmed.apply(changes, result.stream_time)
+            trimmed.apply(changes)
         stream_time, seq = result.stream_time, seq + len(rows)
     found = {
         key: (decode(data[8:]), int.from_bytes(data[:8], "big"))

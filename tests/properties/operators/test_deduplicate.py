@@ -92,7 +92,7 @@ def test_it_is_what_one_record_after_the_other_gives(
         done = done_by_one_task(spec, batch, store, stream_time)
         stream_time = done.stream_time
         for changes in done.changes:
-            store.apply(changes, stream_time)
+            store.apply(changes)
         for reason, count in done.dropped.items():
             dropped[reason] = dropped.get(reason, 0) + count
         output = done.output

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -21,7 +20,7 @@ from everflow.operators.joins import (
     TableTableJoin,
 )
 from everflow.operators.table import TableSpec
-from everflow.records import EdgeBatch, StoreChanges
+from everflow.records import EdgeBatch
 from everflow.state.store import InMemoryStore, StoreSpec
 from everflow.windows import JoinWindows
 from properties.operators.operator_batches import edge_batch
@@ -346,15 +345,12 @@ class StreamJoin:
         self.times.update(done.stream_times)
         for task, listed in done.changes.items():
             for changes in listed:
-                self.stores[task][changes.store].apply(changes, self.times[task])
+                self.stores[task][changes.store].apply(changes)
         for reason, count in done.dropped.items():
             self.dropped[reason] = self.dropped.get(reason, 0) + count
         return results(done.output)
 
     def content(self) -> Any:
-        for task, stores in self.stores.items():
-            for name, store in stores.items():  # what has expired goes with the next change
-                store.apply(StoreChanges(name, [], [], np.empty(0, np.int64)), self.times[task])
         return {
             (task, name): list(store.range(None, None))
             for task, stores in self.stores.items()

@@ -144,7 +144,7 @@ def check(
         assert result.stream_time == model.stream_time
         for changes in result.changes:
             whole.apply(changes)
-            trimmed.apply(changes, result.stream_time)
+            trimmed.apply(changes)
         stream_time, seq = result.stream_time, seq + len(rows)
     found = {
         key: (int.from_bytes(data[:8], "big"), decode(data[8:]))

@@ -73,7 +73,7 @@ class Table:
             self.stream_times |= done.stream_times
             for task, listed in done.changes.items():
                 for changes in listed:
-                    self.stores[task].apply(changes, done.stream_times[task])
+                    self.stores[task].apply(changes)
 
         return done.output, apply
 

@@ -39,6 +39,12 @@ class OverlayView:
         ):
             self._changed[key] = None if value is None else struct.pack(">q", time) + value
 
+    @property
+    def newest_ms(self) -> int:
+        """See `StoreView`; without the batch's own changes: only the operator whose store it is
+        asks."""
+        return self.below.newest_ms
+
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """See `StoreView`."""
         missing = [key for key in keys if key not in self._changed]

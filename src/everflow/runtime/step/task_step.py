@@ -94,8 +94,7 @@ class StepResult:
     """All effects of one micro-batch, before any of them has happened.
 
     ``changes`` are in order; ``consumed`` is the next offset; ``stream_times`` maps task -> node ->
-    ms, ``store_times`` task -> store -> that of the operator whose store it is (one task's
-    operators may have seen records of different times); ``dropped`` node -> reason -> records left
+    ms; ``dropped`` node -> reason -> records left
     out; ``dead_letters`` are undecodable records (key = raw key, value = struct<value, error>).
     """
 
@@ -103,7 +102,6 @@ class StepResult:
     changes: dict[TaskId, list[StoreChanges]] = field(default_factory=dict)
     consumed: dict[TopicPartition, int] = field(default_factory=dict)
     stream_times: dict[TaskId, dict[str, int]] = field(default_factory=dict)
-    store_times: dict[TaskId, dict[str, int]] = field(default_factory=dict)
     dropped: dict[str, dict[str, int]] = field(default_factory=dict)
     dead_letters: EdgeBatch | None = None
     timings: dict[str, float] = field(default_factory=dict)
@@ -122,9 +120,6 @@ class StepResult:
                     clock_name(op.name, name): ms
                     for name, ms in done.clocks.get(partition, {}).items()
                 }
-            )
-            self.store_times.setdefault(task, {}).update(
-                {spec.name: stream_time for spec in op.stores}
             )
             if done.changes.get(partition):
                 self.changes.setdefault(task, []).extend(done.changes[partition])
@@ -508,7 +503,6 @@ def _to_control(result: StepResult) -> str:
         {
             "consumed": by_name(result.consumed),
             "stream_times": by_name(result.stream_times),
-            "store_times": by_name(result.store_times),
             "dropped": result.dropped,
             "bytes": result.input_bytes,
         }
@@ -534,7 +528,6 @@ def _from_control(control: str) -> StepResult:
     return StepResult(
         consumed=by_partition(data.get("consumed", {})),
         stream_times=by_task(data.get("stream_times", {})),
-        store_times=by_task(data.get("store_times", {})),
         dropped=data.get("dropped", {}),
         input_bytes=data.get("bytes", 0),
     )

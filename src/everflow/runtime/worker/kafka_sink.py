@@ -96,7 +96,6 @@ class SinkPorts(Protocol):
         position: int | None,
         expected: Owner,
         batch: str,
-        stream_time: int,
     ) -> None:
         """`LmdbStore.apply` on the store in this folder, at the present wall clock."""
 
@@ -399,7 +398,6 @@ def _apply(
     for task in request.tasks:
         if task.task not in touched:
             continue
-        times = result.store_times.get(task.task, {})
         for name, place in task.stores.items():
             changes = _joined(
                 name, [c for c in result.changes.get(task.task, []) if c.store == name]
@@ -410,9 +408,7 @@ def _apply(
                 else sent.get(TopicPartition(place.changelog, task.task.partition))
             )
             expected = Owner(task.incarnation, task.last_batch)
-            ports.apply(
-                place.path, changes, position, expected, request.batch_id, times.get(name, -1)
-            )
+            ports.apply(place.path, changes, position, expected, request.batch_id)
             if position is not None:
                 positions.setdefault(task.task, {})[name] = position
     return positions

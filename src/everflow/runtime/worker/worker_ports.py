@@ -99,14 +99,12 @@ class WorkerPorts:
         position: int | None,
         expected: Owner,
         batch: str,
-        stream_time: int,
     ) -> None:
         LmdbStore.open(path).apply(
             changes,
             position=position,
             expected=expected,
             batch=batch,
-            stream_time=stream_time,
             now_ms=int(time.time() * 1000),
             reached=reached,
         )

@@ -265,7 +265,6 @@ class _Batch:
         position: int | None,
         expected: Owner,
         batch: str,
-        stream_time: int,
     ) -> None:
         """A worker that dies while it applies has done so with one store: LMDB leaves a store as
         before or as after."""
