@@ -20,6 +20,7 @@ from everflow import (
     EmitStrategy,
     JoinWindows,
     SessionWindows,
+    SlidingWindows,
     StreamsBuilder,
     Suppressed,
     TimeWindows,
@@ -56,8 +57,7 @@ class Program:
             node["op"]
             + (f":{node['kind']}" if "kind" in node else "")
             + (
-                f":{'session' if 'gap' in node['windows'] else 'windows'}"
-                + f":{node['windows'].get('results', '')}"
+                f":{_kind(node['windows'])}" + f":{node['windows'].get('results', '')}"
                 if node.get("windows")
                 else ""
             )
@@ -67,6 +67,10 @@ class Program:
             if node["op"] not in ("stream", "global_table", "sink")
             and (node["op"] != "table" or "history" in node)
         )
+
+
+def _kind(windows: Node) -> str:
+    return "session" if "gap" in windows else "sliding" if "difference" in windows else "windows"
 
 
 class Draw:
@@ -177,7 +181,7 @@ class Draw:
     def _aggregate(self) -> None:
         given = self._drawn.choice([*self._streams])
         op = self._drawn.choice(["count", "reduce", "aggregate"])
-        kind = self._drawn.choice([None, "time", "session"])
+        kind = self._drawn.choice([None, "time", "sliding", "session"])
         if kind is None:
             self._table(self._add(op, **{"in": given}, store=self._store()))
             return
@@ -186,6 +190,8 @@ class Draw:
         if kind == "time":
             size = self._drawn.choice([10, 40])
             windows = {"size": size, "advance": size // self._drawn.choice([1, 2]), "grace": grace}
+        elif kind == "sliding":
+            windows = {"difference": self._drawn.choice([5, 25, 130]), "grace": grace}
         # A null value reaches a windowed aggregate, and the functions here take texts.
         name = self._add("filter", **{"in": given}, without="\0")
         windows["results"] = self._drawn.choice(["each", "each", "suppressed", "final"])
@@ -423,6 +429,8 @@ def _aggregated(_: StreamsBuilder, made: dict[str, Any], node: Node) -> Any:
     if windows is not None and "gap" in windows:
         grouped = grouped.windowed_by(SessionWindows(windows["gap"], windows["grace"]))
         merger = {"merger": lambda one, two: last(one + two)}
+    elif windows is not None and "difference" in windows:
+        grouped = grouped.windowed_by(SlidingWindows(windows["difference"], windows["grace"]))
     elif windows is not None:
         grouped = grouped.windowed_by(
             TimeWindows(windows["size"], windows["advance"], windows["grace"])

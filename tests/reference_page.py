@@ -51,7 +51,8 @@ SECTIONS = (
     Section(
         "Windows",
         "time.md",
-        "TimeWindows SessionWindows TimeWindowedKStream SessionWindowedKStream Windowed",
+        "TimeWindows SlidingWindows SessionWindows TimeWindowedKStream SessionWindowedKStream "
+        "Windowed",
     ),
     Section(
         "Times of records",

@@ -34,6 +34,7 @@ import org.apache.kafka.streams.kstream.KTable;
 import org.apache.kafka.streams.kstream.KeyValueMapper;
 import org.apache.kafka.streams.kstream.Materialized;
 import org.apache.kafka.streams.kstream.SessionWindows;
+import org.apache.kafka.streams.kstream.SlidingWindows;
 import org.apache.kafka.streams.kstream.StreamJoined;
 import org.apache.kafka.streams.kstream.Suppressed;
 import org.apache.kafka.streams.kstream.TimeWindows;
@@ -255,11 +256,14 @@ public final class StreamsOracle {
 
         private static KTable<Windowed<String>, String> timed(final KGroupedStream<String, String> grouped, final JsonNode node, final JsonNode w) {
             final String store = node.get("store").asText();
-            final var windowed = grouped.windowedBy(
-                TimeWindows.ofSizeAndGrace(ms(w, "size"), ms(w, "grace")).advanceBy(ms(w, "advance"))).emitStrategy(results(w));
+            final boolean slides = w.has("difference");
+            final var windowed = (slides
+                ? grouped.windowedBy(SlidingWindows.ofTimeDifferenceAndGrace(ms(w, "difference"), ms(w, "grace")))
+                : grouped.windowedBy(TimeWindows.ofSizeAndGrace(ms(w, "size"), ms(w, "grace")).advanceBy(ms(w, "advance")))).emitStrategy(results(w));
             // A window that closes when its store's retention has passed is lost in the original (docs/differences.md).
             final boolean isFinal = w.get("results").asText().equals("final");
-            final Duration retention = isFinal ? Duration.ofDays(1) : ms(w, "size").plus(ms(w, "grace"));
+            final Duration least = slides ? ms(w, "difference").multipliedBy(2) : ms(w, "size");
+            final Duration retention = isFinal ? Duration.ofDays(1) : least.plus(ms(w, "grace"));
             return switch (node.get("op").asText()) {
                 case "count" -> windowed.count(Materialized.<String, Long, WindowStore<Bytes, byte[]>>as(store).withRetention(retention).withKeySerde(Serdes.String()).withValueSerde(Serdes.Long())).mapValues(n -> String.valueOf(n));
                 case "reduce" -> windowed.reduce((a, v) -> last(a + v), Materialized.<String, String, WindowStore<Bytes, byte[]>>as(store).withRetention(retention).withKeySerde(Serdes.String()).withValueSerde(Serdes.String()));

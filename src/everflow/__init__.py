@@ -82,7 +82,13 @@ if TYPE_CHECKING:
         UsePartitionTimeOnInvalidTimestamp,
         WallclockTimestampExtractor,
     )
-    from everflow.windows import JoinWindows, SessionWindows, TimeWindows, Windowed
+    from everflow.windows import (
+        JoinWindows,
+        SessionWindows,
+        SlidingWindows,
+        TimeWindows,
+        Windowed,
+    )
 
 __version__ = "0.1.0"
 
@@ -130,6 +136,7 @@ __all__ = [
     "SessionWindowedKStream",
     "SessionWindows",
     "SetupError",
+    "SlidingWindows",
     "StaleStateError",
     "StandbyUpdateListener",
     "StateElsewhereError",
@@ -216,7 +223,7 @@ _NAMES = {
         "UsePartitionTimeOnInvalidTimestamp WallclockTimestampExtractor"
     ),
     "topology.program": "Topology",
-    "windows": "JoinWindows SessionWindows TimeWindows Windowed",
+    "windows": "JoinWindows SessionWindows SlidingWindows TimeWindows Windowed",
 }
 _MODULE_OF = {
     name: f"everflow.{module}" for module, names in _NAMES.items() for name in names.split()

@@ -53,7 +53,7 @@ class Memory:
         self._store = memory_store(spec_of(history_ms))
 
     def put(self, puts: Sequence[Put]) -> None:
-        self._store.apply(as_changes(puts), stream_time)
+        self._store.apply(as_changes(puts))
 
     @contextmanager
     def view(self) -> Iterator[Any]:

@@ -40,6 +40,9 @@ JAVA = {
     "SessionWindows": (
         "ofInactivityGapWithNoGrace ofInactivityGapAndGrace gracePeriodMs inactivityGap with grace"
     ),
+    "SlidingWindows": (
+        "ofTimeDifferenceWithNoGrace ofTimeDifferenceAndGrace timeDifferenceMs gracePeriodMs"
+    ),
     "Topology": (
         "describe addSource addProcessor addSink addStateStore addGlobalStore "
         "connectProcessorAndStateStores"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from everflow.errors import TopologyError
-from everflow.windows import SessionWindows, TimeWindows, duration_ms
+from everflow.windows import SessionWindows, SlidingWindows, TimeWindows, duration_ms
 
 
 @pytest.mark.parametrize(
@@ -91,6 +91,32 @@ def test_sessions_are_made_with_kafka_streams_names_or_ours() -> None:
     )
     assert ours.retention_ms == 360_000
     assert str(ours) == "sessions with a gap of 300000 ms, grace 60000 ms"
+
+
+def test_sliding_windows_are_made_with_kafka_streams_names_or_ours() -> None:
+    ours = SlidingWindows.of_time_difference("5 minutes").grace("1 minute")
+    assert (
+        ours
+        == SlidingWindows.of_time_difference_and_grace("5 minutes", "1 minute")
+        == SlidingWindows(300_000, 60_000)
+    )
+    assert SlidingWindows.of_time_difference_with_no_grace(500) == SlidingWindows(500)
+    assert ours.retention_ms == 660_000
+    assert str(ours) == "sliding over 300000 ms, grace 60000 ms"
+
+
+@pytest.mark.parametrize(
+    ("difference", "grace", "message"),
+    [
+        (-1, 0, "difference may not be negative, found -1 ms"),
+        (5, -1, "grace may not be negative"),
+        ("5 minutes", 0, "of_time_difference_and_grace"),
+        (True, 0, "True"),
+    ],
+)
+def test_sliding_windows_that_cannot_be(difference: Any, grace: int, message: str) -> None:
+    with pytest.raises(TopologyError, match=message):
+        SlidingWindows(difference, grace)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import pyarrow as pa
 from pyspark.sql import Column
@@ -40,6 +40,7 @@ from everflow.operators.session_aggregate import (
     SessionAggregateSpec,
     SessionFunctionSpec,
 )
+from everflow.operators.sliding.sliding_aggregate import SlidingAggregateSpec, SlidingFunctionSpec
 from everflow.operators.suppress import BufferBounds
 from everflow.serdes import Serde
 from everflow.spark.expressions import analyse
@@ -53,7 +54,9 @@ from everflow.topology.graph import (
     StatefulOperator,
 )
 from everflow.topology.types import type_text
-from everflow.windows import SessionWindows, TimeWindows
+from everflow.windows import SessionWindows, SlidingWindows, TimeWindows
+
+Windows: TypeAlias = TimeWindows | SlidingWindows | SessionWindows
 
 
 class Groups(Protocol):
@@ -81,7 +84,7 @@ class Aggregation:
     def __init__(
         self,
         group: Groups,
-        windows: TimeWindows | SessionWindows | None,
+        windows: Windows | None,
         operator: str,
         store: str | None,
         name: str | None,
@@ -93,14 +96,15 @@ class Aggregation:
         self.final = final
         self.group, self.operator, self.name, self.where = group, operator, name, where
         self.windows = windows if isinstance(windows, TimeWindows) else None
+        self.sliding = windows if isinstance(windows, SlidingWindows) else None
         self.sessions = windows if isinstance(windows, SessionWindows) else None
         self.graph = group.graph
         self.store = self.graph.claim_store(store, operator, where)
         self.label = "REDUCE" if operator == "reduce" else "AGGREGATE"
 
     @property
-    def windowed(self) -> bool:
-        """Whether results are per window or session."""
+    def takes_nulls(self) -> bool:
+        """Whether null values reach the aggregate: those of time windows and sessions."""
         return self.windows is not None or self.sessions is not None
 
     def built_in(self, fields: dict[str, Aggregator], *, bare: bool) -> KTable:
@@ -124,7 +128,11 @@ class Aggregation:
             raise TopologyError(
                 f"aggregate in store {self.store!r}: {error}", where=self.where
             ) from None
-        spec = built_in if self.sessions is None else SessionAggregateSpec(built_in, self.sessions)
+        spec: StatefulOperator = built_in
+        if self.sessions is not None:
+            spec = SessionAggregateSpec(built_in, self.sessions)
+        elif self.sliding is not None:
+            spec = SlidingAggregateSpec(built_in, self.sliding, self.sliding.retention_ms)
         value_serde = spec.value_serde if bare else default_serde(spec.result)
         folds = tuple(column.words for column in built_in.columns)
         return self._add(spec, inputs, value_serde, folds)
@@ -201,11 +209,11 @@ class Aggregation:
             aggregator=aggregator,
             window=self.windows,
         )
-        spec = (
-            functions
-            if self.sessions is None
-            else SessionFunctionSpec(functions, self.sessions, merger)
-        )
+        spec: StatefulOperator = functions
+        if self.sessions is not None:
+            spec = SessionFunctionSpec(functions, self.sessions, merger)
+        elif self.sliding is not None:
+            spec = SlidingFunctionSpec(functions, self.sliding, self.sliding.retention_ms)
         return self._add(spec, None, value_serde)
 
     def _value_serde(self, returns: object, value: object, aggregator: Callable[..., Any]) -> Serde:
@@ -225,7 +233,7 @@ class Aggregation:
         return serde
 
     def _inputs(self, columns: dict[str, Column], edge: Edge) -> ColumnExpr:
-        """The value that the operator reads. Unwindowed aggregates skip null values, so theirs is
+        """The value that the operator reads. An aggregate that skips null values has one that is
         null as a whole."""
         # nothing of the user's to analyse: a count alone needs no Spark while the program is built
         if not columns:
@@ -239,7 +247,7 @@ class Aggregation:
             # Each alone, so that a message names the one that is wrong.
             analyse(column, edge.type, self.where)
         fields = F.struct(*[column.alias(name) for name, column in columns.items()])
-        if self.windowed:
+        if self.takes_nulls:
             return analyse(fields, edge.type, self.where)
         present = F.when(F.col("value").isNotNull(), fields)
         return replace(analyse(present, edge.type, self.where), skips_null=True)
@@ -270,8 +278,8 @@ class Aggregation:
             return table
         wait_ms = closes_after_ms(self.graph, table.node)
         assert wait_ms is not None
-        if self.sessions is not None:
-            wait_ms += 1  # a record at the very end of gap and grace still belongs to it
+        if self.windows is None:
+            wait_ms += 1  # a record at the very end of a session or sliding window belongs to it
         claimed = self.graph.claim_store(f"{self.store}-final", "emit_strategy", self.where)
         closed = suppress_node(
             table, f"{node_name}-final", claimed, wait_ms, True, BufferBounds(), self.where
@@ -306,12 +314,17 @@ class Aggregation:
     def _key_serde(self, inner: Serde) -> Serde:
         if self.sessions is not None:
             return serdes.session_windowed(inner)
+        if self.sliding is not None:
+            return serdes.time_windowed(inner, self.sliding.difference_ms)
         return inner if self.windows is None else serdes.time_windowed(inner, self.windows.size_ms)
 
     def _store_spec(self, spec: StatefulOperator, folds: tuple[str, ...]) -> StoreSpec:
         kind, retention_ms, size_ms = "key_value", None, None
         if self.windows is not None:
             kind, retention_ms, size_ms = "window", self.windows.retention_ms, self.windows.size_ms
+        elif self.sliding is not None:
+            kind, size_ms = "window", self.sliding.difference_ms
+            retention_ms = self.sliding.retention_ms
         elif self.sessions is not None:
             kind, retention_ms = "session", self.sessions.retention_ms
         return StoreSpec(

@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from everflow.dsl.aggregation import Aggregation
+from everflow.dsl.aggregation import Aggregation, Windows
 from everflow.dsl.builder_call import builder_call
 from everflow.dsl.expressions import Edge
 from everflow.dsl.functions import check_parameters
@@ -30,7 +30,7 @@ from everflow.serdes import Serde
 from everflow.spark.expressions import analyse
 from everflow.topology.graph import PREPARE, EdgeType, MergeNode, ProjectNode
 from everflow.topology.types import same_type, type_text
-from everflow.windows import SessionWindows, TimeWindows
+from everflow.windows import SessionWindows, SlidingWindows, TimeWindows
 
 if TYPE_CHECKING:
     from everflow.dsl.grouped import KGroupedStream
@@ -42,7 +42,7 @@ class _Cogroups(Telling):
     """What cogrouped streams have in common, whole, in time windows and in sessions."""
 
     _members: tuple[Member, ...]
-    _windows: TimeWindows | SessionWindows | None = None
+    _windows: Windows | None = None
 
     @property
     def graph(self) -> GraphBuilder:
@@ -93,16 +93,18 @@ class CogroupedKStream(_Cogroups):
         return CogroupedKStream((*self._members, (grouped, aggregator)))
 
     @overload
-    def windowed_by(self, windows: TimeWindows) -> TimeWindowedCogroupedKStream: ...
+    def windowed_by(
+        self, windows: TimeWindows | SlidingWindows
+    ) -> TimeWindowedCogroupedKStream: ...
 
     @overload
     def windowed_by(self, windows: SessionWindows) -> SessionWindowedCogroupedKStream: ...
 
     @builder_call
     def windowed_by(
-        self, windows: TimeWindows | SessionWindows
+        self, windows: Windows
     ) -> TimeWindowedCogroupedKStream | SessionWindowedCogroupedKStream:
-        """The same streams, cut into time windows or sessions."""
+        """The same streams, cut into time windows, sliding windows or sessions."""
         self._members[0][0].windowed_by(windows)  # refuses what are none
         if isinstance(windows, SessionWindows):
             return SessionWindowedCogroupedKStream(self._members, windows)
@@ -125,9 +127,9 @@ class CogroupedKStream(_Cogroups):
 
 
 class TimeWindowedCogroupedKStream(_Cogroups):
-    """Cogrouped streams in time windows; late is what is late for all of them together."""
+    """Cogrouped streams in time or sliding windows; late is what is late for all of them."""
 
-    def __init__(self, members: tuple[Member, ...], windows: TimeWindows) -> None:
+    def __init__(self, members: tuple[Member, ...], windows: TimeWindows | SlidingWindows) -> None:
         self._members, self._windows = members, windows
 
     @builder_call
@@ -141,7 +143,7 @@ class TimeWindowedCogroupedKStream(_Cogroups):
         name: str | None = None,
     ) -> KTable:
         """As `CogroupedKStream.aggregate`; the table's keys are `Windowed`, and null values reach
-        the aggregators."""
+        the aggregators (not those of sliding windows)."""
         options = {"initializer": initializer, "store": store, "returns": returns, "value": value}
         return self._aggregated({**options, "name": name}, user_line())
 
@@ -246,4 +248,4 @@ class _CogroupAggregation(Aggregation):
     def _node(self) -> tuple[str, KStream]:
         self.graph.burn(len(self.group.members))  # an aggregate for each in the original
         name = self.graph.node_name(self.name, f"{self.of}-MERGE-", self.where)
-        return name, self.group.made(name, self.operator, self.where, nulls=self.windowed)
+        return name, self.group.made(name, self.operator, self.where, nulls=self.takes_nulls)

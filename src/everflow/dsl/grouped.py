@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, overload
 
-from everflow.dsl.aggregation import Aggregation
+from everflow.dsl.aggregation import Aggregation, Windows
 from everflow.dsl.builder_call import builder_call
 from everflow.dsl.cogrouped import CogroupedKStream
 from everflow.dsl.expressions import Edge
@@ -25,17 +25,17 @@ from everflow.location import user_line
 from everflow.operators import agg
 from everflow.operators.agg import Aggregator
 from everflow.serdes import Serde
-from everflow.windows import SessionWindows, TimeWindows
+from everflow.windows import SessionWindows, SlidingWindows, TimeWindows
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # for the type checker only
 
 
 class _Groups(Telling):
-    """What groups have in common, whole, in time windows and in sessions."""
+    """What groups have in common, whole, in windows and in sessions."""
 
     _group: KGroupedStream
-    _windows: TimeWindows | SessionWindows | None = None
+    _windows: Windows | None = None
     _emit = EmitStrategy()
 
     @property
@@ -46,7 +46,7 @@ class _Groups(Telling):
     @builder_call
     def count(self, *, store: str | None = None, name: str | None = None) -> KTable:
         """Number of records per key (and window or session), ``bigint``. Records with a null key
-        are skipped; those with a null value where there are no windows."""
+        are skipped; those with a null value where there are no windows, or sliding ones."""
         aggregation = self._aggregation("count", store, name, user_line())
         return aggregation.built_in({"count": agg.count()}, bare=True)
 
@@ -106,17 +106,20 @@ class KGroupedStream(_Groups):
         self._group, self._stream, self._name = self, stream, name
 
     @overload
-    def windowed_by(self, windows: TimeWindows) -> TimeWindowedKStream: ...
+    def windowed_by(self, windows: TimeWindows | SlidingWindows) -> TimeWindowedKStream: ...
 
     @overload
     def windowed_by(self, windows: SessionWindows) -> SessionWindowedKStream: ...
 
     @builder_call
-    def windowed_by(
-        self, windows: TimeWindows | SessionWindows
-    ) -> TimeWindowedKStream | SessionWindowedKStream:
-        """The same groups, cut into time windows or sessions."""
-        if isinstance(windows, TimeWindows):
+    def windowed_by(self, windows: Windows) -> TimeWindowedKStream | SessionWindowedKStream:
+        """The same groups, cut into time windows, sliding windows or sessions."""
+        if isinstance(windows, SlidingWindows) and windows.retention_ms == 0:
+            raise TopologyError(  # as with sessions below
+                "sliding windows of a difference of zero need a grace above zero",
+                where=user_line(),
+            )
+        if isinstance(windows, TimeWindows | SlidingWindows):
             return TimeWindowedKStream(self, windows)
         if isinstance(windows, SessionWindows):
             if (
@@ -127,8 +130,9 @@ class KGroupedStream(_Groups):
                 )
             return SessionWindowedKStream(self, windows)
         raise TopologyError(
-            f"windowed_by takes TimeWindows or SessionWindows, found {windows!r}; write "
-            "TimeWindows.of_size('1 hour').grace('5 minutes') or "
+            f"windowed_by takes TimeWindows, SlidingWindows or SessionWindows, found {windows!r}; "
+            "write TimeWindows.of_size('1 hour').grace('5 minutes'), "
+            "SlidingWindows.of_time_difference('10 minutes') or "
             "SessionWindows.of_inactivity_gap('30 minutes')",
             where=user_line(),
         )
@@ -169,7 +173,7 @@ class _WindowedKStream(_Groups):
     def __init__(
         self,
         group: KGroupedStream,
-        windows: TimeWindows | SessionWindows,
+        windows: Windows,
         emit: EmitStrategy | None = None,
     ) -> None:
         self._group, self._windows = group, windows
@@ -191,9 +195,10 @@ class _WindowedKStream(_Groups):
 
 
 class TimeWindowedKStream(_WindowedKStream):
-    """Groups cut into time windows. Only null keys are skipped: a null value reaches the aggregate,
-    and ``count()`` counts it, as in Kafka Streams. Late records, by the operator's own stream time
-    and the window's grace, are dropped."""
+    """Groups cut into time windows or sliding windows. In time windows only null keys are skipped:
+    a null value reaches the aggregate, and ``count()`` counts it; sliding windows skip null values,
+    too: both as in Kafka Streams. Late records, by the operator's own stream time and the window's
+    grace, are dropped."""
 
 
 class SessionWindowedKStream(_WindowedKStream):

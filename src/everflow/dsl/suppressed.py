@@ -19,6 +19,7 @@ from everflow.location import user_line
 from everflow.operators.aggregate import AggregateSpec
 from everflow.operators.python_aggregate import PythonAggregateSpec
 from everflow.operators.session_aggregate import SessionAggregateSpec, SessionFunctionSpec
+from everflow.operators.sliding.sliding_aggregate import SlidingAggregateSpec, SlidingFunctionSpec
 from everflow.operators.suppress import BufferBounds, SuppressSpec
 from everflow.state.store import StoreSpec
 from everflow.topology.graph import FunctionNode, Node, ProjectNode, StatefulNode
@@ -198,6 +199,8 @@ def closes_after_ms(graph: GraphBuilder, name: str) -> int | None:
     operator: Any = node.operator if isinstance(node, StatefulNode) else None
     if isinstance(operator, SessionAggregateSpec | SessionFunctionSpec):
         return operator.windows.retention_ms
+    if isinstance(operator, SlidingAggregateSpec | SlidingFunctionSpec):
+        return operator.windows.grace_ms
     if isinstance(operator, AggregateSpec | PythonAggregateSpec) and operator.window is not None:
         return operator.window.grace_ms
     found = [closes_after_ms(graph, given) for given in node.inputs]

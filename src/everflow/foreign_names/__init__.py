@@ -47,6 +47,7 @@ KAFKA_STREAMS: Mapping[str, Names] = MappingProxyType(
         "EmitStrategy": kafka_streams_tables.EMIT_STRATEGY,
         "JoinWindows": kafka_streams.JOIN_WINDOWS,
         "TimeWindows": kafka_streams.TIME_WINDOWS,
+        "SlidingWindows": kafka_streams.SLIDING_WINDOWS,
         "SessionWindows": kafka_streams.SESSION_WINDOWS,
         "Topology": kafka_streams.TOPOLOGY,
         "KafkaStreams": kafka_streams.KAFKA_STREAMS,

@@ -265,6 +265,27 @@ SESSION_WINDOWS: Names = {
     ),
 }
 
+SLIDING_WINDOWS: Names = {
+    "ofTimeDifferenceWithNoGrace": is_called(
+        "of_time_difference_with_no_grace",
+        "SlidingWindows.of_time_difference_with_no_grace('10 minutes')",
+    ),
+    "ofTimeDifferenceAndGrace": is_called(
+        "of_time_difference_and_grace",
+        "SlidingWindows.of_time_difference_and_grace('10 minutes', '1 minute')",
+    ),
+    "withTimeDifferenceAndGrace": is_called(
+        "of_time_difference_and_grace",
+        "SlidingWindows.of_time_difference_and_grace('10 minutes', '1 minute')",
+    ),
+    "timeDifferenceMs": is_called(
+        "difference_ms", "SlidingWindows.of_time_difference('10 minutes').difference_ms"
+    ),
+    "gracePeriodMs": is_called(
+        "grace_ms", "SlidingWindows.of_time_difference('10 minutes').grace_ms"
+    ),
+}
+
 TOPOLOGY: Names = {
     "describe": is_called("describe", "print(builder.build().describe())"),
     **{
@@ -489,9 +510,8 @@ EVERFLOW: Names = {
     "StreamJoined": _JOINED,
     "TableJoined": _JOINED,
     "ValueJoiner": _JOINER,
-    "SlidingWindows": not_there(
-        "sliding windows are not there yet; hopping ones are near: TimeWindows.of_size('1 "
-        "hour').advance_by('1 minute')"
+    "SlidingWindows": is_called(
+        "SlidingWindows", "SlidingWindows.of_time_difference('10 minutes').grace('1 minute')"
     ),
     "UnlimitedWindows": not_there(
         "an aggregation without windows does the same: stream.group_by_key().count(store='n')"

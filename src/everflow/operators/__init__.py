@@ -3,9 +3,9 @@
 Each is a frozen ``...Spec`` whose ``process_tasks`` gives a `TasksResult`: results and
 changes, nothing written. `aggregate` (with `agg`, `fold`) and `python_aggregate` are those
 of groups and windows, `session_aggregate` (with `session_book`, `session_order`,
-`session_fold`) those of sessions, `sliding_aggregate` (with `sliding_book`, `sliding_fold`) those
-of sliding windows, `table` keeps the last value, `versioned_table` what values were, `deduplicate`
-drops repetitions. They share `grouping` and, for the user's functions, `user_code`.
+`session_fold`) those of sessions, `sliding` has those of sliding windows, `table` keeps the last
+value, `versioned_table` what values were, `deduplicate` drops repetitions. They share `grouping`
+and, for the user's functions, `user_code`.
 May import layers 0 and 1: no I/O, threads, clock, Spark, Kafka or LMDB. The Python workers run
 them, and the test driver.
 """
@@ -15,7 +15,7 @@ from everflow.operators.agg import Aggregator
 from everflow.operators.aggregate import AggregateSpec
 from everflow.operators.python_aggregate import PythonAggregateSpec, PythonAggregator, PythonReducer
 from everflow.operators.session_aggregate import SessionAggregateSpec, SessionFunctionSpec
-from everflow.operators.sliding_aggregate import SlidingAggregateSpec, SlidingFunctionSpec
+from everflow.operators.sliding.sliding_aggregate import SlidingAggregateSpec, SlidingFunctionSpec
 from everflow.operators.table import TableSpec
 from everflow.operators.user_code import UserFunctionError
 

@@ -23,7 +23,7 @@ from everflow.operators.grouping import Tasks
 from everflow.operators.python_aggregate import PythonAggregateSpec
 from everflow.operators.session_book import SessionBook, read_sessions
 from everflow.operators.session_fold import SessionFold
-from everflow.operators.turns import Turn, turns_of
+from everflow.operators.turns import TaskTurn, turns_of
 from everflow.operators.user_code import function_failure, require_users
 from everflow.records import EdgeBatch, Int64, StoreChanges, TasksResult
 from everflow.serdes import Serde
@@ -232,7 +232,7 @@ class _Run:
     """
 
     batch: EdgeBatch
-    turns: list[Turn]
+    turns: list[TaskTurn]
     keys: list[bytes]
     owners: list[int]
     book: SessionBook

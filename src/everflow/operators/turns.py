@@ -15,7 +15,7 @@ from everflow.records import EdgeBatch, Int64
 from everflow.serdes import Serde
 
 
-class Turn(NamedTuple):
+class TaskTurn(NamedTuple):
     """A task's records, in processing order: rows of the batch, and their keys' codes."""
 
     partition: int
@@ -32,7 +32,7 @@ class Turns:
     how many records are left out, by reason.
     """
 
-    turns: list[Turn]
+    turns: list[TaskTurn]
     keys: list[bytes]
     owners: list[int]
     first: Int64
@@ -76,10 +76,10 @@ def turns_of(
     )
 
 
-def _by_task(rows: Int64, codes: Int64, tasks: Tasks) -> list[Turn]:
+def _by_task(rows: Int64, codes: Int64, tasks: Tasks) -> list[TaskTurn]:
     owners = tasks.of_records[rows]
     order = np.argsort(owners, kind="stable")
     return [
-        Turn(partition, rows[order[part]], codes[order[part]])
+        TaskTurn(partition, rows[order[part]], codes[order[part]])
         for partition, part in task_slices(owners[order])
     ]

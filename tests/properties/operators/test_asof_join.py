@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import pyarrow as pa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -14,7 +13,6 @@ from everflow import serdes
 from everflow.operators.joins import JoinKind
 from everflow.operators.joins.asof import AsOfJoin
 from everflow.operators.joins.held_back import HeldBack
-from everflow.records import StoreChanges
 from everflow.state.store import InMemoryStore, StoreSpec
 from properties.operators.test_joins import (
     CUTS,
@@ -42,7 +40,6 @@ ROWS = st.lists(
 )
 MANY = settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 KINDS = st.sampled_from([JoinKind.INNER, JoinKind.LEFT])
-_NOTHING = StoreChanges("r", [], [], np.empty(0, np.int64))
 TOLERANCES, GRACES = st.sampled_from([0, 3, 10, 50]), st.sampled_from([0, 1, 5, 20])
 
 
@@ -74,9 +71,7 @@ def run(
         times |= done.stream_times
         for task, listed in done.changes.items():
             for changes in listed:
-                stores[task][changes.store].apply(changes, times[task])
-        for task in TASKS:  # stream time alone lets records expire, too
-            stores[task]["r"].apply(_NOTHING, times[task])
+                stores[task][changes.store].apply(changes)
         for reason, count in done.dropped.items():
             dropped[reason] = dropped.get(reason, 0) + count
         found += results(done.output)

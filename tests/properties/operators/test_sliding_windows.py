@@ -21,8 +21,8 @@ from everflow.operators import (
     SlidingAggregateSpec,
     SlidingFunctionSpec,
     agg,
-    sliding_aggregate,
 )
+from everflow.operators.sliding import sliding_aggregate
 from everflow.serdes.windowed import window_store_key
 from everflow.state.store import InMemoryStore, StoreSpec
 from everflow.windows import SlidingWindows
@@ -40,6 +40,7 @@ AGGREGATES = {
     "first_t": agg.first("t"),
     "last_t": agg.last("t"),
     "min_t": agg.min("t"),
+    "list_i": agg.collect_list("i"),
 }
 INPUT = pa.struct([("i", pa.int64()), ("x", pa.float64()), ("t", pa.string())])
 values = st.fixed_dictionaries(
@@ -285,6 +286,7 @@ def add(key: str, value: Any, before: dict[str, Any] | None) -> dict[str, Any]:
         "first_t": before["first_t"],
         "last_t": t,
         "min_t": both("min_t", t, min),
+        "list_i": [*(before["list_i"] or []), *([] if i is None else [i])],
     }
 
 

@@ -15,6 +15,7 @@ from pyspark.sql.types import DoubleType, StringType
 from everflow import (
     KStream,
     SessionWindows,
+    SlidingWindows,
     StreamsBuilder,
     TimeWindows,
     TopologyError,
@@ -243,6 +244,18 @@ MISTAKES: dict[str, tuple[Mistake, str]] = {
     "sessions that nothing can join": (
         lambda b, s: s.group_by_key().windowed_by(SessionWindows.of_inactivity_gap(0)),
         "a gap of zero need a grace above zero",
+    ),
+    "sliding windows that nothing is in": (
+        lambda b, s: s.group_by_key().windowed_by(SlidingWindows.of_time_difference(0)),
+        "a difference of zero need a grace above zero",
+    ),
+    "a merger of sliding windows": (
+        lambda b, s: (
+            s.group_by_key()
+            .windowed_by(SlidingWindows.of_time_difference("1 minute"))
+            .aggregate(initializer=int, aggregator=max, merger=max, store="x", returns="int")
+        ),
+        "merger= is for sessions",
     ),
     "sum of text": (
         lambda b, s: s.group_by_key().aggregate(store="x", a=agg.sum("value.item")),

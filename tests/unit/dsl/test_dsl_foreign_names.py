@@ -13,6 +13,7 @@ from everflow import (
     EmitStrategy,
     JoinWindows,
     SessionWindows,
+    SlidingWindows,
     StreamsBuilder,
     Suppressed,
     TimeWindows,
@@ -33,7 +34,8 @@ OWNERS = (
         "TimeWindowedKStream",
         "SessionWindowedKStream",
     ),
-    *("BranchedKStream", "TimeWindows", "SessionWindows", "Topology", "agg", "serdes"),
+    *("BranchedKStream", "TimeWindows", "SlidingWindows", "SessionWindows"),
+    *("Topology", "agg", "serdes"),
 )
 EXAMPLES = [
     (owner, entry.advice)
@@ -77,6 +79,7 @@ class World:
             "JoinWindows": JoinWindows,
             "TimeWindows": TimeWindows,
             "SessionWindows": SessionWindows,
+            "SlidingWindows": SlidingWindows,
             "Suppressed": Suppressed,
             "EmitStrategy": EmitStrategy,
             "add_order": lambda order, account: account,

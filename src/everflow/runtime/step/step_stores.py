@@ -79,6 +79,11 @@ class WholeTable:
     ) -> None:
         self._parts, self._homes = parts, homes
 
+    @property
+    def newest_ms(self) -> int:
+        """See `StoreView`: entries of a table do not expire."""
+        return -1
+
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """See `StoreView`."""
         if len(self._parts) == 1:

@@ -17,10 +17,11 @@ import numpy as np
 import pyarrow as pa
 
 from everflow.operators.aggregate import AggregateSpec
+from everflow.operators.folds.folding import parts
 from everflow.operators.grouping import Tasks
 from everflow.operators.python_aggregate import PythonAggregateSpec
-from everflow.operators.sliding_book import SlidingBook, stored_windows
-from everflow.operators.sliding_fold import Contributions, SlidingFold, in_turn, updates_of
+from everflow.operators.sliding.sliding_book import SlidingBook, stored_windows
+from everflow.operators.sliding.sliding_fold import Contributions, SlidingFold, in_turn, updates_of
 from everflow.operators.turns import Turns, turns_of
 from everflow.operators.user_code import function_failure, require_users
 from everflow.records import EdgeBatch, Int64, StoreChanges, TasksResult
@@ -102,15 +103,18 @@ class SlidingAggregateSpec(_Sliding[AggregateSpec]):
         layout, book = self.layout, run.book
         known = layout.value_serde.decode_array(pa.array(run.stored, pa.binary()))
         inputs = layout.inputs_of(run.batch.value, lambda column: column)
-        columns = zip(layout.columns, layout.state_columns_of(known), inputs, strict=True)
-        folds = [SlidingFold(column, states, values) for column, states, values in columns]
+        states = layout.state_columns_of(known)
+        folds = [
+            SlidingFold(layout.columns[part], states[part], inputs[part])
+            for part in parts(layout.columns)
+        ]
         every: list[pa.Array] = []
         for _ in run.take_each_record():
             if len(book.windows) >= _LOG_ENTRIES:
                 self._fold(run, folds, every)
         self._fold(run, folds, every)
         final = run.final()
-        after = [one.states.take(pa.array(final)) for one in folds]
+        after = [state.take(pa.array(final)) for one in folds for state in one.states]
         written = layout.value_serde.encode_array(layout.state_of(after)).to_pylist()
         changes = run.changes(self.store, final, written)
         if self.emit_every_update:
@@ -120,8 +124,11 @@ class SlidingAggregateSpec(_Sliding[AggregateSpec]):
     def _fold(self, run: _Run, folds: list[SlidingFold], every: list[pa.Array]) -> None:
         """Fold the book's log into the states; what its updates show comes to ``every``."""
         run.note_updates()
-        log = Contributions.of(run.book, len(folds[0].states))
-        shown = [one.take(log, len(run.book.keys), running=run.every) for one in folds]
+        log = Contributions.of(run.book, len(folds[0].states[0]))
+        shown: list[pa.Array] = []
+        with self.layout.failing(run.batch, log.rows):
+            for one in folds:
+                shown += one.take(log, len(run.book.keys), every=run.every)
         if run.every:
             every.append(self.layout.finish(shown))
         run.book.begin_log()

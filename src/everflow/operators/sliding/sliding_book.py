@@ -2,8 +2,8 @@
 
 Records are taken one by one in processing order, as Kafka Streams takes them
 (KStreamSlidingWindowAggregate): what a record finds, and which windows it makes, depends on all
-before it. Aggregates are folded over the result, see `everflow.operators.sliding_fold` and
-`everflow.operators.sliding_aggregate`.
+before it. Aggregates are folded over the result, see `everflow.operators.sliding.sliding_fold` and
+`everflow.operators.sliding.sliding_aggregate`.
 """
 
 from __future__ import annotations

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
 from everflow.operators.fold import ColumnFold, StateColumn
-from everflow.operators.sliding_book import SlidingBook
+from everflow.operators.folds.folding import FOLDS, fold, running
+from everflow.operators.folds.items import Items
+from everflow.operators.sliding.sliding_book import SlidingBook
 from everflow.records import Int64
 
 
@@ -116,26 +119,56 @@ def _shown(book: SlidingBook) -> tuple[Int64, Int64]:
 
 
 class SlidingFold:
-    """One state column of all windows of a batch: ``states``, by window."""
+    """State columns that are folded together, of all windows of a batch: ``states``, by window."""
 
-    def __init__(self, column: StateColumn, states: pa.Array, values: pa.Array | None) -> None:
-        """``values``: the input of each of the batch's records, None where records are counted."""
-        self._column, self.states, self._values = column, states, values
+    def __init__(
+        self,
+        columns: Sequence[StateColumn],
+        states: Sequence[pa.Array],
+        values: Sequence[pa.Array | None],
+    ) -> None:
+        """``values``: for each column the input of each of the batch's records, None where records
+        are counted."""
+        self._columns, self.states, self._values = columns, list(states), values
 
-    def take(self, log: Contributions, windows: int, *, running: bool) -> pa.Array:
-        """Fold in the contributions; ``windows``: how many there are now. With ``running``:
-        what each update shows, else nothing."""
+    def take(self, log: Contributions, windows: int, *, every: bool) -> list[pa.Array]:
+        """Fold in the contributions; ``windows``: how many there are now. With ``every`` the
+        columns of what each update shows, else nothing. Raises `ListFullError`."""
         roots = pa.array(log.roots, mask=log.roots < 0)
-        values = None if self._values is None else self._values.take(pa.array(log.rows))
-        fold = ColumnFold(self._column, self.states.take(roots), log.roots >= 0, log.codes, values)
-        every = self.states[:0]
-        if running:
-            both = pa.concat_arrays([fold.running(), self.states])
+        stored = [state.take(roots) for state in self.states]
+        rows = pa.array(log.rows)
+        values = [None if one is None else one.take(rows) for one in self._values]
+        after, shown = self._folded(stored, log, values, every=every)
+        if every:
             known = len(log.codes) - 1 - log.updates
-            every = both.take(pa.array(np.where(log.updates < 0, known, log.updates)))
-        count = len(self.states)
+            at = pa.array(np.where(log.updates < 0, known, log.updates))
+            both = zip(shown, self.states, strict=True)
+            shown = [pa.concat_arrays([*columns]).take(at) for columns in both]
+        count = len(self.states[0])
         place = np.arange(windows, dtype=np.int64)
         place[log.windows] = windows + np.arange(len(log.windows))
-        new = pa.nulls(windows - count, self.states.type)
-        self.states = pa.concat_arrays([self.states, new, fold.final()]).take(pa.array(place))
-        return every
+        self.states = [
+            pa.concat_arrays([state, pa.nulls(windows - count, state.type), new]).take(
+                pa.array(place)
+            )
+            for state, new in zip(self.states, after, strict=True)
+        ]
+        return shown
+
+    def _folded(
+        self,
+        stored: list[pa.Array],
+        log: Contributions,
+        values: Sequence[pa.Array | None],
+        *,
+        every: bool,
+    ) -> tuple[list[pa.Array], list[pa.Array]]:
+        """The columns of each of the log's windows, and, with ``every``, after each
+        contribution."""
+        columns = self._columns
+        if columns[0].op in FOLDS:
+            given = [one for one in values if one is not None]
+            after = fold(columns, Items.of_groups(stored, log.codes, given))
+            return after, running(columns, stored, log.codes, given) if every else []
+        one = ColumnFold(columns[0], stored[0], log.roots >= 0, log.codes, values[0])
+        return [one.final()], [one.running()] if every else []
