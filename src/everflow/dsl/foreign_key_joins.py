@@ -135,6 +135,7 @@ class ForeignKeyJoin:
             key_serde=serdes.bytes_(),
             value_serde=serdes.bytes_(),
             where=where,
+            private=True,
         )
         node = StatefulNode(
             f"{name}-answering",

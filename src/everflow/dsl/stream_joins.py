@@ -347,6 +347,7 @@ class _Stores:
                 key_serde=bytes_(),
                 value_serde=bytes_(),
                 where=call.where,
+                private=True,
             )
         return _Stores(
             window_store(left, f"{base}-{this}-join-store"),

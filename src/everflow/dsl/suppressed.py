@@ -188,6 +188,7 @@ def suppress_node(
         key_serde=serdes.bytes_(),
         value_serde=serdes.bytes_(),
         where=where,
+        private=True,
     )
     return StatefulNode(name, (table.node,), table.edge.type, where, "SUPPRESS", spec, (kept,))
 

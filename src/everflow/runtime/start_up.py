@@ -17,7 +17,7 @@ from everflow.kafka.writing.fencing import fence_all
 from everflow.moves import counted, moves
 from everflow.records import TopicPartition
 from everflow.retry import StoppedError, retrying
-from everflow.runtime.commit.batch import format_metadata, parse_metadata
+from everflow.runtime.commit.batch import format_metadata, of_kafka_streams, parse_metadata
 from everflow.runtime.tasks.blueprint import Blueprint
 from everflow.runtime.topics.internal_topics import TopicFacts, TopicSpec, prepare
 from everflow.runtime.topics.output_topics import fixed_outputs, missing_outputs
@@ -28,7 +28,7 @@ from everflow.topology.offset_metadata import require_room, room_for_layouts
 from everflow.topology.physical_plan import PhysicalPlan
 from everflow.topology.plan import emitting_every_update, plan, with_default_extractor
 from everflow.topology.program import Topology
-from everflow.topology.store_layouts import from_json, layouts_to_keep, to_text
+from everflow.topology.store_layouts import from_json, layouts_to_keep, require_readable, to_text
 from everflow.topology.subtopologies import InternalTopics, SubTopologies, cut, internal_topics
 from everflow.topology.timestamps import extractor_named
 from everflow.waits import waiting
@@ -80,7 +80,7 @@ def prepare_cluster(
     _require_outputs(topology, config, admin, max(counts.values(), default=1))
     # 5. Internal topics: created at the first start, validated at every other (I10).
     inputs = {topic: counts[topic] for sub in subs.subtopologies for topic in sub.source_topics}
-    _prepare_internal(needed, inputs, config, admin)
+    _prepare_internal(topology, needed, inputs, config, admin)
     partitions = {
         **inputs,
         **{name: partitions for name, (partitions, _) in needed.repartition.items()},
@@ -117,8 +117,13 @@ def _with_times(topology: Topology, config: StreamsConfig) -> Topology:
 
 
 def _prepare_internal(
-    needed: InternalTopics, counts: Mapping[str, int], config: StreamsConfig, admin: ClusterAdmin
+    topology: Topology,
+    needed: InternalTopics,
+    counts: Mapping[str, int],
+    config: StreamsConfig,
+    admin: ClusterAdmin,
 ) -> None:
+    _require_readable(topology, config, admin, counts)
     specs = [TopicSpec(n, p, dict(c), "repartition") for n, (p, c) in needed.repartition.items()]
     specs += [TopicSpec(n, p, dict(c), "changelog") for n, (p, c) in needed.changelog.items()]
     prepare(ClusterTopics(admin, config), config.application_id, specs, _partitions_of(counts))
@@ -126,6 +131,16 @@ def _prepare_internal(
 
 def _partitions_of(counts: Mapping[str, int]) -> list[TopicPartition]:
     return [TopicPartition(name, p) for name, count in sorted(counts.items()) for p in range(count)]
+
+
+def _require_readable(
+    topology: Topology, config: StreamsConfig, admin: ClusterAdmin, inputs: Mapping[str, int]
+) -> None:
+    """StoreLayoutError where Kafka Streams ran the application last, and everflow cannot go on with
+    what it kept (note 034)."""
+    committed = admin.committed(config.application_id, _partitions_of(inputs), COMMITTED_TIMEOUT_S)
+    if any(of_kafka_streams(offset.metadata) for offset in committed.values()):
+        require_readable(config.application_id, topology)
 
 
 def _compared_layouts(

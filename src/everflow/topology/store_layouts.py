@@ -124,6 +124,40 @@ def layouts_to_keep(
     return {**dict(known), **mine}
 
 
+def require_readable(application_id: str, graph: Graph) -> None:
+    """StoreLayoutError where the program has stores whose bytes Kafka Streams, which ran the
+    application before, writes otherwise."""
+    stores = [
+        (node, store, why)
+        for node in graph.nodes
+        if isinstance(node, StatefulNode)
+        for store in node.stores
+        if (why := _why_private(store))
+    ]
+    if stores:
+        listed = "\n".join(_told(node, store, why) for node, store, why in stores)
+        raise StoreLayoutError(
+            f"Application {application_id} was run by Kafka Streams (Java), and everflow cannot "
+            f"read what that keeps in these stores, so it was not started.\n{listed}\n"
+            "Nothing was read or changed, and the Java application can go on. To go on here, leave "
+            "these operators to an application of their own, whose input is what this one writes; "
+            "or give the program an application.id of its own: it makes its stores anew, from the "
+            f"input. docs/guide/taking-over.md says more.\n{start_over(application_id)}",
+            difference=listed,
+        )
+
+
+def _why_private(store: StoreSpec) -> str:
+    if store.private:
+        return "its bytes are internal to each of the two"
+    if isinstance(store.value_serde, PackedSerde):
+        return (
+            "its values are everflow's packed structs; a single aggregate, or value=serdes.json("
+            "...) of a Python aggregate, has bytes that Java can have written"
+        )
+    return ""
+
+
 def difference(stored: Kept, now: StoreLayout) -> str:
     """Two lines for each part that differs; empty if none does."""
     if isinstance(stored, str):

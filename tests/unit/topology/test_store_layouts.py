@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from everflow import StreamsBuilder, TimeWindows, agg, serdes
+from everflow import JoinWindows, StreamsBuilder, Suppressed, TimeWindows, agg, serdes
 from everflow.errors import StoreLayoutError
 from everflow.operators.agg import Aggregator
 from everflow.operators.aggregate import AggregateSpec
@@ -25,6 +25,7 @@ from everflow.topology.store_layouts import (
     from_json,
     layout_of,
     layouts_to_keep,
+    require_readable,
     to_text,
 )
 
@@ -321,3 +322,31 @@ def test_a_mean_has_two_fields() -> None:
     )
     words = layout_of(store(spec.value_serde, folds=tuple(column.op for column in spec.columns)))
     assert words.value == "mean.sum double (sum), mean.count bigint (count)"
+
+
+def test_what_java_writes_otherwise_is_refused_by_name_and_line() -> None:
+    builder = StreamsBuilder()
+    visits = builder.stream("visits", key=TEXT, value=TEXT)
+    visits.group_by_key().count(store="counts").suppress(
+        Suppressed.until_time_limit("1 minute"), store="held"
+    )
+    visits.group_by_key().aggregate(store="packed", n=agg.count(), all=agg.collect_list("value"))
+    windows = JoinWindows.of_time_difference("1 minute")
+    visits.left_join(builder.stream("others", key=TEXT, value=TEXT), windows=windows, store="pair")
+    with pytest.raises(StoreLayoutError, match=r"run by Kafka Streams \(Java\)") as raised:
+        require_readable("shop", builder.build())
+    told = str(raised.value)
+    for store_name in ("held", "packed", "pair-left-shared-join-store"):
+        assert f"store {store_name} of " in told
+    assert "store counts" not in told
+    assert "test_store_layouts.py" in told
+
+
+def test_what_java_writes_alike_is_accepted() -> None:
+    builder = StreamsBuilder()
+    visits = builder.stream("visits", key=TEXT, value=TEXT)
+    visits.group_by_key().count(store="counts")
+    visits.group_by_key().windowed_by(TimeWindows.of_size("1 minute")).count(store="windows")
+    windows = JoinWindows.of_time_difference("1 minute")
+    visits.join(builder.stream("others", key=TEXT, value=TEXT), windows=windows, store="pair")
+    require_readable("shop", builder.build())

@@ -7,6 +7,7 @@ read once, in `from_json`.
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -19,6 +20,9 @@ _T = TypeVar("_T")
 
 REQUEST_PROPERTY = "everflow.batch"
 METADATA_PREFIX = "ef1"
+KAFKA_STREAMS_VERSIONS = (1, 2)
+KAFKA_STREAMS_TIME = 8
+"""Bytes behind the version."""
 
 AT_LEAST_ONCE = "at_least_once"
 EXACTLY_ONCE_V2 = "exactly_once_v2"
@@ -346,6 +350,16 @@ def parse_metadata(text: str | None) -> CommitMetadata:
     return CommitMetadata(
         parts[1], {str(node): int(ms) for node, ms in times.items()}, _layouts(parts[2][end:])
     )
+
+
+def of_kafka_streams(text: str | None) -> bool:
+    """Whether Kafka Streams (Java) wrote the metadata of a committed offset: a version, a time and
+    what its processors keep, in base64."""
+    try:
+        data = base64.b64decode((text or "").rstrip("\0"), validate=True)
+    except ValueError:
+        return False
+    return len(data) > KAFKA_STREAMS_TIME and data[0] in KAFKA_STREAMS_VERSIONS
 
 
 def _layouts(text: str) -> Mapping[str, Any]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from everflow.records import OffsetRange, TaskId, TopicPartition
 from everflow.runtime.commit.batch import (
     COMMITTED,
@@ -14,6 +16,7 @@ from everflow.runtime.commit.batch import (
     StorePlace,
     TaskContext,
     format_metadata,
+    of_kafka_streams,
     parse_metadata,
 )
 
@@ -65,6 +68,22 @@ def test_metadata_of_an_offset_comes_back_whatever_a_client_puts_behind_it() -> 
     text = format_metadata("i.1.0", {"AGG": 5}, json.dumps(LAYOUTS))
     for stray in ("", "\0", "\ufffd", "|{"):
         assert parse_metadata(text + stray) == CommitMetadata("i.1.0", {"AGG": 5}, LAYOUTS)
+
+
+@pytest.mark.parametrize(
+    ("text", "theirs"),
+    [
+        ("AgAAAZr8ZkAAAAAAAA==", True),
+        ("AgAAAZr8ZkAAAAAAAA==\0", True),
+        ("AQAAAZr8ZkAA", True),
+        ("", False),
+        (None, False),
+        ("start", False),
+        (format_metadata("b.0.1", {"n": 5}, '{"s":"#1"}'), False),
+    ],
+)
+def test_metadata_of_kafka_streams_is_told_from_others(text: str | None, theirs: bool) -> None:
+    assert of_kafka_streams(text) is theirs
 
 
 def test_metadata_of_before_has_no_layouts() -> None:

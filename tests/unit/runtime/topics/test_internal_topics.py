@@ -100,7 +100,7 @@ def test_wrong_partition_counts_are_named() -> None:
             "delete,compact",
             False,
         ),
-        (TopicSpec("w", 2, {"cleanup.policy": "compact,delete"}, "changelog"), "delete", True),
+        (TopicSpec("w", 2, {"cleanup.policy": "compact,delete"}, "changelog"), "delete", False),
     ],
 )
 def test_only_policies_that_lose_records_are_refused(
