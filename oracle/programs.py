@@ -403,10 +403,15 @@ def windowed_text(key: Any, value: Any) -> tuple[str, str | None]:
 def built(program: Program) -> Topology:
     """The program in everflow."""
     builder = StreamsBuilder()
+    put_in(builder, program)
+    return builder.build()
+
+
+def put_in(builder: StreamsBuilder, program: Program) -> None:
+    """The program in a builder that may have others, with other names."""
     made: dict[str, Any] = {}
     for node in program.nodes:
         made[node["id"]] = _BUILD[node["op"]](builder, made, node)
-    return builder.build()
 
 
 def _filter(_: StreamsBuilder, made: dict[str, Any], node: Node) -> Any:

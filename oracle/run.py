@@ -1,7 +1,7 @@
 """Runs one comparison on cases drawn from a seed.
 
-Usage: ``oracle/run.py [streams|columns] [--cases N] [--seed S] [--json FILE]``. Ends with 1 where
-anything differs, after it has said what.
+Usage: ``oracle/run.py [streams|columns|instances] [--cases N] [--seed S] [--json FILE]``. Ends with
+1 where anything differs, after it has said what.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeAlias
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]
 
 from everflow.spark.session import get_session  # noqa: E402
-from oracle import columns, streams  # noqa: E402
+from oracle import columns, instances, streams  # noqa: E402
 
 EVERY_S = 10.0
+Report: TypeAlias = columns.Report | streams.Report | instances.Report
 
 
 def main() -> int:
@@ -27,18 +29,21 @@ def main() -> int:
     parser.add_argument(
         "name",
         nargs="?",
-        choices=["streams", "columns"],
+        choices=["streams", "columns", "instances"],
         default="streams",
-        help="operators against Kafka Streams (default), or twins of Columns against Spark",
+        help="operators against Kafka Streams (default), twins of Columns against Spark, or one "
+        "instance against several that are killed",
     )
     parser.add_argument("--cases", type=int, default=1000, help="how many are drawn")
     parser.add_argument("--seed", type=int, default=1, help="what they are drawn from")
     parser.add_argument("--json", type=Path, help="write the report to this file", metavar="FILE")
     arguments = parser.parse_args()
-    session = get_session()
+    session = None if arguments.name == "instances" else get_session()
     began = time.monotonic()
-    reports: Iterator[columns.Report | streams.Report]
-    if arguments.name == "columns":
+    reports: Iterator[Report]
+    if session is None:
+        reports = instances.compare(arguments.cases, arguments.seed)
+    elif arguments.name == "columns":
         reports = columns.compare(session, arguments.cases, arguments.seed)
     else:
         reports = streams.compare(arguments.cases, arguments.seed)
@@ -55,13 +60,12 @@ def main() -> int:
             **report.more(),
         }
         arguments.json.write_text(json.dumps(written, indent=1, ensure_ascii=False) + "\n")
-    session.stop()
+    if session is not None:
+        session.stop()
     return 0 if report.clean else 1
 
 
-def _followed(
-    reports: Iterator[columns.Report | streams.Report],
-) -> columns.Report | streams.Report:
+def _followed(reports: Iterator[Report]) -> Report:
     """The last report; says each difference when it is found, and now and then how far it is."""
     told, shown = time.monotonic(), 0
     for report in reports:

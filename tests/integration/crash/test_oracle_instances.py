@@ -1,0 +1,16 @@
+"""One instance and three of which one is killed give the same tables: a slice of `./run oracle
+instances`."""
+
+from __future__ import annotations
+
+import pytest
+
+from oracle.instances import compare
+
+pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.slow]
+
+
+def test_instances_that_are_killed_give_the_tables_of_one() -> None:
+    *_, report = compare(cases=6, seed=4)
+    assert report.differing == []
+    assert (report.equal, report.kills) == (6, 1)
