@@ -196,11 +196,7 @@ class Cluster:
         """Partition -> (committed offset, metadata); partitions without an offset are left out."""
         consumer = self._consumer(group, "read_committed")
         found = consumer.committed(self._parts(consumer, topic), timeout=REQUEST_S)
-        return {
-            tp.partition: (tp.offset, (tp.metadata or "").rstrip("\0"))
-            for tp in found
-            if tp.offset >= 0
-        }
+        return {tp.partition: (tp.offset, _metadata(tp)) for tp in found if tp.offset >= 0}
 
     def _consumer(self, group: str, isolation: str) -> Consumer:
         """One that never joins its group."""
@@ -220,6 +216,14 @@ class Cluster:
     def _parts(consumer: Consumer, topic: str) -> list[TopicPartition]:
         partitions = consumer.list_topics(topic, timeout=REQUEST_S).topics[topic].partitions
         return [TopicPartition(topic, number) for number in sorted(partitions)]
+
+
+def _metadata(tp: TopicPartition) -> str:
+    """Java ends no text with a NUL, and the client reads on."""
+    try:
+        return (tp.metadata or "").rstrip("\0")
+    except UnicodeDecodeError as garbage:
+        return garbage.object[: garbage.start].decode()
 
 
 def _record(message: Any) -> Record:

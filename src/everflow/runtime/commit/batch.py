@@ -21,8 +21,8 @@ _T = TypeVar("_T")
 REQUEST_PROPERTY = "everflow.batch"
 METADATA_PREFIX = "ef1"
 KAFKA_STREAMS_VERSIONS = (1, 2)
-KAFKA_STREAMS_TIME = 8
-"""Bytes behind the version."""
+KAFKA_STREAMS_HEAD = 12
+"""Characters of the version and the time behind it, nine bytes."""
 
 AT_LEAST_ONCE = "at_least_once"
 EXACTLY_ONCE_V2 = "exactly_once_v2"
@@ -354,12 +354,12 @@ def parse_metadata(text: str | None) -> CommitMetadata:
 
 def of_kafka_streams(text: str | None) -> bool:
     """Whether Kafka Streams (Java) wrote the metadata of a committed offset: a version, a time and
-    what its processors keep, in base64."""
+    what its processors keep, in base64. Clients return stray bytes behind it."""
     try:
-        data = base64.b64decode((text or "").rstrip("\0"), validate=True)
+        data = base64.b64decode((text or "")[:KAFKA_STREAMS_HEAD], validate=True)
     except ValueError:
         return False
-    return len(data) > KAFKA_STREAMS_TIME and data[0] in KAFKA_STREAMS_VERSIONS
+    return len(data) == 9 and data[0] in KAFKA_STREAMS_VERSIONS
 
 
 def _layouts(text: str) -> Mapping[str, Any]:

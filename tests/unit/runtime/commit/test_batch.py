@@ -76,6 +76,8 @@ def test_metadata_of_an_offset_comes_back_whatever_a_client_puts_behind_it() -> 
         ("AgAAAZr8ZkAAAAAAAA==", True),
         ("AgAAAZr8ZkAAAAAAAA==\0", True),
         ("AQAAAZr8ZkAA", True),
+        ("AQAAAZr8ZkAA\0\u2028x", True),
+        ("AwAAAZr8ZkAA", False),
         ("", False),
         (None, False),
         ("start", False),
