@@ -25,18 +25,11 @@ class StoreSpec:
     ``kind``: ``key_value``, ``versioned``, ``window`` or ``session``. Keys of window stores are
     ``key bytes + 8-byte window start (ms, big endian) + 4-byte sequence number`` (Java's
     WindowKeySchema), of session stores ``key bytes + 8-byte end + 8-byte start``
-<<<<<<< HEAD
     (SessionKeySchema). ``retention_ms`` (both) is how long windows are kept behind the store's own
     time, see `StoreView.newest_ms`; of versioned stores the history retention, which is also how
     late a version may come. ``logging`` False = no changelog, best effort. ``folds``: what makes
-    each stored field of a built-in aggregate (``count``, ``sum``, ...).
-=======
-    (SessionKeySchema). ``retention_ms`` (both) is how long windows are kept behind stream time; of
-    versioned stores the history retention, which is also how late a version may come. ``logging``
-    False = no changelog, best effort. ``folds``: what makes each stored field of a built-in
-    aggregate (``count``, ``sum``, ...). ``private``: where Kafka Streams has such a store, it has
-    other bytes.
->>>>>>> 0b9d66e (A Java application is continued, and continues)
+    each stored field of a built-in aggregate (``count``, ``sum``, ...). ``private``: where Kafka
+    Streams has such a store, it has other bytes.
     """
 
     name: str
