@@ -83,7 +83,6 @@ _MEMBERS_OWN = (
 # what holds instead.
 WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
     {
-        "max_task_idle_ms": "a task does not wait for an input that has nothing to read",
         "request_timeout_ms": "a client is told with its prefix, as in producer.request.timeout.ms",
         "retry_backoff_ms": "a client is told with its prefix, as in producer.retry.backoff.ms",
         "deserialization_exception_handler": (

@@ -128,7 +128,10 @@ _READING = _group(
         "30,000 at least once, 100 exactly once; there it is the time between two commits",
     ),
     max_task_idle_ms=KeyText(
-        "How long a task waits for an input that has nothing, to read in order of time"
+        "How long a task of several inputs waits for one that has nothing to read, so that records "
+        "are taken in order of time. 0: only while the log is known to hold more of it; more: so "
+        "long for its producers, too; -1: never, whatever has been read is processed. A task that "
+        "goes on without an input is counted (`enforced-processing-total`)",
     ),
     statestore_cache_max_bytes=KeyText(
         "Size of the cache that joins updates of a key before they are forwarded",

@@ -17,6 +17,8 @@ RECORDS_PRODUCED = "records-produced-total"
 CHANGELOG_RECORDS = "changelog-records-total"
 DROPPED_RECORDS = "dropped-records-total"
 DEAD_LETTERS = "dead-letters-total"
+ENFORCED_PROCESSING = "enforced-processing-total"
+"""How often a task went on though one of its inputs had nothing to read (``max.task.idle.ms``)."""
 COMMITS = "commit-total"
 COMMITS_ABORTED = "commit-aborted-total"
 BATCHES_FAILED = "batch-failed-total"
@@ -35,6 +37,7 @@ UNITS: Mapping[str, str] = {
     CHANGELOG_RECORDS: "records",
     DROPPED_RECORDS: "records",
     DEAD_LETTERS: "records",
+    ENFORCED_PROCESSING: "tasks",
     COMMITS: "batches",
     COMMITS_ABORTED: "batches",
     BATCHES_FAILED: "batches",

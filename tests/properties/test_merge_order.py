@@ -3,6 +3,7 @@ is next (reference 1.6)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -49,8 +50,10 @@ class Hop(NamedTuple):
     ranges: dict[TopicPartition, OffsetRange]
     log_ends: dict[TopicPartition, int]
 
-    def merged(self, merged: bool = True) -> Merged:
-        return merge_inputs(self.hop, sources(len(self.ranges), merged), self.ranges, self.log_ends)
+    def merged(self, merged: bool = True, waits: Sequence[TopicPartition] | None = ()) -> Merged:
+        return merge_inputs(
+            self.hop, sources(len(self.ranges), merged), self.ranges, self.log_ends, waits
+        )
 
 
 def at(topic: int) -> TopicPartition:
@@ -90,8 +93,11 @@ def hop_of(inputs: list[Input]) -> Hop:
     )
 
 
-def one_by_one(inputs: list[Input]) -> tuple[list[str], dict[TopicPartition, int]]:
-    """Kafka Streams: take the oldest head; stop when an input that has more in the log runs dry."""
+def one_by_one(
+    inputs: list[Input], waits: frozenset[int] | None = frozenset()
+) -> tuple[list[str], dict[TopicPartition, int]]:
+    """Kafka Streams: take the oldest head; stop when an input that has more in the log, or may yet
+    get more, runs dry. ``waits`` None: do not stop."""
     next_at = [0] * len(inputs)
     taken: list[str] = []
     while True:
@@ -100,7 +106,10 @@ def one_by_one(inputs: list[Input]) -> tuple[list[str], dict[TopicPartition, int
             for i, one in enumerate(inputs)
             if next_at[i] < len(one.times)
         ]
-        dry = any(one.more and next_at[i] == len(one.times) for i, one in enumerate(inputs))
+        dry = waits is not None and any(
+            (one.more or i in waits) and next_at[i] == len(one.times)
+            for i, one in enumerate(inputs)
+        )
         if dry or not heads:
             return taken, {at(i): 10 + next_at[i] for i in range(len(inputs))}
         _, i = min(heads)
@@ -122,6 +131,18 @@ def test_equal_to_taking_the_oldest_head(given: list[Input]) -> None:
     order = np.argsort(batch.seq, kind="stable")
     expected, offsets = one_by_one(given)
     assert batch.key.take(pa.array(order)).to_pylist() == expected
+    assert consumed == offsets
+
+
+@given(inputs, st.none() | st.frozensets(st.integers(0, 3)))
+def test_equal_with_inputs_that_are_waited_for_or_not_at_all(
+    given: list[Input], waits: frozenset[int] | None
+) -> None:
+    waited = None if waits is None else [at(i) for i in sorted(waits) if i < len(given)]
+    batches, consumed = hop_of(given).merged(waits=waited)
+    order = np.argsort(batches[1].seq, kind="stable")
+    expected, offsets = one_by_one(given, waits)
+    assert batches[1].key.take(pa.array(order)).to_pylist() == expected
     assert consumed == offsets
 
 

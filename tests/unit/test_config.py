@@ -275,11 +275,12 @@ def test_every_setting_has_an_effect_or_is_listed() -> None:
 
 
 def test_the_start_says_what_was_set_in_vain(caplog: pytest.LogCaptureFixture) -> None:
-    settings: dict[str, Any] = {**BASE, "max_task_idle_ms": 7, "producer.linger.ms": "no number"}
+    said = {"request_timeout_ms": 7_000, "producer.linger.ms": "no number"}
+    settings: dict[str, Any] = {**BASE, **said}
     streams = KafkaStreams(Topology(()), **settings)
     with pytest.raises(ConfigError, match="linger"):
         streams.start()
-    assert "max.task.idle.ms = 7 has no effect yet" in caplog.text
+    assert "request.timeout.ms = 7000 has no effect yet" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -291,6 +291,7 @@ class ClusterPorts:
             task_timeout_ms=config.task_timeout_ms,
             keep_alive_ms=min([config.keep_alive_ms, *clocks.values()]),
             clocked=frozenset(clocks),
+            max_task_idle_ms=config.max_task_idle_ms,
         )
 
     def recovery(self, instance: Instance, stop: threading.Event, *, pauses: bool) -> Recovery:

@@ -23,8 +23,8 @@ from everflow import (
     UsePartitionTimeOnInvalidTimestamp,
     serdes,
 )
-from everflow.metrics import DROPPED_RECORDS
-from everflow.testing import TopologyTestDriver
+from everflow.metrics import DROPPED_RECORDS, ENFORCED_PROCESSING, LAG
+from everflow.testing import TopologyTestDriver, wait_until
 from integration.lifecycle.lifecycle_cluster import Application, Cluster, Record, text
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
@@ -130,3 +130,20 @@ def test_what_was_late_before_a_restart_is_late_behind_it(
         assert found == wanted[result], result
     skipped = [one for written in given for one in written["skipped"] if one.timestamp < 0]
     assert dropped > len(skipped) > 0
+
+
+def test_a_task_waits_for_the_late_input_and_then_goes_on_without_it(
+    app: Application, cluster: Cluster
+) -> None:
+    early, late, out = (cluster.topic(name, 1) for name in ("early", "late", "out"))
+    builder = StreamsBuilder()
+    first = builder.stream(early, key=TEXT, value=TEXT)
+    first.merge(builder.stream(late, key=TEXT, value=TEXT)).to(out)
+    with app.running(builder.build(), max_task_idle_ms=5_000) as streams:
+        cluster.write(early, [text("k", "e", time) for time in (10, 20, 30)])
+        wait_until(lambda: streams.metrics()[LAG] == 3, 20.0, "the instance to know of them")
+        assert cluster.read(out) == []
+        cluster.write(late, [text("k", "l", time) for time in (15, 25)])
+        app.until_processed(streams, early, late)
+        assert float(streams.metrics()[ENFORCED_PROCESSING]) >= 1, "nothing came behind 25"
+    assert [record.timestamp for record in cluster.read(out)] == [10, 15, 20, 25, 30]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -134,6 +134,9 @@ class BatchRequest:
     producer_config: Mapping[str, Any] = field(default_factory=dict)
     most_bytes: int = UNBOUNDED_BYTES
     """Bytes of input that the batch may take (``max.batch.bytes``): the reader ends there."""
+    waits: Sequence[TopicPartition] | None = ()
+    """Inputs at whose end the merge stops though the log has no more; None: it stops at none's
+    (``max.task.idle.ms``)."""
 
     def ending(self, ends: Mapping[TopicPartition, int]) -> BatchRequest:
         """The same request with ranges that end at ``ends``."""
@@ -162,6 +165,8 @@ class BatchRequest:
             tp: OffsetRange(*bounds) for tp, bounds in by_partition(data["ranges"]).items()
         }
         data["log_ends"] = by_partition(data["log_ends"])
+        if data["waits"] is not None:
+            data["waits"] = tuple(TopicPartition(*tp) for tp in data["waits"])
         for tasks in ("tasks", "global_tasks"):
             data[tasks] = [TaskContext.from_dict(task) for task in data[tasks]]
         return BatchRequest(**data)

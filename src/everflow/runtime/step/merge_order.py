@@ -7,7 +7,7 @@ its partition follows its predecessor at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -31,17 +31,22 @@ def merge_inputs(
     sources: tuple[Source, ...],
     ranges: Mapping[TopicPartition, OffsetRange],
     log_ends: Mapping[TopicPartition, int],
+    waits: Collection[TopicPartition] | None = (),
 ) -> Merged:
     """Give every record its place in its task's merge order and say what is consumed.
 
     Where a task has several inputs, the batch ends where an input that has more records in the log
     runs dry: records behind that point are taken out of every slot and stay unconsumed (scenario
-    16).
+    16). ``waits``: inputs where it ends, too, as more may come to them; None: it ends nowhere
+    (``max.task.idle.ms``).
     """
     total = len(hop.source)
     rank = np.arange(total, dtype=np.int64)
     kept = np.ones(total, dtype=bool)
-    more = frozenset(tp for tp, wanted in ranges.items() if wanted.end < log_ends[tp])
+    more = frozenset[TopicPartition]()
+    if waits is not None:
+        unread = (tp for tp, wanted in ranges.items() if wanted.end < log_ends[tp])
+        more = frozenset((*unread, *waits))
     for partition, members in _merged_tasks(sources, ranges):
         rows = np.flatnonzero(
             (hop.partition == partition) & np.isin(hop.source, [source.index for source in members])

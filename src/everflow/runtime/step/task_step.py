@@ -222,7 +222,9 @@ class TaskStep:
         else:
             times = [op for op in self.ops if isinstance(op, TimeOp)]
             extracted = extract_times(times, hop, by_index, request)
-            records, consumed = merge_inputs(hop, self.sources, request.ranges, request.log_ends)
+            records, consumed = merge_inputs(
+                hop, self.sources, request.ranges, request.log_ends, request.waits
+            )
             result = StepResult(
                 consumed=consumed,
                 stream_times=extracted.stream_times(consumed, request),

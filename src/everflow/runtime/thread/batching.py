@@ -131,6 +131,8 @@ class PlannedBatch:
     wall_clock_ms: int = 0
     """The machine's clock when it was planned: whatever goes by it gives the same again in a
     retry."""
+    waits: tuple[TopicPartition, ...] | None = ()
+    """Inputs at whose end the merge stops (`everflow.runtime.thread.task_idling.Look`)."""
 
     @property
     def records(self) -> int:

@@ -33,7 +33,8 @@ from everflow.runtime.thread.batching import BatchSize, PlannedBatch, is_empty, 
 from everflow.runtime.thread.failure_text import ending, short
 from everflow.runtime.thread.record_search import RecordSearch
 from everflow.runtime.thread.repeated_failures import Trouble
-from everflow.runtime.thread.struggle import Hung, Struggle
+from everflow.runtime.thread.struggle import Hung, Recovering, Struggle
+from everflow.runtime.thread.task_idling import TaskIdling
 from everflow.runtime.thread.thread_ports import Job, ThreadServices, ThreadSettings
 from everflow.threads import Running
 
@@ -54,14 +55,6 @@ class _Add:
 class _Drop:
     tasks: frozenset[TaskId]
     done: Callable[[Sequence[ActiveTask]], None]
-
-
-@dataclass(frozen=True)
-class Recovering:
-    """After a batch whose outcome is not known yet; since when, monotonic ms."""
-
-    failure: BatchFailure
-    since_ms: float
 
 
 @dataclass(kw_only=True)
@@ -104,6 +97,7 @@ class StreamThread:
         """The last batch was aborted because a rebalance had ended in the middle of it."""
         self._stuck_at: Mapping[TopicPartition, int] | None = None
         self._struggle = self._no_struggle()
+        self._idling = TaskIdling(self.settings.max_task_idle_ms)
         self._search: RecordSearch | None = None
         self._part = 0
         """Which task's records were last run alone, to find the one for which a Column fails."""
@@ -236,7 +230,7 @@ class StreamThread:
             return False
         planned = self._planned or self._plan()
         if planned is None:
-            self._wait(min(IDLE_WAIT_MS, self._keep_alive_left_ms()))
+            self._wait(min(IDLE_WAIT_MS, self._keep_alive_left_ms(), self._idling.left_ms))
             return False
         # 5. Run it; the workers commit through the gate.
         self._planned = planned
@@ -315,14 +309,17 @@ class StreamThread:
             self.services.ends.refresh(FRESH_ENDS_MS)
             available = self._available()
         log_ends = {tp: r.end for tp, r in available.items()}
-        ranges = plan_ranges(available, most)
+        look = self._idling.look(self._inputs(), available, self.clock.monotonic_ms())
+        ranges = plan_ranges(look.of(available), most)
         if is_empty(ranges) or self._stuck_at == log_ends or self.services.paused():
             # An empty batch now and then keeps the Python workers alive (idle for a minute, Spark
             # ends them: design section 7).
             if self._keep_alive_left_ms() > 0:
                 return None
             ranges = {tp: OffsetRange(r.start, r.start) for tp, r in available.items()}
-        return PlannedBatch(ranges, log_ends, wall_clock_ms=self.clock.now_ms())
+        else:
+            self.services.metrics.add(names.ENFORCED_PROCESSING, look.enforced)
+        return PlannedBatch(ranges, log_ends, 0, self.clock.now_ms(), look.waits)
 
     def _available(self) -> dict[TopicPartition, OffsetRange]:
         """What is in the logs of its tasks and not yet processed."""
@@ -391,6 +388,7 @@ class StreamThread:
             global_tasks=self.services.global_tasks(),
             producer_config=self.settings.producer_config,
             most_bytes=self.settings.limits.max_bytes,
+            waits=planned.waits,
         )
 
     # --- step 6 ----------------------------------------------------------------------------------

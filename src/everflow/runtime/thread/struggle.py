@@ -17,6 +17,14 @@ log = logging.getLogger("everflow")
 
 
 @dataclass(frozen=True)
+class Recovering:
+    """After a batch whose outcome is not known yet; since when, monotonic ms."""
+
+    failure: BatchFailure
+    since_ms: float
+
+
+@dataclass(frozen=True)
 class Hung:
     """A batch that did not end in time: when it began (monotonic), and how long it might take;
     ms."""

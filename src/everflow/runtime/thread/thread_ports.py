@@ -45,6 +45,7 @@ class ThreadSettings:
     task_timeout_ms: float
     keep_alive_ms: float
     clocked: frozenset[int] = frozenset()
+    max_task_idle_ms: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
