@@ -51,8 +51,8 @@ def _taken(records: Records) -> Records:
 def unsettled(program: Program) -> set[str]:
     """Nodes whose results on the way to the last one depend on the cuts, and those behind them: a
     join by a foreign key, whose questions and answers go through topics, one with a global table,
-    which is read for itself, and where records meet that have gone through topics and such that have not. On a broker they depend on how far each
-    side has come in the original, too."""
+    which is read for itself, and where records meet that have gone through topics and such that
+    have not. On a broker they depend on how far each side has come in the original, too."""
     found, rounds, changed = set[str](), dict[str, int](), set[str]()
     for node in program.nodes:
         name, op = node["id"], node["op"]
