@@ -118,7 +118,7 @@ _READING = _group(
     ),
     spark_job_per_batch=KeyText(
         "Whether every micro-batch is a Spark job of its own, as it is where Spark's code cannot "
-        "be called without one; slower",
+        "be called without one; slower. What Arrow computes is computed in the job's worker",
         OURS,
     ),
     commit_interval_ms=KeyText(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -73,13 +74,18 @@ class PreparedJob:
     """One stream thread's plan. Owned by that thread: py4j keeps local properties per Python
     thread.
 
-    ``steps`` are the functions of the Python hops by level, the one that reads and decodes first;
-    the last one returns one row with one text column. ``slot`` names the thread (``t0``): its hops
-    run in workers of their own.
+    ``steps`` are the functions of the Python hops, in order, by the last level that each runs; the
+    one that reads and decodes is the first, and the last one returns one row with one text column.
+    Between two of them Spark computes the segment of the next level. ``slot`` names the thread
+    (``t0``): its hops run in workers of their own.
     """
 
     def __init__(
-        self, session: SparkSession, plan: PhysicalPlan, slot: str, steps: Sequence[StepFunction]
+        self,
+        session: SparkSession,
+        plan: PhysicalPlan,
+        slot: str,
+        steps: Mapping[int, StepFunction],
     ) -> None:
         PySparkLogger.getLogger("DataFrameQueryContextLogger").addFilter(_told_by_us)
         self._session, self._plan, self._slot = session, plan, slot
@@ -89,36 +95,72 @@ class PreparedJob:
         """Run one micro-batch with the job's local ``properties``; blocks. Returns the last step's
         text; raises SparkJobError for any failure: then nothing is known of what the workers did.
         SparkGoneError if Spark itself ended."""
-        context = self._session.sparkContext
-        try:
-            mark_as_ours(context)
-            for name, text in properties.items():
-                context.setLocalProperty(name, text)
-            rows = list(self._rdd.collect())
-        except (PySparkException, Py4JError, OSError, AttributeError) as error:
-            raise failure(self._session.sparkContext, error) from error
-        if len(rows) != 1:
-            raise SparkJobError(f"the job returned {len(rows)} results instead of one")
-        return str(rows[0].getUTF8String(0).toString())
+        row = _only_row(self._session.sparkContext, self._rdd.collect, properties)
+        return str(row.getUTF8String(0).toString())
 
     def close(self) -> None:
         """Forget the prepared plan; its workers end by themselves when idle."""
         self._rdd = None
 
-    def _frame(self, steps: Sequence[StepFunction]) -> DataFrame:
+    def _frame(self, steps: Mapping[int, StepFunction]) -> DataFrame:
         """Decoded records -> segment 0 -> step 0 -> segment 1 -> ... -> the last step's one row.
 
         In one Spark partition, so that co-partitioned topics of a task meet in one worker, in
         order, up to the marker."""
-        frame = self._hop(self._session.range(0, 1, 1, 1), steps[0], -1)
-        for level, step in enumerate(steps[1:]):
-            frame = self._hop(segment(frame, self._plan, level), step, level)
+        frame, done = self._session.range(0, 1, 1, 1), None
+        for level, step in steps.items():
+            if done is not None:
+                frame = segment(frame, self._plan, done + 1)
+            frame, done = self._hop(frame, step, level), level
         return frame
 
     def _hop(self, frame: DataFrame, step: StepFunction, level: int) -> DataFrame:
         last = level == self._plan.levels - 1
         schema = "result string" if last else spark_schema(hop_out_of_step(self._plan, level))
         return _map_in_arrow(self._session, frame, step, schema, worker_slot(self._slot, level))
+
+
+class TaskJob:
+    """A micro-batch that one worker runs alone, as a job of one task. It has no rows, so it is no
+    DataFrame (see `ServingJob`). Owned by one stream thread, as `PreparedJob`.
+
+    ``serve`` returns what `run` does; it runs in the worker of ``slot``.
+    """
+
+    def __init__(self, context: SparkContext, slot: str, serve: Callable[[], str]) -> None:
+        def run(rows: Iterable[int]) -> Iterable[str]:
+            for _ in rows:  # a worker that leaves input unread is not used again
+                pass
+            return (serve(),)
+
+        self._context = context
+        with _workers_of(context, slot):
+            # Without PySpark's own ``collect``, which opens a server for the result each time.
+            self._rdd = context.parallelize([0], 1).mapPartitions(run)._jrdd
+
+    def run(self, properties: Mapping[str, str]) -> str:
+        """As `PreparedJob.run`."""
+        (text,) = pickle.loads(_only_row(self._context, self._rdd.collect, properties))
+        return str(text)
+
+    def close(self) -> None:
+        """As `PreparedJob.close`."""
+
+
+def _only_row(
+    context: SparkContext, collect: Callable[[], Iterable[Any]], properties: Mapping[str, str]
+) -> Any:
+    """What a job with these local properties gives. Raises as `PreparedJob.run`."""
+    try:
+        mark_as_ours(context)
+        for name, text in properties.items():
+            context.setLocalProperty(name, text)
+        rows = list(collect())
+    except (PySparkException, Py4JError, OSError, AttributeError) as error:
+        raise failure(context, error) from error
+    if len(rows) != 1:
+        raise SparkJobError(f"the job returned {len(rows)} results instead of one")
+    return rows[0]
 
 
 def worker_slot(thread: str, level: int) -> str:

@@ -21,6 +21,7 @@ from everflow.topology.physical_plan import (
     FunctionOp,
     PhysicalPlan,
     Projection,
+    Segment,
     SinkOp,
     StatefulOp,
     StepOp,
@@ -52,8 +53,9 @@ def roads(plan: PhysicalPlan, jobs: str = "") -> list[Road]:
         for source in plan.sources
     ]
     for segment, step in zip(plan.segments, plan.steps, strict=True):
+        needed = "" if arrow_alone(segment) else jobs
         for projection in segment.projections:
-            found += _of_projection(projection, jobs)
+            found += _of_projection(projection, needed)
         for op in step.ops:
             found += _of_op(op)
     return list(dict.fromkeys(found))  # behind a merge a node is there once per path
@@ -76,6 +78,11 @@ def summary(listed: list[Road]) -> str:
     """How many nodes take which road, in a line: ``Arrow 4, Catalyst 2 nodes``."""
     counts = Counter(road.road for road in listed)
     return ", ".join(f"{name} {count}" for name, count in counts.most_common()) + " nodes"
+
+
+def arrow_alone(segment: Segment) -> bool:
+    """Whether Arrow computes all Columns of a segment: then no road needs Spark for it."""
+    return all(map(has_twin, segment.projections))
 
 
 def has_twin(found: Projection | Choice) -> bool:

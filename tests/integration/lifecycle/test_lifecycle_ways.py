@@ -59,6 +59,33 @@ def test_the_road_may_change_between_two_starts(app: Application, cluster: Clust
     assert long(cluster.read(counts)[-1].value) == 615
 
 
+def test_a_job_whose_columns_arrow_leaves_to_spark_is_run_again_by_spark(
+    app: Application, cluster: Cluster
+) -> None:
+    """Letters beyond ASCII are Spark's to make large. Counts and results are there once; the
+    worker that has the producer is the same."""
+    source, loud, counts = (
+        cluster.topic("in", 1),
+        cluster.topic("loud", 1),
+        cluster.topic("counts", 1),
+    )
+    builder = StreamsBuilder()
+    stream = builder.stream(source, key=serdes.string(), value=serdes.string())
+    stream = stream.map_values(F.upper("value"))
+    stream.map_values(lambda value: f"{value} {way('')}", returns="string").to(loud)
+    stream.group_by_key().count(store="counts").to_stream().to(counts)
+    texts = ["ada", "straße", "bob", "élan", "eve"]
+    with app.running(builder.build(), spark_job_per_batch=True, num_stream_threads=1) as streams:
+        for value in texts:
+            cluster.write(source, [text("k", value)])
+            app.until_processed(streams, source)
+    said = [(record.value or b"").decode().split() for record in cluster.read(loud)]
+    assert [line[0] for line in said] == ["ADA", "STRASSE", "BOB", "ÉLAN", "EVE"]
+    assert {line[1] for line in said} == {SPARK_JOB}
+    assert len({line[2] for line in said}) == 1
+    assert long(cluster.read(counts)[-1].value) == len(texts)
+
+
 NOTED: list[str] = []
 
 

@@ -135,7 +135,7 @@ def test_no_marker_no_commit(spark: SparkSession, tmp_path: Path, name: str, las
             for level in range(levels)
         ),
     ]
-    job = PreparedJob(spark, found, "marker", steps)
+    job = PreparedJob(spark, found, "marker", dict(enumerate(steps, -1)))
     if last != "none":
         result = BatchResult.from_json(job.run({}))
         assert (noted.read_text(), result.consumed) == (str(ROWS), {IN: ROWS})

@@ -92,6 +92,19 @@ def test_columns_that_need_a_job_say_why() -> None:
     assert "Catalyst" not in {road for road, _ in found}
 
 
+def test_columns_of_a_segment_that_arrow_computes_alone_need_no_job() -> None:
+    builder = StreamsBuilder()
+    stream = builder.stream("in", key=TEXT, value=TEXT).filter(F.col("value") != "")
+    stream.map_values(shout, returns="string").filter(F.col("value").rlike("x+")).to("out")
+    found = listed(builder.build(), "no such class")
+    assert [road for road, _ in found if road != "Python"] == [
+        "Arrow",
+        "Arrow",
+        "Spark job",
+        "Arrow",
+    ]
+
+
 def test_behind_a_merge_a_node_is_listed_once() -> None:
     builder = StreamsBuilder()
     one, two = (builder.stream(name, key=TEXT, value=TEXT) for name in ("a", "b"))

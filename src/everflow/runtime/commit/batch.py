@@ -288,6 +288,7 @@ class BatchFailure:
         "spark-says": (
             "Spark's code failed in a step: ``error`` is the JVM's text, for the driver to read"
         ),
+        "left-to-spark": "Arrow has no result for its Columns that is sure to be Spark's",
         "spark-gone": "the JVM ended",
         "fatal": "trying again would meet it again",
         "other": "anything else",

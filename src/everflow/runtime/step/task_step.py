@@ -202,13 +202,20 @@ class TaskStep:
     def process(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Hop rows in; hop rows, or on the last step one row with the result, out."""
         timings = {"began": time.time() * 1000}
+        request, hop = self.read(batches, timings)
+        yield from self.run(request, hop, timings)
+
+    def read(
+        self, batches: Iterable[pa.RecordBatch], timings: dict[str, float]
+    ) -> tuple[BatchRequest, HopInput]:
+        """The request, and the hop's rows."""
         with timed(timings, "read"):
             request = self.request()
             self.announce(request, self.level)
             hop = read_hop(batches, self.hop_in)
             if self.level == 0:
                 request, hop.bytes = _as_read(request, hop.control)
-        yield from self.run(request, hop, timings)
+        return request, hop
 
     def run(
         self, request: BatchRequest, hop: HopInput, timings: dict[str, float]

@@ -5,6 +5,7 @@ Notes 004 and 014.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from everflow.runtime.thread.calling_road import calling, calls, part_plan, parts_of
@@ -25,11 +26,49 @@ from everflow.spark.segments import (
     spark_schema,
 )
 from everflow.spark.session import get_session
-from everflow.topology.describe_physical import as_text, has_twin
+from everflow.topology.describe_physical import arrow_alone, as_text, has_twin
 from everflow.topology.graph import Graph
 from everflow.topology.physical_plan import Choice, PhysicalPlan, Projection, Segment
 from everflow.topology.plan import plan
 from everflow.topology.subtopologies import cut
+
+
+@dataclass(frozen=True)
+class JobStages:
+    """How a micro-batch that is a Spark job is cut into stages, each of which one worker runs: the
+    last level of each (-1: reading and decoding), in order. ``segments``: what Arrow computes
+    before the step of a level; None where Spark does, at the begin of a stage."""
+
+    ends: tuple[int, ...]
+    segments: tuple[TwinSegment | None, ...]
+
+    def levels(self) -> Iterator[tuple[int, int]]:
+        """First and last level of each."""
+        return zip((-1, *(end + 1 for end in self.ends)), self.ends, strict=False)
+
+
+def job_stages(plan: PhysicalPlan) -> JobStages:
+    """Spark gets rows where it has to compute Columns (note 038)."""
+    segments = tuple(_twins_alone(plan, segment) for segment in plan.segments)
+    ends = [level - 1 for level, segment in enumerate(segments) if segment is None]
+    return JobStages((*ends, plan.levels - 1), segments)
+
+
+def whole_job(plan: PhysicalPlan) -> JobStages:
+    """Spark computes all Columns."""
+    return JobStages(tuple(range(-1, plan.levels)), (None,) * plan.levels)
+
+
+def _twins_alone(plan: PhysicalPlan, segment: Segment) -> TwinSegment | None:
+    made = frozenset(slot.id for slot in slots_of_segment(plan, segment.level).slots)
+    if not made:
+        return TwinSegment(())
+    if not arrow_alone(segment):
+        return None
+    topics = {source.index: source.topic for source in plan.sources}
+    return TwinSegment(
+        tuple(TwinProjection.of(found, topics) for found in segment.projections), made
+    )
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,11 +25,19 @@ from everflow.runtime.commit.batch import (
 from everflow.runtime.step.task_step import TaskStep, failed, hop_out_of
 from everflow.runtime.thread.packing import packed
 from everflow.runtime.thread.resident_job import ResidentJob
-from everflow.runtime.thread.road import ResidentRoad, column_lines
+from everflow.runtime.thread.road import (
+    JobStages,
+    ResidentRoad,
+    column_lines,
+    job_stages,
+    whole_job,
+)
 from everflow.runtime.thread.spark_failure import failure_of_said, failure_of_text, says
+from everflow.runtime.worker.job_stage import JobStage
 from everflow.runtime.worker.kafka_sink import KafkaSink
 from everflow.runtime.worker.log_decoder import LogDecoder
 from everflow.runtime.worker.log_input import LogInput, LogStep
+from everflow.runtime.worker.resident_segments import TwinSegment
 from everflow.runtime.worker.resident_step import ResidentStep, refuse
 from everflow.runtime.worker.worker_ports import LmdbAccess, WorkerPorts, announce
 from everflow.spark.job import (
@@ -36,14 +45,18 @@ from everflow.spark.job import (
     ServingJob,
     SparkGoneError,
     SparkJobError,
+    TaskJob,
     failure,
     local_property,
+    worker_slot,
 )
 from everflow.spark.segments import hop_out_of_step
 from everflow.spark.session import get_session
 from everflow.topology.hops import HopSchema, ends_hop
 from everflow.topology.physical_plan import PhysicalPlan
 from everflow.travel.parcel import Parcel
+
+log = logging.getLogger("everflow.spark")
 
 CHANNEL_PROPERTY = "everflow.resident"
 
@@ -84,16 +97,39 @@ class Work:
     log: LogStep
     steps: tuple[TaskStep, ...]
     resident: ResidentStep | None
+    segments: tuple[TwinSegment | None, ...]
+    """Of jobs (`JobStages`)."""
+
+    def stage(self, first: int, last: int) -> Callable[..., Iterator[pa.RecordBatch]]:
+        """What runs these levels (-1: reading and decoding) of a job."""
+        if last < 0:
+            return self.log
+        begin = max(first, 0)
+        steps, segments = self.steps[begin : last + 1], self.segments[begin : last + 1]
+        if first >= 0:
+            segments = (TwinSegment(()), *segments[1:])
+        return JobStage(
+            input=self.log.input if first < 0 else None,
+            segments=tuple(filter(None, segments)),
+            steps=steps,
+            hop_out=steps[-1].hop_out,
+            request=self.log.request,
+        )
 
 
 @dataclass(frozen=True)
 class PackedStep:
-    """The step of a level (-1: reading and decoding) of packed `Work`: what Spark pickles for each
-    job, and unpickles for each micro-batch."""
+    """A stage of packed `Work`, which runs the levels ``first`` to ``last`` (-1: reading and
+    decoding): what Spark pickles for each job, and unpickles for each micro-batch."""
 
     work: Parcel
-    level: int
+    first: int
+    last: int
     hop_out: HopSchema | None
+
+    def text(self) -> str:
+        """The result of a batch that is one stage."""
+        return str(list(self(()))[-1].column(0)[0].as_py())
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Where Spark closes the connection before the end marker, because something upstream has
@@ -110,8 +146,8 @@ class PackedStep:
 
         try:
             work: Work = self.work.open()
-            yield from (work.log if self.level < 0 else work.steps[self.level])(read())
-            whole = whole or self.level < 0
+            yield from work.stage(self.first, self.last)(read())
+            whole = whole or self.first < 0
         except EverflowError as error:  # it needs what this worker has not
             yield from failed(error, self.hop_out)
         finally:
@@ -158,7 +194,28 @@ def pack(plan: PhysicalPlan, settings: JobSettings, road: ResidentRoad | None) -
             channel=resident_channel,
         )
     first = LogStep(input=log, hop_out=hop_out_of_step(plan, -1), request=read_request)
-    return packed(Work(first, steps, resident), plan)
+    return packed(Work(first, steps, resident, job_stages(plan).segments), plan)
+
+
+class WholeJobs:
+    """Which batches go to Spark at once, because Arrow has left those before to it: after one, the
+    next one; after each further one in a row twice as many, 64 at most."""
+
+    def __init__(self) -> None:
+        self._left, self._many = 0, 1
+
+    def next(self) -> bool:
+        """Whether the next batch is one."""
+        self._left, due = max(0, self._left - 1), self._left > 0
+        return due
+
+    def one(self) -> None:
+        """Arrow has left a batch to Spark."""
+        self._left, self._many = self._many, min(64, 2 * self._many)
+
+    def none(self) -> None:
+        """Arrow has computed a batch."""
+        self._many = 1
 
 
 class ThreadJob:
@@ -176,7 +233,9 @@ class ThreadJob:
     ) -> None:
         self._context, self._slot, self._work = context, f"t{thread}", work
         self._plan = plan
-        self._prepared: PreparedJob | None = None
+        self._stages = job_stages(plan)
+        self._prepared: dict[tuple[int, ...], PreparedJob | TaskJob] = {}
+        self._whole = WholeJobs()
         self._has_resident = resident
         self._resident: ResidentJob | None = None
         self._columns = column_lines(*plan.segments)
@@ -187,32 +246,56 @@ class ThreadJob:
         return self._run_resident(request) if self._has_resident else self._run_job(request)
 
     def _run_job(self, request: BatchRequest) -> BatchResult:
+        if self._whole.next():
+            return self._run_stages(whole_job(self._plan), request)
         try:
-            return answered(self._prepared_job().run({REQUEST_PROPERTY: request.to_json()}))
+            result = self._run_stages(self._stages, request)
+        except BatchFailedError as error:
+            if error.failure.kind != "left-to-spark":
+                raise
+            log.debug("Arrow leaves a batch to Spark: %s", error.failure.error)
+        else:
+            self._whole.none()
+            return result
+        self._whole.one()
+        return self._run_stages(whole_job(self._plan), request)
+
+    def _run_stages(self, stages: JobStages, request: BatchRequest) -> BatchResult:
+        try:
+            return answered(self._prepared_job(stages).run({REQUEST_PROPERTY: request.to_json()}))
         except SparkJobError as error:
             raise self._classified(error) from error
 
-    def _prepared_job(self) -> PreparedJob:
-        if self._prepared is None:
-            steps = [
-                PackedStep(self._work, level, hop_out_of(self._plan, level))
-                for level in range(-1, self._plan.levels)
-            ]
+    def _prepared_job(self, stages: JobStages) -> PreparedJob | TaskJob:
+        if stages.ends not in self._prepared:
+            steps = {
+                last: PackedStep(self._work, first, last, self._hop_out(last))
+                for first, last in stages.levels()
+            }
             try:
-                self._prepared = PreparedJob(get_session(), self._plan, self._slot, steps)
+                self._prepared[stages.ends] = self._job_of(steps)
             except (Py4JError, OSError) as error:
                 found = failure(self._context, error)
                 if isinstance(found, SparkGoneError):
                     raise found from error
                 raise
-        return self._prepared
+        return self._prepared[stages.ends]
+
+    def _job_of(self, steps: Mapping[int, PackedStep]) -> PreparedJob | TaskJob:
+        if len(steps) > 1:
+            return PreparedJob(get_session(), self._plan, self._slot, steps)
+        ((last, step),) = steps.items()
+        return TaskJob(self._context, worker_slot(self._slot, last), step.text)
+
+    def _hop_out(self, level: int) -> HopSchema | None:
+        return hop_out_of_step(self._plan, -1) if level < 0 else hop_out_of(self._plan, level)
 
     def close(self) -> None:
         """End the resident step and forget the prepared plan."""
         self._stop_resident()
-        prepared, self._prepared = self._prepared, None
-        if prepared is not None:
-            prepared.close()
+        prepared, self._prepared = self._prepared, {}
+        for job in prepared.values():
+            job.close()
 
     def _run_resident(self, request: BatchRequest) -> BatchResult:
         if self._resident is None:

@@ -16,7 +16,7 @@ from everflow.topology.hops import HopInput, HopSchema, write_hop
 
 READ_TIMEOUT_S = 30.0
 _readers: dict[str, RangeReader] = {}
-"""Of jobs' first hops, by what is read: a worker serves the stream threads of one number, one job
+"""Of jobs' first stages, by what is read: a worker serves the stream threads of one number, one job
 after the other, of every application in this Spark."""
 
 
@@ -44,6 +44,21 @@ class LogInput:
         return request.ending(read.ends), self.decoder.run(read.columns)
 
 
+def read_by_kept(log: LogInput, request: BatchRequest) -> tuple[BatchRequest, HopInput]:
+    """`LogInput.read` by the reader that this process keeps for it; one that fails is kept no
+    longer."""
+    name = repr(log)
+    try:
+        reader = _readers.get(name) or _readers.setdefault(name, log.reader())
+        if not request.tasks:  # the thread has none yet, so nobody waits
+            log.warm_up(reader)
+        return log.read(reader, request)
+    except Exception:
+        if name in _readers:
+            _readers.pop(name).close()
+        raise
+
+
 @dataclass(frozen=True, kw_only=True)
 class LogStep:
     """The first Python hop of a micro-batch that is a Spark job: `LogInput` as hop rows."""
@@ -56,13 +71,9 @@ class LogStep:
         """What Spark's ``mapInArrow`` runs, over any rows; a failure is told by the last row."""
         for _ in batches:  # a worker that leaves input unread is not used again
             pass
-        name = repr(self.input)
         try:
-            reader = _readers.get(name) or _readers.setdefault(name, self.input.reader())
-            request, hop = self.input.read(reader, self.request())
+            request, hop = read_by_kept(self.input, self.request())
         except Exception as error:
-            if name in _readers:
-                _readers.pop(name).close()
             yield from failed(error, self.hop_out)
             return
         ends = {tp: wanted.end for tp, wanted in request.ranges.items()}

@@ -201,14 +201,28 @@ def run_levels(
 ) -> str:
     """Decoded records through all levels of a plan, in this process; the last step's text. Raises
     what segments and steps raise."""
+    rows = through_levels(segments, steps, columns, request, hop, timings)
+    return str(rows[0].column(0)[0].as_py())
+
+
+def through_levels(
+    segments: Sequence[ResidentSegment],
+    steps: Sequence[TaskStep],
+    columns: ColumnComputer,
+    request: BatchRequest,
+    hop: HopInput,
+    timings: dict[str, float],
+) -> list[pa.RecordBatch]:
+    """As `run_levels`, for levels that follow one another: the rows of the last of them."""
+    rows: list[pa.RecordBatch] = []
     for segment, step in zip(segments, steps, strict=True):
         with timed(timings, f"columns {step.level}" if step.level else "columns"):
             segment.run(hop, columns)
         rows = list(step.run(request, hop, timings))
-        if step.hop_out is None:
-            break
-        hop = read_hop(rows, step.hop_out)
-    return str(rows[0].column(0)[0].as_py())
+        if step is not steps[-1]:
+            assert step.hop_out is not None
+            hop = read_hop(rows, step.hop_out)
+    return rows
 
 
 def _twin(given: ColumnExpr | None) -> Twin | None:

@@ -43,8 +43,8 @@ def test_a_worker_whose_connection_is_closed_early_prints_no_traceback(
 ) -> None:
     before = sys.stderr
     monkeypatch.setattr(sys, "stderr", before)
-    parcel: Any = SimpleNamespace(open=lambda: SimpleNamespace(steps=[step]))
-    assert list(PackedStep(cast(Parcel, parcel), 0, None)(iter(batches)))[:1] == (
+    parcel: Any = SimpleNamespace(open=lambda: SimpleNamespace(stage=lambda first, last: step))
+    assert list(PackedStep(cast(Parcel, parcel), 0, 0, None)(iter(batches)))[:1] == (
         [*batches, ROW][:1] if batches else []
     )
     assert (sys.stderr is not before) == quiet
