@@ -34,8 +34,8 @@ from everflow.dsl.expressions import (
 )
 from everflow.dsl.functions import key_value_function, refuse_pyspark
 from everflow.dsl.graph_builder import GraphBuilder, check_name
-from everflow.dsl.in_time.timed_joins import TimedJoins
 from everflow.dsl.in_time.versioned_tables import table_store
+from everflow.dsl.lookups.lookup_joins import LookupJoins
 from everflow.dsl.processing import Processing
 from everflow.errors import TopologyError
 from everflow.location import user_line
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from everflow.dsl.ktable import KTable
 
 
-class KStream(TimedJoins, Processing):
+class KStream(LookupJoins, Processing):
     """A stream of records ``(key, value)``; ``edge`` holds their types and serdes.
 
     ``key_changed``: an operator before may have changed the key, so that a grouping has to

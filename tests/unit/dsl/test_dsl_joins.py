@@ -74,6 +74,28 @@ class World:
             r"calls its function with \(left, right\)",
         ),
         ("w.stream.join(w.table, on=F.col('key'))", r"on= is for global tables; choose"),
+        (
+            "w.stream.lookup_join(w.world, grace=1, store='x')",
+            "lookup_join takes a table, found Glob",
+        ),
+        (
+            "w.stream.lookup_join(w.other, grace=1, store='x')",
+            "lookup_join takes a table, found KSt",
+        ),
+        ("w.stream.lookup_join(w.table, store='x')", "lookup_join needs grace=, how long a record"),
+        ("w.stream.lookup_join(w.table, grace=-1, store='x')", "a grace may not be negative"),
+        ("w.stream.lookup_join(w.table, grace='soon', store='x')", "soon"),
+        ("w.stream.lookup_join(w.table, grace=1)", "its store has no name; write lookup_join"),
+        ("w.stream.lookup_join(w.table, grace=1, store='t')", "the store name 't' is used twice"),
+        ("w.stream.lookup_join(w.numbers, grace=1, store='x')", "the keys are string and bigint"),
+        (
+            "w.stream.lookup_join(w.table, grace=1, store='x', on_timeout='keep')",
+            "on_timeout is 'emit' or 'drop', found 'keep'",
+        ),
+        (
+            "w.stream.lookup_join(w.table, grace=1, store='x', most_per_key=0)",
+            "most_per_key is a whole number from 1 on, found 0",
+        ),
         ("w.table.join(w.world)", r"join\(table\), by a global table with on="),
         ("w.builder.global_table('h', key=TEXT, value=TEXT)", "its store has no name; write glob"),
         ("w.builder.global_table('s', store='h')", "the topic 's' is read twice"),

@@ -117,7 +117,7 @@ class HeldBack:
         entries = [] if last < 0 else list(view.range(None, _TIME.pack(last + 1)))
         stored_keys = [key for key, _ in entries]
         times = np.array([_TIME.unpack_from(key)[0] for key in stored_keys], np.int64)
-        parts = [_unpacked(unpack_value(entry)[1]) for _, entry in entries]
+        parts = [unpacked_record(unpack_value(entry)[1]) for _, entry in entries]
         due = events[np.searchsorted(running, times + self.grace_ms, side="left")]
         plain = [key[_TIME.size : -_NUMBER.size] for key in stored_keys]
         return (
@@ -161,7 +161,7 @@ class HeldBack:
         for place, value, listed, time in zip(places, written, headers, times, strict=True):
             at = number.get(place, 0)
             number[place] = at + 1
-            found.append((place + _NUMBER.pack(at), _packed(listed, value), time))
+            found.append((place + _NUMBER.pack(at), packed_record(listed, value), time))
         return found
 
     def _in_order(
@@ -222,7 +222,7 @@ def _changes(
     return StoreChanges(name, keys, values, np.array(times, np.int64))
 
 
-def _packed(headers: Sequence[Mapping[str, object]] | None, value: bytes) -> bytes:
+def packed_record(headers: Sequence[Mapping[str, object]] | None, value: bytes) -> bytes:
     """Headers before a value: their number, then name and value with their lengths, -1 for none."""
     parts = [_NUMBER.pack(len(headers or ()))]
     for one in headers or ():
@@ -236,8 +236,8 @@ def _packed(headers: Sequence[Mapping[str, object]] | None, value: bytes) -> byt
     return b"".join([*parts, value])
 
 
-def _unpacked(data: bytes) -> tuple[list[dict[str, object]], bytes]:
-    """Inverse of `_packed`."""
+def unpacked_record(data: bytes) -> tuple[list[dict[str, object]], bytes]:
+    """Inverse of `packed_record`."""
     (count,), at = _NUMBER.unpack_from(data), _NUMBER.size
     headers: list[dict[str, object]] = []
     for _ in range(count):
