@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 from everflow import StreamsBuilder, serdes
 from integration.lifecycle.lifecycle_cluster import Application, Cluster, text
 
-pytestmark = [pytest.mark.broker, pytest.mark.spark]
+pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.slow]
 
 TEXT = serdes.string()
 
