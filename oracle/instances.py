@@ -33,14 +33,14 @@ from everflow.testing import wait_until
 from everflow.testing.broker import EmbeddedBroker
 from oracle.programs import KEYS, VALUES, Node, Program
 
-TOGETHER = 12
+TOGETHER = 6
 """Programs of one application."""
 PARTITIONS = 3
 INSTANCES = 3
 RECORDS = 120
 """Of a program, in three parts."""
 GRACE_MS = 3_600_000
-WAIT_S = 240.0
+WAIT_S = 600.0
 INSTANCE = Path(__file__).with_name("instance_process.py")
 
 
@@ -398,7 +398,7 @@ class _Application:
             logs = [log.read_text("utf-8", "replace") for log in self._folder.glob("*.log")]
             return sum("RUNNING" in log for log in logs) >= count
 
-        wait_until(running, WAIT_S, f"{count} instances to run")
+        wait_until(running, WAIT_S, f"{count} instances to run", self._last_lines)
 
     def until_caught_up(self) -> None:
         """Until everything is processed, also what goes through topics in between."""
@@ -417,7 +417,13 @@ class _Application:
                 behind or self._cluster.behind(self.name, looped + self._inputs) for _ in range(2)
             )
 
-        wait_until(done, WAIT_S, f"{self.name} to catch up")
+        wait_until(done, WAIT_S, f"{self.name} to catch up", self._last_lines)
+
+    def _last_lines(self) -> list[str]:
+        logs = sorted(self._folder.glob("*.log"))
+        return [
+            line for log in logs for line in log.read_text("utf-8", "replace").splitlines()[-5:]
+        ]
 
     def _require_alive(self) -> None:
         for number, process in self._processes.items():

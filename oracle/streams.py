@@ -19,7 +19,7 @@ from everflow import Topology
 from everflow.jvm.jars import resolve_jars
 from everflow.testing import InputTopic, TopologyTestDriver
 from oracle.cuts import Records, batches, left_out
-from oracle.programs import TEXT, Draw, Program, built, script
+from oracle.programs import TEXT, Draw, Node, Program, built, script
 
 SOURCES = Path(__file__).with_name("java")
 SCRIPTS_A_PROGRAM = 8
@@ -149,8 +149,30 @@ def _run(driver: TopologyTestDriver, program: Program, cut: list[Records]) -> di
         stores[name] = [
             [key, time, found.value, found.timestamp] for key, time, found in asked if found
         ]
+    for node in program.nodes:
+        if _shows_windows(node):
+            stores[node["store"]] = _windows(driver, node)
     driver.reset()
     return {"outputs": outputs, "stores": stores}
+
+
+def _shows_windows(node: Node) -> bool:
+    """Whether the windows of a node's store are compared. Where results are final the original's
+    has a longer retention (see StreamsOracle)."""
+    windows = node.get("windows", {})
+    return node["op"] != "join" and windows.get("results") in ("each", "suppressed")
+
+
+def _windows(driver: TopologyTestDriver, node: Node) -> list[Any]:
+    name, found = node["store"], list[Any]()
+    if "gap" in node["windows"]:
+        for window, value in driver.get_session_store(name).all():
+            found.append([f"{window.key}@{window.start}-{window.end}", str(value), window.end])
+    else:
+        for window, entry in driver.get_window_store(name).all_with_timestamps():
+            at = f"{window.key}@{window.start}"
+            found.append([at, str(entry.value), entry.timestamp])
+    return sorted(found)
 
 
 def _told(program: Program, cut: list[Records], ours: Any, theirs: Any) -> str:

@@ -10,6 +10,7 @@ import java.time.Duration;
 import java.util.HashMap;
 import java.util.Map;
 import java.util.Properties;
+import java.util.TreeMap;
 import java.util.function.Function;
 import org.apache.kafka.common.serialization.Serdes;
 import org.apache.kafka.common.serialization.StringDeserializer;
@@ -140,6 +141,13 @@ public final class StreamsOracle {
                     }
                 }
                 final ObjectNode stores = told.putObject("stores");
+                for (final JsonNode node : program.get("nodes")) {
+                    final JsonNode windows = node.get("windows");
+                    if (windows != null && windows.has("results") && !windows.get("results").asText().equals("final")) {
+                        final String name = node.get("store").asText();
+                        stores.set(name, windows.has("gap") ? sessions(driver.getSessionStore(name)) : windows(driver.getTimestampedWindowStore(name)));
+                    }
+                }
                 for (final JsonNode name : program.get("stores")) {
                     final ArrayNode entries = stores.putArray(name.asText());
                     final KeyValueStore<String, ValueAndTimestamp<Object>> store = driver.getTimestampedKeyValueStore(name.asText());
@@ -164,6 +172,28 @@ public final class StreamsOracle {
                 }
             }
             return told;
+        }
+
+        private static ArrayNode windows(final WindowStore<String, ValueAndTimestamp<Object>> store) {
+            final Map<String, ArrayNode> found = new TreeMap<>();
+            try (KeyValueIterator<Windowed<String>, ValueAndTimestamp<Object>> all = store.all()) {
+                all.forEachRemaining(entry -> {
+                    final String key = entry.key.key() + "@" + entry.key.window().start();
+                    found.put(key, JSON.createArrayNode().add(key).add(String.valueOf(entry.value.value())).add(entry.value.timestamp()));
+                });
+            }
+            return JSON.createArrayNode().addAll(found.values());
+        }
+
+        private static ArrayNode sessions(final SessionStore<String, Object> store) {
+            final Map<String, ArrayNode> found = new TreeMap<>();
+            try (KeyValueIterator<Windowed<String>, Object> all = store.fetch(null, null)) {
+                all.forEachRemaining(entry -> {
+                    final String key = entry.key.key() + "@" + entry.key.window().start() + "-" + entry.key.window().end();
+                    found.put(key, JSON.createArrayNode().add(key).add(String.valueOf(entry.value)).add(entry.key.window().end()));
+                });
+            }
+            return JSON.createArrayNode().addAll(found.values());
         }
 
         private static String text(final JsonNode node) {
