@@ -46,7 +46,7 @@ SECTIONS = (
         "operators.md",
         "StreamsBuilder KStream BranchedKStream KTable GlobalKTable Topology",
     ),
-    Section("Groups and aggregations", "aggregations.md", "KGroupedStream"),
+    Section("Groups and aggregations", "aggregations.md", "KGroupedStream Materialized"),
     Section("Built-in aggregates", "aggregations.md#aggregate-with-built-ins", "agg"),
     Section(
         "Windows",

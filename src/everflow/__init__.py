@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from everflow.dsl.kstream import KStream
     from everflow.dsl.ktable import KTable
     from everflow.dsl.lookups.global_tables import GlobalKTable
+    from everflow.dsl.options.materialized import Materialized
     from everflow.dsl.processing import Stores
     from everflow.dsl.streams_builder import StreamsBuilder
     from everflow.dsl.suppressed import BufferConfig, EmitStrategy, Suppressed
@@ -119,6 +120,7 @@ __all__ = [
     "KeyValueStore",
     "LagInfo",
     "LogAndSkipOnInvalidTimestamp",
+    "Materialized",
     "Processor",
     "ProcessorContext",
     "PunctuationType",
@@ -190,6 +192,7 @@ _NAMES = {
     "dsl.kstream": "KStream",
     "dsl.lookups.global_tables": "GlobalKTable",
     "dsl.ktable": "KTable",
+    "dsl.options.materialized": "Materialized",
     "dsl.processing": "Stores",
     "dsl.streams_builder": "StreamsBuilder",
     "dsl.suppressed": "BufferConfig EmitStrategy Suppressed",

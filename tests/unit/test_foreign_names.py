@@ -55,9 +55,9 @@ def test_an_entry_leads_to_a_name_that_is_there(owner: str) -> None:
 
 def test_the_java_names_of_a_module_are_told_where_they_are_imported() -> None:
     with pytest.raises(
-        UnknownImportError, match="everflow has no Materialized: what it carries are keywords"
+        UnknownImportError, match="everflow has no Consumed: what it carries are keywords"
     ) as caught:
-        from everflow import Materialized  # noqa: F401
+        from everflow import Consumed  # noqa: F401
     assert isinstance(caught.value, ImportError | TopologyError)
     assert caught.value.code == "EF-UNKNOWN-NAME"
     assert caught.value.where is not None
@@ -103,7 +103,7 @@ def test_submodules_are_imported_as_ever_and_asking_for_a_name_breaks_nothing() 
 
     assert isinstance(testing.EmbeddedBroker, type)
     assert isinstance(windows.TimeWindows, type)
-    assert not hasattr(everflow, "Materialized")
+    assert not hasattr(everflow, "Consumed")
     assert not hasattr(TimeWindows, "ofSizeAndGrace")
     assert getattr(TimeWindows.of_size(1), "until", None) is None
 

@@ -11,6 +11,7 @@ import pytest
 from everflow import (
     KGroupedStream,
     KStream,
+    Materialized,
     ReadOnlyKeyValueStore,
     ReadOnlySessionStore,
     ReadOnlyWindowStore,
@@ -43,6 +44,7 @@ JAVA = {
     "SlidingWindows": (
         "ofTimeDifferenceWithNoGrace ofTimeDifferenceAndGrace timeDifferenceMs gracePeriodMs"
     ),
+    "Materialized": "as withRetention withCachingDisabled withLoggingEnabled withLoggingDisabled",
     "Topology": (
         "describe addSource addProcessor addSink addStateStore addGlobalStore "
         "connectProcessorAndStateStores"
@@ -125,6 +127,7 @@ def test_the_keywords_that_stand_for_option_objects_are_there() -> None:
         for name, method in vars(one).items()
         if not name.startswith("_") and callable(method)
     ]
+    methods.append(Materialized)
     known = {name for method in methods for name in inspect.signature(method).parameters}
     assert {
         word for row in _rows("Option objects") for word in re.findall(r"\b(\w+)=", row[1])

@@ -30,6 +30,7 @@ from everflow.dsl.functions import WithoutKey, check_parameters, required_parame
 from everflow.dsl.graph_builder import GraphBuilder
 from everflow.dsl.kstream import KStream
 from everflow.dsl.ktable import KTable
+from everflow.dsl.options.materialized import Materialized
 from everflow.dsl.suppressed import closes_after_ms, suppress_node
 from everflow.errors import EverflowError, TopologyError
 from everflow.operators.agg import Aggregator
@@ -86,7 +87,7 @@ class Aggregation:
         group: Groups,
         windows: Windows | None,
         operator: str,
-        store: str | None,
+        store: str | Materialized | None,
         name: str | None,
         where: str | None,
         *,
@@ -100,6 +101,9 @@ class Aggregation:
         self.sessions = windows if isinstance(windows, SessionWindows) else None
         self.graph = group.graph
         self.store = self.graph.claim_store(store, operator, where)
+        self.retention_ms = -1
+        if windows is not None:
+            self.retention_ms = self.graph.retention_ms(self.store, windows.retention_ms, where)
         self.label = "REDUCE" if operator == "reduce" else "AGGREGATE"
 
     @property
@@ -130,9 +134,9 @@ class Aggregation:
             ) from None
         spec: StatefulOperator = built_in
         if self.sessions is not None:
-            spec = SessionAggregateSpec(built_in, self.sessions)
+            spec = SessionAggregateSpec(built_in, self.sessions, retention_ms=self.retention_ms)
         elif self.sliding is not None:
-            spec = SlidingAggregateSpec(built_in, self.sliding, self.sliding.retention_ms)
+            spec = SlidingAggregateSpec(built_in, self.sliding, self.retention_ms)
         value_serde = spec.value_serde if bare else default_serde(spec.result)
         folds = tuple(column.words for column in built_in.columns)
         return self._add(spec, inputs, value_serde, folds)
@@ -211,9 +215,11 @@ class Aggregation:
         )
         spec: StatefulOperator = functions
         if self.sessions is not None:
-            spec = SessionFunctionSpec(functions, self.sessions, merger)
+            spec = SessionFunctionSpec(
+                functions, self.sessions, merger, retention_ms=self.retention_ms
+            )
         elif self.sliding is not None:
-            spec = SlidingFunctionSpec(functions, self.sliding, self.sliding.retention_ms)
+            spec = SlidingFunctionSpec(functions, self.sliding, self.retention_ms)
         return self._add(spec, None, value_serde)
 
     def _value_serde(self, returns: object, value: object, aggregator: Callable[..., Any]) -> Serde:
@@ -319,20 +325,19 @@ class Aggregation:
         return inner if self.windows is None else serdes.time_windowed(inner, self.windows.size_ms)
 
     def _store_spec(self, spec: StatefulOperator, folds: tuple[str, ...]) -> StoreSpec:
-        kind, retention_ms, size_ms = "key_value", None, None
+        kind, size_ms = "key_value", None
         if self.windows is not None:
-            kind, retention_ms, size_ms = "window", self.windows.retention_ms, self.windows.size_ms
+            kind, size_ms = "window", self.windows.size_ms
         elif self.sliding is not None:
             kind, size_ms = "window", self.sliding.difference_ms
-            retention_ms = self.sliding.retention_ms
         elif self.sessions is not None:
-            kind, retention_ms = "session", self.sessions.retention_ms
+            kind = "session"
         return StoreSpec(
             name=self.store,
             kind=kind,
             key_serde=spec.key_serde,
             value_serde=spec.value_serde,
-            retention_ms=retention_ms,
+            retention_ms=None if kind == "key_value" else self.retention_ms,
             window_size_ms=size_ms,
             where=self.where,
             folds=folds,

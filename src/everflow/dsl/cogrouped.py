@@ -22,6 +22,7 @@ from everflow.dsl.functions import check_parameters
 from everflow.dsl.graph_builder import GraphBuilder
 from everflow.dsl.kstream import KStream
 from everflow.dsl.ktable import KTable
+from everflow.dsl.options.materialized import Materialized
 from everflow.errors import TopologyError
 from everflow.foreign_names import Telling
 from everflow.location import user_line
@@ -115,7 +116,7 @@ class CogroupedKStream(_Cogroups):
         self,
         initializer: Callable[[], Any],
         *,
-        store: str | None = None,
+        store: str | Materialized | None = None,
         returns: object = None,
         value: Serde | None = None,
         name: str | None = None,
@@ -137,7 +138,7 @@ class TimeWindowedCogroupedKStream(_Cogroups):
         self,
         initializer: Callable[[], Any],
         *,
-        store: str | None = None,
+        store: str | Materialized | None = None,
         returns: object = None,
         value: Serde | None = None,
         name: str | None = None,
@@ -160,7 +161,7 @@ class SessionWindowedCogroupedKStream(_Cogroups):
         initializer: Callable[[], Any],
         merger: Callable[..., Any],
         *,
-        store: str | None = None,
+        store: str | Materialized | None = None,
         returns: object = None,
         value: Serde | None = None,
         name: str | None = None,

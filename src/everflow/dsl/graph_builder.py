@@ -14,6 +14,7 @@ from copy import copy
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from everflow.dsl.options.materialized import Materialized, kept_for, materialized
 from everflow.errors import TopologyError
 from everflow.location import place
 from everflow.serdes import Serde
@@ -25,6 +26,7 @@ from everflow.topology.graph import (
     RepartitionTopic,
     SinkNode,
     SourceNode,
+    StatefulNode,
 )
 from everflow.topology.offset_metadata import require_room
 from everflow.topology.program import Topology
@@ -61,6 +63,7 @@ class GraphBuilder:
         self._travel = TravelCheck()
         self._counter = 0
         self._stores: dict[str, str | None] = {}
+        self._options: dict[str, Materialized] = {}
         self._topics: dict[str, str | None] = {}
         self._repartitions: dict[str, tuple[RepartitionTopic, str | None]] = {}
         self.regrouped: dict[object, Any] = {}
@@ -105,6 +108,8 @@ class GraphBuilder:
                 where=node.where,
             )
         self._travel.require(_travelling(node), getattr(node, "op", node.name), node.where)
+        if isinstance(node, StatefulNode):
+            node = materialized(node, self._options)
         self._nodes[node.name] = node
         return node.name
 
@@ -138,7 +143,11 @@ class GraphBuilder:
             self._topics[topic] = where
 
     def claim_store(self, name: object, operator: str, where: str | None) -> str:
-        """Register a store; TopologyError if it has no name or the name is taken."""
+        """Register a store, a name or a `Materialized`; returns the name. TopologyError if it has
+        none or the name is taken."""
+        given = name if isinstance(name, Materialized) else None
+        if given is not None:
+            name = given.name
         if name is None:
             raise TopologyError(
                 f"{operator} keeps state and its store has no name; write {operator}(..., "
@@ -157,7 +166,13 @@ class GraphBuilder:
                 where=where,
             )
         self._stores[name] = where
+        if given is not None:
+            self._options[name] = given
         return name
+
+    def retention_ms(self, store: str, least_ms: int, where: str | None) -> int:
+        """How long the store ``store`` keeps its windows, which need ``least_ms``."""
+        return kept_for(self._options.get(store), least_ms, where)
 
     def check_repartition_name(self, name: str | None, operator: str, where: str | None) -> str:
         """A repartition topic needs a name from the user, for the same reason as a store."""
@@ -206,6 +221,17 @@ class GraphBuilder:
         """Advance the counter where the original does so for a node that has a name."""
         self._counter += numbers
 
+    def _require_options_used(self) -> None:
+        nodes = [node for node in self._nodes.values() if isinstance(node, StatefulNode)]
+        kept = {spec.name for node in nodes for spec in node.stores}
+        for name in self._options:
+            if name not in kept:
+                raise TopologyError(
+                    f"Materialized({name!r}) is for one store, and here are several, or the "
+                    f"table's own topic; write store={name!r}",
+                    where=self._stores[name],
+                )
+
     def build(self) -> Topology:
         """The frozen topology."""
         if not any(isinstance(node, SourceNode) for node in self._nodes.values()):
@@ -213,6 +239,7 @@ class GraphBuilder:
                 "the topology reads no topic; begin with builder.stream('topic') or "
                 "builder.table('topic')"
             )
+        self._require_options_used()
         built = Topology(
             tuple(self._nodes.values()), tuple(topic for topic, _ in self._repartitions.values())
         )

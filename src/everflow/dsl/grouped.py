@@ -18,6 +18,7 @@ from everflow.dsl.expressions import Edge
 from everflow.dsl.graph_builder import GraphBuilder
 from everflow.dsl.kstream import KStream
 from everflow.dsl.ktable import KTable
+from everflow.dsl.options.materialized import Materialized
 from everflow.dsl.suppressed import EmitStrategy
 from everflow.errors import TopologyError
 from everflow.foreign_names import Telling
@@ -44,7 +45,7 @@ class _Groups(Telling):
         return self._group.stream.graph
 
     @builder_call
-    def count(self, *, store: str | None = None, name: str | None = None) -> KTable:
+    def count(self, *, store: str | Materialized | None = None, name: str | None = None) -> KTable:
         """Number of records per key (and window or session), ``bigint``. Records with a null key
         are skipped; those with a null value where there are no windows, or sliding ones."""
         aggregation = self._aggregation("count", store, name, user_line())
@@ -55,7 +56,7 @@ class _Groups(Telling):
         self,
         reducer: Callable[[Any, Any], Any],
         *,
-        store: str | None = None,
+        store: str | Materialized | None = None,
         name: str | None = None,
     ) -> KTable:
         """``reducer(aggregate, value)`` over the values of each key (and window or session); the
@@ -64,7 +65,7 @@ class _Groups(Telling):
         return self._aggregation("reduce", store, name, user_line()).reduce(reducer)
 
     def _aggregation(
-        self, operator: str, store: str | None, name: str | None, where: str | None
+        self, operator: str, store: str | Materialized | None, name: str | None, where: str | None
     ) -> Aggregation:
         final = self._emit.final
         return Aggregation(self._group, self._windows, operator, store, name, where, final=final)
@@ -73,7 +74,7 @@ class _Groups(Telling):
     def aggregate(
         self,
         *,
-        store: str | Aggregator | None = None,
+        store: str | Materialized | Aggregator | None = None,
         initializer: Callable[[], Any] | Aggregator | None = None,
         aggregator: Callable[..., Any] | Aggregator | None = None,
         returns: object = None,
@@ -210,7 +211,7 @@ class SessionWindowedKStream(_WindowedKStream):
     def aggregate(
         self,
         *,
-        store: str | Aggregator | None = None,
+        store: str | Materialized | Aggregator | None = None,
         initializer: Callable[[], Any] | Aggregator | None = None,
         aggregator: Callable[..., Any] | Aggregator | None = None,
         merger: Callable[..., Any] | Aggregator | None = None,

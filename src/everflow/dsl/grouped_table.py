@@ -21,6 +21,7 @@ from everflow.dsl.functions import check_parameters
 from everflow.dsl.graph_builder import GraphBuilder
 from everflow.dsl.kstream import KStream
 from everflow.dsl.ktable import KTable
+from everflow.dsl.options.materialized import Materialized
 from everflow.errors import TopologyError
 from everflow.foreign_names import Telling
 from everflow.location import user_line
@@ -48,7 +49,7 @@ class KGroupedTable(Telling):
         self._graph, self._changes, self._edge, self._name = graph, changes, edge, name
 
     @builder_call
-    def count(self, *, store: str | None = None, name: str | None = None) -> KTable:
+    def count(self, *, store: str | Materialized | None = None, name: str | None = None) -> KTable:
         """Number of entries per group, ``bigint``; 0 for one that has lost all of them."""
         aggregation = _TableAggregation(self, None, "count", store, name, user_line())
         return aggregation.built_in({"count": agg.count()}, bare=True)
@@ -59,7 +60,7 @@ class KGroupedTable(Telling):
         adder: Callable[[Any, Any], Any],
         subtractor: Callable[[Any, Any], Any],
         *,
-        store: str | None = None,
+        store: str | Materialized | None = None,
         name: str | None = None,
     ) -> KTable:
         """``subtractor(aggregate, old)`` for what an entry was, ``adder(aggregate, new)`` for what
@@ -72,7 +73,7 @@ class KGroupedTable(Telling):
     def aggregate(
         self,
         *,
-        store: str | Aggregator | None = None,
+        store: str | Materialized | Aggregator | None = None,
         initializer: Callable[[], Any] | Aggregator | None = None,
         adder: Callable[..., Any] | Aggregator | None = None,
         subtractor: Callable[..., Any] | Aggregator | None = None,

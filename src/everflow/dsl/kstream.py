@@ -36,6 +36,7 @@ from everflow.dsl.functions import key_value_function, refuse_pyspark
 from everflow.dsl.graph_builder import GraphBuilder, check_name
 from everflow.dsl.in_time.versioned_tables import table_store
 from everflow.dsl.lookups.lookup_joins import LookupJoins
+from everflow.dsl.options.materialized import Materialized
 from everflow.dsl.processing import Processing
 from everflow.errors import TopologyError
 from everflow.location import user_line
@@ -326,7 +327,7 @@ class KStream(LookupJoins, Processing):
     def to_table(
         self,
         *,
-        store: str | None = None,
+        store: str | Materialized | None = None,
         key: Serde | None = None,
         value: Serde | None = None,
         history: Duration | None = None,

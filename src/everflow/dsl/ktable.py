@@ -30,6 +30,7 @@ from everflow.dsl.functions import TableFilter, TableMapper, key_value_function
 from everflow.dsl.graph_builder import GraphBuilder
 from everflow.dsl.in_time.versioned_tables import is_versioned
 from everflow.dsl.kstream import KStream, fields_from_options
+from everflow.dsl.options.materialized import Materialized
 from everflow.dsl.suppressed import Suppressed
 from everflow.dsl.suppressed import suppressed as suppressed_node
 from everflow.dsl.table_groups import GroupCall
@@ -63,7 +64,11 @@ class KTable(TableJoins):
 
     @builder_call
     def filter(
-        self, predicate: Expression, *, store: str | None = None, name: str | None = None
+        self,
+        predicate: Expression,
+        *,
+        store: str | Materialized | None = None,
+        name: str | None = None,
     ) -> KTable:
         """The entries for which ``predicate`` is true; an entry that fails is forwarded as a
         deletion, as in Kafka Streams. ``store``: keeps them, for queries and joins."""
@@ -71,7 +76,11 @@ class KTable(TableJoins):
 
     @builder_call
     def filter_not(
-        self, predicate: Expression, *, store: str | None = None, name: str | None = None
+        self,
+        predicate: Expression,
+        *,
+        store: str | Materialized | None = None,
+        name: str | None = None,
     ) -> KTable:
         """The entries that ``filter`` would leave out."""
         return self._filter("filter_not", predicate, store, name, negate=True)
@@ -82,7 +91,7 @@ class KTable(TableJoins):
         mapper: Expression | None = None,
         *,
         returns: object = None,
-        store: str | Column | None = None,
+        store: str | Materialized | Column | None = None,
         name: str | Column | None = None,
         **fields: Column,
     ) -> KTable:
@@ -114,7 +123,11 @@ class KTable(TableJoins):
 
     @builder_call
     def suppress(
-        self, suppressed: Suppressed, *, store: str | None = None, name: str | None = None
+        self,
+        suppressed: Suppressed,
+        *,
+        store: str | Materialized | None = None,
+        name: str | None = None,
     ) -> KTable:
         """Holds updates back: until windows close, ``suppress(Suppressed.until_window_closes(),
         store="final")``, or for some time, ``Suppressed.until_time_limit("1 minute")``.
@@ -178,7 +191,7 @@ class KTable(TableJoins):
         self,
         operator: str,
         condition: Expression,
-        store: str | None,
+        store: str | Materialized | None,
         name: str | None,
         *,
         negate: bool,
@@ -247,7 +260,7 @@ class _Kept:
     line."""
 
     operator: str
-    store: str | None
+    store: str | Materialized | None
     name: str | None
     where: str | None
 

@@ -35,6 +35,7 @@ from everflow.dsl.functions import (
 )
 from everflow.dsl.graph_builder import GraphBuilder, check_name
 from everflow.dsl.in_time.versioned_tables import checked_history
+from everflow.dsl.options.materialized import Materialized
 from everflow.errors import TopologyError
 from everflow.foreign_names import Telling
 from everflow.location import user_line
@@ -153,7 +154,7 @@ class Processing(HasEdge):
         by: Expression | None = None,
         returns: object = None,
         grace: Duration | None = None,
-        store: str | None = None,
+        store: str | Materialized | None = None,
         name: str | None = None,
     ) -> KStream:
         """Drop records that repeat another one: of those with one key the first in processing

@@ -10,6 +10,7 @@ from everflow.dsl.builder_call import builder_call
 from everflow.dsl.expressions import Edge, Expression
 from everflow.dsl.joins import JoinCall, Side, joined_table
 from everflow.dsl.lookups.global_tables import GlobalKTable, joined_with_global
+from everflow.dsl.options.materialized import Materialized
 from everflow.errors import TopologyError
 from everflow.operators.joins import JoinedTable, JoinKind, StreamStreamJoin, StreamTableJoin
 from everflow.operators.joins.grace_join import GraceJoin
@@ -47,7 +48,7 @@ class StreamJoins(Side):
         windows: JoinWindows | Column | None = None,
         grace: Duration | Column | None = None,
         returns: object = None,
-        store: str | Column | None = None,
+        store: str | Materialized | Column | None = None,
         name: str | Column | None = None,
         **fields: Column,
     ) -> KStream:
@@ -79,7 +80,7 @@ class StreamJoins(Side):
         windows: JoinWindows | Column | None = None,
         grace: Duration | Column | None = None,
         returns: object = None,
-        store: str | Column | None = None,
+        store: str | Materialized | Column | None = None,
         name: str | Column | None = None,
         **fields: Column,
     ) -> KStream:
@@ -97,7 +98,7 @@ class StreamJoins(Side):
         *,
         windows: JoinWindows | Column | None = None,
         returns: object = None,
-        store: str | Column | None = None,
+        store: str | Materialized | Column | None = None,
         name: str | Column | None = None,
         **fields: Column,
     ) -> KStream:

@@ -21,6 +21,7 @@ from everflow.dsl.in_time.versioned_tables import table_store
 from everflow.dsl.kstream import KStream
 from everflow.dsl.ktable import KTable
 from everflow.dsl.lookups.global_tables import GlobalKTable
+from everflow.dsl.options.materialized import Materialized
 from everflow.dsl.topics.record_time import time_of
 from everflow.errors import TopologyError
 from everflow.foreign_names import Telling
@@ -100,7 +101,7 @@ class StreamsBuilder(Telling):
         self,
         topic: str,
         *,
-        store: str | None = None,
+        store: str | Materialized | None = None,
         key: Serde | None = None,
         value: Serde | None = None,
         history: Duration | None = None,
@@ -138,7 +139,7 @@ class StreamsBuilder(Telling):
         self,
         topic: str,
         *,
-        store: str | None = None,
+        store: str | Materialized | None = None,
         key: Serde | None = None,
         value: Serde | None = None,
         name: str | None = None,

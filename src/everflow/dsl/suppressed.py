@@ -13,6 +13,7 @@ from everflow import serdes
 from everflow.dsl.graph_builder import GraphBuilder
 from everflow.dsl.in_time.versioned_tables import is_versioned
 from everflow.dsl.joins import Side
+from everflow.dsl.options.materialized import Materialized
 from everflow.errors import TopologyError
 from everflow.foreign_names import Telling
 from everflow.location import user_line
@@ -120,7 +121,11 @@ def _positive(count: object, what: str) -> int:
 
 
 def suppressed(
-    table: Side, given: object, store: str | None, name: str | None, where: str | None
+    table: Side,
+    given: object,
+    store: str | Materialized | None,
+    name: str | None,
+    where: str | None,
 ) -> str:
     """The node behind ``table`` that holds its updates back."""
     if not isinstance(given, Suppressed):

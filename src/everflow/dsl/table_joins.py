@@ -12,6 +12,7 @@ from everflow.dsl.foreign_key_joins import ForeignKeyJoin
 from everflow.dsl.graph_builder import GraphBuilder
 from everflow.dsl.in_time.versioned_tables import latest_updates_of_both
 from everflow.dsl.joins import JoinCall, Side, joined_table
+from everflow.dsl.options.materialized import Materialized
 from everflow.errors import TopologyError
 from everflow.operators.joins import JoinedTable, JoinKind, TableTableJoin
 from everflow.operators.table import TableSpec
@@ -33,7 +34,7 @@ class TableJoins(Side):
         *,
         on: Expression | None = None,
         returns: object = None,
-        store: str | Column | None = None,
+        store: str | Materialized | Column | None = None,
         name: str | Column | None = None,
         **fields: Column,
     ) -> KTable:
@@ -57,7 +58,7 @@ class TableJoins(Side):
         *,
         on: Expression | None = None,
         returns: object = None,
-        store: str | Column | None = None,
+        store: str | Materialized | Column | None = None,
         name: str | Column | None = None,
         **fields: Column,
     ) -> KTable:
@@ -72,7 +73,7 @@ class TableJoins(Side):
         joiner: Expression | None = None,
         *,
         returns: object = None,
-        store: str | Column | None = None,
+        store: str | Materialized | Column | None = None,
         name: str | Column | None = None,
         **fields: Column,
     ) -> KTable:

@@ -45,6 +45,7 @@ KAFKA_STREAMS: Mapping[str, Names] = MappingProxyType(
         "Suppressed": kafka_streams_tables.SUPPRESSED,
         "BufferConfig": kafka_streams_tables.BUFFER_CONFIG,
         "EmitStrategy": kafka_streams_tables.EMIT_STRATEGY,
+        "Materialized": kafka_streams_tables.MATERIALIZED,
         "JoinWindows": kafka_streams.JOIN_WINDOWS,
         "TimeWindows": kafka_streams.TIME_WINDOWS,
         "SlidingWindows": kafka_streams.SLIDING_WINDOWS,

@@ -457,10 +457,6 @@ _NAMED = not_there(
     "names are keywords: name='a-name' of every operator, as in stream.filter(F.lit(True), "
     "name='all')"
 )
-_STORE_NAMES = not_there(
-    "what it carries are keywords: grouped.count(store='orders-per-key'), grouped.aggregate(..., "
-    "store='totals', value=serde)"
-)
 _FUNCTIONS = not_there(
     "a plain Python function does, as in stream.map_values(lambda value: value * 2, "
     "returns='double')"
@@ -471,7 +467,9 @@ _TEST_TOPIC = not_there(
 )
 
 EVERFLOW: Names = {
-    "Materialized": _STORE_NAMES,
+    "Materialized": is_called(
+        "Materialized", "grouped.count(store=Materialized('counts', caching=False))"
+    ),
     "Stores": is_called(
         "Stores",
         "stream.process(lambda record, context: context.forward(record), stores=[Stores.key_value("

@@ -91,3 +91,23 @@ EMIT_STRATEGY: Names = {
     "onWindowUpdate": is_called("on_window_update", "EmitStrategy.on_window_update()"),
     "onWindowClose": is_called("on_window_close", "EmitStrategy.on_window_close()"),
 }
+
+MATERIALIZED: Names = {
+    "as": not_there("the store's name comes first: Materialized('counts', retention='1 day')"),
+    "withRetention": is_called("retention", "Materialized('counts', retention='1 day')"),
+    **dict.fromkeys(
+        ["withCachingEnabled", "withCachingDisabled"],
+        is_called("caching", "Materialized('counts', caching=False)"),
+    ),
+    "withLoggingEnabled": not_there(
+        "settings of the changelog topic: Materialized('counts', topic_config={'segment.bytes': "
+        "'1000000'})"
+    ),
+    "withLoggingDisabled": is_called("logging", "Materialized('counts', logging=False)"),
+    "withValueSerde": not_there("the operator takes it: aggregate(..., value=serdes.long())"),
+    "withKeySerde": not_there(
+        "the stream has it: group_by(F.col('value.item'), name='by-item', "
+        "key_serde=serdes.string())"
+    ),
+    "withStoreType": not_there("all stores are on disk"),
+}

@@ -43,6 +43,9 @@ class _Sessions(Generic[Layout]):
 
     layout: Layout
     windows: SessionWindows
+    retention_ms: int | None = field(default=None, kw_only=True)
+    """Of the store, None = that of the windows: what it does not show any more is not extended, as
+    in Kafka Streams."""
     emit_every_update: bool = field(default=False, kw_only=True)
 
     @property
@@ -251,7 +254,9 @@ class _Run:
             turns=found.turns,
             keys=found.keys,
             owners=found.owners,
-            book=SessionBook(spec.windows, len(found.keys), history=every),
+            book=SessionBook(
+                spec.windows, len(found.keys), retention_ms=spec.retention_ms, history=every
+            ),
             stored=[],
             stored_keys=[],
             stream_times=dict(tasks.stream_times),

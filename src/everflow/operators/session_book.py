@@ -41,10 +41,19 @@ class SessionBook:
     start, end), and ``after``, the window that each contribution went into.
     """
 
-    def __init__(self, windows: SessionWindows, keys: int, *, history: bool = False) -> None:
-        """``keys``: how many keys there are. ``stream_time`` (ms) is that of the task whose records
-        come next: set it before they do."""
-        self.gap_ms, self._retention_ms = windows.gap_ms, windows.retention_ms
+    def __init__(
+        self,
+        windows: SessionWindows,
+        keys: int,
+        *,
+        retention_ms: int | None = None,
+        history: bool = False,
+    ) -> None:
+        """``keys``: how many keys there are. ``retention_ms``: of the store, None = that of the
+        windows. ``stream_time`` (ms) is that of the task whose records come next: set it before
+        they do."""
+        self.gap_ms, self._open_ms = windows.gap_ms, windows.retention_ms
+        self._retention_ms = self._open_ms if retention_ms is None else retention_ms
         self._live = [SessionOrder() for _ in range(keys)]
         self.stream_time = -1
         self.stored = 0
@@ -86,7 +95,7 @@ class SessionBook:
             else:
                 met = []
         end = max(time, self.ends[met[-1]]) if met else time
-        if end < self.stream_time - self._retention_ms:
+        if end < self.stream_time - self._open_ms:
             return False
         if met:
             session = self._join(live, block, at, met, min(time, starts[met[0]]), end)

@@ -303,6 +303,8 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         for listed in result.changes.values():
             for changes in listed:
                 self._stores[changes.store].apply(changes)
+                if not self._specs[changes.store].logging:
+                    continue
                 topic = self._changelog(changes.store)
                 written = zip(
                     changes.keys, changes.values, changes.timestamps.tolist(), strict=True

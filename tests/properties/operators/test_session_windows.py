@@ -74,13 +74,16 @@ class Model:
     windows: SessionWindows
     step: Callable[[Any, Any, Any], Any]
     merge: Callable[[Any, Any], Any]
+    more_ms: int = 0
+    """How much longer than its windows take records the store keeps them."""
     stream_time: int = -1
     stored: dict[tuple[str, int, int], Any] = field(default_factory=dict)
     late: int = 0
 
     def feed(self, key: str, value: Any, time: int) -> list[tuple[tuple[str, int, int], Any]]:
         """Updates (session, aggregate or None) in the order in which they are forwarded."""
-        gap, shown_from = self.windows.gap_ms, self.stream_time - self.windows.retention_ms
+        gap, retention_ms = self.windows.gap_ms, self.windows.retention_ms + self.more_ms
+        shown_from = self.stream_time - retention_ms
         self.stream_time = max(self.stream_time, time)
         found = sorted(
             (end, start)
@@ -117,7 +120,7 @@ def check(
         kind="session",
         key_serde=spec.key_serde,
         value_serde=spec.value_serde,
-        retention_ms=spec.windows.retention_ms,
+        retention_ms=spec.windows.retention_ms + model.more_ms,
     )
     whole, trimmed = InMemoryStore(), InMemoryStore(store_spec)
     stream_time, seq = -1, 0
@@ -223,15 +226,23 @@ def add(key: str, value: Any, before: dict[str, Any] | None) -> dict[str, Any]:
 
 
 @settings(max_examples=300, deadline=None)
-@given(split=split_of(st.none() | values), windows=sessions, every=st.booleans())
-@example(split=[BRIDGED], windows=SessionWindows(5, 9), every=False)
-def test_built_in_aggregates(split: list[Any], windows: SessionWindows, every: bool) -> None:
+@given(
+    split=split_of(st.none() | values),
+    windows=sessions,
+    every=st.booleans(),
+    more=st.sampled_from([0, 0, 1, 30]),
+)
+@example(split=[BRIDGED], windows=SessionWindows(5, 9), every=False, more=0)
+def test_built_in_aggregates(
+    split: list[Any], windows: SessionWindows, every: bool, more: int
+) -> None:
     layout = AggregateSpec.of(
         "s", serdes.string(), list(AGGREGATES.values()), list(AGGREGATES), INPUT
     )
-    spec = SessionAggregateSpec(layout, windows, emit_every_update=every)
+    retention_ms = windows.retention_ms + more
+    spec = SessionAggregateSpec(layout, windows, retention_ms=retention_ms, emit_every_update=every)
 
-    check(spec, Model(windows, add, merged), split, INPUT, spec.decode_result)
+    check(spec, Model(windows, add, merged, more), split, INPUT, spec.decode_result)
 
 
 @settings(max_examples=150, deadline=None)

@@ -9,6 +9,7 @@ from pyspark.sql import Column
 from everflow.dsl.builder_call import builder_call
 from everflow.dsl.expressions import Expression
 from everflow.dsl.joins import JoinCall
+from everflow.dsl.options.materialized import Materialized
 from everflow.dsl.stream_joins import (
     StreamJoins,
     checked_grace,
@@ -42,7 +43,7 @@ class TimedJoins(StreamJoins):
         grace: Duration | Column = 0,
         how: str | Column = "inner",
         returns: object = None,
-        store: str | Column | None = None,
+        store: str | Materialized | Column | None = None,
         name: str | Column | None = None,
         **fields: Column,
     ) -> KStream:
@@ -75,7 +76,7 @@ class TimedJoins(StreamJoins):
         grace: Duration | Column = 0,
         how: str | Column = "inner",
         returns: object = None,
-        store: str | Column | None = None,
+        store: str | Materialized | Column | None = None,
         name: str | Column | None = None,
         **fields: Column,
     ) -> KStream:

@@ -1,0 +1,114 @@
+"""`Materialized`: a store's name with options, wherever ``store=`` is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from types import MappingProxyType
+from typing import Any
+
+from everflow.errors import TopologyError
+from everflow.foreign_names import Telling
+from everflow.location import user_line
+from everflow.state.store import StoreSpec
+from everflow.topology.graph import StatefulNode
+from everflow.windows import Duration, duration_ms
+
+
+@dataclass(frozen=True)
+class Materialized(Telling):
+    """A store's name and what is special about it: ``grouped.count(store=Materialized("counts",
+    retention="1 day"))``.
+
+    ``retention``: of windows and sessions, how long one is kept and can be queried behind the
+    latest one; at least as long as it takes records, which is the default (size + grace; of sliding
+    windows twice the difference + grace; of sessions gap + grace). ``caching`` False: every update
+    of the store is a result, not the last one of a micro-batch. ``logging`` False: no changelog;
+    the store is lost with its disk, and empty on an instance that takes the task over.
+    ``topic_config``: settings of its changelog topic, which win over those of ``topic.`` in the
+    configuration.
+
+    TopologyError for what cannot be, with the cure.
+    """
+
+    name: str
+    retention: Duration | None = None
+    caching: bool = True
+    logging: bool = True
+    topic_config: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    def __post_init__(self) -> None:
+        if self.retention is not None and self.retention_ms <= 0:
+            raise self._refused(f"a retention is above zero, found {self.retention_ms} ms")
+        for option in ("caching", "logging"):
+            if not isinstance(getattr(self, option), bool):
+                raise self._refused(f"{option} is True or False, found {getattr(self, option)!r}")
+        given: object = self.topic_config
+        if not isinstance(given, Mapping) or not all(
+            isinstance(text, str) for pair in given.items() for text in pair
+        ):
+            raise self._refused(
+                f"topic_config is a dict of texts, {{'segment.bytes': '1000000'}}, found {given!r}"
+            )
+        if given and not self.logging:
+            raise self._refused(
+                "topic_config= is for the changelog topic, and logging=False leaves that out"
+            )
+
+    def _refused(self, text: str) -> TopologyError:
+        return TopologyError(f"Materialized({self.name!r}): {text}", where=user_line())
+
+    @property
+    def retention_ms(self) -> int:
+        """`retention` as a number of ms; -1: as long as the windows take records."""
+        return -1 if self.retention is None else duration_ms(self.retention)
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+
+def kept_for(given: Materialized | None, least_ms: int, where: str | None) -> int:
+    """The retention of windows or sessions that need ``least_ms``; TopologyError for less."""
+    if given is None or given.retention is None:
+        return least_ms
+    if given.retention_ms < least_ms:
+        raise TopologyError(
+            f"store {given.name!r} keeps its windows for {given.retention_ms} ms, and they take "
+            f"records for {least_ms} ms; write Materialized({given.name!r}, "
+            f"retention='{least_ms} ms') or more, or a shorter grace",
+            where=where,
+        )
+    return given.retention_ms
+
+
+def materialized(node: StatefulNode, options: Mapping[str, Materialized]) -> StatefulNode:
+    """The node with its stores as ``options``, by their names, have them."""
+    found = [options.get(spec.name) for spec in node.stores]
+    if not any(found):
+        return node
+    stores = tuple(
+        spec if given is None else _stored(spec, given, node.where)
+        for spec, given in zip(node.stores, found, strict=True)
+    )
+    operator: Any = node.operator
+    if not all(given is None or given.caching for given in found):
+        if "emit_every_update" not in {one.name for one in fields(operator)}:
+            raise TopologyError(
+                f"caching=False is for operators that give results by key, and {node.label} gives "
+                f"every one; leave it out",
+                where=node.where,
+            )
+        operator = replace(operator, emit_every_update=True)
+    return replace(node, stores=stores, operator=operator)
+
+
+def _stored(spec: StoreSpec, given: Materialized, where: str | None) -> StoreSpec:
+    if given.retention is not None and spec.retention_ms != given.retention_ms:
+        raise TopologyError(
+            f"retention= is how long windows and sessions are kept, and store {spec.name!r} has "
+            "none of its own to choose; leave it out",
+            where=where,
+        )
+    return replace(
+        spec, logging=given.logging, topic_config=MappingProxyType(dict(given.topic_config))
+    )

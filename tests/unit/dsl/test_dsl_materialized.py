@@ -1,0 +1,192 @@
+"""Options of one store: what each does, and what is refused with the user's line and the cure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pyspark.sql import functions as F
+
+from everflow import (
+    EmitStrategy,
+    JoinWindows,
+    Materialized,
+    SessionWindows,
+    SlidingWindows,
+    StreamsBuilder,
+    TimeWindows,
+    TopologyError,
+    serdes,
+)
+from everflow.testing import TopologyTestDriver
+from everflow.topology.subtopologies import cut, internal_topics
+
+pytestmark = pytest.mark.spark
+TEXT, LONG = serdes.string(), serdes.long()
+TEN = TimeWindows.of_size(10)
+WINDOWS: dict[str, Any] = {
+    "tumbling": TEN,
+    "sliding": SlidingWindows.of_time_difference(5),
+    "sessions": SessionWindows.of_inactivity_gap(10),
+}
+
+
+def counted(windows: Any, store: str | Materialized) -> TopologyTestDriver:
+    builder = StreamsBuilder()
+    groups = builder.stream("in", key=TEXT, value=TEXT).group_by_key()
+    groups.windowed_by(windows).count(store=store).to_stream().for_each(lambda key, value: None)
+    return TopologyTestDriver(builder.build())
+
+
+def kept(driver: TopologyTestDriver, windows: Any, *times: int) -> set[int]:
+    """Ends of the windows that the store shows after records of these times."""
+    topic = driver.create_input_topic("in", TEXT, TEXT)
+    for time in times:
+        topic.pipe_input("a", "x", time)
+    sessions = isinstance(windows, SessionWindows)
+    view = driver.get_session_store("n") if sessions else driver.get_window_store("n")
+    return {window.end for window, _ in view.all()}
+
+
+@pytest.mark.parametrize("kind", WINDOWS)
+def test_closed_windows_stay_for_their_retention(kind: str) -> None:
+    windows, times = WINDOWS[kind], (20, 60, 100)
+    with counted(windows, "n") as driver:
+        last = kept(driver, windows, *times)
+    with counted(windows, Materialized("n", retention=60)) as driver:
+        more = kept(driver, windows, *times)
+    with counted(windows, Materialized("n", retention="1 hour")) as driver:
+        all_ = kept(driver, windows, *times)
+    assert [len(last), len(more), len(all_)] == [1, 2, 3]
+    assert last < more < all_
+
+
+def test_a_session_meets_what_its_store_shows() -> None:
+    """At exactly gap + grace behind its end the default shows it no more, and it is not closed."""
+    windows = SessionWindows.of_inactivity_gap(10)
+    counts = []
+    for store in ("n", Materialized("n", retention=11)):
+        with counted(windows, store) as driver:
+            topic = driver.create_input_topic("in", TEXT, TEXT)
+            topic.pipe_each([("a", "x", 20), ("b", "x", 30), ("a", "x", 20), ("a", "x", 25)])
+            counts.append(driver.get_session_store("n").fetch_session("a", 20, 25))
+    assert counts == [None, 3]
+
+
+def test_without_caching_every_update_of_a_store_is_a_result() -> None:
+    def results(store: str | Materialized) -> list[Any]:
+        builder = StreamsBuilder()
+        groups = builder.stream("in", key=TEXT, value=TEXT).group_by_key()
+        groups.count(store=store).to_stream().to("out")
+        with TopologyTestDriver(builder.build()) as driver:
+            driver.create_input_topic("in", TEXT, TEXT).pipe_batch([("a", "x"), ("a", "y")])
+            return driver.create_output_topic("out", TEXT, LONG).read_key_values()
+
+    assert results("n") == [("a", 2)]
+    assert results(Materialized("n", caching=False)) == [("a", 1), ("a", 2)]
+
+
+def test_without_logging_there_is_no_changelog() -> None:
+    with counted(TEN, Materialized("n", logging=False)) as driver:
+        assert kept(driver, TEN, 20) == {30}
+        assert driver.produced_topics() == set()
+
+
+def test_settings_of_a_changelog_are_its_own() -> None:
+    builder = StreamsBuilder()
+    settings = {"segment.bytes": "1000000"}
+    groups = builder.stream("in", key=TEXT, value=TEXT).group_by_key()
+    groups.windowed_by(TEN).count(store=Materialized("n", retention=500, topic_config=settings))
+    subs = cut(builder.build())
+    made = internal_topics(subs, {"in": 3}, "app", topic_config={"segment.bytes": "5"})
+    partitions, config = made.changelog["app-n-changelog"]
+    assert (partitions, config["segment.bytes"]) == (3, "1000000")
+    assert config["retention.ms"] == str(500 + 86_400_000)
+
+
+def test_tables_and_final_results_take_options() -> None:
+    builder = StreamsBuilder()
+    table = builder.table("t", key=TEXT, value=TEXT, store=Materialized("t", caching=False))
+    table.filter(F.col("value") != "", store=Materialized("f", logging=False))
+    stream = builder.stream("in", key=TEXT, value=TEXT)
+    stream.to_table(store=Materialized("copy", topic_config={"segment.ms": "60000"}))
+    closing = stream.group_by_key().windowed_by(TEN).emit_strategy(EmitStrategy.on_window_close())
+    closing.count(store=Materialized("n", retention="1 day"))
+    made = internal_topics(cut(builder.build()), {"t": 1, "in": 1}, "app").changelog
+    assert "app-f-changelog" not in made
+    assert made["app-copy-changelog"][1]["segment.ms"] == "60000"
+    assert made["app-n-changelog"][1]["retention.ms"] == str(2 * 86_400_000)
+
+
+Mistake = Callable[[Any, Any], Any]
+MISTAKES: dict[str, tuple[Mistake, str]] = {
+    "too short for its windows": (
+        lambda b, s: (
+            s.group_by_key().windowed_by(TEN.grace(5)).count(store=Materialized("n", retention=14))
+        ),
+        r"store 'n' keeps its windows for 14 ms, and they take records for 15 ms; write "
+        r"Materialized\('n', retention='15 ms'\)",
+    ),
+    "too short for sliding windows": (
+        lambda b, s: (
+            s.group_by_key()
+            .windowed_by(SlidingWindows.of_time_difference(10))
+            .count(store=Materialized("n", retention=19))
+        ),
+        "records for 20 ms",
+    ),
+    "a retention without windows": (
+        lambda b, s: s.group_by_key().count(store=Materialized("n", retention="1 day")),
+        "retention= is how long windows and sessions are kept, and store 'n' has none",
+    ),
+    "a negative retention": (
+        lambda b, s: Materialized("n", retention=-1),
+        r"Materialized\('n'\): a retention is above zero, found -1 ms",
+    ),
+    "no duration": (lambda b, s: Materialized("n", retention="long"), "cannot read the duration"),
+    "caching that is no truth value": (
+        lambda b, s: Materialized("n", caching="no"),  # type: ignore[arg-type]
+        "caching is True or False, found 'no'",
+    ),
+    "settings that are no texts": (
+        lambda b, s: Materialized("n", topic_config={"segment.bytes": 5}),  # type: ignore[dict-item]
+        "topic_config is a dict of texts",
+    ),
+    "settings of a topic that is not there": (
+        lambda b, s: Materialized("n", logging=False, topic_config={"segment.bytes": "5"}),
+        "logging=False leaves that out",
+    ),
+    "a name that cannot be": (
+        lambda b, s: s.group_by_key().count(store=Materialized("a name")),
+        "cannot name a store",
+    ),
+    "a name that is taken": (
+        lambda b, s: [s.group_by_key().count(store=Materialized("n")) for _ in range(2)],
+        "'n' is used twice",
+    ),
+    "a join with several stores": (
+        lambda b, s: (
+            s.join(
+                b.stream("more", key=TEXT, value=TEXT),
+                F.col("left"),
+                windows=JoinWindows.of_time_difference(5),
+                store=Materialized("n", logging=False),
+                name="j",
+            ),
+            b.build(),
+        ),
+        r"Materialized\('n'\) is for one store, and here are several.*store='n'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_refused_with_its_line(name: str) -> None:
+    mistake, cure = MISTAKES[name]
+    builder = StreamsBuilder()
+    stream = builder.stream("in", key=TEXT, value=TEXT)
+    with pytest.raises(TopologyError, match=cure) as caught:
+        mistake(builder, stream)
+    assert caught.value.where is not None
+    assert caught.value.where.startswith(__file__)
