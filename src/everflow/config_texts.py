@@ -160,7 +160,11 @@ _STATE = _group(
         "The broker "
         "deletes by record time: raise it before you reprocess old records",
     ),
-    topology_optimization=KeyText("No optimisation is offered", "also `all` and three by name"),
+    topology_optimization=KeyText(
+        "`reuse.ktable.source.topics`: the topic of a `table(...)`, which has to be compacted, is "
+        "its changelog. Not to be changed once the application has run",
+        "also `all` and two more by name",
+    ),
     ensure_explicit_internal_resource_naming=KeyText(
         "Stores and repartition topics always need names from you",
         "default `false`: generated names are allowed",

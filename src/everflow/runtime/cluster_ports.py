@@ -110,7 +110,7 @@ class ClusterPorts:
     ) -> None:
         self._ground, self._context, self._standbys, self._held = ground, context, standbys, held
         self._end_sums = EndSums(
-            ground.changelogs.stable_ends,
+            ground.changelogs.followed_ends,
             ground.changelogs_of_tasks(),
             ground.clock,
             ground.admin.stop,
@@ -151,9 +151,11 @@ class ClusterPorts:
             )
 
         services = UpdaterServices(
-            open_follower=lambda: CopyFollower(ground.reader),
+            open_follower=lambda: CopyFollower(
+                ground.reader, every=ground.versioned, to_ends=ground.changelogs.reused
+            ),
             states=ground.changelogs.states,
-            stable_ends=ground.changelogs.stable_ends,
+            stable_ends=ground.changelogs.followed_ends,
             prepare=prepare,
             distrust=lambda task, store, reason: directory.distrust(
                 directory.store_path(task, store), reason
@@ -204,7 +206,7 @@ class ClusterPorts:
         services = UpdaterServices(
             open_follower=lambda: CopyFollower(ground.reader, folds=False),
             states=lambda asked: states_of_global_topics(ground, asked),
-            stable_ends=ground.changelogs.stable_ends,
+            stable_ends=ground.changelogs.followed_ends,
             prepare=prepare,
             distrust=lambda task, store, reason: ground.directory.distrust(
                 ground.directory.store_path(task, store), reason

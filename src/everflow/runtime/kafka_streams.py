@@ -46,6 +46,7 @@ from everflow.runtime.unclosed import close_at_exit, running_here
 from everflow.runtime.wiring import Ground, instance_log
 from everflow.state.task_directory import StateDirectory
 from everflow.threads import on_thread
+from everflow.topology.optimization import optimized
 from everflow.topology.program import Topology, checked_topology
 from everflow.travel.inert import InertInstance, in_worker
 
@@ -82,12 +83,13 @@ class KafkaStreams(
         clock: Clock | None = None,
         **keys: Any,
     ) -> None:
-        self._topology = checked_topology(topology, "KafkaStreams")
+        checked_topology(topology, "KafkaStreams")
         self.config = (
             config
             if isinstance(config, StreamsConfig) and not keys
             else StreamsConfig(config, **keys)
         )
+        self._topology = optimized(topology, self.config.topology_optimization)
         self._clock = clock or SystemClock()
         self._life = InstanceLife(self._clock, on_thread, self._on_ended)
         self._metrics = Metrics()
@@ -221,7 +223,9 @@ class KafkaStreams(
             admin=admin,
             blueprint=blueprint,
             directory=directory,
-            changelogs=Changelogs(admin, blueprint.cluster_id),
+            changelogs=Changelogs(
+                admin, blueprint.cluster_id, config.application_id, blueprint.reused
+            ),
         )
         context = self._spark()  # 8.
         # 9-12. The instance, which joins last.

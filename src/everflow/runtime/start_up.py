@@ -21,6 +21,7 @@ from everflow.runtime.commit.batch import format_metadata, of_kafka_streams, par
 from everflow.runtime.tasks.blueprint import Blueprint
 from everflow.runtime.topics.internal_topics import TopicFacts, TopicSpec, prepare
 from everflow.runtime.topics.output_topics import fixed_outputs, missing_outputs
+from everflow.runtime.topics.reused_topics import require_compacted
 from everflow.state.task_directory import StateDirectory
 from everflow.topology.fingerprint import fingerprint
 from everflow.topology.graph import SourceNode
@@ -78,6 +79,9 @@ def prepare_cluster(
         additional_retention_ms=config.windowstore_changelog_additional_retention_ms,
     )
     _require_outputs(topology, config, admin, max(counts.values(), default=1))
+    require_compacted(
+        [store for sub in subs.subtopologies for store in sub.stores], admin.topic_configs
+    )
     # 5. Internal topics: created at the first start, validated at every other (I10).
     inputs = {topic: counts[topic] for sub in subs.subtopologies for topic in sub.source_topics}
     _prepare_internal(topology, needed, inputs, config, admin)

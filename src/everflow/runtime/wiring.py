@@ -74,11 +74,18 @@ class Ground:
 
     def changelog(self, task: TaskId, spec: StoreSpec) -> TopicPartition:
         """The changelog partition of a task's store."""
-        return TopicPartition(f"{self.config.application_id}-{spec.changelog}", task.partition)
+        return TopicPartition(spec.changelog_topic(self.config.application_id), task.partition)
 
     def logged(self, subtopology: int) -> list[StoreSpec]:
         """The stores of a sub-topology that have a changelog."""
         return [spec for spec in self.blueprint.stores.get(subtopology, ()) if spec.logging]
+
+    @property
+    def versioned(self) -> frozenset[str]:
+        """The changelogs of which every record counts."""
+        specs = self.blueprint.store_specs().values()
+        application_id = self.config.application_id
+        return frozenset(spec.changelog_topic(application_id) for spec in specs if spec.versioned)
 
     def changelogs_of_tasks(self) -> dict[TaskId, tuple[TopicPartition, ...]]:
         """The changelog partitions of every stateful task of the application."""
@@ -184,7 +191,7 @@ def task_assignor(
         topology=blueprint.fingerprint,
     )
     changelogs = {
-        index: [f"{config.application_id}-{spec.changelog}" for spec in ground.logged(index)]
+        index: [spec.changelog_topic(config.application_id) for spec in ground.logged(index)]
         for index in blueprint.inputs
     }
     delay_ms = config.scheduled_rebalance_max_delay_ms

@@ -40,6 +40,8 @@ class StoreSpec:
     window_size_ms: int | None = None
     logging: bool = True
     topic_config: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    source_topic: str | None = None
+    """The user's topic that is its changelog."""
     where: str | None = None
     folds: tuple[str, ...] = ()
     private: bool = False
@@ -59,6 +61,10 @@ class StoreSpec:
     def kept_ms(self) -> int | None:
         """How far behind its own time its local copy goes; None: nothing expires."""
         return self.retention_ms if self.expires or self.versioned else None
+
+    def changelog_topic(self, application_id: str) -> str:
+        """The whole name of its changelog topic."""
+        return self.source_topic or f"{application_id}-{self.changelog}"
 
     @property
     def changelog(self) -> str:

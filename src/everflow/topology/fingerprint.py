@@ -68,6 +68,7 @@ def _store(store: StoreSpec) -> str:
         facts.append(f"retention {store.retention_ms} ms")
     if store.window_size_ms is not None:
         facts.append(f"window {store.window_size_ms} ms")
-    facts.append(f"changelog {store.changelog}" if store.logging else "no changelog")
+    changelog = store.source_topic or store.changelog
+    facts.append(f"changelog {changelog}" if store.logging else "no changelog")
     layout = layout_of(store)
     return ", ".join(facts) + f" (key {layout.key}, value {layout.value})"

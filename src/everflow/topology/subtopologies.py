@@ -147,7 +147,7 @@ def internal_topics(
     for sub in subs.subtopologies:
         partitions = max(counts[name] for name in (*sub.source_topics, *sub.repartition_sources))
         for store in sub.stores:
-            if store.logging:
+            if store.logging and store.source_topic is None:
                 config = _changelog_config(store, topic_config, additional_retention_ms)
                 changelog[f"{application_id}-{store.changelog}"] = (partitions, config)
     return InternalTopics(repartition, changelog)

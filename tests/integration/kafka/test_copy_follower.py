@@ -217,3 +217,60 @@ def test_a_broker_that_cannot_be_reached_is_left_to_the_consumer(admin: ClusterA
     thread.join(10)
     assert done.is_set()
     nowhere.close()
+
+
+def of_one_key(writer: RecordWriter, tp: TopicPartition, count: int) -> None:
+    """A transaction of records of one key, whose values are numbers."""
+    writer.begin()
+    values = [b"%d" % n for n in range(count)]
+    writer.write(tp.topic, [b"k"] * count, values, np.arange(count, dtype=np.int64), tp.partition)
+    writer.flush(10)
+    writer.commit(10)
+    writer.close()
+
+
+@pytest.mark.parametrize("every", [True, False])
+def test_in_bulk_every_record_is_handed_out_where_each_counts(
+    bootstrap: str, topic: Topic, name: str, every: bool
+) -> None:
+    """A versioned store's history is its records, those of one key included."""
+    tp = TopicPartition(topic(1), 0)
+    writer = RecordWriter({"bootstrap.servers": bootstrap}, name)
+    of_one_key(writer, tp, 5_000)
+    chosen = frozenset({tp.topic} if every else ())
+    follower = CopyFollower({"bootstrap.servers": bootstrap}, bulk_lag=10, every=chosen)
+    seen: list[bytes | None] = []
+
+    def read() -> bool:
+        for chunk in follower.poll(1_000, 1 << 20, {tp: 5_001}, 0.05).chunks.values():
+            seen.extend(chunk.values)
+        return follower.positions.get(tp) == 5_001
+
+    follower.follow({tp: 0})
+    wait_until(read, 10, "the end", lambda: [len(seen), follower.positions])
+    follower.close()
+    assert len(seen) == 5_000 if every else len(seen) < 5_000
+
+
+def test_nothing_is_read_beyond_the_ends_where_they_bind(
+    bootstrap: str, topic: Topic, name: str
+) -> None:
+    """A table's topic holds what the group has not processed yet."""
+    tp = TopicPartition(topic(1), 0)
+    writer = RecordWriter({"bootstrap.servers": bootstrap}, name)
+    of_one_key(writer, tp, 9)
+    follower = CopyFollower({"bootstrap.servers": bootstrap}, to_ends=frozenset({tp.topic}))
+    follower.follow({tp: 1})
+    seen: list[bytes | None] = []
+
+    def read(end: int) -> bool:
+        for chunk in follower.poll(1_000, 0, {tp: end}, 0.05).chunks.values():
+            seen.extend(chunk.values)
+        return follower.positions[tp] >= end
+
+    for end in (0, 3, 3, 7):
+        wait_until(lambda end=end: read(end), 10, f"offset {end}", lambda: [seen])  # type: ignore[misc]
+        read(end)
+        assert follower.positions == {tp: max(1, end)}
+    assert seen == [b"%d" % n for n in range(1, 7)]
+    follower.close()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from everflow import KafkaStreams, StreamsBuilder, Topology, serdes
+from everflow import KafkaStreams, StreamsBuilder, Topology, TopologyError, serdes
 from everflow.testing import TopologyTestDriver
 from integration.lifecycle.lifecycle_cluster import Application, Cluster, Record, text
 
@@ -108,3 +108,82 @@ def test_versions_survive_restarts_and_come_back_from_the_changelog(
         assert told == wanted[result], result
     assert kept == wanted_versions
     assert any(len(listed) > 3 for listed in kept.values())
+
+
+# --- a table whose topic is its changelog ------------------------------------------------------
+
+REUSED: dict[str, Any] = {
+    "topology_optimization": "reuse.ktable.source.topics",
+    "emit_every_update": True,
+}
+
+
+def reusing_topology(name: Callable[[str], str]) -> Topology:
+    builder = StreamsBuilder()
+    table = builder.table(name("people"), key=KEY, value=KEY, store="people")
+    visits = builder.stream(name("visits"), key=KEY, value=KEY)
+    visits.left_join(table, lambda one, other: f"{one} {other}", returns="string").to(name("out"))
+    table.group_by(lambda key, value: value, returns="string", name="by").count(store="by")
+    return builder.build()
+
+
+def phase(number: int) -> tuple[list[Record], list[Record]]:
+    """Some people move, some go, some come; each is visited, before and behind it."""
+    time = 1_000 * (number + 1)
+    people = [text(f"k{n}", f"city{number}", time + 10) for n in range(number, number + 4)]
+    people.append(text(f"k{number}", None, time + 11))
+    visits = [text(f"k{n}", f"v{number}{at}", time + at) for at in (1, 20) for n in range(7)]
+    return people, visits
+
+
+def expected(phases: int) -> tuple[list[tuple[str, str]], dict[str, str]]:
+    held: dict[str, str] = {}
+    told = []
+    for number in range(phases):
+        people, visits = phase(number)
+        for one in sorted([*people, *visits], key=lambda record: record.timestamp):
+            assert one.key is not None
+            key = one.key.decode()
+            if one in visits:
+                assert one.value is not None
+                told.append((key, f"{one.value.decode()} {held.get(key)}"))
+            elif one.value is None:
+                held.pop(key, None)
+            else:
+                held[key] = one.value.decode()
+    return told, held
+
+
+def test_it_is_replayed_to_the_committed_offset(app: Application, cluster: Cluster) -> None:
+    names = {one: cluster.topic(one, 1) for one in ("visits", "out")}
+    names["people"] = cluster.topic("people", 1, cleanup_policy="compact")
+    for number in range(4):
+        people, visits = phase(number)
+        cluster.write(names["people"], people)
+        cluster.write(names["visits"], visits)
+        if number == 2:  # from the topic alone, which holds more than was processed
+            shutil.rmtree(app.folder)
+        with app.running(
+            reusing_topology(names.__getitem__), spark_job_per_batch=number == 1, **REUSED
+        ) as streams:
+            app.until_processed(streams, names["people"], names["visits"])
+            kept = dict(streams.store("people").all())
+    told, held = expected(4)
+    found = [
+        (one.key.decode(), one.value.decode())
+        for one in cluster.read(names["out"])
+        if one.key and one.value
+    ]
+    assert sorted(found) == sorted(told)
+    assert kept == held
+    assert f"{app.id}-people-changelog" not in cluster.topics()
+    assert f"{app.id}-by-changelog" in cluster.topics()
+
+
+def test_a_topic_that_deletes_records_is_refused_at_the_start(
+    app: Application, cluster: Cluster
+) -> None:
+    names = {one: cluster.topic(one, 1) for one in ("visits", "out", "people")}
+    streams = app.instance(reusing_topology(names.__getitem__), **REUSED)
+    with pytest.raises(TopologyError, match=r"cleanup\.policy=delete deletes records"):
+        streams.start()

@@ -71,10 +71,19 @@ class CopyFollower:
         clock: Callable[[], float] = time.monotonic,
         bulk_lag: int = BULK_LAG,
         folds: bool = True,
+        every: frozenset[str] = frozenset(),
+        to_ends: frozenset[str] = frozenset(),
         taps: Taps | None = None,
     ) -> None:
         """``config``: librdkafka keys, ``bootstrap.servers`` at least; ``clock``: monotonic
-        seconds; ``folds``: see `LogChunk.latest`; ``taps`` in place of those of ``config``."""
+        seconds; ``folds``: see `LogChunk.latest`; ``taps`` in place of those of ``config``.
+
+        ``every``: topics of which no record is left out, though a later one of its key is there.
+        ``to_ends``: topics of which nothing is read beyond the ends that `poll` is told, though
+        there is more."""
+        self._every, self._to_ends = every, to_ends
+        self._resting: dict[TopicPartition, int] = {}
+        """Logs of such topics that are read to their ends."""
         bulk: dict[str, Any] = {
             "fetch_bytes": _FETCH_BYTES,
             "parsed_bytes": _PARSED_BYTES,
@@ -98,7 +107,7 @@ class CopyFollower:
     @property
     def positions(self) -> Mapping[TopicPartition, int]:
         """Next offset of every followed log."""
-        return {**self._near.positions, **self._fresh, **self.far_behind}
+        return {**self._near.positions, **self._fresh, **self._resting, **self.far_behind}
 
     @property
     def far_behind(self) -> Mapping[TopicPartition, int]:
@@ -117,6 +126,7 @@ class CopyFollower:
         self._taps.forget(gone)
         for tp in gone:
             self._fresh.pop(tp, None)
+            self._resting.pop(tp, None)
         self._leave_bulk(gone)
         near = self._near.positions
         if not gone.isdisjoint(near):
@@ -142,7 +152,10 @@ class CopyFollower:
         if not far:
             self.rest()
         try:
-            everything = dict.fromkeys(self._near.positions, sys.maxsize)
+            everything = {
+                tp: ends.get(tp, 0) if tp.topic in self._to_ends else sys.maxsize
+                for tp in self._near.positions
+            }
             found.chunks.update(
                 self._near.take(everything, 0.0 if far else timeout_s, most_records=records_max)
             )
@@ -180,7 +193,11 @@ class CopyFollower:
         self._taps.close()
 
     def _place(self, ends: Mapping[TopicPartition, int]) -> None:
-        near = {**self._near.positions, **self._fresh}
+        near = {**self._near.positions, **self._fresh, **self._resting}
+        self._resting = {
+            tp: at for tp, at in near.items() if tp.topic in self._to_ends and at >= ends.get(tp, 0)
+        }
+        near = {tp: at for tp, at in near.items() if tp not in self._resting}
         if self._bulk is not None and self._clock() >= self._bulk_again_s:
             # The shortest of those that begin together is first at its end; who waits already is
             # never overtaken.
@@ -221,7 +238,8 @@ class CopyFollower:
         self._bulk_moved_s = now_s
         if taken[tp].next_position >= self._bulk_end:
             self._hand_over(bulk.positions)
-        return {tp: taken[tp].latest() if self._folds else taken[tp]}
+        folds = self._folds and tp.topic not in self._every
+        return {tp: taken[tp].latest() if folds else taken[tp]}
 
     def _hand_over(self, starts: Mapping[TopicPartition, int]) -> None:
         """The consumer goes on with these logs, from what was handed out of them."""

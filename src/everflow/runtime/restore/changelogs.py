@@ -13,11 +13,22 @@ from everflow.runtime.restore.restore_plan import DEFAULT_DELETE_RETENTION_MS, C
 
 
 class Changelogs:
-    """One per instance; any thread may ask. ``delete.retention.ms`` is read once per topic."""
+    """One per instance; any thread may ask. ``delete.retention.ms`` is read once per topic.
 
-    def __init__(self, admin: ClusterAdmin, cluster_id: str) -> None:
+    ``reused``: topics of the user that are changelogs of tables. Copies follow them to where the
+    group has read them, and no further: a table holds what was processed.
+    """
+
+    def __init__(
+        self,
+        admin: ClusterAdmin,
+        cluster_id: str,
+        group: str = "",
+        reused: frozenset[str] = frozenset(),
+    ) -> None:
         self._admin = admin
         self._cluster_id = cluster_id
+        self._group, self.reused = group, reused
         self._lock = threading.Lock()
         self._delete_retention: dict[str, int] = {}
 
@@ -28,6 +39,18 @@ class Changelogs:
     def stable_ends(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         """Last stable offsets."""
         return self._admin.end_offsets(partitions, "read_committed")
+
+    def followed_ends(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        """As far as copies follow: last stable offsets, of reused topics the committed ones (0:
+        there is none)."""
+        own = [tp for tp in partitions if tp.topic not in self.reused]
+        ends = self.stable_ends(own) if own else {}
+        return ends | self._read_offsets(partitions)
+
+    def _read_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        read = [tp for tp in partitions if tp.topic in self.reused]
+        committed = self._admin.committed(self._group, read) if read else {}
+        return {tp: committed[tp].offset if tp in committed else 0 for tp in read}
 
     def states(
         self,
@@ -44,7 +67,7 @@ class Changelogs:
         ) as beside:  # a task that is handed over stands still meanwhile: both questions at once
             describing = beside.submit(self._admin.describe_topics, {tp.topic for tp in asked})
             starts = self._admin.list_offsets(asked, "earliest", "read_uncommitted")
-            found = self.log_ends(asked) if ends is None else ends
+            found = self._ends(asked) if ends is None else ends
             topics = describing.result()
         states = {}
         for tp in asked:
@@ -59,6 +82,10 @@ class Changelogs:
                 delete_retention_ms=self._delete_retention_ms(tp.topic),
             )
         return states
+
+    def _ends(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        own = [tp for tp in partitions if tp.topic not in self.reused]
+        return {**(self.log_ends(own) if own else {}), **self._read_offsets(partitions)}
 
     def known_delete_retention_ms(self, topic: str) -> int:
         """``delete.retention.ms`` of a changelog, without asking: as `states` has read it, else the

@@ -52,7 +52,7 @@ class Blueprint:
             TaskStore(
                 spec.name,
                 directory.store_path(task, spec.name),
-                TopicPartition(f"{self.application_id}-{spec.changelog}", task.partition)
+                TopicPartition(spec.changelog_topic(self.application_id), task.partition)
                 if spec.logging
                 else None,
             )
@@ -71,6 +71,12 @@ class Blueprint:
                 store = TaskStore(table.store.name, path, tp)
                 found.append(StandbyTask(task, (store,), TaskRole.GLOBAL))
         return found
+
+    @property
+    def reused(self) -> frozenset[str]:
+        """The topics of the user that are changelogs of tables."""
+        specs = self.store_specs().values()
+        return frozenset(spec.source_topic for spec in specs if spec.source_topic is not None)
 
     def store_specs(self) -> dict[str, StoreSpec]:
         return {spec.name: spec for specs in self.stores.values() for spec in specs}

@@ -123,10 +123,15 @@ class Recovery:
         committed = dict(
             self._retry(lambda: self.ports.committed(inputs), "reading committed offsets", deadline)
         )
+        reused = set(inputs).intersection(changelogs)
+        own = [tp for tp in changelogs if tp not in reused]
         targets = self._retry(
-            lambda: self.ports.log_ends(changelogs), "reading ends of changelogs", deadline
+            lambda: self.ports.log_ends(own), "reading ends of changelogs", deadline
         )
         ends = self._stable_ends(inputs, targets, deadline)
+        # A topic that is read and is a changelog, too, has been applied as far as it was read.
+        read = {tp: committed[tp].offset if tp in committed else 0 for tp in reused}
+        targets = {**targets, **read}
         starts = self._retry(
             lambda: self.ports.log_starts(sorted(ends)), "reading starts of topics", deadline
         )
@@ -212,6 +217,7 @@ class Recovery:
             for store in task.stores:
                 if (
                     store.changelog is not None
+                    and store.changelog not in task.inputs
                     and spans[store.changelog][1] > spans[store.changelog][0]
                 ):
                     raise OffsetsExpiredError(

@@ -188,8 +188,8 @@ class KafkaSink:
         for task, listed in result.changes.items():
             for changes in listed:
                 topic = stores[task][changes.store].changelog
-                if topic is None:
-                    continue
+                if topic is None or TopicPartition(topic, task.partition) in request.ranges:
+                    continue  # without a changelog, or it is in the topic that was read
                 first.write(
                     topic,
                     changes.keys,
@@ -402,11 +402,11 @@ def _apply(
             changes = _joined(
                 name, [c for c in result.changes.get(task.task, []) if c.store == name]
             )
-            position = (
-                None
-                if place.changelog is None
-                else sent.get(TopicPartition(place.changelog, task.task.partition))
-            )
+            position = None
+            if place.changelog is not None:
+                changelog = TopicPartition(place.changelog, task.task.partition)
+                reused = changelog in request.ranges  # the topic that was read is its changelog
+                position = (result.consumed if reused else sent).get(changelog)
             expected = Owner(task.incarnation, task.last_batch)
             ports.apply(place.path, changes, position, expected, request.batch_id)
             if position is not None:

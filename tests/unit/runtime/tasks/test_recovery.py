@@ -255,3 +255,20 @@ def test_at_least_once_may_have_committed_beyond_an_open_transaction_of_its_inpu
     ports.stable[IN] = 80
     recovery(ports).recover([active], [])
     assert active.positions == {IN: 90}
+
+
+def test_a_topic_that_is_also_a_changelog_is_replayed_to_where_it_was_read() -> None:
+    """And its records without offsets are input that nobody has read, not offsets that are gone."""
+
+    def table() -> ActiveTask:
+        return ActiveTask(
+            id=TaskId(0, 0), inputs=(IN,), stores=(TaskStore("s", Path("unused"), IN),)
+        )
+
+    ports = FakePorts(COMMITTED)
+    recovery(ports).recover([table()], [])
+    assert ports.targets == {IN: 30}
+    ports = FakePorts({})
+    started, _ = recovery(ports).recover([table()], [])
+    assert ports.targets == {IN: 0}
+    assert started == {IN: ports.starts[IN]}

@@ -1,0 +1,48 @@
+"""What ``topology.optimization`` makes of a topology: the topics of tables as their changelogs.
+
+Pure. A table that is read from a topic holds what the topic holds: the topic can restore it, and no
+changelog has to be written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from everflow.operators.table import TableSpec
+from everflow.serdes import BytesSerde, DoubleSerde, IntegerSerde, Serde, StringSerde
+from everflow.topology.graph import Node, SourceNode, StatefulNode
+from everflow.topology.program import Topology
+
+REUSE_SOURCE_TOPICS = "reuse.ktable.source.topics"
+OPTIMIZATIONS = ("none", REUSE_SOURCE_TOPICS)
+_WRITTEN_BACK = (BytesSerde, StringSerde, IntegerSerde, DoubleSerde)
+"""Serdes that write a key in the very bytes in which they read it. Of others (JSON) an entry that
+was restored could lie under other bytes than one that was processed."""
+
+
+def optimized(topology: Topology, optimization: str) -> Topology:
+    """The topology as it is run with this setting.
+
+    Left as they are: tables with a history, whose versions compaction would take away; tables
+    without a changelog; and those whose keys are not written as they were read.
+    """
+    if optimization != REUSE_SOURCE_TOPICS:
+        return topology
+    sources = {node.name: node for node in topology.nodes if isinstance(node, SourceNode)}
+    return replace(topology, nodes=tuple(_reusing(node, sources) for node in topology.nodes))
+
+
+def _reusing(node: Node, sources: dict[str, SourceNode]) -> Node:
+    if not isinstance(node, StatefulNode) or not isinstance(node.operator, TableSpec):
+        return node
+    source = sources.get(node.inputs[0])
+    if source is None or node.label != "SOURCE":  # of a stream: its topic is another's affair
+        return node
+    (spec,) = node.stores
+    if not spec.logging or not _written_back(spec.key_serde):
+        return node
+    return replace(node, stores=(replace(spec, source_topic=source.topics[0]),))
+
+
+def _written_back(serde: Serde) -> bool:
+    return isinstance(serde, _WRITTEN_BACK)
