@@ -28,6 +28,7 @@ from everflow.dsl.expressions import (
 )
 from everflow.dsl.functions import WithoutKey, check_parameters, required_parameters
 from everflow.dsl.graph_builder import GraphBuilder
+from everflow.dsl.in_time.time_to_live import with_ttl
 from everflow.dsl.kstream import KStream
 from everflow.dsl.ktable import KTable
 from everflow.dsl.options.materialized import Materialized
@@ -92,9 +93,10 @@ class Aggregation:
         where: str | None,
         *,
         final: bool = False,
+        ttl_ms: int | None = None,
     ) -> None:
-        """``final``: windows give their results when they close."""
-        self.final = final
+        """``final``: windows give their results when they close; ``ttl_ms``: entries end."""
+        self.final, self.ttl_ms = final, ttl_ms
         self.group, self.operator, self.name, self.where = group, operator, name, where
         self.windows = windows if isinstance(windows, TimeWindows) else None
         self.sliding = windows if isinstance(windows, SlidingWindows) else None
@@ -270,15 +272,11 @@ class Aggregation:
         edge = Edge(
             EdgeType(spec.result_key, spec.result), self._key_serde(spec.key_serde), value_serde
         )
-        node = StatefulNode(
-            node_name,
-            sources,
-            edge.type,
-            self.where,
-            self.label,
-            spec,
-            (self._store_spec(spec, folds),),
-        )
+        stores: tuple[StoreSpec, ...] = (self._store_spec(spec, folds),)
+        if self.ttl_ms is not None:
+            assert isinstance(spec, AggregateSpec | PythonAggregateSpec)
+            spec, stores = with_ttl(self.graph, spec, stores[0], self.ttl_ms, self.operator)
+        node = StatefulNode(node_name, sources, edge.type, self.where, self.label, spec, stores)
         table = KTable(self.graph, self.graph.add(node), edge)
         if not self.final:
             return table

@@ -16,6 +16,7 @@ from everflow.dsl.builder_call import builder_call
 from everflow.dsl.cogrouped import CogroupedKStream
 from everflow.dsl.expressions import Edge
 from everflow.dsl.graph_builder import GraphBuilder
+from everflow.dsl.in_time.time_to_live import checked_ttl
 from everflow.dsl.kstream import KStream
 from everflow.dsl.ktable import KTable
 from everflow.dsl.options.materialized import Materialized
@@ -26,7 +27,7 @@ from everflow.location import user_line
 from everflow.operators import agg
 from everflow.operators.agg import Aggregator
 from everflow.serdes import Serde
-from everflow.windows import SessionWindows, SlidingWindows, TimeWindows
+from everflow.windows import Duration, SessionWindows, SlidingWindows, TimeWindows
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # for the type checker only
@@ -45,10 +46,17 @@ class _Groups(Telling):
         return self._group.stream.graph
 
     @builder_call
-    def count(self, *, store: str | Materialized | None = None, name: str | None = None) -> KTable:
+    def count(
+        self,
+        *,
+        store: str | Materialized | None = None,
+        ttl: Duration | None = None,
+        name: str | None = None,
+    ) -> KTable:
         """Number of records per key (and window or session), ``bigint``. Records with a null key
-        are skipped; those with a null value where there are no windows, or sliding ones."""
-        aggregation = self._aggregation("count", store, name, user_line())
+        are skipped; those with a null value where there are no windows, or sliding ones. ``ttl``:
+        as in `aggregate`."""
+        aggregation = self._aggregation("count", store, name, user_line(), ttl)
         return aggregation.built_in({"count": agg.count()}, bare=True)
 
     @builder_call
@@ -57,18 +65,33 @@ class _Groups(Telling):
         reducer: Callable[[Any, Any], Any],
         *,
         store: str | Materialized | None = None,
+        ttl: Duration | None = None,
         name: str | None = None,
     ) -> KTable:
         """``reducer(aggregate, value)`` over the values of each key (and window or session); the
         first value is taken as it is, None deletes. Sessions that merge are reduced, too:
-        ``reducer(earlier, later)``."""
-        return self._aggregation("reduce", store, name, user_line()).reduce(reducer)
+        ``reducer(earlier, later)``. ``ttl``: as in `aggregate`."""
+        return self._aggregation("reduce", store, name, user_line(), ttl).reduce(reducer)
 
     def _aggregation(
-        self, operator: str, store: str | Materialized | None, name: str | None, where: str | None
+        self,
+        operator: str,
+        store: str | Materialized | None,
+        name: str | None,
+        where: str | None,
+        ttl: object = None,
     ) -> Aggregation:
         final = self._emit.final
-        return Aggregation(self._group, self._windows, operator, store, name, where, final=final)
+        ttl_ms = None if ttl is None else checked_ttl(ttl, operator, where)
+        if ttl_ms is not None and self._windows is not None:
+            raise TopologyError(
+                f"{operator}: windows and sessions end by themselves, so they take no ttl=; "
+                "leave it out, or leave windowed_by(...) out",
+                where=where,
+            )
+        return Aggregation(
+            self._group, self._windows, operator, store, name, where, final=final, ttl_ms=ttl_ms
+        )
 
     @builder_call
     def aggregate(
@@ -79,6 +102,7 @@ class _Groups(Telling):
         aggregator: Callable[..., Any] | Aggregator | None = None,
         returns: object = None,
         value: Serde | Aggregator | None = None,
+        ttl: Duration | Aggregator | None = None,
         name: str | Aggregator | None = None,
         **aggregators: Aggregator,
     ) -> KTable:
@@ -88,14 +112,16 @@ class _Groups(Telling):
         value, aggregate) or (value, aggregate) and returns the next aggregate (None deletes).
 
         Nulls are treated as by ``count``; the key of a windowed result is a `Windowed`. A field may
-        be called like an option: it is told by being an aggregate.
+        be called like an option: it is told by being an aggregate. ``ttl``: without windows, how
+        long (stream time) a key's aggregate stays behind its latest record; then it is deleted, the
+        table gets a tombstone, and the key's next record begins anew.
         """
         options: dict[str, Any] = {
             "store": store,
             "initializer": initializer,
             "aggregator": aggregator,
         }
-        options |= {"returns": returns, "value": value, "name": name}
+        options |= {"returns": returns, "value": value, "name": name, "ttl": ttl}
         return _aggregate(self, options, aggregators, user_line())
 
 
@@ -217,6 +243,7 @@ class SessionWindowedKStream(_WindowedKStream):
         merger: Callable[..., Any] | Aggregator | None = None,
         returns: object = None,
         value: Serde | Aggregator | None = None,
+        ttl: Duration | Aggregator | None = None,
         name: str | Aggregator | None = None,
         **aggregators: Aggregator,
     ) -> KTable:
@@ -229,7 +256,7 @@ class SessionWindowedKStream(_WindowedKStream):
             "aggregator": aggregator,
             "merger": merger,
         }
-        options |= {"returns": returns, "value": value, "name": name}
+        options |= {"returns": returns, "value": value, "name": name, "ttl": ttl}
         return _aggregate(self, options, aggregators, user_line())
 
 
@@ -274,7 +301,9 @@ def _aggregate(
                 ),
                 where=where,
             )
-    aggregation = groups._aggregation("aggregate", options["store"], options["name"], where)
+    aggregation = groups._aggregation(
+        "aggregate", options["store"], options["name"], where, options.get("ttl")
+    )
     if fields:
         return aggregation.built_in(fields, bare=False)
     return aggregation.functions(options)

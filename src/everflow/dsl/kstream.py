@@ -34,7 +34,7 @@ from everflow.dsl.expressions import (
 )
 from everflow.dsl.functions import key_value_function, refuse_pyspark
 from everflow.dsl.graph_builder import GraphBuilder, check_name
-from everflow.dsl.in_time.versioned_tables import table_store
+from everflow.dsl.in_time.versioned_tables import table_stores
 from everflow.dsl.lookups.lookup_joins import LookupJoins
 from everflow.dsl.options.materialized import Materialized
 from everflow.dsl.processing import Processing
@@ -331,10 +331,11 @@ class KStream(LookupJoins, Processing):
         key: Serde | None = None,
         value: Serde | None = None,
         history: Duration | None = None,
+        ttl: Duration | None = None,
         name: str | None = None,
     ) -> KTable:
         """The stream read as a changelog: the last value of each key; null deletes, records with a
-        null key are dropped. ``history``: as in `StreamsBuilder.table`.
+        null key are dropped. ``history``, ``ttl``: as in `StreamsBuilder.table`.
 
         After an operator that changes the key the records go through a repartition topic named
         after ``name``, or ``store``.
@@ -343,12 +344,14 @@ class KStream(LookupJoins, Processing):
         store = self.graph.claim_store(store, "to_table", where)
         node_name = self.graph.node_name(name, "KSTREAM-TOTABLE-", where)
         stream = self._with_serdes("to_table", key, value, where)
-        spec, operator = table_store(store, stream.edge, "to_table", where, history)
+        stores, operator = table_stores(
+            self.graph, store, stream.edge, "to_table", where, history, ttl
+        )
         if self.key_changed:
             topic = self.graph.check_repartition_name(name or store, "to_table", where)
             stream = stream.repartitioned(topic, where, "to_table")
         node = StatefulNode(
-            node_name, (stream.node,), stream.edge.type, where, "TOTABLE", operator, (spec,)
+            node_name, (stream.node,), stream.edge.type, where, "TOTABLE", operator, stores
         )
         return self.graph.faces.table(self.graph, self.graph.add(node), stream.edge)
 

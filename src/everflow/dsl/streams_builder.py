@@ -17,7 +17,7 @@ from everflow.dsl.expressions import Edge, Expression, checked_serde
 from everflow.dsl.graph_builder import Faces, GraphBuilder
 from everflow.dsl.grouped import KGroupedStream
 from everflow.dsl.grouped_table import KGroupedTable
-from everflow.dsl.in_time.versioned_tables import table_store
+from everflow.dsl.in_time.versioned_tables import table_stores
 from everflow.dsl.kstream import KStream
 from everflow.dsl.ktable import KTable
 from everflow.dsl.lookups.global_tables import GlobalKTable
@@ -105,6 +105,7 @@ class StreamsBuilder(Telling):
         key: Serde | None = None,
         value: Serde | None = None,
         history: Duration | None = None,
+        ttl: Duration | None = None,
         name: str | None = None,
         offset_reset: str | None = None,
         timestamp: Timestamp | None = None,
@@ -116,6 +117,8 @@ class StreamsBuilder(Telling):
         table (KIP-889): it also keeps what the values were, for so long behind stream time. A
         stream that is joined to it sees it as of each record's time; an update that is older than
         the history is ignored, and counted. ``timestamp`` as in `stream`.
+        ``ttl``: how long (stream time) an entry stays behind its record; then it is deleted, and
+        the table gets a tombstone; older updates are ignored.
         """
         where = user_line()
         if not isinstance(topic, str):
@@ -129,9 +132,9 @@ class StreamsBuilder(Telling):
             self.graph.burn(1)  # the original burns the source's number where the table has a name
         given = _Keywords(key, value, offset_reset, timestamp)
         source, edge = self._source("table", (topic,), given, source_name, where)
-        spec, operator = table_store(store, edge, "table", where, history)
+        stores, operator = table_stores(self.graph, store, edge, "table", where, history, ttl)
         node_name = self.graph.node_name(name, "KTABLE-SOURCE-", where)
-        node = StatefulNode(node_name, (source,), edge.type, where, "SOURCE", operator, (spec,))
+        node = StatefulNode(node_name, (source,), edge.type, where, "SOURCE", operator, stores)
         return KTable(self.graph, self.graph.add(node), edge)
 
     @builder_call

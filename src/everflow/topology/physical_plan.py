@@ -306,7 +306,8 @@ class PhysicalPlan:
                 spec = next((spec for spec in specs if spec.name == store), None)
                 if spec is None or not isinstance(op, StatefulOp):
                     continue
-                if isinstance(op.operator, ProcessorOperator):
+                beside = spec is not specs[0] and not isinstance(op.operator, JoinOperator)
+                if isinstance(op.operator, ProcessorOperator) or beside:
                     return spec.value_serde.decode
                 return op.operator.decode_result
         raise KeyError(store)

@@ -261,6 +261,24 @@ MISTAKES: dict[str, tuple[Mistake, str]] = {
         lambda b, s: s.group_by_key().aggregate(store="x", a=agg.sum("value.item")),
         "takes numbers",
     ),
+    "no time to live": (
+        lambda b, s: s.group_by_key().count(store="x", ttl=0),
+        r"count: ttl .* is above 0; found 0 ms; write for example ttl='30 days'",
+    ),
+    "a time to live that is none": (
+        lambda b, s: s.to_table(store="x", ttl="soon"),
+        "soon",
+    ),
+    "a time to live of windows": (
+        lambda b, s: (
+            s.group_by_key().windowed_by(SESSIONS).aggregate(store="x", n=agg.count(), ttl="1 day")
+        ),
+        "aggregate: windows and sessions end by themselves, so they take no ttl=",
+    ),
+    "a history that ends": (
+        lambda b, s: b.table("t", store="x", history="1 day", ttl="1 day"),
+        "table takes history= or ttl=",
+    ),
     "a list without an end": (
         lambda b, s: agg.collect_list("value.item", limit=0),
         "agg.collect_list keeps a whole number of values above zero, found 0",
@@ -328,7 +346,7 @@ MISTAKES: dict[str, tuple[Mistake, str]] = {
     ),
     "a store by place": (
         lambda b, s: s.group_by_key().count("n"),
-        "takes store=, name=; 'n' is one too many: give it by name",
+        "takes store=, ttl=, name=; 'n' is one too many: give it by name",
     ),
     "functions in Java's order": (
         lambda b, s: s.group_by_key().aggregate(lambda: 0, lambda value, total: total, store="x"),

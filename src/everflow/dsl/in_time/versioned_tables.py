@@ -8,19 +8,35 @@ from __future__ import annotations
 
 from everflow.dsl.expressions import Edge
 from everflow.dsl.graph_builder import GraphBuilder
+from everflow.dsl.in_time.time_to_live import checked_ttl, with_ttl
 from everflow.dsl.joins import Side, kept_table
 from everflow.errors import TopologyError
 from everflow.operators.table import TableSpec
+from everflow.operators.time_to_live import TimeToLiveSpec
 from everflow.operators.versioned_table import LatestUpdates, VersionedTableSpec
 from everflow.state.store import VERSIONED, StoreSpec
 from everflow.topology.graph import PREPARE, FunctionNode, ProjectNode, StatefulNode
 from everflow.windows import Duration, duration_ms
 
 
-def table_store(
-    name: str, edge: Edge, operator: str, where: str | None, history: Duration | None
-) -> tuple[StoreSpec, TableSpec | VersionedTableSpec]:
-    """The store of a table, and what keeps it; ``history``: how long it keeps what values were."""
+def table_stores(
+    graph: GraphBuilder,
+    name: str,
+    edge: Edge,
+    operator: str,
+    where: str | None,
+    history: Duration | None,
+    ttl: Duration | None = None,
+) -> tuple[tuple[StoreSpec, ...], TableSpec | VersionedTableSpec | TimeToLiveSpec]:
+    """The stores of a table, and what keeps it; ``history``: how long it keeps what values were,
+    ``ttl``: how long it keeps entries."""
+    ttl_ms = None if ttl is None else checked_ttl(ttl, operator, where)
+    if ttl_ms is not None and history is not None:
+        raise TopologyError(
+            f"{operator} takes history= or ttl=: a table that keeps what its values were forgets "
+            "none of its keys; leave one of them out",
+            where=where,
+        )
     key_serde, value_serde = edge.serdes(operator, where)
     history_ms = None if history is None else checked_history(history, operator, where)
     spec = StoreSpec(
@@ -31,9 +47,13 @@ def table_store(
         retention_ms=history_ms,
         where=where,
     )
-    if history_ms is None:
-        return spec, TableSpec(name, key_serde, value_serde)
-    return spec, VersionedTableSpec(name, key_serde, value_serde, history_ms)
+    if history_ms is not None:
+        return (spec,), VersionedTableSpec(name, key_serde, value_serde, history_ms)
+    table = TableSpec(name, key_serde, value_serde)
+    if ttl_ms is None:
+        return (spec,), table
+    ending, stores = with_ttl(graph, table, spec, ttl_ms, operator)
+    return stores, ending
 
 
 def checked_history(history: Duration, operator: str, where: str | None) -> int:

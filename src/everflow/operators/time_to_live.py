@@ -1,0 +1,403 @@
+"""Time to live: entries of a table that stream time has left behind are taken out (note 030).
+
+An entry lives until stream time has reached its own time and ``ttl_ms``. Which are due is known
+from an index, the store ``<store>-ttl``, whose keys begin with a time: not later than that at which
+the entry ends, so that an entry is looked at once in ``ttl_ms``, not with every update.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from heapq import heapify, heappop, heappush
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from everflow.operators.aggregate import AggregateSpec
+from everflow.operators.fold import valid
+from everflow.operators.grouping import stream_times
+from everflow.operators.python_aggregate import PythonAggregateSpec
+from everflow.operators.table import TableSpec
+from everflow.operators.user_code import written_bytes
+from everflow.records import EdgeBatch, Int64, StoreChanges, TasksResult
+from everflow.serdes import Serde
+from everflow.serdes.base import ResultDecoder
+from everflow.state.changelog import TIMESTAMP_BYTES
+from everflow.state.store import StoreView
+from everflow.topology.hops import appended, concat
+
+_TIME = struct.Struct(">Q")
+_LOWEST = 1 << 63
+Stores = Mapping[int, Mapping[str, StoreView]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeToLiveSpec:
+    """`inner`, whose entries end ``ttl_ms`` behind their time: the next record of such a key finds
+    none, and the table gets a tombstone, with the time of the end.
+
+    A record that is itself that old begins no entry (of a table: changes none) and is dropped as
+    ``late``. All of it is as if records came one by one.
+    """
+
+    inner: AggregateSpec | PythonAggregateSpec | TableSpec
+    ttl_ms: int
+    emit_every_update: bool = False
+
+    @property
+    def store(self) -> str:
+        """Of the entries."""
+        return self.inner.store
+
+    @property
+    def index(self) -> str:
+        """The store of the times at which entries are looked at."""
+        return f"{self.inner.store}-ttl"
+
+    @property
+    def key_serde(self) -> Serde:
+        """Of the entries' keys."""
+        return self.inner.key_serde
+
+    @property
+    def value_serde(self) -> Serde:
+        """Of the stored values."""
+        return self.inner.value_serde
+
+    @property
+    def result_key(self) -> pa.DataType:
+        """Arrow type of the output's key."""
+        return self.inner.result_key
+
+    @property
+    def result(self) -> pa.DataType:
+        """Arrow type of the output's value."""
+        return self.inner.result
+
+    def decode_result(self, data: bytes) -> Any:
+        """What the table shows for stored bytes."""
+        return self.inner.decode_result(data)
+
+    @property
+    def results(self) -> ResultDecoder:
+        """See `StatefulOperator`."""
+        return self.inner.results
+
+    def process_tasks(
+        self, batch: EdgeBatch, stores: Stores, before: Mapping[int, int]
+    ) -> TasksResult:
+        """See `StatefulOperator`. Tasks in which nothing ends are run together."""
+        inner = replace(self.inner, emit_every_update=self.emit_every_update)
+        counted = valid(batch.key)
+        if not isinstance(inner, TableSpec):
+            counted = counted & valid(batch.value)
+        parts: list[TasksResult] = []
+        quiet: list[int] = []
+        for partition in sorted(stores):
+            rows = np.flatnonzero(batch.partition == partition)
+            task = _Task(
+                spec=self,
+                inner=inner,
+                batch=batch,
+                rows=rows,
+                counted=counted[rows],
+                partition=partition,
+                views=stores[partition],
+                stream_time=before[partition],
+            )
+            if task.is_quiet():
+                quiet.append(partition)
+            else:
+                parts.append(task.run())
+        if quiet or not parts:
+            parts.append(self._together(inner, batch, quiet, stores, before))
+        return _one(parts)
+
+    def _together(
+        self,
+        inner: AggregateSpec | PythonAggregateSpec | TableSpec,
+        batch: EdgeBatch,
+        partitions: list[int],
+        stores: Stores,
+        before: Mapping[int, int],
+    ) -> TasksResult:
+        """The records of tasks in which nothing ends, and the index of the entries that begin."""
+        mine = np.isin(batch.partition, partitions)
+        some = batch if mine.all() else batch.take(np.flatnonzero(mine))
+        views = {partition: stores[partition] for partition in partitions}
+        done = inner.process_tasks(some, views, {one: before[one] for one in partitions})
+        for partition, listed in done.changes.items():
+            keys = [key for changes in listed for key in changes.keys]
+            there = stores[partition][self.store].get_many(keys)
+            times = np.concatenate([changes.timestamps for changes in listed]).tolist()
+            values = [value for changes in listed for value in changes.values]
+            put = [
+                _indexed(time + self.ttl_ms, key)
+                for key, time, value, stored in zip(keys, times, values, there, strict=True)
+                if value is not None and (stored is None or time < _time_of(stored))
+            ]
+            if put:
+                listed.append(_index_changes(self.index, [], put))
+        return done
+
+
+@dataclass(kw_only=True)
+class _Task:
+    """One task's records, taken so that what one finds is what all before it have left.
+
+    Records are given to the operator in parts: a part ends where an entry ends that has a record in
+    it. ``times``: of the entries that are there; ``ends``: when to look at them; ``hidden``: what
+    has changed, on top of the store; ``seen``: keys of the part.
+    """
+
+    spec: TimeToLiveSpec
+    inner: AggregateSpec | PythonAggregateSpec | TableSpec
+    batch: EdgeBatch
+    rows: Int64
+    counted: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
+    partition: int
+    views: Mapping[str, StoreView]
+    stream_time: int
+    times: dict[bytes, int] = field(default_factory=dict)
+    ends: list[tuple[int, bytes]] = field(default_factory=list)
+    hidden: dict[bytes, bytes | None] = field(default_factory=dict)
+    written: dict[bytes, tuple[bytes | None, int]] = field(default_factory=dict)
+    part: list[int] = field(default_factory=list)
+    seen: set[bytes] = field(default_factory=set)
+    given: list[EdgeBatch] = field(default_factory=list)
+    ended: list[tuple[int, int, bytes, int]] = field(default_factory=list)
+    dropped: dict[str, int] = field(default_factory=dict)
+
+    def is_quiet(self) -> bool:
+        """Whether no entry can end with these records."""
+        times = self.batch.timestamp[self.rows][self.counted]
+        if not len(times):
+            return True
+        last = max(self.stream_time, int(times.max()))
+        if int(times.min()) + self.spec.ttl_ms <= last:
+            return False
+        return next(self._due(last), None) is None
+
+    def run(self) -> TasksResult:
+        """All records, one by one where it matters."""
+        batch, rows, ttl_ms = self.batch, self.rows, self.spec.ttl_ms
+        found = stream_times(
+            batch.timestamp[rows][self.counted],
+            batch.partition[rows][self.counted],
+            {self.partition: self.stream_time},
+        )
+        running = np.full(len(rows), self.stream_time)
+        running[self.counted] = found[0]
+        after = found[1][self.partition]
+        written = written_bytes(
+            self.spec.key_serde, batch.key.take(pa.array(rows)), self.spec.store, batch, rows
+        ).to_pylist()
+        due = [key for key, _ in self._due(after)]
+        self.ends = [(_end_of(key), key[_TIME.size :]) for key in due]
+        heapify(self.ends)
+        self._load({key for key in written if key is not None} | {key for _, key in self.ends})
+        stored = set(self.times)
+        columns = (
+            rows.tolist(),
+            self.counted.tolist(),
+            written,
+            batch.timestamp[rows].tolist(),
+            running.tolist(),
+            valid(batch.value.take(pa.array(rows))).tolist(),
+        )
+        for row, counts, key, time, now, there in zip(*columns, strict=True):
+            if counts:
+                self._end(row, now)
+                if not self._takes(key, time, now + 1 - ttl_ms, there):
+                    self.dropped["late"] = self.dropped.get("late", 0) + 1
+                    continue
+                self.seen.add(key)
+            self.part.append(row)
+        self._flush()
+        return self._result(due, after, stored)
+
+    def _due(self, now: int) -> Iterator[tuple[bytes, bytes]]:
+        return self.views[self.spec.index].range(None, _indexed(now + 1, b""))
+
+    def _load(self, keys: set[bytes]) -> None:
+        listed = sorted(keys)
+        for key, entry in zip(listed, self.views[self.spec.store].get_many(listed), strict=True):
+            if entry is not None:
+                self.times[key] = _time_of(entry)
+
+    def _end(self, row: int, now: int) -> None:
+        """Take out what has ended before the record in ``row``."""
+        while self.ends and self.ends[0][0] <= now:
+            _, key = heappop(self.ends)
+            if key in self.seen:
+                self._flush()
+            time = self.times.get(key)
+            if time is None:
+                continue
+            end = time + self.spec.ttl_ms
+            if end > now:
+                heappush(self.ends, (end, key))
+                continue
+            del self.times[key]
+            self.hidden[key] = None
+            self.written[key] = (None, end)
+            self.ended.append((len(self.given), row, key, end))
+
+    def _takes(self, key: bytes, time: int, oldest: int, there: bool) -> bool:
+        """Whether a record is taken; one before ``oldest`` begins no entry."""
+        known = self.times.get(key)
+        if isinstance(self.inner, TableSpec):
+            if not there:
+                self.times.pop(key, None)
+                return True
+            if time < oldest:
+                return False
+            self._begin(key, time, known is None or time < known)
+            return True
+        unsure = isinstance(self.inner, PythonAggregateSpec) and key in self.seen
+        if unsure and (time < oldest or (known is not None and time < known)):
+            self._flush()  # the function may have taken the entry out
+            known = self.times.get(key)
+        if known is None and time < oldest:
+            return False
+        self._begin(key, time if known is None else max(time, known), known is None)
+        return True
+
+    def _begin(self, key: bytes, time: int, look: bool) -> None:
+        self.times[key] = time
+        if look:
+            heappush(self.ends, (time + self.spec.ttl_ms, key))
+
+    def _flush(self) -> None:
+        """Give the records of the part to the operator."""
+        if self.part:
+            some = self.batch.take(np.array(self.part, np.int64))
+            view = _Overlaid(self.views[self.spec.store], self.hidden)
+            done = self.inner.process_tasks(
+                some, {self.partition: {self.spec.store: view}}, {self.partition: self.stream_time}
+            )
+            self.stream_time = done.stream_times[self.partition]
+            self._remember(done.changes.get(self.partition, []))
+            self.given.append(done.output)
+            for reason, count in done.dropped.items():
+                self.dropped[reason] = self.dropped.get(reason, 0) + count
+        self.part, self.seen = [], set()
+
+    def _remember(self, listed: Sequence[StoreChanges]) -> None:
+        for changes in listed:
+            for key, value, time in zip(
+                changes.keys, changes.values, changes.timestamps.tolist(), strict=True
+            ):
+                self.written.pop(key, None)  # it is the last one written
+                self.written[key] = (value, time)
+                if value is None:
+                    self.hidden[key] = None
+                    self.times.pop(key, None)
+                    continue
+                self.hidden[key] = time.to_bytes(TIMESTAMP_BYTES, "big", signed=True) + value
+                self._begin(key, time, self.times.get(key) != time)
+
+    def _result(self, due: list[bytes], after: int, stored: set[bytes]) -> TasksResult:
+        ended = {key for _, _, key, _ in self.ended}
+        written = {
+            key: one
+            for key, one in self.written.items()
+            if one[0] is not None or key in stored or key not in ended
+        }
+        changes = StoreChanges(
+            self.spec.store,
+            list(written),
+            [value for value, _ in written.values()],
+            np.array([time for _, time in written.values()], np.int64),
+        )
+        looked = sorted({_indexed(end, key) for end, key in self.ends if key in self.times})
+        listed = [changes] if len(changes) else []
+        if due or looked:
+            listed.append(_index_changes(self.spec.index, due, looked))
+        return TasksResult(
+            self._output(stored), {self.partition: listed}, {self.partition: after}, self.dropped
+        )
+
+    def _output(self, stored: set[bytes]) -> EdgeBatch:
+        """Results and tombstones in order; of each key the last, unless all are wanted."""
+        rows = np.array([row for _, row, _, _ in self.ended], np.int64)
+        ends = self.batch.take(rows)
+        raw = pa.array([key for _, _, key, _ in self.ended], pa.binary())
+        ends = ends.with_columns(
+            self.spec.key_serde.decode_array(raw).cast(self.batch.key.type),
+            pa.nulls(len(rows), self.spec.result),
+        )
+        ends.timestamp = np.array([end for *_, end in self.ended], np.int64)
+        output = appended([ends, *self.given])
+        parts = [np.array([part for part, *_ in self.ended], np.int64)]
+        parts += [np.full(len(one), at) for at, one in enumerate(self.given)]
+        is_result = np.arange(len(output)) >= len(rows)
+        order = np.lexsort((is_result, output.seq, np.concatenate(parts)))
+        output, is_result = output.take(order), is_result[order]
+        if self.spec.emit_every_update or not len(output):
+            return output
+        keys = self.spec.key_serde.encode_array(output.key).to_pylist()
+        last = {key: at for at, key in enumerate(keys)}
+        kept = [at for key, at in last.items() if is_result[at] or key in stored]
+        return output.take(np.array(sorted(kept), np.int64))
+
+
+class _Overlaid:
+    """A store with changes on top, for point reads."""
+
+    def __init__(self, view: StoreView, hidden: Mapping[bytes, bytes | None]) -> None:
+        self._view, self._hidden = view, hidden
+
+    @property
+    def newest_ms(self) -> int:
+        """See `StoreView`."""
+        return self._view.newest_ms
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """See `StoreView`."""
+        found = self._view.get_many(keys)
+        return [self._hidden.get(key, entry) for key, entry in zip(keys, found, strict=True)]
+
+    def range(self, start: bytes | None, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+        """Nobody asks a table's operator for a range."""
+        raise AssertionError("entries with a time to live are read one by one")
+
+    def range_many(self, bounds: Sequence[tuple[bytes, bytes]]) -> list[list[tuple[bytes, bytes]]]:
+        """See `range`."""
+        raise AssertionError("entries with a time to live are read one by one")
+
+
+def _one(parts: Sequence[TasksResult]) -> TasksResult:
+    """The results of different tasks as one."""
+    if len(parts) == 1:
+        return parts[0]
+    changes: dict[int, list[StoreChanges]] = {}
+    after: dict[int, int] = {}
+    dropped: dict[str, int] = {}
+    for one in parts:
+        changes |= one.changes
+        after |= one.stream_times
+        for reason, count in one.dropped.items():
+            dropped[reason] = dropped.get(reason, 0) + count
+    return TasksResult(concat([one.output for one in parts]), changes, after, dropped)
+
+
+def _indexed(end: int, key: bytes) -> bytes:
+    return _TIME.pack(min(max(end + _LOWEST, 0), 2 * _LOWEST - 1)) + key
+
+
+def _end_of(index_key: bytes) -> int:
+    return int(_TIME.unpack_from(index_key)[0]) - _LOWEST
+
+
+def _time_of(entry: bytes) -> int:
+    return int.from_bytes(entry[:TIMESTAMP_BYTES], "big", signed=True)
+
+
+def _index_changes(store: str, gone: Sequence[bytes], new: Sequence[bytes]) -> StoreChanges:
+    keys = [*(key for key in gone if key not in new), *new]
+    values: list[bytes | None] = [None] * (len(keys) - len(new)) + [b""] * len(new)
+    return StoreChanges(store, keys, values, np.zeros(len(keys), np.int64))

@@ -1,0 +1,167 @@
+"""Entries with a time to live equal a model that takes one record after the other, wherever the
+micro-batches are cut; so do the tombstones of those that have ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from everflow import serdes
+from everflow.operators import (
+    AggregateSpec,
+    PythonAggregateSpec,
+    PythonReducer,
+    TableSpec,
+    agg,
+)
+from everflow.operators.time_to_live import TimeToLiveSpec
+from everflow.state.store import InMemoryStore
+from properties.operators.operator_batches import ONE_TASK, edge_batch
+
+Update = tuple[int, str, Any, int]
+"""Position, key, what the table shows, time."""
+
+records = st.tuples(
+    st.none() | st.sampled_from(["", "a", "aa", "b"]),
+    st.none() | st.integers(0, 9),
+    st.integers(0, 40) | st.integers(-5, 200),
+)
+batches = st.lists(st.lists(records, max_size=12), max_size=6)
+
+
+@dataclass
+class Model:
+    """One record after the other; ``step`` gives the next value, ``latest``: a table's rules."""
+
+    ttl: int
+    step: Callable[[Any, Any], Any]
+    latest: bool
+    stored: dict[str, tuple[Any, int]] = field(default_factory=dict)
+    stream_time: int = -1
+    dropped: dict[str, int] = field(default_factory=dict)
+
+    def feed(self, seq: int, key: str | None, value: Any, time: int) -> list[Update]:
+        if key is None:
+            return self.drop("null-key")
+        if value is None and not self.latest:
+            return self.drop("null-value")
+        self.stream_time = max(self.stream_time, time)
+        ended = sorted(
+            (at + self.ttl, one)
+            for one, (_, at) in self.stored.items()
+            if at + self.ttl <= self.stream_time
+        )
+        updates: list[Update] = []
+        for end, one in ended:
+            del self.stored[one]
+            updates.append((seq, one, None, end))
+        old = time + self.ttl <= self.stream_time
+        before, at = self.stored.get(key, (None, time))
+        if old and (self.latest or key not in self.stored) and value is not None:
+            self.drop("late")
+            return updates
+        after = self.step(before, value)
+        known = time if self.latest else max(time, at)
+        self.stored.pop(key, None)
+        if after is not None:
+            self.stored[key] = (after, known)
+        return [*updates, (seq, key, after, known)]
+
+    def drop(self, reason: str) -> list[Update]:
+        self.dropped[reason] = self.dropped.get(reason, 0) + 1
+        return []
+
+
+def check(spec: TimeToLiveSpec, model: Model, split: Any, type_: pa.DataType) -> None:
+    store, index, stream_time, seq = InMemoryStore(), InMemoryStore(), -1, 0
+    for rows in split:
+        model.dropped, before = {}, set(model.stored)
+        updates = [u for at, row in enumerate(rows) for u in model.feed(seq + at, *row)]
+        if not spec.emit_every_update:
+            last = {update[1]: at for at, update in enumerate(updates)}
+            fed = {seq + at: row[0] for at, row in enumerate(rows)}
+            updates = [
+                u
+                for at, u in enumerate(updates)
+                if last[u[1]] == at and (u[1] in before or fed[u[0]] == u[1])
+            ]
+        batch = edge_batch(rows, type_, seq)
+        batch.partition[:] = ONE_TASK
+        stores = {ONE_TASK: {"s": store, "s-ttl": index}}
+        done = spec.process_tasks(batch, stores, {ONE_TASK: stream_time})
+        columns = (
+            done.output.seq.tolist(),
+            done.output.key.to_pylist(),
+            done.output.value.to_pylist(),
+            done.output.timestamp.tolist(),
+        )
+        given_, expected = list(zip(*columns, strict=True)), updates
+        # Entries that end with one record: in any order.
+        assert sorted(given_, key=str) == sorted(expected, key=str)
+        assert [g for g in given_ if g[2] is not None] == [u for u in expected if u[2] is not None]
+        assert done.dropped == model.dropped
+        for changes in done.changes.get(ONE_TASK, []):
+            (store if changes.store == "s" else index).apply(changes)
+        stream_time = done.stream_times[ONE_TASK]
+        assert stream_time == model.stream_time
+        found = {
+            key.decode(): (
+                spec.decode_result(data[8:]),
+                int.from_bytes(data[:8], "big", signed=True),
+            )
+            for key, data in store.range(None, None)
+        }
+        assert found == model.stored
+        seq += len(rows)
+    ends = {key[8:] for key, _ in index.range(None, None)}
+    assert {key.encode() for key in model.stored} <= ends
+
+
+ttls = st.integers(1, 40)
+
+
+@settings(max_examples=250, deadline=None)
+@given(split=batches, ttl=ttls, every=st.booleans())
+def test_a_count(split: Any, ttl: int, every: bool) -> None:
+    inner = AggregateSpec.of("s", serdes.string(), [agg.count()], None, pa.bool_())
+    rows = [
+        [(key, None if value is None else True, time) for key, value, time in part]
+        for part in split
+    ]
+    spec = TimeToLiveSpec(inner=inner, ttl_ms=ttl, emit_every_update=every)
+
+    check(spec, Model(ttl, lambda n, _: (n or 0) + 1, latest=False), rows, pa.bool_())
+
+
+@settings(max_examples=250, deadline=None)
+@given(split=batches, ttl=ttls, every=st.booleans())
+def test_a_reducer_that_deletes(split: Any, ttl: int, every: bool) -> None:
+    def reduced(before: int | None, value: int) -> int | None:
+        if before is None:
+            return value
+        return None if value == 0 else before + value
+
+    inner = PythonAggregateSpec(
+        store="s",
+        key_serde=serdes.string(),
+        value_serde=serdes.long(),
+        aggregator=PythonReducer(reduced),
+    )
+    spec = TimeToLiveSpec(inner=inner, ttl_ms=ttl, emit_every_update=every)
+
+    check(spec, Model(ttl, reduced, latest=False), split, pa.int64())
+
+
+@settings(max_examples=250, deadline=None)
+@given(split=batches, ttl=ttls, every=st.booleans())
+def test_a_table(split: Any, ttl: int, every: bool) -> None:
+    spec = TimeToLiveSpec(
+        inner=TableSpec("s", serdes.string(), serdes.long()), ttl_ms=ttl, emit_every_update=every
+    )
+
+    check(spec, Model(ttl, lambda _, value: value, latest=True), split, pa.int64())
