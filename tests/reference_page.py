@@ -83,7 +83,11 @@ SECTIONS = (
         "TopologyTestDriver InputTopic OutputTopic TestRecord KeyValueView VersionedView "
         "WindowView SessionView ValueAndTimestamp",
     ),
-    Section("Tests with a broker", "testing.md#what-it-does-not-show", "EmbeddedBroker wait_until"),
+    Section(
+        "Tests with a broker",
+        "testing.md#what-it-does-not-show",
+        "BrokerSecurity EmbeddedBroker wait_until",
+    ),
     Section(
         "Queries",
         "../QUERIES.md",

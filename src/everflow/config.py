@@ -19,6 +19,7 @@ from typing import Any
 
 from everflow.errors import ConfigError
 from everflow.foreign_names import entry_of
+from everflow.foreign_names.java_security import in_librdkafkas_names
 from everflow.setting_checks import (
     INT64,
     Between,
@@ -46,7 +47,7 @@ CLIENT_PREFIXES = (
     "admin.",
     "topic.",
 )
-SHARED_PREFIXES = ("security.", "sasl.", "ssl.")
+SHARED_PREFIXES = ("security.", "sasl.", "ssl.", "https.", "enable.ssl.")
 TAG_PREFIX = "client.tag."
 
 # Client settings that are everflow's own business: exactly-once and the membership stand on them.
@@ -283,13 +284,13 @@ class StreamsConfig:
         return self.processing_guarantee == EXACTLY_ONCE_V2
 
     def shared_client(self) -> dict[str, Any]:
-        """Settings that every Kafka client gets: brokers and security (dotted keys)."""
-        return {"bootstrap.servers": self.bootstrap_servers, **self.clients.get("shared", {})}
+        """Settings that every Kafka client gets: brokers and security (librdkafka's keys)."""
+        return self._client()
 
     def producer(self) -> dict[str, Any]:
         """librdkafka settings of the sink's producer, JSON-able. D6: a short transaction time-out,
         so that an orphaned transaction blocks readers for seconds only."""
-        settings = {**self.shared_client(), **self.clients.get("producer", {})}
+        settings = self._client("producer")
         if self.exactly_once:
             settings["transaction.timeout.ms"] = self.transaction_timeout_ms
         return settings
@@ -303,16 +304,20 @@ class StreamsConfig:
         return self._reader("main.consumer")
 
     def _reader(self, kind: str) -> dict[str, Any]:
-        settings = {
-            **self.shared_client(),
-            **self.clients.get("consumer", {}),
-            **self.clients.get(kind, {}),
-        }
+        settings = self._client("consumer", kind)
         return {key: value for key, value in settings.items() if key not in READERS_OWN}
 
     def admin(self) -> dict[str, Any]:
         """Settings of the admin client."""
-        return {**self.shared_client(), **self.clients.get("admin", {})}
+        return self._client("admin")
+
+    def _client(self, *layers: str) -> dict[str, Any]:
+        """Settings of a client, the later layer's first. ConfigError for security that cannot
+        be."""
+        settings: dict[str, Any] = {"bootstrap.servers": self.bootstrap_servers}
+        for layer in ("shared", *layers):
+            settings.update(self.clients.get(layer, {}))
+        return in_librdkafkas_names(settings)
 
     def topic(self) -> dict[str, str]:
         """Overrides for internal topics (``topic.`` prefix)."""

@@ -312,6 +312,8 @@ PREFIXES: Mapping[str, str] = MappingProxyType(
         "security.": "every client; with its prefix, as in `security.protocol`",
         "sasl.": "every client; with its prefix, as in `sasl.mechanism`",
         "ssl.": "every client; with its prefix, as in `ssl.ca.location`",
+        "enable.ssl.": "every client; with its prefix, as in `enable.ssl.certificate.verification`",
+        "https.": "tokens for OAUTHBEARER; with its prefix, as in `https.ca.location`",
         "client.tag.": "a tag of this instance, as in `client.tag.zone=a` (KIP-708); at most 5",
     }
 )

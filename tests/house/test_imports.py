@@ -89,6 +89,7 @@ TABLE: tuple[tuple[str, frozenset[str], frozenset[str]], ...] = (
                 "broker_link",
                 "client_log",
                 "connection_settings",
+                "token_endpoint",
                 "errors",
                 "group_channel",
             )
@@ -200,6 +201,8 @@ TABLE: tuple[tuple[str, frozenset[str], frozenset[str]], ...] = (
     ("everflow.runtime.client_state", BASE, frozenset()),
     # 5: on top; nothing below imports these
     ("everflow.testing", FRONT | {"everflow.testing"}, ARROW | KAFKA),
+    # a secure broker's certificates, where somebody wants one
+    ("everflow.testing.broker_security", BASE, frozenset({"cryptography", "trustme"})),
     ("everflow.console", FRONT | {"everflow.console"}, frozenset({"rich"})),
     (
         "everflow.demo",

@@ -171,11 +171,12 @@ def test_prefixed_keys_go_to_their_client_only() -> None:
         **BASE,
         processing_guarantee="exactly_once_v2",
         producer_linger_ms=5,
-        **{"topic.segment.bytes": 7, "ssl.ca.location": "ca"},
+        **{"topic.segment.bytes": 7, "ssl.ca.location": "ca", "security.protocol": "SSL"},
     )
     assert config.producer() == {
         "bootstrap.servers": "broker:9092",
         "ssl.ca.location": "ca",
+        "security.protocol": "SSL",
         "linger.ms": 5,
         "transaction.timeout.ms": 10_000,
     }

@@ -214,6 +214,14 @@ def broker(
         list[str] | None,
         typer.Option(metavar="NAME:PARTITIONS", help="Create a topic, e.g. orders:4; repeatable."),
     ] = None,
+    security: Annotated[
+        bool,
+        typer.Option(
+            "--security",
+            help="Clients come in over TLS with a password only; the settings that they need are "
+            "written to a file, which is named.",
+        ),
+    ] = False,
     debug: Debug = False,
 ) -> None:
     """Run a single-node Kafka broker for development; Ctrl-C stops it."""
@@ -221,18 +229,23 @@ def broker(
         from everflow.cli.broker_topics import create_topics, parse_topics
         from everflow.cli.cluster import own_status
         from everflow.testing.broker import EmbeddedBroker
+        from everflow.testing.broker_security import BrokerSecurity, write_client_settings
         from everflow.waits import shown_by
 
         topics = parse_topics(topic or [])
+        doors = BrokerSecurity() if security else None
         ended = threading.Event()
         with ExitStack() as stack:
             with shown_by(own_status().waiting):
                 server = stack.enter_context(
-                    EmbeddedBroker(data_dir, port=port, progress=typer.echo)
+                    EmbeddedBroker(data_dir, port=port, security=doors, progress=typer.echo)
                 )
             signals = stack.enter_context(owned())
-            create_topics(server.bootstrap_servers, topics, typer.echo)
+            create_topics(server.inside_servers, topics, typer.echo)
             typer.echo(f"broker is up, bootstrap servers: {server.bootstrap_servers}")
+            if doors is not None:
+                file = write_client_settings(doors, server.security_folder)
+                typer.echo(f"clients need the settings of {file}")
             typer.echo(
                 f"data: {server.data_folder}{'' if data_dir else ' (deleted at the end)'}; Ctrl-C "
                 f"stops it"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -31,7 +32,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from everflow.errors import EverflowError, RetriableError, TaskTimeoutError
+from everflow.errors import EverflowError, FatalError, RetriableError, TaskTimeoutError
 from everflow.kafka.client_log import UNPOLLED
 from everflow.kafka.errors import OffsetsUnstableError, classify_exception, kafka_error
 from everflow.records import CommittedOffset, TopicPartition
@@ -51,6 +52,13 @@ _REQUEST_S = 10.0
 _ATTEMPT_S = 1.0
 _COMMITTED_ATTEMPT_S = 2.0
 _LOOK_S = 0.1
+_TOLD_KEPT = 20
+_NO_TOKEN = "Failed to acquire"
+"""In what librdkafka says of a token endpoint that does not answer: an outage."""
+_CURES = {
+    KafkaError._AUTHENTICATION: "Check sasl.mechanism, the user's name and password (or token).",
+    KafkaError._SSL: "Check that ssl.ca.location holds the authority of the brokers' certificates.",
+}
 _REACH_ATTEMPT_S = 3.0
 _STALE_METADATA = frozenset(
     {KafkaError._NOENT, KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH}
@@ -98,6 +106,8 @@ class ClusterAdmin:
         soon."""
         self._bootstrap = str(config["bootstrap.servers"])
         self._config = {"socket.connection.setup.timeout.ms": 5000, **config}
+        self._told: deque[KafkaError] = deque(maxlen=_TOLD_KEPT)
+        self._said = ""
         self._client: AdminClient | None = self._new_client()
         self._readers: dict[str, Consumer] = {}
         self._clients_lock = threading.Lock()
@@ -123,8 +133,10 @@ class ClusterAdmin:
 
         Raises:
             TaskTimeoutError: nothing answered in time; the message says what to check.
+            FatalError: brokers answer, and twice refuse this client, or it their certificate.
         """
         deadline = self._clock() + timeout_s
+        refusals: Counter[int] = Counter()
         # So that a short time-out says something too before it is over.
         attempt_s = min(_REACH_ATTEMPT_S, timeout_s / 3)
         while True:
@@ -134,18 +146,38 @@ class ClusterAdmin:
             except RetriableError as failure:
                 if self.stop.is_set():
                     raise
+                said = self._why_not(refusals)
                 left = deadline - self._clock()
                 if left <= 0:
                     raise TaskTimeoutError(
                         f"no Kafka broker answered at {self._bootstrap} within {timeout_s:g} s "
                         f"(task.timeout.ms). "
-                        "Check bootstrap.servers, that the broker runs, and the security settings."
+                        f"Check bootstrap.servers, that the broker runs, and the security settings."
+                        f"{said}"
                     ) from failure
                 on_retry(
                     f"no answer from Kafka at {self._bootstrap} yet: does a broker run there? "
                     f"Tried for {timeout_s:g} s in all "
-                    "(task.timeout.ms)"
+                    f"(task.timeout.ms).{said}"
                 )
+
+    def _why_not(self, refusals: Counter[int]) -> str:
+        """What the client says of its connections, as a sentence. FatalError where a broker refused
+        it, or it the broker's certificate, a second time: that does not pass."""
+        self._admin.poll(0)
+        said = [error for error in self._told if error.code() != KafkaError._ALL_BROKERS_DOWN]
+        self._told.clear()
+        if not said:
+            return self._said  # it does not repeat itself
+        code, text = said[-1].code(), said[-1].str()
+        refusals[code] += 1
+        if code in _CURES and _NO_TOKEN not in text and refusals[code] > 1:
+            raise FatalError(
+                f"the brokers at {self._bootstrap} and this client do not come together: {text}. "
+                f"{_CURES[code]}"
+            )
+        self._said = f" The client says: {text}"
+        return self._said
 
     def cluster_id(self, timeout_s: float = _REQUEST_S) -> str:
         """The cluster's id; another id under known state means another cluster (D5)."""
@@ -400,7 +432,18 @@ class ClusterAdmin:
 
         def once(left: float) -> dict[TopicPartition, CommittedOffset]:
             found = {}
-            for answer in reader.committed(asked, timeout=min(left, _COMMITTED_ATTEMPT_S)):
+            try:
+                answers = reader.committed(asked, timeout=min(left, _COMMITTED_ATTEMPT_S))
+            except KafkaException as failure:
+                if _code(failure) == KafkaError._TIMED_OUT:
+                    # librdkafka also repeats the question where the group is forbidden; this one's
+                    # answer says so.
+                    self._answer(
+                        self._admin.describe_consumer_groups([group], request_timeout=left)[group],
+                        left + 1,
+                    )
+                raise
+            for answer in answers:
                 if answer.error is not None:
                     raise KafkaException(answer.error)
                 if answer.offset >= 0:
@@ -441,7 +484,8 @@ class ClusterAdmin:
         return client
 
     def _new_client(self) -> AdminClient:
-        return AdminClient({**UNPOLLED, **self._config})
+        settings: dict[str, Any] = {**UNPOLLED, **self._config, "error_cb": self._told.append}
+        return AdminClient(settings)
 
     def _renew_client(self) -> None:
         with self._clients_lock:

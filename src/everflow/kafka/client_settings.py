@@ -12,6 +12,7 @@ from confluent_kafka.admin import AdminClient
 
 from everflow.config import StreamsConfig
 from everflow.errors import ConfigError
+from everflow.kafka.connection_settings import connection_settings
 from everflow.kafka.writing.writer_settings import writer_settings
 
 ClientKind = Literal["producer", "consumer", "admin"]
@@ -53,6 +54,8 @@ def check_clients(config: StreamsConfig) -> None:
         if reason is not None:
             raise ConfigError(_text(kind, reason, _given(config, kind)))
     writer_settings({"bootstrap.servers": "", **config.producer()})
+    for settings in (config.main_consumer(), config.consumer(), config.admin()):
+        connection_settings({"bootstrap.servers": "", **settings})
 
 
 def _given(config: StreamsConfig, kind: ClientKind) -> dict[str, tuple[str, Any]]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from everflow.clock import Clock
 from everflow.config import StreamsConfig
 from everflow.kafka.admin import ClusterAdmin, Isolation
+from everflow.kafka.connection_settings import security_keywords
 from everflow.kafka.group_channel import GroupSettings
 from everflow.kafka.transactions import open_transactional_ids
 from everflow.kafka.writing.fencing import fence_all
@@ -170,9 +171,7 @@ def group_settings(ground: Ground) -> GroupSettings:
         heartbeat_interval_ms=config.heartbeat_interval_ms,
         rebalance_timeout_ms=config.rebalance_timeout_ms,
         client_id=f"{config.client_id or config.application_id}-{ground.directory.process_id}",
-        client={
-            key.replace(".", "_"): value for key, value in config.clients.get("shared", {}).items()
-        },
+        client=security_keywords(config.main_consumer()),
     )
 
 
@@ -228,7 +227,7 @@ def racks_of(ground: Ground) -> partition_racks.PartitionRacks:
 def lost_writers_of(ground: Ground) -> LostWriters:
     """Ends what instances that are gone have left open."""
     config = ground.config
-    client = group_settings(ground).client
+    client = security_keywords(config.admin())
     return LostWriters(
         config.application_id,
         ground.directory.process_id,

@@ -13,6 +13,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from everflow.testing.broker import EmbeddedBroker
+from everflow.testing.broker_security import BrokerSecurity
 from everflow.testing.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from everflow.testing.topology_test_driver import TopologyTestDriver
 
 __all__ = [
+    "BrokerSecurity",
     "EmbeddedBroker",
     "InputTopic",
     "KeyValueView",

@@ -18,8 +18,8 @@ import tempfile
 import time
 import uuid
 from base64 import urlsafe_b64encode
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from threading import Event
 from types import TracebackType
@@ -33,6 +33,7 @@ from everflow.errors import SetupError
 from everflow.jvm.class_archive import start_options
 from everflow.jvm.jars import resolve_jars
 from everflow.jvm.java import find_java
+from everflow.testing.broker_security import INSIDE, MUTUAL, SASL, BrokerSecurity
 from everflow.waits import waiting
 
 _START_TIMEOUT_S = 180.0
@@ -53,8 +54,8 @@ _SETTINGS = {
     "process.roles": "broker,controller",
     "node.id": "1",
     "controller.listener.names": "CONTROLLER",
-    "inter.broker.listener.name": "PLAINTEXT",
-    "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+    "inter.broker.listener.name": INSIDE,
+    "listener.security.protocol.map": f"{INSIDE}:PLAINTEXT,CONTROLLER:PLAINTEXT",
     # One node: every internal topic has one replica; few partitions, for a quick start.
     "default.replication.factor": "1",
     "min.insync.replicas": "1",
@@ -107,6 +108,8 @@ class EmbeddedBroker:
         heap: the broker's largest heap, in Java's notation; its JVM hears ``KAFKA_OPTS``, too, as
         in Kafka's scripts.
         config: broker settings over ours.
+        security: clients come in with a password over TLS (``bootstrap_servers``) or a
+            certificate (``mutual_servers``); see `BrokerSecurity`. None: anybody.
         progress: told one line when jars are downloaded.
     """
 
@@ -117,14 +120,16 @@ class EmbeddedBroker:
         port: int | None = None,
         heap: str = "512m",
         config: Mapping[str, str] | None = None,
+        security: BrokerSecurity | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> None:
         self._keep_data = data_folder is not None
         self._folder = Path(data_folder).absolute() if data_folder is not None else None
         self._wanted_port = port
-        self._ports: tuple[int, int] | None = None
+        self._ports: dict[str, int] | None = None
         self._heap = heap
         self._config = dict(config or {})
+        self._security = security
         self._progress = progress
         self._guard: subprocess.Popen[bytes] | None = None
 
@@ -168,7 +173,7 @@ class EmbeddedBroker:
     def _start(self, class_path: str, lock: int) -> None:
         known = self._ports  # a restart keeps its ports, because clients remember them
         for attempt in range(_PORT_ATTEMPTS):
-            self._ports = known or _free_ports(self._wanted_port)
+            self._ports = known or _free_ports(self._wanted_port, self._doors)
             self._write_settings(self._ports)
             self._format(class_path)
             log_start = self.log_path.stat().st_size if self.log_path.exists() else 0
@@ -251,7 +256,34 @@ class EmbeddedBroker:
         restarts."""
         if self._ports is None:
             raise SetupError("the embedded broker has no address before start()", code="EF-BROKER")
-        return f"127.0.0.1:{self._ports[0]}"
+        return f"127.0.0.1:{self._ports[self._doors[0]]}"
+
+    @property
+    def mutual_servers(self) -> str:
+        """``host:port`` for clients with a certificate; SetupError before the start, and for a
+        broker that is not a secure one."""
+        if self._ports is None or self._security is None:
+            raise SetupError("the embedded broker asks for no certificates", code="EF-BROKER")
+        return f"127.0.0.1:{self._ports[MUTUAL]}"
+
+    @property
+    def security_folder(self) -> Path:
+        """Where a secure broker's certificates are: ``ca.pem``, and ``client.pem`` for a
+        client."""
+        return self.data_folder / "security"
+
+    @property
+    def inside_servers(self) -> str:
+        """``host:port`` for whoever made the broker: asks for nothing, and may do all. SetupError
+        before the start."""
+        if self._ports is None:
+            raise SetupError("the embedded broker has no address before start()", code="EF-BROKER")
+        return f"127.0.0.1:{self._ports[INSIDE]}"
+
+    @property
+    def _doors(self) -> tuple[str, ...]:
+        """Names of the listeners; the first is the one for everybody."""
+        return (INSIDE,) if self._security is None else (SASL, INSIDE, MUTUAL)
 
     @property
     def data_folder(self) -> Path:
@@ -300,19 +332,23 @@ class EmbeddedBroker:
     # --- inside -----------------------------------------------------------------------------------
 
     def _admin(self) -> AdminClient:
-        return AdminClient({"bootstrap.servers": self.bootstrap_servers}, logger=_QUIET)
+        return AdminClient({"bootstrap.servers": self.inside_servers}, logger=_QUIET)
 
-    def _write_settings(self, ports: tuple[int, int]) -> None:
-        port, controller_port = ports
+    def _write_settings(self, ports: Mapping[str, int]) -> None:
+        controller = f"127.0.0.1:{ports['CONTROLLER']}"
+        inside = f"{INSIDE}://127.0.0.1:{ports[INSIDE]}"
         settings = {
             **_SETTINGS,
             "log.dirs": str(self.data_folder / "log"),
-            "controller.quorum.voters": f"1@127.0.0.1:{controller_port}",
-            "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}",
-            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}",
+            "controller.quorum.voters": f"1@{controller}",
+            "listeners": f"{inside},CONTROLLER://{controller}",
+            "advertised.listeners": inside,
+            **(self._security.settings(self.security_folder, ports) if self._security else {}),
             **self._config,
         }
-        text = "".join(f"{key}={value}\n" for key, value in settings.items())
+        # In such a file a backslash begins an escape.
+        lines = ((key, value.replace("\\", "\\\\")) for key, value in settings.items())
+        text = "".join(f"{key}={value}\n" for key, value in lines)
         (self.data_folder / "server.properties").write_text(text)
 
     def _java(self, class_path: str, *flags: str) -> list[str]:
@@ -330,6 +366,7 @@ class EmbeddedBroker:
             "kafka.tools.StorageTool",
         ]
         command += ["format", "-t", cluster_id, "-c", str(self.data_folder / "server.properties")]
+        command += self._security.scram() if self._security else []
         done = subprocess.run(
             command,
             capture_output=True,
@@ -373,7 +410,7 @@ class EmbeddedBroker:
     def _wait_ready(self) -> str | None:
         """Wait for a metadata answer that names the broker; return None, or what went wrong."""
         deadline = time.monotonic() + _START_TIMEOUT_S
-        host, port = self.bootstrap_servers.split(":")
+        host, port = self.inside_servers.split(":")
         pause = Event()
         admin: AdminClient | None = None
         while time.monotonic() < deadline:
@@ -432,15 +469,20 @@ def _locked(file: IO[str]) -> bool:
     return True
 
 
-def _free_ports(wanted: int | None) -> tuple[int, int]:
-    """Return a port for clients and one for the controller, both free a moment ago."""
-    with socket.socket() as client, socket.socket() as controller:
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            client.bind(("127.0.0.1", wanted or 0))
-        except OSError as error:
-            raise SetupError(
-                f"port {wanted} is not free for the Kafka broker: {error}", code="EF-BROKER"
-            ) from error
-        controller.bind(("127.0.0.1", 0))
-        return client.getsockname()[1], controller.getsockname()[1]
+def _free_ports(wanted: int | None, doors: Sequence[str]) -> dict[str, int]:
+    """A port for each listener, the controller's too, all free a moment ago; the first has the
+    wanted one."""
+    with ExitStack() as held:
+        ports = {}
+        for name in (*doors, "CONTROLLER"):
+            door = held.enter_context(socket.socket())
+            if name == doors[0]:
+                door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                door.bind(("127.0.0.1", (wanted or 0) if name == doors[0] else 0))
+            except OSError as error:
+                raise SetupError(
+                    f"port {wanted} is not free for the Kafka broker: {error}", code="EF-BROKER"
+                ) from error
+            ports[name] = door.getsockname()[1]
+        return ports

@@ -134,8 +134,3 @@ def test_a_log_that_is_gone_is_an_error_and_the_next_wait_begins_anew(
         watch.wait({TopicPartition("no-such-topic", 0): 0, TopicPartition(kept, 0): 0}, 5.0)
     assert watch.wait({TopicPartition(kept, 0): 0}, 1.2) == {}
     assert admin.end_offsets([TopicPartition(kept, 0)], "read_committed")
-
-
-def test_security_that_cannot_be_said_is_left_to_the_questions() -> None:
-    settings = {"bootstrap.servers": "x:1", "sasl.mechanism": "OAUTHBEARER", "sasl.oauthbearer": ""}
-    assert TailWatch.opens(settings, read_committed=True) is None

@@ -64,10 +64,9 @@ class FetchTap:
         self._streams: dict[TopicPartition, _Stream] = {}
 
     @staticmethod
-    def over(config: Mapping[str, Any], **values: Any) -> FetchTap | None:
-        """For librdkafka's settings; None where the security settings cannot be said to it."""
-        settings = connection_settings(config)
-        return None if settings is None else FetchTap(settings, **values)
+    def over(config: Mapping[str, Any], **values: Any) -> FetchTap:
+        """For librdkafka's settings. ConfigError for security that cannot be said to it."""
+        return FetchTap(connection_settings(config), **values)
 
     @property
     def positions(self) -> Mapping[TopicPartition, int]:

@@ -99,13 +99,10 @@ class TailWatch:
         """The logs may have other leaders than those that are known."""
 
     @staticmethod
-    def opens(config: Mapping[str, Any], *, read_committed: bool) -> Callable[[], TailWatch] | None:
-        """What opens one, for librdkafka's settings; None where the security settings cannot be
-        said to it. It raises RetriableError if no broker answers, FatalError if one refuses this
-        client."""
+    def opens(config: Mapping[str, Any], *, read_committed: bool) -> Callable[[], TailWatch]:
+        """What opens one, for librdkafka's settings. It raises RetriableError if no broker answers,
+        FatalError if one refuses this client."""
         connection = connection_settings(config)
-        if connection is None:
-            return None
         connection.pop("client_rack", None)  # leaders know best where a log ends
         request_ms = HELD_BACK_MS + int(_LATE_S * 1000)
 

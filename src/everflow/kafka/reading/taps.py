@@ -61,11 +61,11 @@ class Tap(Protocol):
 
 class Taps:
     """Both taps, and the rule: our own fetches read a log, three times as fast for a record's CPU.
-    librdkafka has what they cannot read: security settings that only it knows, and logs with
-    batches of an old format or an unknown compression."""
+    librdkafka has what they cannot read: logs with batches of an old format or an unknown
+    compression."""
 
     def __init__(self, own: Tap | None, client: Tap) -> None:
-        """``own``: None where only librdkafka knows the security settings."""
+        """``own``: None: librdkafka reads all."""
         self._own = own
         self.client = client
         self._unsuited: set[TopicPartition] = set()

@@ -45,17 +45,11 @@ def writer_settings(config: Mapping[str, Any]) -> WriterSettings:
     and is passed over.
 
     Raises:
-        ConfigError: security that kafka-python's connections cannot be told, a partitioner that is
-            not Java's, fewer acknowledgements than all, a codec that is none.
+        ConfigError: as `connection_settings`; a partitioner that is not Java's, fewer
+            acknowledgements than all, a codec that is none.
     """
     given = {_ALIASES.get(key, key): value for key, value in config.items()}
     connection = connection_settings(given)
-    if connection is None:
-        asked = ", ".join(sorted(key for key in given if key.startswith(("s", "enable.s"))))
-        raise ConfigError(
-            f"everflow's producer cannot be told these security settings: {asked}. It knows "
-            f"PLAIN, SCRAM-SHA-256 and SCRAM-SHA-512, and TLS with files."
-        )
     codec = str(given.get("compression.type", "none"))
     level = int(given.get("compression.level", _CODEC_DEFAULT_LEVEL))
     settings = WriterSettings(

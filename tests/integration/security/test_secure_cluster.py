@@ -1,0 +1,359 @@
+"""A secure cluster: every client comes in by every door, in both kinds of names; a program counts
+exactly once behind each; and what an ACL forbids is named at once."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+from confluent_kafka import Consumer, Producer
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    NewTopic,
+    ResourcePatternType,
+    ResourceType,
+)
+
+from everflow import KafkaStreams, StreamsBuilder, serdes
+from everflow.config import StreamsConfig
+from everflow.errors import EverflowError, FatalError, TaskTimeoutError
+from everflow.kafka.admin import ClusterAdmin
+from everflow.kafka.broker_link import BrokerLink
+from everflow.kafka.client_settings import check_clients
+from everflow.kafka.connection_settings import connection_settings
+from everflow.runtime.client_state import ClientState
+from everflow.testing import wait_until
+from everflow.testing.broker import EmbeddedBroker
+from integration.security.conftest import SECRET, USERS
+
+pytestmark = pytest.mark.broker
+
+LOGIN = "org.apache.kafka.common.security"
+Settings = Mapping[str, Any]
+DOORS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "certificate")
+NAMES = ("librdkafka", "java")
+
+
+def settings(broker: EmbeddedBroker, token_url: str, door: str, names: str, user: str) -> Settings:
+    """What a program gives, by the door and in whose names."""
+    folder, java = broker.security_folder, names == "java"
+    ca = {"ssl.truststore.location": folder / "ca.pem", "ssl.truststore.type": "PEM"}
+    trusted: dict[str, Any] = ca if java else {"ssl.ca.location": folder / "ca.pem"}
+    trusted = {key: str(value) for key, value in trusted.items()}
+    if door == "certificate":
+        own = str(folder / "client.pem")
+        kept = {"ssl.keystore.location": own, "ssl.keystore.type": "PEM"}
+        return {
+            "bootstrap.servers": broker.mutual_servers,
+            "security.protocol": "SSL",
+            **trusted,
+            **(kept if java else {"ssl.certificate.location": own, "ssl.key.location": own}),
+        }
+    return {
+        "bootstrap.servers": broker.bootstrap_servers,
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": door,
+        **trusted,
+        **_login(door, java, user, token_url),
+    }
+
+
+def _login(door: str, java: bool, user: str, token_url: str) -> dict[str, str]:
+    if door == "OAUTHBEARER":
+        endpoint = {"sasl.oauthbearer.token.endpoint.url": token_url}
+        if java:
+            module = f"{LOGIN}.oauthbearer.OAuthBearerLoginModule required"
+            return {
+                **endpoint,
+                "sasl.jaas.config": f'{module} clientId="{user}" clientSecret="{SECRET}";',
+                "sasl.login.callback.handler.class": (
+                    f"{LOGIN}.oauthbearer.OAuthBearerLoginCallbackHandler"
+                ),
+            }
+        named = {"sasl.oauthbearer.client.id": user, "sasl.oauthbearer.client.secret": SECRET}
+        return {**endpoint, **named}
+    if not java:
+        return {"sasl.username": user, "sasl.password": USERS[user]}
+    quoted = USERS[user].replace("\\", "\\\\").replace('"', '\\"')
+    module = "plain.PlainLoginModule" if door == "PLAIN" else "scram.ScramLoginModule"
+    options = f'username="{user}" password="{quoted}"'
+    return {"sasl.jaas.config": f"{LOGIN}.{module} required {options};"}
+
+
+def allow(
+    broker: EmbeddedBroker,
+    user: str,
+    kind: ResourceType,
+    name: str,
+    *operations: AclOperation,
+    prefix: bool = False,
+    deny: bool = False,
+) -> None:
+    """These operations (none: all) with what is called so, or begins so."""
+    rules = [
+        AclBinding(
+            kind,
+            name,
+            ResourcePatternType.PREFIXED if prefix else ResourcePatternType.LITERAL,
+            f"User:{user}",
+            "*",
+            operation,
+            AclPermissionType.DENY if deny else AclPermissionType.ALLOW,
+        )
+        for operation in operations or (AclOperation.ALL,)
+    ]
+    admin = AdminClient({"bootstrap.servers": broker.inside_servers})
+    for made in admin.create_acls(rules).values():
+        made.result(30)
+
+
+def allow_what_the_guide_says(
+    broker: EmbeddedBroker, user: str, application: str, source: str, output: str
+) -> None:
+    """docs/guide/security.md, "What an application has to be allowed"."""
+    read, write, ops = AclOperation.READ, AclOperation.WRITE, AclOperation
+    allow(broker, user, ResourceType.GROUP, application, read)
+    allow(broker, user, ResourceType.TRANSACTIONAL_ID, application, write, prefix=True)
+    allow(broker, user, ResourceType.TOPIC, source, read)
+    allow(broker, user, ResourceType.TOPIC, output, write)
+    internal = (ops.CREATE, read, write, ops.DELETE, ops.DESCRIBE_CONFIGS)
+    allow(broker, user, ResourceType.TOPIC, f"{application}-", *internal, prefix=True)
+
+
+@pytest.mark.parametrize("names", NAMES)
+@pytest.mark.parametrize("door", DOORS)
+def test_every_client_comes_in(
+    secure: EmbeddedBroker, token_url: str, door: str, names: str
+) -> None:
+    given = settings(secure, token_url, door, names, "bob")
+    config = StreamsConfig({"application.id": "open", **given})
+    check_clients(config)
+    assert ClusterAdmin(config.admin()).cluster_id(30)
+    link = BrokerLink(connection_settings(config.producer()), 10_000, 30)
+    link.close()
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"sasl.password": "nope"}, "invalid credentials.*Check sasl.mechanism"),
+        ({"sasl.mechanism": "PLAIN", "sasl.password": "nope"}, "Invalid username or password"),
+        ({"ssl.ca.location": "other"}, "certificate verify failed.*Check that ssl.ca.location"),
+    ],
+)
+def test_a_refusal_does_not_wait_for_the_task_s_time_out(
+    secure: EmbeddedBroker,
+    token_url: str,
+    tmp_path: Path,
+    changed: dict[str, str],
+    told: str,
+) -> None:
+    trustme.CA().cert_pem.write_to_path(str(tmp_path / "other"))
+    given = settings(secure, token_url, "SCRAM-SHA-512", "librdkafka", "alice")
+    changed = {k: str(tmp_path / v) if v == "other" else v for k, v in changed.items()}
+    config = StreamsConfig({"application.id": "a", **given, **changed})
+    began = time.monotonic()
+    with pytest.raises(FatalError, match=told) as refused:
+        ClusterAdmin(config.admin()).wait_until_reachable(300, lambda line: None)
+    assert time.monotonic() - began < 60
+    assert "nope" not in str(refused.value)
+
+
+def test_a_token_endpoint_that_is_away_is_an_outage(secure: EmbeddedBroker) -> None:
+    given = settings(secure, "http://127.0.0.1:9/token", "OAUTHBEARER", "librdkafka", "alice")
+    lines: list[str] = []
+    admin = ClusterAdmin(StreamsConfig({"application.id": "a", **given}).admin())
+    with pytest.raises(TaskTimeoutError, match="Failed to acquire SASL OAUTHBEARER token"):
+        admin.wait_until_reachable(9, lines.append)
+    assert "Failed to acquire" in "".join(lines)
+
+
+def counting(source: str, output: str) -> Any:
+    builder = StreamsBuilder()
+    stream = builder.stream(source, key=serdes.string(), value=serdes.string())
+    counts = stream.group_by(lambda key, value: value, returns="string", name="by-word")
+    counts.count(store="words").to_stream().to(output)
+    return builder.build()
+
+
+def topics(broker: EmbeddedBroker, *names: str) -> None:
+    admin = AdminClient({"bootstrap.servers": broker.inside_servers})
+    for made in admin.create_topics([NewTopic(name, 2, 1) for name in names]).values():
+        made.result(30)
+
+
+def write(broker: EmbeddedBroker, topic: str, words: list[str]) -> None:
+    producer = Producer({"bootstrap.servers": broker.inside_servers})
+    for at, word in enumerate(words):
+        producer.produce(topic, word, f"k{at}", timestamp=1_000 + at)
+    producer.flush(30)
+
+
+def counts(broker: EmbeddedBroker, topic: str) -> dict[str, int]:
+    """The last count of each word that can be read committed."""
+    found: dict[str, int] = {}
+    consumer = Consumer(
+        {
+            "bootstrap.servers": broker.inside_servers,
+            "group.id": "open-reader",
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+        }
+    )
+    consumer.subscribe([topic])
+    ends = 0
+    deadline = time.monotonic() + 30
+    while ends < 2 and time.monotonic() < deadline:
+        message = consumer.poll(0.2)
+        if message is not None and message.error():
+            ends += 1
+        elif message is not None:
+            key, value = message.key() or b"", message.value() or b""
+            found[key.decode()] = int.from_bytes(value, "big")
+    consumer.close()
+    return found
+
+
+@contextmanager
+def running(topology: Any, folder: Path, **given: Any) -> Iterator[KafkaStreams]:
+    streams = KafkaStreams(topology, {"state.dir": str(folder), "num.stream.threads": 1, **given})
+    streams.start()
+    try:
+        yield streams
+    finally:
+        streams.close(60)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("door", "names"),
+    [
+        ("OAUTHBEARER", "java"),
+        pytest.param("SCRAM-SHA-512", "java", marks=pytest.mark.slow),
+        pytest.param("SCRAM-SHA-256", "librdkafka", marks=pytest.mark.slow),
+        pytest.param("PLAIN", "java", marks=pytest.mark.slow),
+        pytest.param("certificate", "librdkafka", marks=pytest.mark.slow),
+    ],
+)
+def test_a_program_counts_exactly_once_on_a_secure_cluster(
+    secure: EmbeddedBroker,
+    token_url: str,
+    door: str,
+    names: str,
+    name: str,
+    tmp_path: Path,
+    spark: object,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    source, output, application = (f"open-{name}-{part}" for part in ("in", "out", "app"))
+    topics(secure, source, output)
+    write(secure, source, ["a", "b", "a", "c", "a"])
+    user = "client" if door == "certificate" else "bob"
+    allow_what_the_guide_says(secure, user, application, source, output)
+    given = settings(secure, token_url, door, names, user if user == "bob" else "alice")
+    wanted = {"a": 3, "b": 1, "c": 1}
+    config = {"application.id": application, "processing.guarantee": "exactly_once_v2", **given}
+    with running(counting(source, output), tmp_path, **config) as streams:
+        wait_until(
+            lambda: streams.error or counts(secure, output) == wanted,
+            60,
+            "the counts",
+            history=lambda: [streams.state, streams.error, counts(secure, output)],
+        )
+        assert streams.error is None
+    told = [*capfd.readouterr(), caplog.text]
+    told += [path.read_text() for path in tmp_path.rglob("*.log")]
+    for text in told:
+        assert SECRET not in text
+        assert all(word not in text for word in USERS.values())
+
+
+FORBIDDEN: dict[str, tuple[ResourceType, str, str]] = {
+    "the input topic": (ResourceType.TOPIC, "{source}", "{source}"),
+    "the output topic": (ResourceType.TOPIC, "{output}", "{output}"),
+    "the group": (ResourceType.GROUP, "{application}", "{application}"),
+    "the transactional id": (ResourceType.TRANSACTIONAL_ID, "{application}", "{application}"),
+}
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("what", FORBIDDEN)
+def test_what_is_forbidden_is_named_and_ends_the_instance(
+    secure: EmbeddedBroker, token_url: str, what: str, name: str, tmp_path: Path, spark: object
+) -> None:
+    kind, resource, named = FORBIDDEN[what]
+    parts = {"source": f"shut-{name}-in", "output": f"shut-{name}-out"}
+    parts["application"] = f"shut-{name}-app"
+    topics(secure, parts["source"], parts["output"])
+    write(secure, parts["source"], ["a", "b"])
+    allow_what_the_guide_says(secure, "alice", **parts)
+    forbidden = resource.format(**parts)
+    allow(secure, "alice", kind, forbidden, prefix=True, deny=True)
+    given = settings(secure, token_url, "SCRAM-SHA-512", "librdkafka", "alice")
+    began = time.monotonic()
+    error = ended(
+        lambda: running(
+            counting(parts["source"], parts["output"]),
+            tmp_path,
+            **{
+                "application.id": parts["application"],
+                "processing.guarantee": "exactly_once_v2",
+                **given,
+            },
+        )
+    )
+    assert named.format(**parts) in str(error)
+    assert "uthoriz" in str(error) or "permitted" in str(error) or "ACL" in str(error), error
+    assert time.monotonic() - began < 60
+
+
+def test_the_command_makes_a_secure_broker(tmp_path: Path) -> None:
+    everflow = str(Path(sys.executable).with_name("everflow"))
+    command = [everflow, "broker", "--security", "--topic", "orders:2"]
+    with started([*command, "--data-dir", str(tmp_path)]) as lines:
+        servers = next(line.split()[-1] for line in lines if "bootstrap servers" in line)
+        file = next(line.split("settings of ")[1] for line in lines if "settings of" in line)
+        assert Path(file.strip()).stat().st_mode & 0o077 == 0
+        lines_of_file = Path(file.strip()).read_text().splitlines()
+        given = dict(line.split("=", 1) for line in lines_of_file)
+        config = StreamsConfig({"application.id": "a", "bootstrap.servers": servers, **given})
+        assert ClusterAdmin(config.admin()).describe_topics(["orders"])["orders"].partitions == 2
+
+
+@contextmanager
+def started(command: list[str]) -> Iterator[Iterator[str]]:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield iter(process.stdout)
+        finally:
+            process.send_signal(signal.SIGTERM)
+
+
+def ended(begun: Callable[[], Any]) -> BaseException:
+    """The error that ends it, at the start or soon behind it."""
+    try:
+        with begun() as streams:
+            wait_until(
+                lambda: streams.error or streams.state is ClientState.ERROR,
+                60,
+                "an error",
+                history=lambda: [streams.state, streams.error],
+            )
+            found: BaseException = streams.error
+            return found
+    except EverflowError as error:
+        return error
