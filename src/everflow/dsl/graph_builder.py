@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from everflow.dsl.options.materialized import Materialized, kept_for, materialized
@@ -22,6 +22,7 @@ from everflow.topology.arrival import hands_on_first, reaches_first
 from everflow.topology.graph import (
     ColumnExpr,
     EdgeType,
+    FunctionExpr,
     Node,
     RepartitionTopic,
     SinkNode,
@@ -201,18 +202,19 @@ class GraphBuilder:
         edge: EdgeType,
         serdes: tuple[Serde, Serde],
         where: str | None,
-        partitions: int | None = None,
+        topic_of: tuple[int | None, ColumnExpr | FunctionExpr | None] = (None, None),
     ) -> str:
         """Write ``source`` to a new repartition topic and read it back; returns the name of the new
-        source node.
+        source node. ``topic_of``: the number of its partitions, and what gives a record's, if not
+        its key.
 
         The numbers of the original's sink, filter and source are burnt by the caller with ``burn``.
         """
         topic = f"{self.check_repartition_name(name, 'repartition', where)}-repartition"
+        partitions, partitioner = topic_of
         self._repartitions[topic] = (RepartitionTopic(topic, partitions), where)
-        self.add(
-            SinkNode(f"{topic}-sink", (source,), edge, where, topic, *serdes, kind="repartition")
-        )
+        sink = SinkNode(f"{topic}-sink", (source,), edge, where, topic, *serdes, "repartition")
+        self.add(replace(sink, partitioner=partitioner))
         return self.add(
             SourceNode(f"{topic}-source", (), edge, where, (topic,), *serdes, kind="repartition")
         )

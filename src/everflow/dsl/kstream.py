@@ -13,6 +13,7 @@ raise TopologyError, with the user's line and the cure, for whatever cannot work
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -27,17 +28,17 @@ from everflow.dsl.expressions import (
     is_column,
     is_true,
     predicate,
-    refuse_calls,
     result_serde,
     result_type,
     struct_of,
 )
 from everflow.dsl.functions import key_value_function, refuse_pyspark
-from everflow.dsl.graph_builder import GraphBuilder, check_name
+from everflow.dsl.graph_builder import GraphBuilder
 from everflow.dsl.in_time.versioned_tables import table_stores
 from everflow.dsl.lookups.lookup_joins import LookupJoins
 from everflow.dsl.options.materialized import Materialized
 from everflow.dsl.processing import Processing
+from everflow.dsl.topics.sinks import Partitioner, partitioner_of, target_of
 from everflow.errors import TopologyError
 from everflow.location import user_line
 from everflow.serdes import Serde
@@ -46,7 +47,6 @@ from everflow.topology.graph import (
     PREPARE,
     ColumnExpr,
     EdgeType,
-    FunctionExpr,
     FunctionNode,
     MergeNode,
     ProjectNode,
@@ -282,11 +282,13 @@ class KStream(LookupJoins, Processing):
         partitions: int | None = None,
         key: Serde | None = None,
         value: Serde | None = None,
+        partitioner: Expression | None = None,
     ) -> KStream:
         """Through an internal topic ``<application.id>-<name>-repartition``: equal keys meet in one
         task.
 
-        ``partitions`` fixes the number of partitions. Records with a null key are dropped."""
+        ``partitions`` fixes the number of partitions, ``partitioner`` says each record's, as in
+        `to`. Records with a null key are dropped."""
         where = user_line()
         checked = self.graph.check_repartition_name(name, "repartition", where)
         if partitions is not None and (not isinstance(partitions, int) or partitions < 1):
@@ -294,7 +296,8 @@ class KStream(LookupJoins, Processing):
                 f"repartition: partitions is a number above 0, found {partitions!r}", where=where
             )
         stream = self._with_serdes("repartition", key, value, where)
-        return stream.repartitioned(checked, where, "repartition", partitions)
+        chosen = partitions, partitioner_of(partitioner, self.edge, "repartition", where)
+        return stream.repartitioned(checked, where, "repartition", chosen)
 
     @builder_call
     def group_by(
@@ -363,36 +366,37 @@ class KStream(LookupJoins, Processing):
         key: Serde | None = None,
         value: Serde | None = None,
         name: str | None = None,
+        partitioner: Expression | None = None,
     ) -> None:
         """Write to ``topic``: a name, or a Column or function that gives one per record (those
         topics must exist).
 
-        ``key``, ``value``: serdes, by default those the stream has.
+        ``key``, ``value``: serdes, by default those the stream has. ``partitioner``: a Column, or a
+        function of (topic, key, value, number of partitions), that gives each record's partition,
+        several of them, none ([]: it is dropped) or NULL: as its key says.
         """
         where = user_line()
-        target: str | ColumnExpr | FunctionExpr
-        if isinstance(topic, str):
-            check_name("topic", topic, where)
-            target = topic
-        elif is_column(topic, "to", where):
-            target = analyse(topic, self.edge.type, where, expected=pa.string())
-            refuse_calls(target, "to: the topic", where)
-        else:
-            target = FunctionExpr(key_value_function(topic, "to", where), pa.string())
+        target = target_of(topic, self.edge, where)
+        chosen = partitioner_of(partitioner, self.edge, "to", where, target)
         stream = self._with_serdes("to", key, value, where)
         serdes = stream.edge.serdes("to", where)
         node_name = self.graph.node_name(name, "KSTREAM-SINK-", where)
-        self.graph.add(SinkNode(node_name, (self.node,), self.edge.type, where, target, *serdes))
+        node = SinkNode(node_name, (self.node,), self.edge.type, where, target, *serdes)
+        self.graph.add(replace(node, partitioner=chosen))
 
     # --- lowering ---------------------------------------------------------------------------------
 
     def repartitioned(
-        self, name: str, where: str | None, operator: str, partitions: int | None = None
+        self,
+        name: str,
+        where: str | None,
+        operator: str,
+        chosen: tuple[int | None, Partitioner | None] = (None, None),
     ) -> KStream:
         """This stream read back from the new repartition topic ``name`` (already checked)."""
         serdes = self.edge.serdes(operator, where)
         self.graph.burn(3)  # sink, null-key filter, source
-        node = self.graph.repartition(name, self.node, self.edge.type, serdes, where, partitions)
+        node = self.graph.repartition(name, self.node, self.edge.type, serdes, where, chosen)
         return KStream(self.graph, node, self.edge)
 
     def derived(self, node: str, edge: Edge, changes_key: bool = False) -> KStream:

@@ -23,6 +23,7 @@ from everflow.windows import Duration, JoinWindows, duration_ms
 if TYPE_CHECKING:
     from everflow.dsl.kstream import KStream
     from everflow.dsl.ktable import KTable
+    from everflow.dsl.topics.sinks import Partitioner
 
 
 class StreamJoins(Side):
@@ -35,7 +36,11 @@ class StreamJoins(Side):
         def derived(self, node: str, edge: Edge, changes_key: bool = False) -> KStream: ...
 
         def repartitioned(
-            self, name: str, where: str | None, operator: str, partitions: int | None = None
+            self,
+            name: str,
+            where: str | None,
+            operator: str,
+            chosen: tuple[int | None, Partitioner | None] = (None, None),
         ) -> KStream: ...
 
     @builder_call

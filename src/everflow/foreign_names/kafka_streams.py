@@ -542,8 +542,8 @@ EVERFLOW: Names = {
         ),
     ),
     "StreamPartitioner": not_there(
-        "partitioners of your own are not there yet: records go to the partition of their key's "
-        "hash"
+        "a partitioner is a Column or a function: stream.to('orders', partitioner=lambda topic, "
+        "key, value, partitions: value['customer'] % partitions)"
     ),
     **dict.fromkeys(
         [

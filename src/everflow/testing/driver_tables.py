@@ -156,11 +156,14 @@ class _LetterWriter:
         keys: Bytes,
         values: Bytes,
         timestamps: Int64,
-        partition: int | None = None,
+        partition: int | Int64 | None = None,
         headers: Sequence[Any] | None = None,
     ) -> None:
         written = zip(keys, values, timestamps.tolist(), headers or (), strict=True)
         self.tell(RawRecord(topic, k, v, at, tuple(h)) for k, v, at, h in written)
+
+    def partition_count(self, topic: str) -> int:
+        return 1
 
     def send(self) -> None: ...
     def flush(self, timeout_s: float) -> None: ...

@@ -18,6 +18,9 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+
 from everflow.dsl.expressions import checked_serde
 from everflow.errors import TopologyError
 from everflow.foreign_names import Telling
@@ -28,7 +31,7 @@ from everflow.runtime.commit.batch import COMMITTED, BatchRequest, BatchResult, 
 from everflow.runtime.query.query_errors import StoreKindError, StoreNotFoundError
 from everflow.runtime.step.step_failure import SparkSays
 from everflow.runtime.step.step_functions import RecordFailure, UndecodableRecord
-from everflow.runtime.step.task_step import StepResult, TaskStep
+from everflow.runtime.step.task_step import SinkOutput, StepResult, TaskStep
 from everflow.runtime.thread.failure_text import ending
 from everflow.runtime.thread.packing import packed
 from everflow.runtime.thread.road import job_segments, resident_road
@@ -451,6 +454,26 @@ def _prepared(plan: PhysicalPlan) -> tuple[Sequence[ResidentSegment], ColumnComp
         return road.segments, ColumnClient(road.columns)
 
 
+def _partitioned(output: SinkOutput) -> SinkOutput:
+    """The records that a partitioner does not drop; every topic has one partition."""
+    if output.partitions is None:
+        return output
+    names = [output.topics] * len(output.keys) if isinstance(output.topics, str) else output.topics
+    found = [np.empty(0, np.int64)]
+    for topic in dict.fromkeys(names):
+        mine = np.array([row for row, name in enumerate(names) if name == topic], np.int64)
+        found.append(output.partitions.of(topic, mine, 1)[0])
+    rows = np.sort(np.concatenate(found))
+    index = pa.array(rows)
+    return SinkOutput(
+        output.node,
+        [names[row] for row in rows.tolist()],
+        output.keys.take(index),
+        output.values.take(index),
+        output.batch.take(rows),
+    )
+
+
 def _serdes(operator: str, key: object, value: object, where: str | None) -> tuple[Serde, Serde]:
     return checked_serde(key, "key", operator, where), checked_serde(
         value, "value", operator, where
@@ -502,6 +525,7 @@ class _MemorySink:
         letters = result.dead_letters
         if letters is not None and len(letters) and self._topic is None:
             raise UndecodableRecord(letters, sources)
+        result.outputs = list(map(_partitioned, result.outputs))
         self._result = result
         return BatchResult(outcome=COMMITTED)
 

@@ -152,6 +152,9 @@ def _of_op(op: StepOp) -> Iterator[Road]:
             if callable(op.topic):
                 why = f"calls {_texts(op.topic)} for each record's topic"
                 yield Road(op.name, PYTHON, why, op.where)
+            if callable(op.partitioner):
+                why = f"calls {_texts(op.partitioner)} for each record's partition"
+                yield Road(op.name, PYTHON, why, op.where)
             yield Road(op.name, *_serdes("writes", op.key_serde, op.value_serde), op.where)
 
 

@@ -380,6 +380,8 @@ class SinkNode(Node):
     key_serde: Serde
     value_serde: Serde
     kind: str = "sink"
+    partitioner: ColumnExpr | FunctionExpr | None = None
+    """What gives each record's partition, several or none; None: its key."""
 
 
 @dataclass(frozen=True)

@@ -216,6 +216,8 @@ class SinkOp:
     key_serde: Serde
     value_serde: Serde
     drop_null_keys: bool
+    partitioner: str | Callable[..., Any] | None = None
+    """A function; or "column": the input's value is ``struct<partition, value>``."""
     inputs: tuple[int, ...]
     where: str | None
 

@@ -341,9 +341,19 @@ class _Planner:
             topic = node.topic.fn
         else:
             topic = f"{self._app}-{node.topic}" if node.kind == "repartition" else node.topic
+        partitioner: str | Callable[..., Any] | None = None
+        if isinstance(node.partitioner, ColumnExpr):
+            said = node.partitioner
+            inputs = tuple(
+                self._choice(node, "partition", said, said.type, slot) for slot in inputs
+            )
+            partitioner = "column"
+        elif isinstance(node.partitioner, FunctionExpr):
+            partitioner = node.partitioner.fn
         op = SinkOp(
             name=node.name,
             topic=topic,
+            partitioner=partitioner,
             key_serde=node.key_serde,
             value_serde=node.value_serde,
             drop_null_keys=node.kind == "repartition" and not self._null_keys_are_taken(node),

@@ -1,4 +1,5 @@
 """How a program's topics are read and written: what the keywords of sources and sinks may be.
 
-`record_time`: ``timestamp=``. May import what `everflow.dsl` may.
+`record_time`: ``timestamp=``. `sinks`: the topic that is written, and ``partitioner=``.
+May import what `everflow.dsl` may.
 """

@@ -378,7 +378,7 @@ class RecordWriter:
             whole = len(open_) == len(found)
             chosen = keys if whole else keys.take(pa.array(open_))
             found = found.copy()
-            found[open_] = self._by_key(chosen, self._partition_count(topic))
+            found[open_] = self._by_key(chosen, self.partition_count(topic))
         return found
 
     def _by_key(self, keys: pa.Array, count: int) -> Int64:
@@ -389,7 +389,7 @@ class RecordWriter:
             chosen[without] = (first + np.arange(len(without)) // _KEYLESS_RUN) % count
         return chosen
 
-    def _partition_count(self, topic: str) -> int:
+    def partition_count(self, topic: str) -> int:
         """Of the topic's metadata; waits for them as long as a topic may be unknown."""
         deadline = self._link.now() + self._settings.topic_wait_ms / 1000
         while not (count := self._link.partitions(topic)):

@@ -39,6 +39,7 @@ from everflow.runtime.commit.batch import (
 )
 from everflow.runtime.step.extracted_times import extract_times
 from everflow.runtime.step.merge_order import merge_inputs, merge_tasks
+from everflow.runtime.step.partitioning import Partitions
 from everflow.runtime.step.step_failure import EarlierStepFailed, failure_of
 from everflow.runtime.step.step_functions import RecordFailure, run_function, take, unnest
 from everflow.runtime.step.step_stores import StoreAccess, TaskStores
@@ -87,6 +88,8 @@ class SinkOutput:
     keys: pa.Array
     values: pa.Array
     batch: EdgeBatch
+    partitions: Partitions | None = None
+    """What says where each goes; None: its key."""
 
 
 @dataclass(kw_only=True)
@@ -446,10 +449,17 @@ def _to_outputs(op: SinkOp, batch: EdgeBatch, sources: Mapping[int, Source]) -> 
         batch = batch.take(np.flatnonzero(batch.key.is_valid().to_numpy(zero_copy_only=False)))
     if not len(batch):
         return []
+    said = None
+    if op.partitioner == "column":
+        said = pc.struct_field(batch.value, [0])
+        batch = batch.with_columns(value=pc.struct_field(batch.value, [1]))
     topics, value = _topics(op, batch, sources)
     keys = _encoded(op, op.key_serde, batch.key, batch, sources)
     values = _encoded(op, op.value_serde, value, batch, sources)
-    return [SinkOutput(op.name, topics, keys, values, batch)]
+    partitions = None
+    if op.partitioner is not None:
+        partitions = Partitions(op, sources, batch.with_columns(value=value), said)
+    return [SinkOutput(op.name, topics, keys, values, batch, partitions)]
 
 
 def _topics(

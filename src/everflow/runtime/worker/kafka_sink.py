@@ -8,7 +8,7 @@ changelog holds everything, so a crash is mended by replaying its tail.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -49,7 +49,7 @@ class _Writes(Protocol):
         keys: Bytes,
         values: Bytes,
         timestamps: Int64,
-        partition: int | None = None,
+        partition: int | Int64 | None = None,
         headers: Sequence[Any] | None = None,
     ) -> None: ...
 
@@ -58,6 +58,7 @@ class SinkWriter(_Writes, Protocol):
     """The part of a `RecordWriter` that the sink needs."""
 
     def begin(self) -> None: ...
+    def partition_count(self, topic: str) -> int: ...
     def send(self) -> None: ...
     def flush(self, timeout_s: float) -> None: ...
     def positions(self) -> Mapping[TopicPartition, int]: ...
@@ -181,8 +182,9 @@ class KafkaSink:
         sources: tuple[Source, ...],
     ) -> dict[str, int]:
         first = _FirstRecord(writer, self.ports)
+        out = 0
         for output in result.outputs:
-            _write_output(first, output)
+            out += _write_output(first, output, writer.partition_count)
         changelog = 0
         stores = {task.task: task.stores for task in request.tasks}
         for task, listed in result.changes.items():
@@ -207,7 +209,7 @@ class KafkaSink:
             dead = write_dead_letters(first, self.dead_letter_topic, result.dead_letters, sources)
         return {
             "in": sum(result.consumed[tp] - wanted.start for tp, wanted in request.ranges.items()),
-            "out": sum(len(output.keys) for output in result.outputs),
+            "out": out,
             "changelog": changelog,
             "dead_letters": dead,
             "bytes": result.input_bytes,
@@ -260,17 +262,19 @@ class _FirstRecord:
         keys: Bytes,
         values: Bytes,
         timestamps: Int64,
-        partition: int | None = None,
+        partition: int | Int64 | None = None,
         headers: Sequence[Any] | None = None,
     ) -> None:
         if not self._done and len(timestamps):
             head = None if headers is None else headers[:1]
-            self._writer.write(topic, keys[:1], values[:1], timestamps[:1], partition, head)
+            one = partition[:1] if isinstance(partition, np.ndarray) else partition
+            self._writer.write(topic, keys[:1], values[:1], timestamps[:1], one, head)
             self._writer.flush(FLUSH_TIMEOUT_S)
             self._done = True
             self._ports.reached(FIRST_RECORD)
             rest = None if headers is None else headers[1:]
-            self._writer.write(topic, keys[1:], values[1:], timestamps[1:], partition, rest)
+            others = partition[1:] if isinstance(partition, np.ndarray) else partition
+            self._writer.write(topic, keys[1:], values[1:], timestamps[1:], others, rest)
             return
         self._writer.write(topic, keys, values, timestamps, partition, headers)
 
@@ -278,8 +282,20 @@ class _FirstRecord:
 # --- records --------------------------------------------------------------------------------------
 
 
-def _write_output(writer: _FirstRecord, output: SinkOutput) -> None:
-    for topic, keys, values, batch in _by_topic(output):
+def _write_output(
+    writer: _FirstRecord, output: SinkOutput, partition_count: Callable[[str], int]
+) -> int:
+    """How many records were written."""
+    count = 0
+    for topic, rows in _by_topic(output):
+        partition: Int64 | None = None
+        if output.partitions is not None:
+            rows, partition = output.partitions.of(topic, rows, partition_count(topic))
+        keys, values, batch = output.keys, output.values, output.batch
+        if rows is not None:
+            index = pa.array(rows)
+            keys, values, batch = keys.take(index), values.take(index), batch.take(rows)
+        count += len(keys)
         has_headers = (
             batch.headers is not None
             and pc.any(pc.greater(pc.list_value_length(batch.headers), 0)).as_py()
@@ -289,20 +305,22 @@ def _write_output(writer: _FirstRecord, output: SinkOutput) -> None:
             keys,
             values,
             batch.timestamp,
-            None,
+            partition,
             _headers(batch) if has_headers else None,
         )
+    return count
 
 
-def _by_topic(output: SinkOutput) -> Iterator[tuple[str, pa.Array, pa.Array, EdgeBatch]]:
-    """Keys, values and records of each topic, in the order of the topics' first records."""
+def _by_topic(output: SinkOutput) -> Iterator[tuple[str, Int64 | None]]:
+    """The records of each topic (None: all), in the order of the topics' first records."""
     if isinstance(output.topics, str):
-        yield output.topics, output.keys, output.values, output.batch
+        yield output.topics, None
         return
     for topic in dict.fromkeys(output.topics):
-        rows = np.array([row for row, name in enumerate(output.topics) if name == topic], np.int64)
-        index = pa.array(rows)
-        yield topic, output.keys.take(index), output.values.take(index), output.batch.take(rows)
+        yield (
+            topic,
+            np.array([row for row, name in enumerate(output.topics) if name == topic], np.int64),
+        )
 
 
 def _headers(batch: EdgeBatch) -> list[list[tuple[str, bytes | None]]]:

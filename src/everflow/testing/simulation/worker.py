@@ -294,11 +294,11 @@ class _Batch:
         keys: Any,
         values: Any,
         timestamps: Int64,
-        partition: int | None = None,
+        partition: int | Int64 | None = None,
         *_: Any,
         **__: Any,
     ) -> None:
-        if partition is not None and len(timestamps):  # nobody reads the outputs
+        if isinstance(partition, int) and len(timestamps):  # nobody reads the outputs
             tp, name, batch = (
                 TopicPartition(topic, partition),
                 self.request.transactional_id,
@@ -307,6 +307,9 @@ class _Batch:
             self._positions[tp] = self.services.log.write(
                 name, self._epoch, tp, len(timestamps), values[-1], batch
             ).end
+
+    def partition_count(self, topic: str) -> int:
+        return 1
 
     def send(self) -> None:
         pass

@@ -1,0 +1,88 @@
+"""Which partitions a sink's records go to, where the user says it (KIP-837).
+
+One number, several (the record is written to each), none (it is dropped), or no answer: then the
+key says it. How many partitions there are is known where the record is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from everflow.operators.user_code import require_users
+from everflow.records import EdgeBatch, Int64
+from everflow.runtime.step.step_functions import RecordFailure
+from everflow.serdes.windowed import python_keys
+from everflow.topology.physical_plan import SinkOp, Source
+from everflow.user_texts import shown
+
+BY_KEY = -1
+"""In place of a partition: the key says it."""
+
+
+@dataclass(frozen=True)
+class Partitions:
+    """Of one sink's records of a micro-batch. ``said``: what a Column has said of each; None where
+    a function is asked."""
+
+    op: SinkOp
+    sources: Mapping[int, Source]
+    batch: EdgeBatch
+    said: pa.Array | None
+
+    def of(self, topic: str, rows: Int64 | None, count: int) -> tuple[Int64, Int64]:
+        """Rows, and the partition of each, for the records in ``rows`` (None: all) that go to a
+        topic of ``count`` partitions; a row is there once for each of its partitions. RecordFailure
+        for a record of which none can be told."""
+        wanted = np.arange(len(self.batch), dtype=np.int64) if rows is None else rows
+        if self.said is not None and pa.types.is_integer(self.said.type):
+            numbers = self.said.fill_null(BY_KEY).to_numpy(zero_copy_only=False)[wanted]
+            known = self.said.is_valid().to_numpy(zero_copy_only=False)[wanted]
+            wrong = np.flatnonzero(known & ((numbers < 0) | (numbers >= count)))
+            if len(wrong):
+                raise self._wrong(int(wanted[wrong[0]]), int(numbers[wrong[0]]), topic, count)
+            return wanted, numbers.astype(np.int64, copy=False)
+        found_rows: list[int] = []
+        found: list[int] = []
+        for row, answer in self._answers(topic, wanted, count):
+            for number in self._numbers(row, answer, topic, count):
+                found_rows.append(row)
+                found.append(number)
+        return np.array(found_rows, np.int64), np.array(found, np.int64)
+
+    def _answers(self, topic: str, rows: Int64, count: int) -> Iterable[tuple[int, Any]]:
+        if self.said is not None:
+            yield from zip(rows.tolist(), self.said.take(pa.array(rows)).to_pylist(), strict=True)
+            return
+        fn = self.op.partitioner
+        assert callable(fn)
+        keys, values = python_keys(self.batch.key), self.batch.value.to_pylist()
+        for row in rows.tolist():
+            try:
+                answer = fn(topic, keys[row], values[row], count)
+            except BaseException as error:
+                require_users(error)
+                raise RecordFailure.at(self.op, self.sources, self.batch, row, error) from error
+            yield row, answer
+
+    def _numbers(self, row: int, answer: Any, topic: str, count: int) -> list[int]:
+        if answer is None:
+            return [BY_KEY]
+        several = isinstance(answer, list | tuple | set | frozenset)
+        numbers = sorted(set(answer)) if several else [answer]
+        for number in numbers:
+            whole = isinstance(number, int | np.integer) and not isinstance(number, bool)
+            if not whole or not 0 <= number < count:
+                raise self._wrong(row, number, topic, count)
+        return [int(number) for number in numbers]
+
+    def _wrong(self, row: int, number: Any, topic: str, count: int) -> RecordFailure:
+        error = ValueError(
+            f"partitioner= gave {shown(number)}; {topic} has the partitions 0 to {count - 1} "
+            f"(none: an empty list; as the key says: None)"
+        )
+        return RecordFailure.at(self.op, self.sources, self.batch, row, error)
