@@ -30,6 +30,7 @@ from everflow.setting_checks import (
     host_and_port,
     int32,
     kafka_name,
+    offset_reset,
     path,
     printable,
     time_ms,
@@ -178,7 +179,7 @@ class StreamsConfig:
     request_timeout_ms: int = _key(40_000, int32(1_000))
     retry_backoff_ms: int = _key(100, time_ms(1))
     transaction_timeout_ms: int = _key(10_000, int32(1_000))
-    auto_offset_reset: str = _key("earliest", OneOf(("earliest", "latest", "none")))
+    auto_offset_reset: str = _key("earliest", offset_reset)
     max_task_idle_ms: int = _key(0, time_ms(-1))
     default_timestamp_extractor: str = _key("FailOnInvalidTimestamp", timestamp_extractor)
     acceptable_recovery_lag: int = _key(10_000, Between(0, INT64))

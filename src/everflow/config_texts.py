@@ -77,9 +77,10 @@ _READING = _group(
     auto_offset_reset=KeyText(
         "Where an input begins that has no committed offset, or whose committed offset is no "
         "longer in the "
-        "log. `none`: the instance stops instead. `offset_reset=` of a `stream` or `table` goes "
+        "log: `earliest`, `latest`, or `by_duration:PT12H`, at the first record of the last twelve "
+        "hours. `none`: the instance stops instead. `offset_reset=` of a `stream` or `table` goes "
         "before it",
-        "the consumer's setting; also `by_duration`",
+        "the consumer's setting",
     ),
     default_timestamp_extractor=KeyText(
         "Where the time of a record comes from, for sources without `timestamp=` of their own: "

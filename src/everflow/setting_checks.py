@@ -149,3 +149,30 @@ def timestamp_extractor(value: object) -> str | None:
         f"names no timestamp extractor: it is one of {', '.join(TIMESTAMP_EXTRACTORS)}. A "
         f"function or a Column is given to its source, as in stream('orders', timestamp=...)"
     )
+
+
+BY_DURATION = "by_duration:"
+_RESETS = ("earliest", "latest", "none")
+_ISO = re.compile(
+    r"P(?=\d|T\d)(?:(\d+)D)?(?:T(?=\d)(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d+)?)S)?)?", re.IGNORECASE
+)
+
+
+def offset_reset(value: object) -> str | None:
+    """Where an input begins without a committed offset (KIP-1106)."""
+    text = str(value)
+    if text in _RESETS or reset_duration_ms(text) is not None:
+        return None
+    return (
+        f"is none of {', '.join(_RESETS)} and {BY_DURATION}DURATION, whose duration is as in "
+        f"{BY_DURATION}PT12H or {BY_DURATION}P1DT6H"
+    )
+
+
+def reset_duration_ms(policy: str) -> int | None:
+    """How far back ``by_duration:...`` begins; None for another policy."""
+    found = _ISO.fullmatch(policy.removeprefix(BY_DURATION))
+    if not policy.startswith(BY_DURATION) or found is None:
+        return None
+    days, hours, minutes, seconds = (float(part or 0) for part in found.groups())
+    return round((((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 1000)

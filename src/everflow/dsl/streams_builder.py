@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 
 from everflow import serdes
 from everflow.dsl.branched import BranchedKStream
@@ -23,6 +24,7 @@ from everflow.dsl.ktable import KTable
 from everflow.dsl.lookups.global_tables import GlobalKTable
 from everflow.dsl.options.materialized import Materialized
 from everflow.dsl.topics.record_time import time_of
+from everflow.dsl.topics.resets import reset_of
 from everflow.errors import TopologyError
 from everflow.foreign_names import Telling
 from everflow.location import user_line
@@ -35,7 +37,6 @@ from everflow.topology.timestamps import TimestampExtractor
 from everflow.travel.inert import Inert, in_worker
 from everflow.windows import Duration
 
-_RESETS = ("earliest", "latest", "none")
 FACES = Faces(KStream, KGroupedStream, KTable, BranchedKStream, KGroupedTable)
 
 
@@ -48,7 +49,7 @@ class _Keywords:
 
     key: object | None
     value: object | None
-    offset_reset: str | None
+    offset_reset: object | None
     timestamp: object | None
 
 
@@ -78,13 +79,14 @@ class StreamsBuilder(Telling):
         key: Serde | None = None,
         value: Serde | None = None,
         name: str | None = None,
-        offset_reset: str | None = None,
+        offset_reset: str | timedelta | None = None,
         timestamp: Timestamp | None = None,
     ) -> KStream:
         """The records of one or several topics. Serdes default to ``serdes.bytes_()``.
 
-        ``offset_reset``: where to begin without a committed offset, ``earliest``, ``latest`` or
-        ``none`` (an error); left out, as ``auto.offset.reset`` says.
+        ``offset_reset``: where to begin without a committed offset, ``earliest``, ``latest``,
+        ``none`` (an error), or so long ago (a timedelta, ``by_duration:PT12H``); left out, as
+        ``auto.offset.reset`` says.
 
         ``timestamp``: where a record's time comes from: a `TimestampExtractor`, a Column (ms, or a
         timestamp), or a function of (value), (key, value), (key, value, record) or (key, value,
@@ -107,7 +109,7 @@ class StreamsBuilder(Telling):
         history: Duration | None = None,
         ttl: Duration | None = None,
         name: str | None = None,
-        offset_reset: str | None = None,
+        offset_reset: str | timedelta | None = None,
         timestamp: Timestamp | None = None,
     ) -> KTable:
         """A topic read as a changelog and kept in ``store`` (with a changelog topic of its own):
@@ -199,11 +201,8 @@ class StreamsBuilder(Telling):
     ) -> tuple[str, Edge]:
         if not topics:
             raise TopologyError(f"{operator} needs at least one topic", where=where)
-        key, value, reset = given.key, given.value, given.offset_reset
-        if reset is not None and reset not in _RESETS:
-            raise TopologyError(
-                f"offset_reset is {', '.join(_RESETS)}; found {reset!r}", where=where
-            )
+        key, value = given.key, given.value
+        reset = reset_of(given.offset_reset, where)
         key_serde, value_serde = _serdes(operator, key, value, where)
         self.graph.claim_topics(topics, where)
         edge = Edge.of(key_serde, value_serde)

@@ -25,6 +25,7 @@ from everflow.records import CommittedOffset, TopicPartition
 from everflow.retry import StoppedError, retrying
 from everflow.runtime.commit.batch import parse_metadata
 from everflow.runtime.tasks.task import ActiveTask, TaskStore
+from everflow.setting_checks import reset_duration_ms
 
 log = logging.getLogger("everflow")
 
@@ -65,6 +66,11 @@ class RecoveryPorts(Protocol):
 
     def log_starts(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
         """First offsets still in the log."""
+
+    def offsets_since(
+        self, partitions: Sequence[TopicPartition], time_ms: int
+    ) -> Mapping[TopicPartition, int]:
+        """First offset of a record of this time or later; -1 where there is none."""
 
     def restore(
         self, task: ActiveTask, incarnation: str, targets: Mapping[TopicPartition, int]
@@ -278,4 +284,14 @@ class Recovery:
             )
         if why != "no committed offset":
             log.warning("%s: %s; going on from the %s offset", tp, why, policy)
+        back_ms = reset_duration_ms(policy)
+        if back_ms is not None:
+            since_ms = max(0, self.clock.now_ms() - back_ms)
+            what = f"looking for the records of {tp} since {since_ms} ms"
+            found = self._retry(
+                lambda: self.ports.offsets_since([tp], since_ms),
+                what,
+                _Patience(self.clock, self.timeout_ms, lambda: False),
+            )[tp]
+            return span[1] if found < 0 else min(max(found, span[0]), span[1])
         return span[1] if policy == "latest" else span[0]

@@ -67,6 +67,12 @@ class ClusterRecoveryPorts:
     def log_starts(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
         return self.admin.list_offsets(partitions, "earliest", "read_uncommitted")
 
+    def offsets_since(
+        self, partitions: Sequence[TopicPartition], time_ms: int
+    ) -> Mapping[TopicPartition, int]:
+        """See `RecoveryPorts.offsets_since`."""
+        return self.admin.offsets_for_time(partitions, time_ms, "read_uncommitted")
+
     def restore(
         self, task: ActiveTask, incarnation: str, targets: Mapping[TopicPartition, int]
     ) -> tuple[TaskStore, ...]:

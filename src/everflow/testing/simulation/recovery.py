@@ -54,6 +54,11 @@ class SimulatedRecoveryPorts:
     def log_starts(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
         return dict.fromkeys(partitions, 0)
 
+    def offsets_since(
+        self, partitions: Sequence[TopicPartition], time_ms: int
+    ) -> Mapping[TopicPartition, int]:
+        return dict.fromkeys(partitions, 0)
+
     def restore(
         self, task: ActiveTask, incarnation: str, targets: Mapping[TopicPartition, int]
     ) -> tuple[TaskStore, ...]:

@@ -48,6 +48,8 @@ class FakePorts:
         self.ends = {IN: 100, LOG: 50}
         self.stable: dict[TopicPartition, int] = {}
         self.targets: dict[TopicPartition, int] = {}
+        self.since: dict[int, int] = {}
+        """Time (ms) -> the first offset of a record that is not older."""
         self.faults = 0
 
     def fence(self, transactional_ids: Collection[str]) -> None:
@@ -76,6 +78,12 @@ class FakePorts:
     def log_starts(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
         self.calls.append("log-starts")
         return {tp: self.starts[tp] for tp in partitions}
+
+    def offsets_since(
+        self, partitions: Sequence[TopicPartition], time_ms: int
+    ) -> Mapping[TopicPartition, int]:
+        self.calls.append(f"since {time_ms}")
+        return {tp: self.since.get(time_ms, -1) for tp in partitions}
 
     def restore(
         self, task: ActiveTask, incarnation: str, targets: Mapping[TopicPartition, int]
@@ -230,6 +238,20 @@ def test_without_offsets_and_records_the_policy_decides_and_the_start_is_reporte
     ports.ends[LOG] = 0
     started, _ = recovery(ports, policy).recover([active], [])
     assert started == {IN: offset}
+    assert active.positions == {IN: offset}
+
+
+@pytest.mark.parametrize(
+    ("found", "offset"),
+    [(-1, 100), (40, 40), (2, 5), (10**9, 100)],
+    ids=["nothing since", "a record", "below the log's start", "beyond the stable end"],
+)
+def test_by_duration_it_begins_at_the_first_record_since_then(found: int, offset: int) -> None:
+    ports, active = FakePorts({}), task()
+    ports.starts[IN], ports.ends[LOG] = 5, 0
+    made = recovery(ports, "by_duration:PT1M")
+    ports.since = {max(0, made.clock.now_ms() - 60_000): found}
+    made.recover([active], [])
     assert active.positions == {IN: offset}
 
 
