@@ -281,3 +281,14 @@ def _required(
             where=where,
         )
     return serde
+
+
+def fields_from_options(
+    name: str | Column | None, returns: object, fields: dict[str, Column]
+) -> tuple[str | None, object, dict[str, Column]]:
+    """Options that are Columns are fields of that name."""
+    if isinstance(name, Column):
+        fields, name = {"name": name, **fields}, None
+    if isinstance(returns, Column):
+        fields, returns = {**fields, "returns": returns}, None
+    return name, returns, fields

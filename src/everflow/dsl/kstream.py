@@ -24,6 +24,7 @@ from everflow.dsl.expressions import (
     Edge,
     Expression,
     checked_column,
+    fields_from_options,
     fitting_serde,
     is_column,
     is_true,
@@ -590,14 +591,3 @@ def _check_pair(
             where=where,
         )
     return type_.field(0).type, type_.field(1).type
-
-
-def fields_from_options(
-    name: str | Column | None, returns: object, fields: dict[str, Column]
-) -> tuple[str | None, object, dict[str, Column]]:
-    """Options that are Columns are fields of that name."""
-    if isinstance(name, Column):
-        fields, name = {"name": name, **fields}, None
-    if isinstance(returns, Column):
-        fields, returns = {**fields, "returns": returns}, None
-    return name, returns, fields

@@ -18,6 +18,7 @@ from everflow.dsl.expressions import (
     Edge,
     Expression,
     checked_column,
+    fields_from_options,
     is_column,
     is_true,
     predicate,
@@ -29,7 +30,7 @@ from everflow.dsl.expressions import (
 from everflow.dsl.functions import TableFilter, TableMapper, key_value_function
 from everflow.dsl.graph_builder import GraphBuilder
 from everflow.dsl.in_time.versioned_tables import is_versioned
-from everflow.dsl.kstream import KStream, fields_from_options
+from everflow.dsl.kstream import KStream
 from everflow.dsl.options.materialized import Materialized
 from everflow.dsl.suppressed import Suppressed
 from everflow.dsl.suppressed import suppressed as suppressed_node

@@ -466,11 +466,11 @@ def _partitioned(output: SinkOutput) -> SinkOutput:
     rows = np.sort(np.concatenate(found))
     index = pa.array(rows)
     return SinkOutput(
-        output.node,
-        [names[row] for row in rows.tolist()],
-        output.keys.take(index),
-        output.values.take(index),
-        output.batch.take(rows),
+        node=output.node,
+        topics=[names[row] for row in rows.tolist()],
+        keys=output.keys.take(index),
+        values=output.values.take(index),
+        batch=output.batch.take(rows),
     )
 
 

@@ -78,7 +78,7 @@ from everflow.user_texts import shown
 RESULT_SCHEMA = pa.schema([pa.field("result", pa.string())])
 
 
-@dataclass
+@dataclass(kw_only=True)
 class SinkOutput:
     """Records for one sink, in merge order. ``topics`` is one name or one per record; keys and
     values are final bytes, in columns."""
@@ -459,7 +459,16 @@ def _to_outputs(op: SinkOp, batch: EdgeBatch, sources: Mapping[int, Source]) -> 
     partitions = None
     if op.partitioner is not None:
         partitions = Partitions(op, sources, batch.with_columns(value=value), said)
-    return [SinkOutput(op.name, topics, keys, values, batch, partitions)]
+    return [
+        SinkOutput(
+            node=op.name,
+            topics=topics,
+            keys=keys,
+            values=values,
+            batch=batch,
+            partitions=partitions,
+        )
+    ]
 
 
 def _topics(

@@ -55,6 +55,9 @@ _ONE_OUTPUT = EdgeBatch(
     offset=_NOW,
 )
 _NOTHING = pa.nulls(1, pa.binary())
+_OUTPUT = SinkOutput(
+    node="node", topics="output", keys=_NOTHING, values=_NOTHING, batch=_ONE_OUTPUT
+)
 
 
 @dataclass
@@ -223,7 +226,7 @@ class _Batch:
                 continue
             result.stream_times[context.task] = {"node": max(end for _, end in ranges.values())}
             if not context.stores:
-                result.outputs.append(SinkOutput("node", "output", _NOTHING, _NOTHING, _ONE_OUTPUT))
+                result.outputs.append(_OUTPUT)
             for name, place in context.stores.items():
                 content = dict(self.services.disk.store(Path(place.path)).content)
                 content.update(

@@ -60,7 +60,7 @@ def output(topics: str | list[str], *sizes: int) -> SinkOutput:
     )
     keys = pa.array([b"k"] * len(sizes), pa.binary())
     values = pa.array([b"v" * size for size in sizes], pa.binary())
-    return SinkOutput("sink", topics, keys, values, batch)
+    return SinkOutput(node="sink", topics=topics, keys=keys, values=values, batch=batch)
 
 
 def message(error: RecordTooLargeError, result: StepResult, limit: int | None = None) -> list[str]:
