@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from contracts.fake_tap import FakeLog, FakeTap
-from everflow.errors import RetriableError
+from everflow.errors import ConfigError, RetriableError
 from everflow.kafka.reading.copy_follower import BULK_AGAIN_S, CopyFollower
 from everflow.kafka.reading.log_reader import LogReader
 from everflow.kafka.reading.range_reader import RangeReader
@@ -59,14 +59,10 @@ def test_librdkafka_reads_on_behind_the_last_chunk_and_has_the_log_from_then_on(
     assert world.own.positions == world.client.positions == {}
 
 
-def test_where_only_librdkafka_knows_the_security_it_reads_everything() -> None:
+def test_security_that_kafka_python_cannot_be_told_is_refused() -> None:
     world = World(9)
-    secured = {
-        "bootstrap.servers": "b:1",
-        "sasl.mechanism": "GSSAPI",
-        "security.protocol": "SASL_SSL",
-    }
-    assert LogReader(secured)._taps.own() is None
+    with pytest.raises(ConfigError, match="ssl.engine.id cannot be said"):
+        LogReader({"bootstrap.servers": "b:1", "ssl.engine.id": "x"})
     assert LogReader({"bootstrap.servers": "b:1"})._taps.own() is not None
     assert restored(LogReader({}, taps=Taps(None, world.client)), ONE, 2, 9) == numbers(2, 9)
 
