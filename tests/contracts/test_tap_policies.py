@@ -61,7 +61,7 @@ def test_librdkafka_reads_on_behind_the_last_chunk_and_has_the_log_from_then_on(
 
 def test_security_that_kafka_python_cannot_be_told_is_refused() -> None:
     world = World(9)
-    with pytest.raises(ConfigError, match="ssl.engine.id cannot be said"):
+    with pytest.raises(ConfigError, match=r"ssl\.engine\.id cannot be said"):
         LogReader({"bootstrap.servers": "b:1", "ssl.engine.id": "x"})
     assert LogReader({"bootstrap.servers": "b:1"})._taps.own() is not None
     assert restored(LogReader({}, taps=Taps(None, world.client)), ONE, 2, 9) == numbers(2, 9)

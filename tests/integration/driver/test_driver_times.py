@@ -122,6 +122,7 @@ def test_the_default_is_for_sources_that_say_nothing() -> None:
             r"timestamp= is NULL for this record; .*F\.col\('timestamp'\).*in-0@2",
         ),
         (lambda: lambda value: value["at"], ROWS, r"gave no time; .*negative one.*in-0@2"),
+        (lambda: lambda value: 2**70, ROWS, r"divide it, a time is in ms.*in-0@0"),
         (lambda: lambda value: "now", ROWS, r"gave 'now' \(str\); a time is a whole number of ms"),
         (lambda: lambda value: 1 / 0, ROWS, r"ZeroDivisionError: division by zero \(record in-0@0"),
         (

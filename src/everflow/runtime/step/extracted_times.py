@@ -185,8 +185,10 @@ def _said_by_function(
 
 
 def _whole(said: Any) -> int:
-    """TypeError for what is no number of ms."""
+    """TypeError for what is no number of ms, ValueError for one beyond 64 bits."""
     if isinstance(said, (int, np.integer)) and not isinstance(said, bool):
+        if not -(2**63) <= said < 2**63:
+            raise ValueError(f"timestamp= gave {said}; divide it, a time is in ms")
         return int(said)
     if said is None:
         raise TypeError(f"timestamp= gave no time{_UNTOLD}")
