@@ -198,6 +198,13 @@ TABLE: tuple[tuple[str, frozenset[str], frozenset[str]], ...] = (
         BASE | PURE | ENGINES | {"everflow.runtime", "everflow.travel"},
         frozenset(),
     ),
+    (
+        "everflow.runtime.front",
+        BASE
+        | {"everflow.topology", "everflow.kafka"}
+        | {f"everflow.runtime.{name}" for name in ("front", "client_state", "drain")},
+        frozenset(),
+    ),
     ("everflow.runtime.client_state", BASE, frozenset()),
     # 5: on top; nothing below imports these
     ("everflow.testing", FRONT | {"everflow.testing"}, ARROW | KAFKA),

@@ -24,7 +24,7 @@ from everflow.kafka.client_settings import check_clients
 from everflow.logs import lines_to, time_of_day
 from everflow.membership.own_assignor import check_assignor
 from everflow.runtime.client_state import ClientState
-from everflow.runtime.foreground import Foreground
+from everflow.runtime.front.foreground import Foreground
 from everflow.runtime.task_words import summary, task_lines
 from everflow.spark.job import workers_ahead
 from everflow.spark.session import get_context
@@ -82,7 +82,7 @@ def run_program(
             topology = load_topology(target, start_spark=start_spark)
         streams = KafkaStreams(topology, config)
         status.say(streams._introduction(place_of(target)))
-        foreground = Foreground(streams, leave_group)
+        foreground = Foreground(streams=streams, leave_group=leave_group)
         try:
             with shown_by(shown_elsewhere), watching(foreground, topology, status):  # by its line
                 foreground.run()

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,8 @@ from everflow.records import TaskId
 from everflow.runtime.banner import banner
 from everflow.runtime.client_state import ENDED, STOPPING, ClientState
 from everflow.runtime.cluster_ports import ClusterPorts, instance_settings
-from everflow.runtime.foreground import Foreground
+from everflow.runtime.front.bounded_run import bounded_run
+from everflow.runtime.front.foreground import Foreground
 from everflow.runtime.instance import RESTORE_THREADS, Instance
 from everflow.runtime.instance_display import InstanceDisplay
 from everflow.runtime.instance_life import InstanceLife
@@ -128,15 +131,34 @@ class KafkaStreams(
         if failure is not None:
             raise failure
 
-    def run(self, leave_group: bool | None = None) -> None:
+    def run(
+        self,
+        leave_group: bool | None = None,
+        *,
+        count: int | None = None,
+        timeout: float | str | timedelta | None = None,
+        collect: str | Sequence[str] | None = None,
+    ) -> Any:
         """`start`, then block until SIGINT, SIGTERM or SIGHUP ends the instance in order, as
         `close` does with ``leave_group``, at any moment, the start included. A second signal ends
         the draining and the batches in flight. Each is told in a line, and the call returns
         (docs/STOPPING.md). Raises what stopped the instance otherwise. On another thread than the
         main one it hears no signals, and no SIGHUP that is ignored (``nohup``) or has a handler of
-        the program's own."""
+        the program's own. It also ends, in the same order, once ``count`` records at least were
+        written to the output topics and committed (those of ``collect``, or all that have a name),
+        and ``timeout`` after the start (seconds, ``"30 seconds"`` or a timedelta). ``collect``: an
+        output topic; the call returns the records that it got meanwhile, from others too, as a list
+        of tuples ``key, value, timestamp``, one partition after the other; a list of topics gives a
+        dict of lists.
+        """
         try:
-            Foreground(self, leave_group).run()
+            bound = bounded_run(self._topology, self.config, count, timeout, collect)
+            if bound is None:
+                Foreground(streams=self, leave_group=leave_group).run()
+                return None
+            with closing(bound):
+                Foreground(streams=self, leave_group=leave_group, bound=bound).run()
+                return bound.result()
         except EverflowError as error:
             raise error.with_traceback(None) from None
 

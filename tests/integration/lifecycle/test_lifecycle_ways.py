@@ -1,5 +1,5 @@
 """The two roads of an instance (design notes 004 and 014): the resident step, and a Spark job per
-batch."""
+batch; and a run that ends by itself."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StringType
 
 from everflow import KafkaStreams, StreamsBuilder, serdes
+from everflow.runtime.client_state import ClientState
 from everflow.runtime.thread.thread_job import CHANNEL_PROPERTY
 from integration.lifecycle.lifecycle_cluster import Application, Cluster, long, text
 
@@ -111,3 +112,16 @@ def test_functions_in_columns_are_called_in_the_resident_step(
     assert len(lines) == 3
     assert {line[0] for line in lines} == {RESIDENT}
     assert lines[-1][2] == "5"
+
+
+def test_a_run_ends_after_its_records_and_returns_them(cluster: Cluster, app: Application) -> None:
+    source, output = cluster.topic("in"), cluster.topic("out")
+    cluster.write(output, [text("old", "before the run")])
+    cluster.write(source, [text(f"k{n}", str(n), 10 + n, n % 2) for n in range(6)])
+    builder = StreamsBuilder()
+    stream = builder.stream(source, key=serdes.string(), value=serdes.string())
+    stream.map_values(F.col("value").cast("int")).to(output, value=serdes.int_())
+    streams = app.instance(builder.build())
+    records = streams.run(count=6, timeout="1 minute", collect=output)
+    assert streams.state is ClientState.NOT_RUNNING
+    assert sorted(records) == [(f"k{n}", n, 10 + n) for n in range(6)]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from everflow.moves import moves
 from everflow.runtime.client_state import STOPPING, ClientState
 from everflow.runtime.drain import DRAIN_SHARE, leaves
+from everflow.runtime.front.bounded_run import BoundedRun
 from everflow.stop_signals import owned
 from everflow.waits import waiting
 
@@ -29,15 +30,16 @@ END_S = 30.0
 """Beyond the time for handing over, an end may take so long before it goes on in the background."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Foreground:
     """``signal``: the number of the first one, None without; ``joined``: whether the start had gone
-    through by then."""
+    through by then; ``bound``: when it ends by itself."""
 
     streams: KafkaStreams
     leave_group: bool | None
     signal: int | None = None
     joined: bool = False
+    bound: BoundedRun | None = None
     _told_at_s: float = math.inf
 
     @property
@@ -61,7 +63,11 @@ class Foreground:
         streams = self.streams
         streams._told_by_caller = True
         with owned() as signals, signals.told_to(self._on_signal):
+            if self.bound is not None:
+                self.bound.open()
             streams.start()
+            if self.bound is not None:
+                self.bound.started()
             over = False
             with waiting("joining the group"):
                 while not over and streams.state is ClientState.REBALANCING:
@@ -73,7 +79,18 @@ class Foreground:
 
     def _is_over(self) -> bool:
         """After a tick, whether nothing is left to wait for."""
+        self._end_if_reached()
         return self.streams._life.states.wait_ended(TICK_S) or self._overdue()
+
+    def _end_if_reached(self) -> None:
+        """Begin the end of a run that has done what it was asked for."""
+        if self.bound is None or self.streams.state in STOPPING:
+            return
+        why = self.bound.reached()
+        if why is not None:
+            self._told_at_s = time.monotonic()
+            moves.info("stopping: %s", why)
+            self.streams._begin_close(self.timeout_s, self.leave_group)
 
     def _overdue(self) -> bool:
         """Whether the end takes too long; it then goes on in the background for as long as this

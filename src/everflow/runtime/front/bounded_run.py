@@ -1,0 +1,202 @@
+"""A run that ends by itself: after a number of records, or after a time; and what it has written.
+
+For first steps and notebooks. `Foreground` asks it at every tick.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+from everflow.config import StreamsConfig
+from everflow.errors import EverflowError, TopologyError
+from everflow.kafka.admin import ClusterAdmin
+from everflow.kafka.reading.written_records import RawWritten, WrittenRecords
+from everflow.location import user_line
+from everflow.records import TopicPartition
+from everflow.serdes import SerdeError
+from everflow.topology.graph import SinkNode
+from everflow.topology.program import Topology
+from everflow.windows import duration_ms
+
+log = logging.getLogger("everflow")
+
+READ_ALL_S = 20.0
+"""After the end, reading what was written last."""
+
+
+class WrittenRecord(NamedTuple):
+    """A record that was written while a run lasted, decoded; the time in ms."""
+
+    key: Any
+    value: Any
+    timestamp: int
+
+
+@dataclass(kw_only=True)
+class BoundedRun:
+    """``sinks``: the topics to follow, and what writes them; ``single``: whether one topic was
+    asked for by its name. Made by `bounded_run`."""
+
+    config: StreamsConfig
+    count: int | None
+    timeout_s: float | None
+    sinks: Mapping[str, SinkNode]
+    collects: bool
+    single: bool
+    _ends_at_s: float = math.inf
+    _reader: WrittenRecords | None = field(default=None, repr=False)
+
+    def open(self) -> None:
+        """Before the instance starts: note where the topics end."""
+        if not self.sinks:
+            return
+        admin = ClusterAdmin(self.config.admin())
+        try:
+            found = admin.describe_topics(list(self.sinks))
+            missing = sorted(self.sinks.keys() - found.keys())
+            if missing:
+                raise TopologyError(
+                    f"run: output topic {missing[0]} does not exist, so its records cannot be "
+                    f"counted or collected; create it before, everflow topic create {missing[0]}",
+                    where=self.sinks[missing[0]].where,
+                )
+            parts = [
+                TopicPartition(topic, number)
+                for topic, description in found.items()
+                for number in range(description.partitions)
+            ]
+            starts = admin.end_offsets(parts, "read_uncommitted")
+        finally:
+            admin.close()
+        self._reader = WrittenRecords(self.config.consumer(), starts)
+
+    def started(self) -> None:
+        """The start has gone through: the time begins."""
+        if self.timeout_s is not None:
+            self._ends_at_s = time.monotonic() + self.timeout_s
+
+    def reached(self) -> str | None:
+        """Why the run is over, in words; None while it is not."""
+        if self._reader is not None:
+            self._reader.read()
+            if self.count is not None and self._reader.count >= self.count:
+                return f"{self._reader.count} records were written"
+        if time.monotonic() >= self._ends_at_s:
+            return f"{self.timeout_s:g} s are over"
+        return None
+
+    def result(self) -> list[WrittenRecord] | dict[str, list[WrittenRecord]] | None:
+        """After the end: what was asked for."""
+        if not self.collects or self._reader is None:
+            return None
+        admin = ClusterAdmin(self.config.admin())
+        try:
+            ends = admin.end_offsets(list(self._reader.records), "read_committed")
+        finally:
+            admin.close()
+        if not self._reader.read_to(ends, READ_ALL_S):
+            log.warning("The last records were not read within %.0f s", READ_ALL_S)
+        found: dict[str, list[WrittenRecord]] = {topic: [] for topic in self.sinks}
+        for tp in sorted(self._reader.records):
+            sink = self.sinks[tp.topic]
+            found[tp.topic] += [_decoded(tp, raw, sink) for raw in self._reader.records[tp]]
+        return next(iter(found.values())) if self.single else found
+
+    def close(self) -> None:
+        """End the connections."""
+        if self._reader is not None:
+            self._reader.close()
+
+
+def bounded_run(
+    topology: Topology,
+    config: StreamsConfig,
+    count: object,
+    timeout: object,
+    collect: object,
+) -> BoundedRun | None:
+    """What `KafkaStreams.run` was asked for; None: it has no end of its own. TopologyError for what
+    cannot be."""
+    if count is None and timeout is None and collect is None:
+        return None
+    where = user_line()
+    if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+        raise TopologyError(
+            f"run: count is a number of records, 1 at least, found {count!r}", where=where
+        )
+    sinks = {
+        node.topic: node
+        for node in topology.nodes
+        if isinstance(node, SinkNode) and node.kind == "sink" and isinstance(node.topic, str)
+    }
+    known = ", ".join(sinks) or "none by name"
+    asked = _topics(collect, where)
+    for topic in asked or ():
+        if topic not in sinks:
+            raise TopologyError(
+                f"run: collect={topic!r} is no topic that the program writes; it writes {known}",
+                where=where,
+            )
+    if count is not None and not sinks:
+        raise TopologyError(
+            "run: count counts records of output topics, and the program writes none by name; "
+            "write .to('topic'), or end the run with timeout='30 seconds'",
+            where=where,
+        )
+    followed = list(sinks if asked is None and count is not None else asked or ())
+    return BoundedRun(
+        config=config,
+        count=count,
+        timeout_s=_seconds(timeout, where),
+        sinks={topic: sinks[topic] for topic in followed},
+        collects=asked is not None,
+        single=isinstance(collect, str),
+    )
+
+
+def _topics(collect: object, where: str | None) -> list[str] | None:
+    if collect is None:
+        return None
+    topics = [collect] if isinstance(collect, str) else collect
+    if isinstance(topics, Iterable):
+        named = list(topics)
+        if named and all(isinstance(topic, str) for topic in named):
+            return named
+    raise TopologyError(
+        f"run: collect is the name of an output topic or a list of names, found {collect!r}",
+        where=where,
+    )
+
+
+def _seconds(timeout: object, where: str | None) -> float | None:
+    if timeout is None:
+        return None
+    found = math.nan
+    if isinstance(timeout, str | timedelta):
+        found = duration_ms(timeout) / 1000
+    elif isinstance(timeout, int | float) and not isinstance(timeout, bool):
+        found = float(timeout)
+    if not 0 < found < math.inf:
+        raise TopologyError(
+            f"run: timeout is above 0, '30 seconds', a number of seconds or a timedelta, found "
+            f"{timeout!r}",
+            where=where,
+        )
+    return found
+
+
+def _decoded(tp: TopicPartition, raw: RawWritten, sink: SinkNode) -> WrittenRecord:
+    try:
+        key, value = sink.key_serde.decode(raw.key), sink.value_serde.decode(raw.value)
+    except SerdeError as error:
+        raise EverflowError(
+            f"run: the record {tp}@{raw.offset} is not of the output's types, somebody else has "
+            f"written it: {error}"
+        ) from None
+    return WrittenRecord(key, value, raw.timestamp)
