@@ -87,17 +87,6 @@ class BrokerSecurity:
         ]
 
 
-def sasl_settings(folder: Path, mechanism: str, user: str, password: str) -> dict[str, str]:
-    """A client's settings for the door of passwords, in names that Java and librdkafka share."""
-    return {
-        "security.protocol": "SASL_SSL",
-        "sasl.mechanism": mechanism,
-        "sasl.username": user,
-        "sasl.password": password,
-        "ssl.ca.location": str(folder / "ca.pem"),
-    }
-
-
 def write_client_settings(security: BrokerSecurity, folder: Path) -> Path:
     """Writes `client.properties`, for the first user, in names that Java and everflow read; for
     this user of the machine only."""
@@ -113,16 +102,6 @@ def write_client_settings(security: BrokerSecurity, folder: Path) -> Path:
     file = folder / "client.properties"
     _private(file, "".join(f"{key}={value}\n" for key, value in lines.items()).encode())
     return file
-
-
-def mutual_settings(folder: Path) -> dict[str, str]:
-    """A client's settings for the door of certificates; the client's name is ``client``."""
-    return {
-        "security.protocol": "SSL",
-        "ssl.ca.location": str(folder / "ca.pem"),
-        "ssl.certificate.location": str(folder / "client.pem"),
-        "ssl.key.location": str(folder / "client.pem"),
-    }
 
 
 def _certificates(folder: Path) -> None:
