@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import datetime as dt
+import functools
+import inspect
 import operator
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from everflow.errors import TopologyError
-from everflow.foreign_names import Telling
+from everflow.foreign_names import Telling, TellingClass
 from everflow.location import user_line
 from everflow.records import Int64
 
 Duration: TypeAlias = "str | int | dt.timedelta"
+
+
+def _negative_grace(grace_ms: int) -> TopologyError:
+    return _refused(
+        f"a grace may not be negative, found {grace_ms} ms; it is how long a window takes late "
+        "records, grace('5 minutes'); leave it out for none"
+    )
 
 
 def _refused(text: str) -> TopologyError:
@@ -93,8 +103,52 @@ class Windowed(NamedTuple):
     end: int
 
 
+class _TellingWindows(TellingClass):
+    """Calls of the class and of its methods whose arguments do not fit are a TopologyError with the
+    user's line and what to write, instead of a bare TypeError: ``TimeWindows()``."""
+
+    if not TYPE_CHECKING:  # a type checker knows the arguments
+
+        def __new__(cls, name: str, bases: tuple[type, ...], members: dict[str, Any]) -> type:
+            cure = members.get("_WRITTEN", "")
+            for called, member in members.items():
+                if called.startswith("_") or isinstance(member, property):
+                    continue
+                if isinstance(member, staticmethod):
+                    fitting = _fitting(member.__func__, f"{name}.{called}", cure)
+                    members[called] = staticmethod(fitting)
+                elif inspect.isfunction(member):
+                    members[called] = _fitting(member, f"{name}.{called}", cure)
+            return super().__new__(cls, name, bases, members)
+
+        def __call__(cls, *args: Any, **keywords: Any) -> Any:
+            try:
+                inspect.signature(cls.__init__).bind(None, *args, **keywords)
+            except TypeError as error:
+                raise _refused(_misfit(cls.__name__, error, cls._WRITTEN)) from None
+            return super().__call__(*args, **keywords)
+
+
+def _fitting(function: Callable[..., Any], name: str, cure: str) -> Callable[..., Any]:
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def call(*args: Any, **keywords: Any) -> Any:
+        try:
+            signature.bind(*args, **keywords)
+        except TypeError as error:
+            raise _refused(_misfit(name, error, cure)) from None
+        return function(*args, **keywords)
+
+    return call
+
+
+def _misfit(called: str, error: TypeError, cure: str) -> str:
+    return f"{called}(...): {error}; write {cure}"
+
+
 @dataclass(frozen=True)
-class TimeWindows(Telling):
+class TimeWindows(Telling, metaclass=_TellingWindows):
     """Windows ``[start, start + size)`` that begin at every multiple of ``advance_ms``.
 
     Tumbling where the advance equals the size, hopping where it is smaller. ``grace_ms`` is how
@@ -108,12 +162,12 @@ class TimeWindows(Telling):
     advance_ms: int
     grace_ms: int = 0
 
+    _WRITTEN: ClassVar[str] = "TimeWindows.of_size('1 hour')"
+    """An example, for messages."""
+
     def __post_init__(self) -> None:
         for value in (self.size_ms, self.advance_ms, self.grace_ms):
-            _whole_ms(
-                value,
-                "TimeWindows(...) takes whole milliseconds; write TimeWindows.of_size('1 hour')",
-            )
+            _whole_ms(value, f"TimeWindows(...) takes whole milliseconds; write {self._WRITTEN}")
         if self.size_ms <= 0:
             raise _refused(f"a window takes a size above zero, found {self.size_ms} ms")
         if not 0 < self.advance_ms <= self.size_ms:
@@ -122,7 +176,7 @@ class TimeWindows(Telling):
                 f"{self.advance_ms} ms"
             )
         if self.grace_ms < 0:
-            raise _refused(f"a grace may not be negative, found {self.grace_ms} ms")
+            raise _negative_grace(self.grace_ms)
 
     @staticmethod
     def of_size(size: Duration) -> TimeWindows:
@@ -184,7 +238,7 @@ class TimeWindows(Telling):
 
 
 @dataclass(frozen=True)
-class JoinWindows(Telling):
+class JoinWindows(Telling, metaclass=_TellingWindows):
     """Which records of two streams meet: those of one key whose times are close.
 
     A record of the left stream at time t meets those of the right one from t - ``before_ms`` to t +
@@ -200,20 +254,19 @@ class JoinWindows(Telling):
     after_ms: int
     grace_ms: int = 0
 
+    _WRITTEN: ClassVar[str] = "JoinWindows.of_time_difference('5 minutes')"
+    """An example, for messages."""
+
     def __post_init__(self) -> None:
         for value in (self.before_ms, self.after_ms, self.grace_ms):
-            _whole_ms(
-                value,
-                "JoinWindows(...) takes whole milliseconds; write "
-                "JoinWindows.of_time_difference('5 minutes')",
-            )
+            _whole_ms(value, f"JoinWindows(...) takes whole milliseconds; write {self._WRITTEN}")
         if self.before_ms + self.after_ms < 0:
             raise _refused(
                 f"a join's window ends {self.after_ms} ms after the left record and begins "
                 f"{self.before_ms} ms before it: its end is before its beginning"
             )
         if self.grace_ms < 0:
-            raise _refused(f"a grace may not be negative, found {self.grace_ms} ms")
+            raise _negative_grace(self.grace_ms)
 
     @staticmethod
     def of_time_difference(difference: Duration) -> JoinWindows:
@@ -259,7 +312,7 @@ class JoinWindows(Telling):
 
 
 @dataclass(frozen=True)
-class SlidingWindows(Telling):
+class SlidingWindows(Telling, metaclass=_TellingWindows):
     """Windows of a key's records that are close: each holds those of a time span of
     ``difference_ms``, both ends included, and there is one for each set of records that such a span
     can hold (KIP-450).
@@ -276,17 +329,16 @@ class SlidingWindows(Telling):
     difference_ms: int
     grace_ms: int = 0
 
+    _WRITTEN: ClassVar[str] = "SlidingWindows.of_time_difference_and_grace('5 minutes', '1 minute')"
+    """An example, for messages."""
+
     def __post_init__(self) -> None:
         for value in (self.difference_ms, self.grace_ms):
-            _whole_ms(
-                value,
-                "SlidingWindows(...) takes whole milliseconds; write "
-                "SlidingWindows.of_time_difference_and_grace('5 minutes', '1 minute')",
-            )
+            _whole_ms(value, f"SlidingWindows(...) takes whole milliseconds; write {self._WRITTEN}")
         if self.difference_ms < 0:
             raise _refused(f"a time difference may not be negative, found {self.difference_ms} ms")
         if self.grace_ms < 0:
-            raise _refused(f"a grace may not be negative, found {self.grace_ms} ms")
+            raise _negative_grace(self.grace_ms)
 
     @staticmethod
     def of_time_difference(difference: Duration) -> SlidingWindows:
@@ -318,7 +370,7 @@ class SlidingWindows(Telling):
 
 
 @dataclass(frozen=True)
-class SessionWindows(Telling):
+class SessionWindows(Telling, metaclass=_TellingWindows):
     """Sessions of a key: windows ``[start, end]`` of records with no gap of more than ``gap_ms``
     between them.
 
@@ -333,19 +385,16 @@ class SessionWindows(Telling):
     gap_ms: int
     grace_ms: int = 0
 
+    _WRITTEN: ClassVar[str] = "SessionWindows.of_inactivity_gap('5 minutes')"
+    """An example, for messages."""
+
     def __post_init__(self) -> None:
         for value in (self.gap_ms, self.grace_ms):
-            _whole_ms(
-                value,
-                (
-                    "SessionWindows(...) takes whole milliseconds; write "
-                    "SessionWindows.of_inactivity_gap('5 minutes')"
-                ),
-            )
+            _whole_ms(value, f"SessionWindows(...) takes whole milliseconds; write {self._WRITTEN}")
         if self.gap_ms < 0:
             raise _refused(f"the gap between sessions may not be negative, found {self.gap_ms} ms")
         if self.grace_ms < 0:
-            raise _refused(f"a grace may not be negative, found {self.grace_ms} ms")
+            raise _negative_grace(self.grace_ms)
 
     @staticmethod
     def of_inactivity_gap(gap: Duration) -> SessionWindows:

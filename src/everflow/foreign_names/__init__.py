@@ -173,14 +173,16 @@ def _unknown(owner: str, name: str, known: Iterable[str]) -> AttributeError:
     return UnknownNameError(explain(owner, name, known), name=name, where=user_line())
 
 
-class _TellingClass(ABCMeta):
+class TellingClass(ABCMeta):
+    """The class of `Telling` classes."""
+
     if not TYPE_CHECKING:  # a type checker knows the names
 
         def __getattr__(cls, name: str) -> Any:
             raise _unknown(cls.__name__, name, dir(cls))
 
 
-class Telling(metaclass=_TellingClass):
+class Telling(metaclass=TellingClass):
     """A class whose objects, and itself, answer an unknown name with what it is called here: an
     UnknownNameError, which is an AttributeError too, so that ``hasattr``, ``copy`` and notebooks
     find nothing unusual."""

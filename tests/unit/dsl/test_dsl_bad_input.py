@@ -409,6 +409,30 @@ MISTAKES: dict[str, tuple[Mistake, str]] = {
         lambda b, s: b.stream(7),
         "takes the name of a topic or a list of names, found 7",
     ),
+    "a window without a size": (
+        lambda b, s: TimeWindows(),  # type: ignore[call-arg]
+        r"TimeWindows\(...\): missing .*'size_ms'; write TimeWindows\.of_size\('1 hour'\)",
+    ),
+    "a size that is left out": (
+        lambda b, s: TimeWindows.of_size(),  # type: ignore[call-arg]
+        r"TimeWindows\.of_size\(...\): missing .*'size'; write TimeWindows\.of_size\('1 hour'\)",
+    ),
+    "a keyword of another window": (
+        lambda b, s: SessionWindows(gap=5),  # type: ignore[call-arg]
+        r"SessionWindows\(...\): .*write SessionWindows\.of_inactivity_gap\('5 minutes'\)",
+    ),
+    "a difference that is left out": (
+        lambda b, s: SlidingWindows(),  # type: ignore[call-arg]
+        r"write SlidingWindows\.of_time_difference_and_grace",
+    ),
+    "a negative grace": (
+        lambda b, s: TimeWindows.of_size("1 minute").grace(-1),
+        r"a grace may not be negative, found -1 ms",
+    ),
+    "a negative grace of sessions": (
+        lambda b, s: SessionWindows.of_inactivity_gap("1 minute").grace(-1),
+        r"a grace may not be negative, found -1 ms",
+    ),
     "a duration": (
         lambda b, s: TimeWindows.of_size("1 fortnight"),
         "cannot read the duration '1 fortnight'",

@@ -181,3 +181,27 @@ def test_null_keys_reach_a_join_that_takes_them_through_a_repartition_topic(kind
         source.pipe_input("k", "none")
         found = driver.create_output_topic("out", TEXT, TEXT).read_key_values()
     assert found == [("a", "a"), *([(None, "none")] if kind == "left_join" else [])]
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_an_entry_without_a_foreign_key_has_no_match(left: bool) -> None:
+    """The function gives None: no result, or one without a right; nothing is asked."""
+    builder = StreamsBuilder()
+    orders = builder.table("orders", key=TEXT, value=TEXT, store="orders")
+    people = builder.table("people", key=TEXT, value=TEXT, store="people")
+    join = orders.left_join if left else orders.join
+    join(
+        people,
+        lambda order, person: f"{order} {person}",
+        on=lambda order: None if order == "nobody" else order,
+        name="of",
+        returns="string",
+    ).to_stream().to("out")
+    with TopologyTestDriver(builder.build()) as driver:
+        driver.create_input_topic("people", TEXT, TEXT).pipe_input("ann", "Ann")
+        driver.create_input_topic("orders", TEXT, TEXT).pipe_batch(
+            [("1", "ann"), ("2", "nobody"), ("3", "bob")]
+        )
+        found = dict(driver.create_output_topic("out", TEXT, TEXT).read_key_values())
+    lonely = {"2": "nobody None", "3": "bob None"} if left else {}
+    assert found == {"1": "ann Ann", **lonely}
