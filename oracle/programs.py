@@ -19,6 +19,7 @@ from everflow import (
     BufferConfig,
     EmitStrategy,
     JoinWindows,
+    Materialized,
     SessionWindows,
     SlidingWindows,
     StreamsBuilder,
@@ -541,7 +542,10 @@ def _joined(_: StreamsBuilder, made: dict[str, Any], node: Node) -> Any:
 
 
 def _kept(node: Node) -> dict[str, Any]:
-    return {name: node[name] for name in ("store", "grace", "history") if name in node}
+    kept: dict[str, Any] = {name: node[name] for name in ("store", "grace") if name in node}
+    if "history" in node:
+        kept["store"] = Materialized(node["store"], history=node["history"])
+    return kept
 
 
 _BUILD: dict[str, Any] = {

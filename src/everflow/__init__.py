@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from everflow.dsl.ktable import KTable
     from everflow.dsl.lookups.global_tables import GlobalKTable
     from everflow.dsl.options.materialized import Materialized
-    from everflow.dsl.processing import Stores
+    from everflow.dsl.options.stores import Stores
     from everflow.dsl.streams_builder import StreamsBuilder
     from everflow.dsl.suppressed import BufferConfig, EmitStrategy, Suppressed
     from everflow.errors import ConfigError, EverflowError, SetupError, TopologyError
@@ -193,7 +193,7 @@ _NAMES = {
     "dsl.lookups.global_tables": "GlobalKTable",
     "dsl.ktable": "KTable",
     "dsl.options.materialized": "Materialized",
-    "dsl.processing": "Stores",
+    "dsl.options.stores": "Stores",
     "dsl.streams_builder": "StreamsBuilder",
     "dsl.suppressed": "BufferConfig EmitStrategy Suppressed",
     "errors": "ConfigError EverflowError SetupError TopologyError",

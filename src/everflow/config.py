@@ -215,6 +215,7 @@ class StreamsConfig:
     drain_timeout_ms: int = _key(60_000, time_ms(0))
     emit_every_update: bool = _key(False)
     state_sync: str = _key("none", OneOf(("none", "commit")))
+    state_memory_dir: str = _key("/dev/shm", path)
     spark_job_per_batch: bool = _key(False)
     clients: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, metadata={"key": False})
     given: frozenset[str] = field(

@@ -149,6 +149,12 @@ _STATE = _group(
         "changelogs",
         OURS,
     ),
+    state_memory_dir=KeyText(
+        "Folder of the stores with `in_memory=True`, in a file system in memory. It is emptied "
+        "when the instance begins and when it ends. In a container it is as large as `--shm-size` "
+        "says",
+        OURS + "; stores in memory are in the JVM's heap",
+    ),
     state_cleanup_delay_ms=KeyText(
         "A copy that has no role here any more is deleted after this time"
     ),

@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 from everflow import serdes
-from everflow.records import StoreChanges
+from everflow.records import StoreChanges, TaskId
 from everflow.state.changelog import pack_value
 from everflow.state.lmdb_store import LmdbStore
+from everflow.state.memory_folder import MEMORY_DIR, MemoryFolder
 from everflow.state.store import InMemoryStore, StoreSpec, StoreView
+from everflow.state.task_directory import StateDirectory
 
 MINUTE_MS = 60_000
 KEY_VALUE = StoreSpec(
@@ -81,13 +83,27 @@ class LmdbUnderTest:
             yield view
 
 
-@pytest.fixture(params=[MemoryUnderTest, LmdbUnderTest], ids=["memory", "lmdb"])
-def kind(request: pytest.FixtureRequest) -> type[MemoryUnderTest] | type[LmdbUnderTest]:
-    return request.param  # type: ignore[no-any-return]
+@pytest.fixture(params=["model", "disk", "memory"])
+def kind(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Store]]:
+    """Makes the store under test: the model, one on disk, one in memory."""
+    if request.param == "model":
+        yield MemoryUnderTest
+        return
+    if request.param == "disk":
+        yield LmdbUnderTest
+        return
+    memory = MemoryFolder(Path(MEMORY_DIR), frozenset({"s"}))
+    directory = StateDirectory.open(tmp_path, "app", memory=memory)
+    path = directory.store_path(TaskId(0, 0), "s")
+    assert path.is_relative_to(memory.root)
+    yield lambda spec, _: LmdbUnderTest(spec, path)
+    LmdbStore.close_at(path)
+    directory.close()
+    assert not path.exists()
 
 
 @pytest.fixture
-def store(kind: type[MemoryUnderTest] | type[LmdbUnderTest], tmp_path: Path) -> Store:
+def store(kind: Callable[..., Store], tmp_path: Path) -> Store:
     return kind(KEY_VALUE, tmp_path / "s-0")
 
 
@@ -100,9 +116,7 @@ def expiring(request: pytest.FixtureRequest) -> StoreSpec:
 
 
 @pytest.fixture
-def windows(
-    kind: type[MemoryUnderTest] | type[LmdbUnderTest], expiring: StoreSpec, tmp_path: Path
-) -> Store:
+def windows(kind: Callable[..., Store], expiring: StoreSpec, tmp_path: Path) -> Store:
     return kind(expiring, tmp_path / "s-0")
 
 

@@ -14,7 +14,12 @@ from copy import copy
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from everflow.dsl.options.materialized import Materialized, kept_for, materialized
+from everflow.dsl.options.materialized import (
+    Materialized,
+    kept_for,
+    kept_globally,
+    materialized,
+)
 from everflow.errors import TopologyError
 from everflow.location import place
 from everflow.serdes import Serde
@@ -23,6 +28,7 @@ from everflow.topology.graph import (
     ColumnExpr,
     EdgeType,
     FunctionExpr,
+    GlobalTableNode,
     Node,
     RepartitionTopic,
     SinkNode,
@@ -32,6 +38,7 @@ from everflow.topology.graph import (
 from everflow.topology.offset_metadata import require_room
 from everflow.topology.program import Topology
 from everflow.travel.refusals import TravelCheck
+from everflow.windows import Duration
 
 if TYPE_CHECKING:
     from everflow.dsl.branched import BranchedKStream
@@ -111,6 +118,10 @@ class GraphBuilder:
         self._travel.require(_travelling(node), getattr(node, "op", node.name), node.where)
         if isinstance(node, StatefulNode):
             node = materialized(node, self._options)
+        elif isinstance(node, GlobalTableNode):
+            node = replace(
+                node, store=kept_globally(node.store, self._options.get(node.store.name))
+            )
         self._nodes[node.name] = node
         return node.name
 
@@ -171,6 +182,21 @@ class GraphBuilder:
             self._options[name] = given
         return name
 
+    def history_of(self, store: str) -> Duration | None:
+        """How long the table in ``store`` keeps what its values were; None: it does not."""
+        given = self._options.get(store)
+        return None if given is None else given.history
+
+    def claim_beside(self, name: str, store: str, operator: str, where: str | None) -> str:
+        """Register a store that goes with ``store``: it lies and is logged as that one is."""
+        self.claim_store(name, operator, where)
+        given = self._options.get(store)
+        if given is not None:
+            self._options[name] = Materialized(
+                name, logging=given.logging, in_memory=given.in_memory
+            )
+        return name
+
     def retention_ms(self, store: str, least_ms: int, where: str | None) -> int:
         """How long the store ``store`` keeps its windows, which need ``least_ms``."""
         return kept_for(self._options.get(store), least_ms, where)
@@ -226,6 +252,7 @@ class GraphBuilder:
     def _require_options_used(self) -> None:
         nodes = [node for node in self._nodes.values() if isinstance(node, StatefulNode)]
         kept = {spec.name for node in nodes for spec in node.stores}
+        kept |= {n.store.name for n in self._nodes.values() if isinstance(n, GlobalTableNode)}
         for name in self._options:
             if name not in kept:
                 raise TopologyError(

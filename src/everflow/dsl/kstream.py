@@ -334,12 +334,11 @@ class KStream(LookupJoins, Processing):
         store: str | Materialized | None = None,
         key: Serde | None = None,
         value: Serde | None = None,
-        history: Duration | None = None,
         ttl: Duration | None = None,
         name: str | None = None,
     ) -> KTable:
         """The stream read as a changelog: the last value of each key; null deletes, records with a
-        null key are dropped. ``history``, ``ttl``: as in `StreamsBuilder.table`.
+        null key are dropped. ``store``, ``ttl``: as in `StreamsBuilder.table`.
 
         After an operator that changes the key the records go through a repartition topic named
         after ``name``, or ``store``.
@@ -348,9 +347,7 @@ class KStream(LookupJoins, Processing):
         store = self.graph.claim_store(store, "to_table", where)
         node_name = self.graph.node_name(name, "KSTREAM-TOTABLE-", where)
         stream = self._with_serdes("to_table", key, value, where)
-        stores, operator = table_stores(
-            self.graph, store, stream.edge, "to_table", where, history, ttl
-        )
+        stores, operator = table_stores(self.graph, store, stream.edge, "to_table", where, ttl)
         if self.key_changed:
             topic = self.graph.check_repartition_name(name or store, "to_table", where)
             stream = stream.repartitioned(topic, where, "to_table")

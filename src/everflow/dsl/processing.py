@@ -1,6 +1,6 @@
 """Operators on one stream that keep a state: `process`, `process_values`, `deduplicate`.
 
-The first two, with `Stores`, are the user's own (design note 023).
+The first two are the user's own (design note 023).
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from everflow.dsl.expressions import (
     Edge,
     Expression,
     HasEdge,
-    checked_serde,
     default_serde,
     is_column,
     predicate,
@@ -34,10 +33,8 @@ from everflow.dsl.functions import (
     required_parameters,
 )
 from everflow.dsl.graph_builder import GraphBuilder, check_name
-from everflow.dsl.in_time.versioned_tables import checked_history
 from everflow.dsl.options.materialized import Materialized
 from everflow.errors import TopologyError
-from everflow.foreign_names import Telling
 from everflow.location import user_line
 from everflow.operators.deduplicate import DeduplicateSpec
 from everflow.operators.processors.context import ProcessorContext
@@ -49,7 +46,6 @@ from everflow.operators.processors.processor import (
     Record,
     punctuations,
 )
-from everflow.serdes import Serde
 from everflow.spark.expressions import analyse
 from everflow.state.store import StoreSpec
 from everflow.topology.graph import (
@@ -369,84 +365,3 @@ class _Call:
                 f"found {store!r}",
                 where=self.where,
             )
-
-
-class Stores(Telling):
-    """Declares stores, for ``process(..., stores=[...])``; each belongs to one processor. All have
-    a changelog, ``<application.id>-<name>-changelog``, unless ``logging=False``: then a task that
-    moves begins with an empty one. Values without state, for any thread. TopologyError for what
-    cannot be."""
-
-    @staticmethod
-    def key_value(name: str, *, key: Serde, value: Serde, logging: bool = True) -> StoreSpec:
-        """One with the last value that was put under each key, and the time of the put."""
-        return _made("key_value", name, key, value, logging)
-
-    @staticmethod
-    def window(
-        name: str,
-        *,
-        key: Serde,
-        value: Serde,
-        size: Duration,
-        retention: Duration,
-        logging: bool = True,
-    ) -> StoreSpec:
-        """A value of each key and window start; windows of ``size`` that are kept until stream time
-        is ``retention`` behind their start."""
-        where = user_line()
-        size_ms, retention_ms = _positive("size", size), _positive("retention", retention)
-        if retention_ms < size_ms:
-            raise TopologyError(
-                f"Stores.window({name!r}): the retention, {retention_ms} ms, is at least the "
-                f"windows' size, {size_ms} ms",
-                where=where,
-            )
-        return _made("window", name, key, value, logging, retention_ms, size_ms)
-
-    @staticmethod
-    def session(
-        name: str, *, key: Serde, value: Serde, retention: Duration, logging: bool = True
-    ) -> StoreSpec:
-        """A value of each key's session, kept until stream time is ``retention`` behind its end."""
-        return _made("session", name, key, value, logging, _positive("retention", retention))
-
-    @staticmethod
-    def versioned(
-        name: str, *, key: Serde, value: Serde, history: Duration, logging: bool = True
-    ) -> StoreSpec:
-        """Versions of each key's value, each with the time from which it is valid (KIP-889), kept
-        until ``history`` behind the highest time of a version; the latest is kept for ever. A
-        version that is older than that when it comes is ignored."""
-        history_ms = checked_history(history, f"Stores.versioned({name!r})", user_line())
-        return _made("versioned", name, key, value, logging, history_ms)
-
-
-def _positive(what: str, duration: Duration) -> int:
-    found = duration_ms(duration)
-    if found < 1:
-        raise TopologyError(f"{what} is above 0, found {duration!r}", where=user_line())
-    return found
-
-
-def _made(
-    kind: str,
-    name: str,
-    key: Serde,
-    value: Serde,
-    logging: bool,
-    retention_ms: int | None = None,
-    size_ms: int | None = None,
-) -> StoreSpec:
-    where = user_line()
-    check_name("store", name, where)
-    return StoreSpec(
-        name=name,
-        kind=kind,
-        key_serde=checked_serde(key, "key", f"Stores.{kind}", where),
-        value_serde=checked_serde(value, "value", f"Stores.{kind}", where),
-        retention_ms=retention_ms,
-        window_size_ms=size_ms,
-        logging=bool(logging),
-        where=where,
-    )

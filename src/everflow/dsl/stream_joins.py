@@ -63,7 +63,7 @@ class StreamJoins(Side):
         window stores). Without a ``joiner`` the value is ``struct<left, right>``; the module
         `everflow.dsl.joins` tells what a joiner may be.
 
-        A versioned table (``history=``) is looked up as of the record's time. ``grace`` (KIP-923)
+        A versioned table is looked up as of the record's time. ``grace`` (KIP-923)
         lets a record wait, in ``store=``, until this stream's time has passed it by so much, so
         that updates of the table that come late are seen; a record that is later than that is
         joined at once.
@@ -197,8 +197,8 @@ def _held_back(
     if not table.spec.versioned:
         raise TopologyError(
             f"{call.operator} with grace= takes a versioned table, which knows what was at a "
-            f"record's time; {table.spec.name!r} keeps no history: give history='1 hour' in the "
-            f"call that makes it",
+            f"record's time; {table.spec.name!r} keeps no history: give "
+            f"store=Materialized({table.spec.name!r}, history='1 hour') in the call that makes it",
             where=call.where,
         )
     history_ms = table.spec.retention_ms or 0

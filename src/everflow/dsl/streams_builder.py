@@ -106,7 +106,6 @@ class StreamsBuilder(Telling):
         store: str | Materialized | None = None,
         key: Serde | None = None,
         value: Serde | None = None,
-        history: Duration | None = None,
         ttl: Duration | None = None,
         name: str | None = None,
         offset_reset: str | timedelta | None = None,
@@ -115,10 +114,11 @@ class StreamsBuilder(Telling):
         """A topic read as a changelog and kept in ``store`` (with a changelog topic of its own):
         the last value of each key.
 
-        Null values delete; records with a null key are dropped. ``history`` makes it a versioned
-        table (KIP-889): it also keeps what the values were, for so long behind stream time. A
-        stream that is joined to it sees it as of each record's time; an update that is older than
-        the history is ignored, and counted. ``timestamp`` as in `stream`.
+        Null values delete; records with a null key are dropped. ``Materialized("prices",
+        history="1 hour")`` makes it a versioned table (KIP-889): it also keeps what the values
+        were, for so long behind stream time. A stream that is joined to it sees it as of each
+        record's time; an update that is older than the history is ignored, and counted.
+        ``timestamp`` as in `stream`.
         ``ttl``: how long (stream time) an entry stays behind its record; then it is deleted, and
         the table gets a tombstone; older updates are ignored.
         """
@@ -134,7 +134,7 @@ class StreamsBuilder(Telling):
             self.graph.burn(1)  # the original burns the source's number where the table has a name
         given = _Keywords(key, value, offset_reset, timestamp)
         source, edge = self._source("table", (topic,), given, source_name, where)
-        stores, operator = table_stores(self.graph, store, edge, "table", where, history, ttl)
+        stores, operator = table_stores(self.graph, store, edge, "table", where, ttl)
         node_name = self.graph.node_name(name, "KTABLE-SOURCE-", where)
         node = StatefulNode(node_name, (source,), edge.type, where, "SOURCE", operator, stores)
         return KTable(self.graph, self.graph.add(node), edge)

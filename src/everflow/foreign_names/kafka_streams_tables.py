@@ -76,7 +76,7 @@ VERSIONED_NAMES: Names = {
         "value=serdes.double(), history='1 hour')])",
     ),
     "VersionedBytesStoreSupplier": is_called(
-        "StreamsBuilder", "builder.table('prices', store='prices', history='1 hour')"
+        "StreamsBuilder", "builder.table('prices', store=Materialized('prices', history='1 hour'))"
     ),
     "VersionedKeyQuery": is_called(
         "KafkaStreams", "streams.store('prices').get_as_of('tea', 1_000)"

@@ -47,6 +47,7 @@ from everflow.runtime.tasks.task import TaskState
 from everflow.runtime.thread.batch_watchdog import troubles
 from everflow.runtime.unclosed import close_at_exit, running_here
 from everflow.runtime.wiring import Ground, instance_log
+from everflow.state.memory_folder import MemoryFolder
 from everflow.state.task_directory import StateDirectory
 from everflow.threads import on_thread
 from everflow.topology.optimization import optimized
@@ -230,7 +231,14 @@ class KafkaStreams(
         check_assignor(config.task_assignor_class)
         # 1. This process alone works on the state folder.
         path = Path(config.state_dir).expanduser()
-        directory = StateDirectory.open(path, config.application_id, sync=config.state_sync)
+        directory = StateDirectory.open(
+            path,
+            config.application_id,
+            sync=config.state_sync,
+            memory=MemoryFolder(
+                Path(config.state_memory_dir).expanduser(), self._topology.in_memory
+            ),
+        )
         held.push(lambda kind, *_: self._release(directory, clean=kind is None))
         self._log_file = instance_log(config)
         # 2-7. The cluster is there, earlier writers are fenced, topics exist and fit, and so does

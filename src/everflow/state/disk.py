@@ -13,6 +13,7 @@ from pathlib import Path
 import lmdb
 
 from everflow.errors import ConfigError, StateDiskError
+from everflow.state.memory_folder import lies_in_memory
 
 FULL_BYTES = 16 << 20
 """With less free space than this a refused write is put down to the full disk, whatever the system
@@ -44,6 +45,13 @@ def message(
     """What happened to which store (its folder says task and name), the likely cause, what to
     do."""
     free = (free_bytes or _free_bytes)(path)
+    if lies_in_memory(path):
+        return (
+            f"The store in memory in {path} could not be {doing}: {reason}. {_megabytes(free)} are "
+            f"free there. Give that file system more (docker run --shm-size), choose another "
+            f"state.memory.dir, run more instances, or leave in_memory=True out, and start again: "
+            f"nothing is lost, the store is rebuilt from its changelog."
+        )
     if any(text in reason for text in _FULL) or 0 <= free < FULL_BYTES:
         cause = f"The disk is full ({_megabytes(free)} free)"
         cure = "Free space there"

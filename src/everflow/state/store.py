@@ -39,6 +39,8 @@ class StoreSpec:
     retention_ms: int | None = None
     window_size_ms: int | None = None
     logging: bool = True
+    in_memory: bool = False
+    """Whether it lies in memory, and ends with the instance."""
     topic_config: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     source_topic: str | None = None
     """The user's topic that is its changelog."""

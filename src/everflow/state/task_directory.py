@@ -8,6 +8,9 @@
                                  would write into the removed file (failure scenario 18)
         .removed/                tasks that were given up, until `sweep` has deleted them
 
+Stores in memory have the same layout elsewhere, see `memory_folder`; they are here from `open` to
+`close`.
+
 The lock is fcntl's, not flock's: a child does not inherit it, so an orphaned worker cannot keep the
 folder busy.
 """
@@ -28,6 +31,7 @@ from typing import IO, Any
 from everflow.errors import ConfigError, StateDiskError, StateFormatError, StateLockedError
 from everflow.records import TaskId
 from everflow.state.disk import disk_errors, unusable
+from everflow.state.memory_folder import NOTHING_IN_MEMORY, MemoryFolder
 
 FORMAT = 1
 """Version of this layout; a higher one was written by a later release."""
@@ -79,9 +83,16 @@ class StateDirectory:
     """
 
     def __init__(
-        self, path: Path, lock: IO[str], found: ProcessMetadata | None, now: ProcessMetadata
+        self,
+        path: Path,
+        lock: IO[str],
+        found: ProcessMetadata | None,
+        now: ProcessMetadata,
+        memory: MemoryFolder,
     ) -> None:
         self.path = path
+        self._in_memory = memory.stores
+        self._memory = memory.place(path)
         self.previous = found
         """The metadata of the process before this one, None at the first start: fence its ids."""
         self._lock = lock
@@ -96,8 +107,9 @@ class StateDirectory:
         sync: str = "none",
         boot_id: str | None = None,
         new_process_id: Callable[[], str] = lambda: str(uuid.uuid4()),
+        memory: MemoryFolder = NOTHING_IN_MEMORY,
     ) -> StateDirectory:
-        """Lock the folder and take it over.
+        """Lock the folder and take it over; ``memory``: which stores lie in memory, and where.
 
         Raises StateLockedError, naming the pid, if another process or this one holds it;
         StateFormatError if it belongs to another application or a later release, which leaves its
@@ -110,7 +122,7 @@ class StateDirectory:
         try:
             with disk_errors(path, "opened"):
                 return StateDirectory._take_over(
-                    path, application_id, sync, boot_id, new_process_id
+                    path, application_id, sync, boot_id, new_process_id, memory
                 )
         except OSError as error:
             raise ConfigError(unusable(path, error)) from error
@@ -122,6 +134,7 @@ class StateDirectory:
         sync: str,
         boot_id: str | None,
         new_process_id: Callable[[], str],
+        memory: MemoryFolder,
     ) -> StateDirectory:
         _read_metadata(path, application_id)
         path.mkdir(parents=True, exist_ok=True)
@@ -143,7 +156,8 @@ class StateDirectory:
                     )
                 now = replace(found, boot_id=boot, clean_close=False)
             _write_metadata(path, now)
-            return StateDirectory(path, lock, found, now)
+            memory.emptied(path)
+            return StateDirectory(path, lock, found, now, memory)
         except BaseException:
             _release(path, lock)
             raise
@@ -175,11 +189,13 @@ class StateDirectory:
 
     def tasks(self) -> list[TaskId]:
         """The tasks that have a folder here, sorted."""
-        return sorted(task for task, _ in self._task_folders())
+        places = [*self._task_folders(), *_task_folders(self._memory)]
+        return sorted({task for task, _ in places})
 
     def stores(self, task: TaskId) -> list[str]:
         """Names of the stores of ``task`` that lie here, sorted."""
-        return sorted({name for name, _, _ in _generations(self.path / str(task))})
+        folders = (self.path / str(task), self._memory / str(task))
+        return sorted({name for folder in folders for name, _, _ in _generations(folder)})
 
     def store_path(self, task: TaskId, store: str) -> Path:
         """Where the store lies, or is to be created; the folder itself is made by whoever opens the
@@ -187,7 +203,7 @@ class StateDirectory:
 
         What an interrupted rebuild left of older generations is removed.
         """
-        folder = self.path / str(task)
+        folder = (self._memory if store in self._in_memory else self.path) / str(task)
         found = sorted(
             (number, path) for name, number, path in _generations(folder) if name == store
         )
@@ -224,6 +240,9 @@ class StateDirectory:
         """Take the task's stores out of the folder, at once and as a whole: killed in the middle,
         they are there or not. The disk space is free after `sweep`. Who reads one of them meanwhile
         reads on; nobody may write to it. StateDiskError."""
+        shutil.rmtree(self._memory / str(task), ignore_errors=True)
+        if not (self.path / str(task)).exists():
+            return
         place = self.path / _REMOVED / f"{task}-{uuid.uuid4().hex}"
         with disk_errors(place, "removed"):
             place.parent.mkdir(exist_ok=True)
@@ -266,7 +285,8 @@ class StateDirectory:
         )
 
     def close(self, *, clean: bool = True) -> None:
-        """Release the folder. ``clean``: flush every store first, against power cuts. Idempotent.
+        """Release the folder; stores in memory are gone. ``clean``: flush every store first,
+        against power cuts. Idempotent.
 
         Call it with ``clean`` only when no worker applies changes any more. A folder that is not
         ours any more (`require_held`) is left as it is. StateDiskError if it cannot be noted that
@@ -276,6 +296,8 @@ class StateDirectory:
             return
         ours = not self._lost()
         self._closed = True
+        if ours:
+            shutil.rmtree(self._memory, ignore_errors=True)
         try:
             if clean and ours:
                 with disk_errors(self.path, "closed in order"):
@@ -297,6 +319,8 @@ class StateDirectory:
 
 
 def _task_folders(path: Path) -> Iterator[tuple[TaskId, Path]]:
+    if not path.is_dir():
+        return
     for folder in path.iterdir():
         try:
             yield TaskId.parse(folder.name), folder

@@ -37,6 +37,13 @@ class Topology(Graph, Telling):
         """
         return physical_text(plan(self, cut(self).index_of, ""))
 
+    @property
+    def in_memory(self) -> frozenset[str]:
+        """The names of the stores that lie in memory."""
+        stores = [spec for node in self.nodes for spec in getattr(node, "stores", ())]
+        stores += [node.store for node in self.nodes if isinstance(node, GlobalTableNode)]
+        return frozenset(spec.name for spec in stores if spec.in_memory)
+
     def __repr__(self) -> str:
         sources = [
             node

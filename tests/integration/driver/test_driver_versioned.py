@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 from pyspark.sql import functions as F
 
-from everflow import Processor, Record, Stores, StreamsBuilder, VersionedRecord, serdes
+from everflow import (
+    Materialized,
+    Processor,
+    Record,
+    Stores,
+    StreamsBuilder,
+    VersionedRecord,
+    serdes,
+)
 from everflow.runtime.query.query_errors import StoreKindError
 from everflow.testing import TopologyTestDriver
 
@@ -35,7 +43,9 @@ PRICES = [("a", 1, 10), ("a", 3, 30), ("a", 2, 20), ("b", 7, 25), ("a", None, 40
 @pytest.fixture
 def prices() -> tuple[StreamsBuilder, Any]:
     builder = StreamsBuilder()
-    return builder, builder.table("prices", store="prices", key=TEXT, value=LONG, history=100)
+    return builder, builder.table(
+        "prices", store=Materialized("prices", history=100), key=TEXT, value=LONG
+    )
 
 
 def test_its_store_shows_versions(prices: tuple[StreamsBuilder, Any]) -> None:

@@ -3,23 +3,30 @@ goes on with stores and clocks."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from pyspark.sql import functions as F
 
 from everflow import (
+    Materialized,
     Processor,
     ProcessorContext,
     PunctuationType,
     Record,
     Stores,
     StreamsBuilder,
+    TimeWindows,
     Topology,
     punctuate,
     serdes,
 )
+from everflow.state.memory_folder import MEMORY_DIR, MemoryFolder
 from everflow.testing import wait_until
 from integration.lifecycle.lifecycle_cluster import Application, Cluster, last_by_key, text
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
+TEXT = serdes.string()
 
 
 class Ticking(Processor):
@@ -91,3 +98,52 @@ def test_tasks_without_records_are_called_and_a_restart_goes_on(
     for task in (b"0_0", b"0_1"):
         calls = [n for key, n in every if key == task]
         assert calls == list(range(1, len(calls) + 1)), "a call twice, or lost"
+
+
+# --- stores in memory ---------------------------------------------------------------------------
+
+
+def in_memory_program(source: str, cities: str, output: str) -> Topology:
+    """A table, a processor's store without a changelog and a global table, all in memory; and a
+    window store on disk beside them."""
+    builder = StreamsBuilder()
+    visits = builder.stream(source, key=TEXT, value=TEXT)
+    known = builder.global_table(
+        cities, key=TEXT, value=TEXT, store=Materialized("cities", in_memory=True)
+    )
+    visits.group_by_key().count(store=Materialized("counts", in_memory=True))
+    seen = Stores.key_value("seen", key=TEXT, value=TEXT, logging=False, in_memory=True)
+
+    def first(record: Record, context: ProcessorContext) -> None:
+        if context.store("seen").put_if_absent(record.key, record.value) is None:
+            context.forward(record)
+
+    firsts = visits.process(first, stores=[seen])
+    firsts.join(known, on=F.col("value")).to(output, value=serdes.json("left string, right string"))
+    hours = visits.group_by_key().windowed_by(TimeWindows.of_size("1 hour"))
+    hours.count(store="hourly")
+    return builder.build()
+
+
+def test_stores_in_memory_end_with_the_instance_and_come_back_from_the_changelog(
+    app: Application, cluster: Cluster, tmp_path: Path
+) -> None:
+    source, cities, output = cluster.topic("in"), cluster.topic("cities", 1), cluster.topic("out")
+    cluster.write(cities, [text("b", "Berne")])
+    topology = in_memory_program(source, cities, output)
+    memory = MemoryFolder(Path(MEMORY_DIR)).place(app.state / app.id)
+    wanted = {"k": 0, "m": 0}
+    for _ in range(2):
+        cluster.write(source, [text(key, "b", at) for at, key in enumerate("kkm")])
+        with app.running(topology) as streams:
+            app.until_processed(streams, source)
+            wanted["k"] += 2
+            wanted["m"] += 1
+            assert {key: streams.store("counts").get(key) for key in wanted} == wanted
+            lie = {path.name for path in memory.glob("*/*")}
+            assert lie == {"cities-0", "counts-0", "seen-0"}
+            lie = {path.name for path in (app.state / app.id).glob("*_*/*")}
+            assert lie == {"hourly-0"}
+        assert not memory.exists()
+    # What had no changelog was forgotten: each key was a first one twice.
+    assert sorted(one.key or b"" for one in cluster.read(output)) == [b"k", b"k", b"m", b"m"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from everflow import KafkaStreams, StreamsBuilder, Topology, TopologyError, serdes
+from everflow import KafkaStreams, Materialized, StreamsBuilder, Topology, TopologyError, serdes
 from everflow.testing import TopologyTestDriver
 from integration.lifecycle.lifecycle_cluster import Application, Cluster, Record, text
 
@@ -29,7 +29,7 @@ def topology(name: Callable[[str], str]) -> Topology:
     builder = StreamsBuilder()
     orders = builder.stream(name("orders"), key=KEY, value=VALUE)
     quotes = builder.stream(name("prices"), key=KEY, value=VALUE)
-    prices = quotes.to_table(store="prices", history=HISTORY_MS)
+    prices = quotes.to_table(store=Materialized("prices", history=HISTORY_MS))
     orders.left_join(prices).to(name("at-once"))
     orders.join(prices, grace=100, store="waiting").to(name("waited"))
     as_of = orders.join_asof(quotes, tolerance=150, grace=60, how="left", store="quotes")

@@ -14,6 +14,7 @@ from pyspark.sql.types import DoubleType, StringType
 
 from everflow import (
     KStream,
+    Materialized,
     SessionWindows,
     SlidingWindows,
     StreamsBuilder,
@@ -276,8 +277,8 @@ MISTAKES: dict[str, tuple[Mistake, str]] = {
         "aggregate: windows and sessions end by themselves, so they take no ttl=",
     ),
     "a history that ends": (
-        lambda b, s: b.table("t", store="x", history="1 day", ttl="1 day"),
-        "table takes history= or ttl=",
+        lambda b, s: b.table("t", store=Materialized("x", history="1 day"), ttl="1 day"),
+        r"table takes Materialized\(history=\) or ttl=",
     ),
     "a list without an end": (
         lambda b, s: agg.collect_list("value.item", limit=0),

@@ -190,3 +190,43 @@ def test_a_mistake_is_refused_with_its_line(name: str) -> None:
         mistake(builder, stream)
     assert caught.value.where is not None
     assert caught.value.where.startswith(__file__)
+
+
+def test_stores_lie_in_memory_where_it_is_asked_for() -> None:
+    builder = StreamsBuilder()
+    builder.global_table("g", key=TEXT, value=TEXT, store=Materialized("g", in_memory=True))
+    builder.table("t", key=TEXT, value=TEXT, store=Materialized("t", in_memory=True, history=5))
+    groups = builder.stream("in", key=TEXT, value=TEXT).group_by_key()
+    for kind, windows in WINDOWS.items():
+        groups.windowed_by(windows).count(store=Materialized(kind, in_memory=True))
+    groups.count(store="disk")
+    assert builder.build().in_memory == {"g", "t", *WINDOWS}
+    with TopologyTestDriver(builder.build()) as driver:
+        driver.create_input_topic("in", TEXT, TEXT).pipe_input("a", "x", 3)
+        assert len(list(driver.get_session_store("sessions").all())) == 1
+
+
+def test_when_entries_end_is_kept_where_the_entries_are() -> None:
+    builder = StreamsBuilder()
+    groups = builder.stream("in", key=TEXT, value=TEXT).group_by_key()
+    groups.count(ttl="1 day", store=Materialized("n", logging=False, in_memory=True))
+    topology = builder.build()
+    assert len(topology.in_memory) == 2
+    assert internal_topics(cut(topology), {"in": 1}, "app").changelog == {}
+
+
+@pytest.mark.parametrize(
+    ("store", "says"),
+    [
+        (Materialized("g", logging=False), r"takes in_memory= only, Materialized\('g', in_mem"),
+        (Materialized("g", history=5), "takes in_memory= only"),
+    ],
+)
+def test_a_global_table_has_few_options(store: Materialized, says: str) -> None:
+    with pytest.raises(TopologyError, match=says):
+        StreamsBuilder().global_table("g", key=TEXT, value=TEXT, store=store)
+
+
+def test_a_history_is_of_tables() -> None:
+    with pytest.raises(TopologyError, match="history= is of tables, in the call that makes one"):
+        counted(TEN, Materialized("n", history="1 day"))

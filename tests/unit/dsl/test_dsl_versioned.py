@@ -6,7 +6,15 @@ from __future__ import annotations
 import pytest
 from pyspark.sql import functions as F
 
-from everflow import JoinWindows, Stores, StreamsBuilder, Suppressed, TopologyError, serdes
+from everflow import (
+    JoinWindows,
+    Materialized,
+    Stores,
+    StreamsBuilder,
+    Suppressed,
+    TopologyError,
+    serdes,
+)
 from everflow.operators.joins import StreamStreamJoin
 from everflow.topology.graph import StatefulNode
 from everflow.topology.subtopologies import cut, internal_topics
@@ -24,16 +32,28 @@ class World:
         self.stream = self.builder.stream("s", key=TEXT, value=LONG)
         self.other = self.builder.stream("o", key=TEXT, value=LONG)
         self.table = self.builder.table("t", key=TEXT, value=TEXT, store="t")
-        self.past = self.builder.table("p", key=TEXT, value=TEXT, store="p", history=100)
+        self.past = self.builder.table(
+            "p", key=TEXT, value=TEXT, store=Materialized("p", history=100)
+        )
 
 
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        ("w.builder.table('x', store='x', history=-1)", "table: a history may not be negative"),
-        ("w.builder.table('x', store='x', history='long')", "cannot read the duration 'long'"),
-        ("w.builder.table('x', history=5)", "its store has no name; write table"),
-        ("w.stream.to_table(store='x', history=-5)", "to_table: a history may not be negative"),
+        (
+            "w.builder.table('x', store=Materialized('x', history=-1))",
+            "a history says how long.*above zero; found -1 ms",
+        ),
+        (
+            "w.builder.table('x', store=Materialized('x', history='long'))",
+            "cannot read the duration 'long'",
+        ),
+        ("w.builder.table('x', store=Materialized('x', history=0))", "found 0 ms: write history="),
+        ("w.builder.table('x', store='x', history=5)", "table takes no history="),
+        (
+            "w.stream.to_table(store=Materialized('x', history=-5))",
+            "a history says how long.*above zero; found -5 ms",
+        ),
         ("w.stream.join(w.table, grace=5, store='x')", "takes a versioned table.*history='1 hour'"),
         ("w.stream.join(w.past, grace=101, store='x')", "longer than the table's history of 100"),
         ("w.stream.join(w.past, grace=-1, store='x')", "join: a grace may not be negative"),
@@ -65,7 +85,7 @@ class World:
 def test_what_cannot_be_is_refused_with_the_cure(call: str, says: str) -> None:
     names = {"w": World(), "F": F, "JoinWindows": JoinWindows, "Suppressed": Suppressed}
     with pytest.raises(TopologyError, match=says) as error:
-        eval(call, names | {"Stores": Stores, "TEXT": TEXT})
+        eval(call, names | {"Materialized": Materialized, "Stores": Stores, "TEXT": TEXT})
     assert "\n  at <string>:1" in str(error.value)
 
 

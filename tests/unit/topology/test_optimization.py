@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 import pytest
 
-from everflow import StreamsBuilder, Topology, TopologyError, serdes
+from everflow import Materialized, StreamsBuilder, Topology, TopologyError, serdes
 from everflow.runtime.topics.reused_topics import require_compacted
 from everflow.topology.fingerprint import fingerprint
 from everflow.topology.graph import StatefulNode
@@ -19,7 +19,7 @@ TEXT, LONG = serdes.string(), serdes.long()
 def program() -> Topology:
     builder = StreamsBuilder()
     builder.table("plain", key=TEXT, value=serdes.json("a int"), store="plain")
-    builder.table("past", key=TEXT, value=TEXT, store="past", history=5)
+    builder.table("past", key=TEXT, value=TEXT, store=Materialized("past", history=5))
     builder.table("quoted", key=serdes.json("string"), value=TEXT, store="quoted")
     builder.stream("in", key=TEXT, value=LONG).to_table(store="made")
     return builder.build()

@@ -41,7 +41,7 @@ def with_ttl(
     """The operator whose entries end, and its stores: the entries, and when they end."""
     spec = TimeToLiveSpec(inner=operator, ttl_ms=ttl_ms)
     index = StoreSpec(
-        name=graph.claim_store(spec.index, called, store.where),
+        name=graph.claim_beside(spec.index, store.name, called, store.where),
         kind="key_value",
         key_serde=serdes.bytes_(),
         value_serde=serdes.bytes_(),

@@ -1,4 +1,4 @@
-"""Tables that keep their history: ``history=`` (KIP-889), and what works on latest values only.
+"""Tables that keep their history (KIP-889), and what works on latest values only.
 
 All calls belong to the thread that builds the topology; TopologyError, with the user's line and the
 cure, for what cannot work.
@@ -25,20 +25,19 @@ def table_stores(
     edge: Edge,
     operator: str,
     where: str | None,
-    history: Duration | None,
     ttl: Duration | None = None,
 ) -> tuple[tuple[StoreSpec, ...], TableSpec | VersionedTableSpec | TimeToLiveSpec]:
-    """The stores of a table, and what keeps it; ``history``: how long it keeps what values were,
-    ``ttl``: how long it keeps entries."""
+    """The stores of a table, and what keeps it; ``ttl``: how long it keeps entries."""
+    history = graph.history_of(name)
     ttl_ms = None if ttl is None else checked_ttl(ttl, operator, where)
     if ttl_ms is not None and history is not None:
         raise TopologyError(
-            f"{operator} takes history= or ttl=: a table that keeps what its values were forgets "
-            "none of its keys; leave one of them out",
+            f"{operator} takes Materialized(history=) or ttl=: a table that keeps what its values "
+            "were forgets none of its keys; leave one of them out",
             where=where,
         )
     key_serde, value_serde = edge.serdes(operator, where)
-    history_ms = None if history is None else checked_history(history, operator, where)
+    history_ms = None if history is None else duration_ms(history)
     spec = StoreSpec(
         name=name,
         kind="key_value" if history_ms is None else VERSIONED,
@@ -54,18 +53,6 @@ def table_stores(
         return (spec,), table
     ending, stores = with_ttl(graph, table, spec, ttl_ms, operator)
     return stores, ending
-
-
-def checked_history(history: Duration, operator: str, where: str | None) -> int:
-    """In ms; TopologyError for a negative one."""
-    history_ms = duration_ms(history)
-    if history_ms < 0:
-        raise TopologyError(
-            f"{operator}: a history may not be negative, found {history_ms} ms; it says how long "
-            f"the table keeps what values were: history='1 hour'",
-            where=where,
-        )
-    return history_ms
 
 
 def is_versioned(graph: GraphBuilder, name: str) -> bool:

@@ -1,4 +1,5 @@
 """What operators are told beside names and serdes.
 
-`materialized`: options of a store. May import what `everflow.dsl` may.
+`materialized`: options of a store; `stores`: declares those of processors. May import what
+`everflow.dsl` may.
 """

@@ -15,7 +15,7 @@ from everflow.topology.graph import StatefulNode
 from everflow.windows import Duration, duration_ms
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Materialized(Telling):
     """A store's name and what is special about it: ``grouped.count(store=Materialized("counts",
     retention="1 day"))``.
@@ -26,21 +26,31 @@ class Materialized(Telling):
     of the store is a result, not the last one of a micro-batch. ``logging`` False: no changelog;
     the store is lost with its disk, and empty on an instance that takes the task over.
     ``topic_config``: settings of its changelog topic, which win over those of ``topic.`` in the
-    configuration.
+    configuration. ``history``: of ``table`` and ``to_table``: a versioned table (KIP-889), which
+    also keeps what its values were, for so long behind stream time. ``in_memory`` True: the store
+    lies in memory (``state.memory.dir``), not on disk; it is gone when the instance ends, and read
+    anew from its changelog at the next start.
 
     TopologyError for what cannot be, with the cure.
     """
 
-    name: str
+    name: str = field(kw_only=False)
     retention: Duration | None = None
     caching: bool = True
     logging: bool = True
     topic_config: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    history: Duration | None = None
+    in_memory: bool = False
 
     def __post_init__(self) -> None:
         if self.retention is not None and self.retention_ms <= 0:
             raise self._refused(f"a retention is above zero, found {self.retention_ms} ms")
-        for option in ("caching", "logging"):
+        if self.history is not None and duration_ms(self.history) <= 0:
+            raise self._refused(
+                f"a history says how long a table keeps what its values were, and is above zero; "
+                f"found {duration_ms(self.history)} ms: write history='1 hour', or leave it out"
+            )
+        for option in ("caching", "logging", "in_memory"):
             if not isinstance(getattr(self, option), bool):
                 raise self._refused(f"{option} is True or False, found {getattr(self, option)!r}")
         given: object = self.topic_config
@@ -102,6 +112,19 @@ def materialized(node: StatefulNode, options: Mapping[str, Materialized]) -> Sta
     return replace(node, stores=stores, operator=operator)
 
 
+def kept_globally(spec: StoreSpec, given: Materialized | None) -> StoreSpec:
+    """The store of a global table with its options. TopologyError for those it has not."""
+    if given is None:
+        return spec
+    if given != Materialized(given.name, in_memory=given.in_memory):
+        raise TopologyError(
+            f"a global table has its topic for a changelog, and gives no results: of Materialized "
+            f"it takes in_memory= only, Materialized({given.name!r}, in_memory=True)",
+            where=spec.where,
+        )
+    return replace(spec, in_memory=given.in_memory)
+
+
 def _stored(spec: StoreSpec, given: Materialized, where: str | None) -> StoreSpec:
     if given.retention is not None and spec.retention_ms != given.retention_ms:
         raise TopologyError(
@@ -109,6 +132,15 @@ def _stored(spec: StoreSpec, given: Materialized, where: str | None) -> StoreSpe
             "none of its own to choose; leave it out",
             where=where,
         )
+    if given.history is not None and not spec.versioned:
+        raise TopologyError(
+            f"history= is of tables, in the call that makes one: table(..., "
+            f"store=Materialized({spec.name!r}, history='1 hour')), or to_table; leave it out",
+            where=where,
+        )
     return replace(
-        spec, logging=given.logging, topic_config=MappingProxyType(dict(given.topic_config))
+        spec,
+        logging=given.logging,
+        topic_config=MappingProxyType(dict(given.topic_config)),
+        in_memory=given.in_memory,
     )
