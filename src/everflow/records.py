@@ -16,6 +16,8 @@ Bytes: TypeAlias = pa.Array | Sequence[bytes | None]
 """Keys or values as they are written: a binary column, or one object each."""
 UNBOUNDED_BYTES = 1 << 62
 """A number of bytes that no batch has."""
+LAST_SEQ = (1 << 62) - 1
+"""The ``seq`` of a result that no record of its batch has brought: it stands behind all records."""
 HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 """A column of records' headers; a record without any has an empty list."""
 

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -95,6 +95,15 @@ class StoreView(Protocol):
         """The entries of `range` for each of many ranges (start, end)."""
 
 
+@runtime_checkable
+class WholeView(StoreView, Protocol):
+    """A global table at one moment."""
+
+    @property
+    def mark(self) -> int:
+        """Another number when it holds something else, from 0 on."""
+
+
 def memory_store(spec: StoreSpec) -> InMemoryStore:
     """The reference of the store's kind."""
     return InMemoryVersions(spec) if spec.versioned else InMemoryStore(spec)
@@ -110,6 +119,8 @@ class InMemoryStore:
         self._newest_ms = -1
         self._entries: dict[bytes, bytes] = {}
         self._ordered: list[bytes] | None = []
+        self.position = 0
+        """Goes up with each change."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -135,6 +146,7 @@ class InMemoryStore:
     def apply(self, changes: StoreChanges) -> None:
         """Puts and deletes in order; then windows with ``start <= newest_ms - retention`` go,
         sessions by their end."""
+        self.position += 1
         for key, value, timestamp in zip(
             changes.keys, changes.values, changes.timestamps.tolist(), strict=True
         ):

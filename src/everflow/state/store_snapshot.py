@@ -40,6 +40,11 @@ class StoreSnapshot:
         """See `StoreView`."""
         return self.meta.stream_time
 
+    @property
+    def position(self) -> int:
+        """How far it follows its changelog."""
+        return self.meta.position or 0
+
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Stored values (8-byte big-endian timestamp + value bytes) in the order of ``keys``; None:
         absent."""

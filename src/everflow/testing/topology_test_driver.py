@@ -46,7 +46,7 @@ from everflow.runtime.worker.resident_segments import (
 from everflow.serdes import Serde
 from everflow.spark.column_service import NotComputableError
 from everflow.spark.job_columns import JobColumns
-from everflow.state.store import InMemoryStore, StoreSpec, StoreView, memory_store
+from everflow.state.store import InMemoryStore, StoreSpec, memory_store
 from everflow.testing.driver_tables import DriverTables, log_columns
 from everflow.testing.store_views import KeyValueView, SessionView, VersionedView, WindowView
 from everflow.testing.topics import InputTopic, OutputTopic, RawRecord
@@ -504,7 +504,7 @@ class _Memory:
     stores: Mapping[str, InMemoryStore]
 
     @contextmanager
-    def view(self, task: TaskContext, spec: StoreSpec) -> Iterator[StoreView]:
+    def view(self, task: TaskContext, spec: StoreSpec) -> Iterator[InMemoryStore]:
         yield self.stores[spec.name]
 
     def homes(self, keys: Sequence[bytes], partitions: int) -> Sequence[int]:

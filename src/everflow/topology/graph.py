@@ -7,7 +7,7 @@ Columns and operators are opaque here: this layer knows neither Spark nor stores
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
@@ -303,6 +303,46 @@ class JoinOperator(Protocol):
         """The bytes of its own stores as they are: no table shows them."""
 
 
+@runtime_checkable
+class WaitingOperator(Protocol):
+    """What a `StatefulNode` runs that lets records wait for what they look up (note 027): one
+    input, the records, or a second one, the updates of a table of the same tasks. Frozen, travels
+    by pickle."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    @property
+    def looks_up(self) -> tuple[StoreSpec, ...]:
+        """See `LookupOperator`."""
+
+    @property
+    def takes_null_keys(self) -> bool:
+        """See `LookupOperator`."""
+
+    @property
+    def look_every_ms(self) -> int | None:
+        """How often every task is run by the wall clock, with records or without; None: never."""
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """Names of the numbers that it keeps beside its stream times."""
+
+    def wait_tasks(
+        self,
+        sides: Sequence[EdgeBatch],
+        stores: Mapping[int, Mapping[str, StoreView]],
+        stream_times: Mapping[int, int],
+        clocks: Mapping[int, Mapping[str, int]],
+        now_ms: int,
+    ) -> TasksResult:
+        """As `JoinOperator.join_tasks`; ``stores`` have the global tables, too, which are
+        `WholeView`; ``clocks``: of each task the ``marks`` (-1 = none yet); ``now_ms``: the wall
+        clock."""
+
+    def decode_result(self, data: bytes) -> Any:
+        """See `JoinOperator`."""
+
+
 class Surroundings(NamedTuple):
     """What a processor is told beside its records: the application, the task's sub-topology, the
     names of the input topics by ``source``, and the machine's clock (epoch ms)."""
@@ -336,6 +376,18 @@ class ProcessorOperator(Protocol):
         ``wall_clocks`` was last due in each task, -1 = never."""
 
 
+NodeOperator = (
+    StatefulOperator | JoinOperator | LookupOperator | ProcessorOperator | WaitingOperator
+)
+
+
+def clocks_of(operator: NodeOperator) -> tuple[str, ...]:
+    """Under which names an operator keeps times and numbers beside its stream times."""
+    if isinstance(operator, ProcessorOperator):
+        return tuple(operator.wall_clocks)
+    return operator.marks if isinstance(operator, WaitingOperator) else ()
+
+
 @dataclass(frozen=True)
 class Part:
     """One of several nodes as which Kafka Streams describes a node: what it reads (parts, or inputs
@@ -351,7 +403,7 @@ class StatefulNode(Node):
     """A stateful operator, runs in a step. A join has two inputs, left and right."""
 
     label: str  # AGGREGATE, REDUCE, TOTABLE, SOURCE (table), JOIN ...
-    operator: StatefulOperator | JoinOperator | LookupOperator | ProcessorOperator
+    operator: NodeOperator
     stores: tuple[StoreSpec, ...] = ()
     reads: tuple[StoreSpec, ...] = ()
     """Stores of tables that it reads and others write."""

@@ -402,6 +402,20 @@ def appended(batches: Sequence[EdgeBatch]) -> EdgeBatch:
     )
 
 
+def empty_like(key: pa.DataType, value: pa.DataType) -> EdgeBatch:
+    """No records of these types."""
+    none64, none32 = np.empty(0, np.int64), np.empty(0, np.int32)
+    return EdgeBatch(
+        key=pa.array([], key),
+        value=pa.array([], value),
+        timestamp=none64,
+        seq=none64,
+        source=none32,
+        partition=none32,
+        offset=none64,
+    )
+
+
 def in_order(batch: EdgeBatch) -> EdgeBatch:
     """The same records with ``seq`` never decreasing (stable)."""
     if len(batch) < 2 or (np.diff(batch.seq) >= 0).all():

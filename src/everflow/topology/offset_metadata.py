@@ -9,7 +9,7 @@ is told while the program is built.
 from __future__ import annotations
 
 from everflow.errors import TopologyError
-from everflow.topology.graph import Graph, Node, ProcessorOperator, SourceNode, StatefulNode
+from everflow.topology.graph import Graph, Node, SourceNode, StatefulNode, clocks_of
 from everflow.topology.subtopologies import SubTopology, cut
 
 MOST_BYTES = 4_096
@@ -51,5 +51,4 @@ def _timed(node: Node) -> list[str]:
         return list(node.partition_times().values())
     if not isinstance(node, StatefulNode):
         return []
-    clocks = node.operator.wall_clocks if isinstance(node.operator, ProcessorOperator) else {}
-    return [node.name, *(f"{node.name}/{method}" for method in clocks)]
+    return [node.name, *(f"{node.name}/{one}" for one in clocks_of(node.operator))]

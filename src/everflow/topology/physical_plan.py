@@ -21,11 +21,13 @@ from everflow.topology.graph import (
     EdgeType,
     JoinOperator,
     LookupOperator,
+    NodeOperator,
     ProcessorOperator,
     ProjectNode,
     SinkNode,
     SourceNode,
-    StatefulOperator,
+    WaitingOperator,
+    clocks_of,
 )
 from everflow.topology.timestamps import TimestampExtractor
 
@@ -185,7 +187,7 @@ class StatefulOp:
     """A StatefulNode: runs per task of ``subtopology``."""
 
     name: str
-    operator: StatefulOperator | JoinOperator | LookupOperator | ProcessorOperator
+    operator: NodeOperator
     stores: tuple[StoreSpec, ...]
     reads: tuple[StoreSpec, ...]
     """Stores that it reads as they were before the batch."""
@@ -204,7 +206,21 @@ class StatefulOp:
     @property
     def looks_up(self) -> tuple[StoreSpec, ...]:
         """Stores of global tables that it reads."""
-        return self.operator.looks_up if isinstance(self.operator, LookupOperator) else ()
+        if not isinstance(self.operator, LookupOperator | WaitingOperator):
+            return ()
+        return self.operator.looks_up
+
+    @property
+    def clocks(self) -> tuple[str, ...]:
+        """See `clocks_of`."""
+        return clocks_of(self.operator)
+
+    @property
+    def look_every_ms(self) -> int | None:
+        """How often the wall clock has to look at its tasks; None: never."""
+        if isinstance(self.operator, ProcessorOperator):
+            return min(self.operator.wall_clocks.values(), default=None)
+        return self.operator.look_every_ms if isinstance(self.operator, WaitingOperator) else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,15 +300,14 @@ class PhysicalPlan:
 
     @property
     def wall_clocks(self) -> Mapping[int, int]:
-        """Sub-topologies with methods that the wall clock calls, and how often it has to look at
-        their tasks (ms): as often as the fastest one is due."""
+        """Sub-topologies that the wall clock has to look at, and how often (ms): as often as the
+        fastest of their operators."""
         found: dict[int, int] = {}
         for step in self.steps:
             for op in step.ops:
-                if isinstance(op, StatefulOp) and isinstance(op.operator, ProcessorOperator):
-                    for every_ms in op.operator.wall_clocks.values():
-                        known = found.get(op.subtopology, every_ms)
-                        found[op.subtopology] = min(every_ms, known)
+                every_ms = op.look_every_ms if isinstance(op, StatefulOp) else None
+                if isinstance(op, StatefulOp) and every_ms is not None:
+                    found[op.subtopology] = min(every_ms, found.get(op.subtopology, every_ms))
         return found
 
     def value_decoder(self, store: str) -> Callable[[bytes], Any]:

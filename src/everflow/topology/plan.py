@@ -39,6 +39,7 @@ from everflow.topology.graph import (
     StatefulNode,
     TakeNode,
     UnnestNode,
+    WaitingOperator,
 )
 from everflow.topology.physical_plan import (
     DEAD_LETTER_SLOT,
@@ -373,7 +374,9 @@ class _Planner:
             if isinstance(node, SinkNode) and node.kind == "repartition":
                 topics.add(node.topic)
             operator = node.operator if isinstance(node, StatefulNode) else None
-            if isinstance(operator, JoinOperator | LookupOperator) and operator.takes_null_keys:
+            if not isinstance(operator, JoinOperator | LookupOperator | WaitingOperator):
+                continue
+            if operator.takes_null_keys:
                 return True
         return False
 

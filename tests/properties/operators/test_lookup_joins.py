@@ -50,7 +50,7 @@ def looked_up(
     for batch in batches(rows, cuts):
         updates, apply = table.changed(side(batch, left=False))
         views = {task: {"t": table.stores[task], "w": stores[task]} for task in TASKS}
-        done = join.join_tasks(side(batch, left=True), updates, views, times)
+        done = join.wait_tasks([side(batch, left=True), updates], views, times, {}, 0)
         apply()
         times = done.stream_times
         for task, listed in done.changes.items():
@@ -69,6 +69,7 @@ def model(
     held = dict[tuple[int, str], int]()
     waiting: dict[int, list[Row]] = {task: [] for task in TASKS}
     latest, found, dropped = dict.fromkeys(TASKS, -1), list[Result](), dict[str, int]()
+    grace_ms = own.grace_ms or 0
     keeps = kind is JoinKind.LEFT
 
     def drop(reason: str) -> None:
@@ -96,7 +97,7 @@ def model(
             drop("null-value")
             continue
         latest[task] = max(latest[task], row.time)
-        due = [one for one in mine if one.time + own.grace_ms < latest[task]]
+        due = [one for one in mine if one.time + grace_ms < latest[task]]
         for one in sorted(due, key=lambda one: one.time):
             over(one)
             mine[:] = [other for other in mine if other is not one]
@@ -108,7 +109,7 @@ def model(
         elif (task, row.key) in held:
             value = (row.value, held[task, row.key])
             found.append(Result(task, row.key, value, row.time))
-        elif row.time + own.grace_ms < latest[task]:
+        elif row.time + grace_ms < latest[task]:
             over(row)
         else:
             mine.append(row)
@@ -156,6 +157,7 @@ def test_an_empty_batch_gives_nothing() -> None:
     join = LookupJoin(table=table.joined, kind=JoinKind.LEFT, room=own)
     views = {task: {"t": table.stores[task], "w": InMemoryStore(WAITING)} for task in TASKS}
     updates, _ = table.changed(side([], left=False))
-    done = join.join_tasks(side([], left=True), updates, views, dict.fromkeys(TASKS, -1))
+    times = dict.fromkeys(TASKS, -1)
+    done = join.wait_tasks([side([], left=True), updates], views, times, {}, 0)
     assert (len(done.output), done.changes, done.dropped) == (0, {}, {})
     assert done.output.value.type == pa.struct([("left", pa.int64()), ("right", pa.int64())])

@@ -76,12 +76,21 @@ class World:
         ("w.stream.join(w.table, on=F.col('key'))", r"on= is for global tables; choose"),
         (
             "w.stream.lookup_join(w.world, grace=1, store='x')",
-            "lookup_join takes a table, found Glob",
+            r"lookup_join needs on=, the key to look up",
+        ),
+        (
+            "w.foreign.lookup_join(w.world, grace=1, on=F.col('key'), store='x')",
+            "lookup_join takes a global table of the same StreamsBuilder",
         ),
         (
             "w.stream.lookup_join(w.other, grace=1, store='x')",
-            "lookup_join takes a table, found KSt",
+            "lookup_join takes a table or a global table, found KSt",
         ),
+        (
+            "w.stream.lookup_join(w.table, grace=1, on=F.col('key'), store='x')",
+            r"on= is for global tables; choose the key first",
+        ),
+        ("w.stream.lookup_join(w.table, timeout=0, store='x')", "timeout is above 0, found 0 ms"),
         ("w.stream.lookup_join(w.table, store='x')", "lookup_join needs grace=, how long a record"),
         ("w.stream.lookup_join(w.table, grace=-1, store='x')", "a grace may not be negative"),
         ("w.stream.lookup_join(w.table, grace='soon', store='x')", "soon"),

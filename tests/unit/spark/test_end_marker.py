@@ -21,11 +21,12 @@ from everflow.dsl.kstream import KStream
 from everflow.kafka.reading.log_columns import LogColumns
 from everflow.records import OffsetRange, TopicPartition
 from everflow.runtime.commit.batch import COMMITTED, BatchRequest, BatchResult, TaskContext
+from everflow.runtime.step.step_stores import FollowedView
 from everflow.runtime.step.task_step import StepResult, TaskStep
 from everflow.runtime.worker.log_decoder import LogDecoder
 from everflow.spark.job import PreparedJob, SparkJobError, StepFunction
 from everflow.spark.segments import hop_out_of_step
-from everflow.state.store import StoreSpec, StoreView
+from everflow.state.store import StoreSpec
 from everflow.topology.hops import write_hop
 from everflow.topology.physical_plan import PhysicalPlan, Source
 from everflow.topology.plan import plan
@@ -48,7 +49,7 @@ class NotedSink:
 
 
 class NoStores:
-    def view(self, task: TaskContext, spec: StoreSpec) -> AbstractContextManager[StoreView]:
+    def view(self, task: TaskContext, spec: StoreSpec) -> AbstractContextManager[FollowedView]:
         raise AssertionError("no stores here")
 
     def homes(self, keys: Sequence[bytes], partitions: int) -> Sequence[int]:

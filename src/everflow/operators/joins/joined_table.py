@@ -109,10 +109,11 @@ class JoinedTable:
         """``side``: whether an update in the very place of a record counts (right) or not."""
         order = np.argsort(known.codes, kind="stable")
         codes = known.codes[order]
-        span = 1 + max(int(known.at.max(initial=0)), int(asked.at.max(initial=0)))
-        found = np.searchsorted(
-            codes * span + known.at[order], asked.codes * span + asked.at, side=side
-        )
+        # Ranks: places may be as high as `LAST_SEQ`.
+        _, ranks = np.unique(np.concatenate([known.at, asked.at]), return_inverse=True)
+        before, at = ranks[: len(known.at)], ranks[len(known.at) :]
+        span = 1 + int(ranks.max(initial=0))
+        found = np.searchsorted(codes * span + before[order], asked.codes * span + at, side=side)
         last = np.maximum(found - 1, 0)
         here = (found > 0) & (
             codes[last] == asked.codes if len(codes) else np.zeros(len(asked.codes), bool)

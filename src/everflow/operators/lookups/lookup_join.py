@@ -2,94 +2,269 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from everflow.operators.fold import valid
 from everflow.operators.grouping import stream_times as running_times
 from everflow.operators.joins.joined_table import JoinedTable
 from everflow.operators.joins.joined_values import JoinKind, Stores
+from everflow.operators.joins.stream_global import looked_up
 from everflow.operators.lookups.told_records import ToldRecords
-from everflow.operators.lookups.waiting_room import TaskEvents, WaitingRoom
-from everflow.records import EdgeBatch, TasksResult
+from everflow.operators.lookups.waiting_room import BEFORE_ALL, TaskEvents, WaitingRoom
+from everflow.operators.user_code import written_bytes
+from everflow.records import EdgeBatch, Int64, TasksResult
+from everflow.state.store import StoreSpec, WholeView
+
+LOOK_MS = 1_000
+"""How often records that wait are looked at where nothing else makes a batch."""
+SEEN = "seen"
+"""Under which a task keeps what of the global table its records have been looked up in."""
+_Updates = Mapping[int, Sequence[tuple[int, int, bytes]]]
+"""Of each task: place, row and key of each entry that comes."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class LookupJoin:
-    """As `StreamTableJoin`, but a record without an entry waits in ``room``: until an update of the
-    table brings it, or until its time is over, by the stream's own times. Then it is given with a
-    null right, where the ``kind`` keeps it, or dropped. Results have their records' times.
+class _Asked:
+    """Records that look entries up: ``keys`` of those that have one (rows of the others are not in
+    ``keyed``), what is ``held`` for each row."""
+
+    records: EdgeBatch
+    places: Int64
+    keyed: Int64
+    keys: pa.Array
+    held: pa.Array
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Waiting:
+    """What both joins are. A record without an entry waits in ``room``: until an update of the
+    table brings it, or until its time is over. Then it is given with a null right, where the
+    ``kind`` keeps it, or dropped. Results have their records' times.
     """
 
     table: JoinedTable
     kind: JoinKind
     room: WaitingRoom
-    table_first: bool = True
-    """Whether an input record that is on both sides changes the table first."""
 
     @property
     def takes_null_keys(self) -> bool:
-        """See `JoinOperator`."""
+        """See `WaitingOperator`."""
         return self.kind.keeps_left
-
-    def join_tasks(
-        self, left: EdgeBatch, right: EdgeBatch, stores: Stores, stream_times: Mapping[int, int]
-    ) -> TasksResult:
-        """See `JoinOperator`."""
-        valued = valid(left.value)
-        asking = left if valued.all() else left.take(np.flatnonzero(valued))
-        running, after = running_times(asking.timestamp, asking.partition, stream_times)
-        held = self.table.when(asking, right, stores, first=self.table_first).values
-        keyed, there = valid(asking.key), valid(held)
-        missing = np.flatnonzero(keyed & ~there)
-        missing_keys = self.table.keys_of(asking.take(missing)).to_pylist()
-        coming = np.flatnonzero(valid(right.key) & valid(right.value))
-        coming_keys = self.table.keys_of(right.take(coming)).to_pylist()
-        places = asking.seq * 2 + self.table_first
-        told = ToldRecords(
-            room=self.room,
-            asking=asking,
-            places=places,
-            found=right.value.cast(self.table.type),
-            by=right,
-        )
-        for partition in sorted(stores):
-            rows = np.flatnonzero(asking.partition == partition)
-            mine = np.flatnonzero(asking.partition[missing] == partition)
-            numbers = np.searchsorted(rows, missing[mine]).tolist()
-            its = np.flatnonzero(right.partition[coming] == partition)
-            updates = right.seq[coming[its]] * 2 + (not self.table_first)
-            events = TaskEvents(
-                rows=rows,
-                places=places[rows],
-                times=asking.timestamp[rows],
-                stream_times=running[rows],
-                misses=[*zip(numbers, [missing_keys[at] for at in mine], strict=True)],
-                updates=[
-                    *zip(
-                        updates.tolist(),
-                        coming[its].tolist(),
-                        [coming_keys[at] for at in its],
-                        strict=True,
-                    )
-                ],
-                stream_time=after[partition],
-            )
-            view = stores[partition][self.room.store.name]
-            told.add(partition, self.room.settle(events, view))
-        at_once = np.flatnonzero(there | (~keyed & self.kind.keeps_left))
-        output = told.output(at_once, held.take(at_once), kept=self.kind.keeps_left)
-        dropped = {
-            "null-value": int(np.count_nonzero(~valued)),
-            "null-key": 0 if self.kind.keeps_left else int(np.count_nonzero(~keyed)),
-            "not-found": told.dropped(kept=self.kind.keeps_left),
-        }
-        counted = {reason: count for reason, count in dropped.items() if count}
-        return TasksResult(output, told.changes, after, counted)
 
     def decode_result(self, data: bytes) -> Any:
         """The bytes of its own store as they are: no table shows them."""
         return data
+
+    def _settled(
+        self,
+        asked: _Asked,
+        updates: _Updates,
+        told: ToldRecords,
+        stores: Stores,
+        stream_times: Mapping[int, int],
+        now_ms: int,
+    ) -> TasksResult:
+        """``told``: empty, to take who waits no longer."""
+        asking, held = asked.records, asked.held
+        running, after = running_times(asking.timestamp, asking.partition, stream_times)
+        there = valid(held)
+        missing = np.flatnonzero(~there[asked.keyed])
+        missing_keys = asked.keys.take(pa.array(missing)).to_pylist()
+        missing = asked.keyed[missing]
+        for partition in sorted(stores):
+            rows = np.flatnonzero(asking.partition == partition)
+            mine = np.flatnonzero(asking.partition[missing] == partition)
+            numbers = np.searchsorted(rows, missing[mine]).tolist()
+            events = TaskEvents(
+                rows=rows,
+                places=asked.places[rows],
+                times=asking.timestamp[rows],
+                stream_times=running[rows],
+                misses=[*zip(numbers, [missing_keys[at] for at in mine], strict=True)],
+                updates=updates.get(partition, ()),
+                stream_time=after[partition],
+                now_ms=now_ms,
+            )
+            view = stores[partition][self.room.store.name]
+            told.add(partition, self.room.settle(events, view))
+        keyless = np.ones(len(asking), bool)
+        keyless[asked.keyed] = False
+        at_once = np.flatnonzero(there | (keyless & self.kind.keeps_left))
+        output = told.output(at_once, held.take(at_once), kept=self.kind.keeps_left)
+        dropped = {
+            "null-key": 0 if self.kind.keeps_left else int(np.count_nonzero(keyless)),
+            "not-found": told.dropped(kept=self.kind.keeps_left),
+        }
+        return TasksResult(output, told.changes, after, dropped)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LookupJoin(_Waiting):
+    """With a table of the same tasks, whose updates are events among the records."""
+
+    table_first: bool = True
+    """Whether an input record that is on both sides changes the table first."""
+
+    @property
+    def looks_up(self) -> tuple[StoreSpec, ...]:
+        """See `WaitingOperator`."""
+        return ()
+
+    @property
+    def look_every_ms(self) -> int | None:
+        """See `WaitingOperator`."""
+        return _interval_of(self.room)
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """See `WaitingOperator`."""
+        return ()
+
+    def wait_tasks(
+        self,
+        sides: Sequence[EdgeBatch],
+        stores: Stores,
+        stream_times: Mapping[int, int],
+        clocks: Mapping[int, Mapping[str, int]],
+        now_ms: int,
+    ) -> TasksResult:
+        """See `WaitingOperator`; the sides are the stream and the table's updates."""
+        left, right = sides
+        asking, without = _valued(left, left.value)
+        held = self.table.when(asking, right, stores, first=self.table_first).values
+        keyed = np.flatnonzero(valid(asking.key))
+        coming = np.flatnonzero(valid(right.key) & valid(right.value))
+        coming_keys = self.table.keys_of(right.take(coming)).to_pylist()
+        updates: dict[int, list[tuple[int, int, bytes]]] = {}
+        places = right.seq[coming] * 2 + (not self.table_first)
+        for partition, place, row, key in zip(
+            right.partition[coming].tolist(),
+            places.tolist(),
+            coming.tolist(),
+            coming_keys,
+            strict=True,
+        ):
+            updates.setdefault(partition, []).append((place, row, key))
+        asked = _Asked(
+            records=asking,
+            places=asking.seq * 2 + self.table_first,
+            keyed=keyed,
+            keys=self.table.keys_of(asking.take(keyed)),
+            held=held,
+        )
+        told = ToldRecords(
+            room=self.room,
+            asking=asking,
+            places=asked.places,
+            found=right.value.cast(self.table.type),
+            by=right,
+        )
+        return _counted(self._settled(asked, updates, told, stores, stream_times, now_ms), without)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlobalLookupJoin(_Waiting):
+    """With a global table, of values ``struct<fk, value>`` (see `StreamGlobalJoin`). Its updates
+    are no events of the task: where it is another one than a task's records were looked up in, all
+    that wait are looked up before the batch's records."""
+
+    @property
+    def looks_up(self) -> tuple[StoreSpec, ...]:
+        """See `WaitingOperator`."""
+        return (self.table.spec,)
+
+    @property
+    def look_every_ms(self) -> int | None:
+        """See `WaitingOperator`."""
+        return _interval_of(self.room) or LOOK_MS
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """See `WaitingOperator`."""
+        return (SEEN,)
+
+    def wait_tasks(
+        self,
+        sides: Sequence[EdgeBatch],
+        stores: Stores,
+        stream_times: Mapping[int, int],
+        clocks: Mapping[int, Mapping[str, int]],
+        now_ms: int,
+    ) -> TasksResult:
+        """See `WaitingOperator`; the side is the stream."""
+        (side,), spec = sides, self.table.spec
+        if not stores:
+            raise AssertionError("a lookup join is asked for its tasks")
+        keys, values = side.value.flatten()
+        asking, without = _valued(side.with_columns(value=values), values)
+        keys = keys.filter(pa.array(valid(values)))
+        keyed = np.flatnonzero(valid(keys))
+        written = written_bytes(spec.key_serde, keys.take(keyed), spec.name, asking, keyed)
+        whole = next(iter(stores.values()))[spec.name]
+        assert isinstance(whole, WholeView)
+        waited = self._waited(stores, clocks, whole.mark)
+        every = sorted({key for listed in waited.values() for key in listed})
+        found = looked_up(
+            self.table, pa.concat_arrays([pa.array(every, pa.binary()), written]), whole
+        )
+        brought = found[: len(every)]
+        row_of = {key: row for row, key in enumerate(every) if brought[row].is_valid}
+        updates = {
+            partition: [(BEFORE_ALL, row_of[key], key) for key in listed if key in row_of]
+            for partition, listed in waited.items()
+        }
+        held = pa.nulls(len(asking), self.table.type)
+        if len(keyed):
+            index = np.full(len(asking), -1, np.int64)
+            index[keyed] = np.arange(len(keyed)) + len(every)
+            held = found.take(pa.array(index, mask=index < 0))
+        asked = _Asked(records=asking, places=asking.seq * 2, keyed=keyed, keys=written, held=held)
+        told = ToldRecords(
+            room=self.room,
+            asking=asking,
+            places=asked.places,
+            found=brought,
+            by=asking.take(np.empty(0, np.int64)),
+        )
+        done = self._settled(asked, updates, told, stores, stream_times, now_ms)
+        seen = {*waited, *done.changes}
+        done.clocks.update({partition: {SEEN: whole.mark} for partition in seen})
+        return _counted(done, without)
+
+    def _waited(
+        self, stores: Stores, clocks: Mapping[int, Mapping[str, int]], mark: int
+    ) -> dict[int, list[bytes]]:
+        """The keys that records of each task wait for, where there are some and the table is
+        another one."""
+        found = {
+            partition: self.room.keys(views[self.room.store.name])
+            for partition, views in stores.items()
+            if clocks[partition][SEEN] != mark
+        }
+        return {partition: keys for partition, keys in found.items() if keys}
+
+
+def _interval_of(room: WaitingRoom) -> int | None:
+    """Often enough for its time-out."""
+    if room.timeout_ms is None:
+        return None
+    return min(LOOK_MS, max(room.timeout_ms // 10, 100))
+
+
+def _valued(batch: EdgeBatch, values: pa.Array) -> tuple[EdgeBatch, int]:
+    """The records that have a value, and how many have none."""
+    there = valid(values)
+    rows = np.flatnonzero(there)
+    return (batch if there.all() else batch.take(rows)), len(batch) - len(rows)
+
+
+def _counted(done: TasksResult, without_value: int) -> TasksResult:
+    counts = {"null-value": without_value, **done.dropped}
+    done.dropped.clear()
+    done.dropped.update({reason: count for reason, count in counts.items() if count})
+    return done

@@ -56,7 +56,8 @@ class ToldRecords:
         return 0 if kept else sum(one.found == NO_ROW for _, one in self.told)
 
     def _of(self, told: Sequence[tuple[int, Told]]) -> EdgeBatch:
-        """Results of those that have waited; each comes with the record that ended it."""
+        """Results of those that have waited; each comes with the record that ended it, if one
+        did."""
         waiters = [one.waiter for _, one in told]
         key, value, headers = self._records(waiters)
         rows = np.array([one.found for _, one in told], np.int64)
@@ -66,7 +67,7 @@ class ToldRecords:
             key=key,
             value=joined(value, right),
             timestamp=np.array([one.time for one in waiters], np.int64),
-            seq=np.array([one.place // 2 for _, one in told], np.int64),
+            seq=np.array([max(0, one.place // 2) for _, one in told], np.int64),
             source=source,
             partition=np.array([partition for partition, _ in told], np.int32),
             offset=offset,

@@ -1,7 +1,8 @@
 """Holds records of a stream until the entry that they look up is there, or their time is over.
 
-The store has two entries for each: under the looked-up key and a number, what the record is, and
-under its time, which says when it is due; and the next number. Numbers are given as records come.
+The store has entries for each: under the looked-up key and a number, what the record is; under its
+time, and under the clock's when it came where that limits its wait, which say when it is due; and
+the next number. Numbers are given as records come.
 """
 
 from __future__ import annotations
@@ -14,26 +15,31 @@ from typing import NamedTuple
 
 import numpy as np
 
-from everflow.records import Int64, StoreChanges
+from everflow.records import LAST_SEQ, Int64, StoreChanges
 from everflow.serdes import Serde
 from everflow.state.changelog import TIMESTAMP_BYTES
 from everflow.state.store import StoreSpec, StoreView
 
 _TIME, _LENGTH, _NUMBER = struct.Struct(">q"), struct.Struct(">i"), struct.Struct(">Q")
-_BY_KEY, _BY_TIME, _NEXT = b"k", b"t", b"n"
+_TIMES = struct.Struct(">qq")
+_BY_KEY, _BY_TIME, _BY_CLOCK, _NEXT = b"k", b"t", b"w", b"n"
 NO_ROW = -1
 """Of what did not come with the batch's records."""
+BEFORE_ALL, BEHIND_ALL = -1, 2 * LAST_SEQ + 1
+"""Places of what no record of the batch has brought."""
 _DUE, _UPDATE, _MISS = 0, 0, 1
 """What is due at a record's place is told before the record waits itself; an update has a place of
 its own."""
 
 
 class Waiter(NamedTuple):
-    """A record that waits: its number, time, and what it looks up. ``row``: of the batch, `NO_ROW`
-    of one from the store, which is ``stored`` as it was written."""
+    """A record that waits: its number, time, when it came by the wall clock (ms), and what it looks
+    up. ``row``: of the batch, `NO_ROW` of one from the store, which is ``stored`` as it was
+    written."""
 
     number: int
     time: int
+    came: int
     key: bytes
     row: int
     stored: bytes = b""
@@ -67,20 +73,24 @@ class TaskEvents:
     updates: Sequence[tuple[int, int, bytes]]
     stream_time: int
     """After all of them."""
+    now_ms: int = 0
+    """By the wall clock."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WaitingRoom:
-    """A record waits until stream time is more than ``grace_ms`` behind it; of one key at most
-    ``most`` wait: then the one that has waited longest gives way, as if its time were over."""
+    """A record waits until stream time is more than ``grace_ms`` behind it, and for ``timeout_ms``
+    by the wall clock (None: however long); of one key at most ``most`` wait: then the one that has
+    waited longest gives way, as if its time were over."""
 
     store: StoreSpec
     key_serde: Serde
     """Of the stream's keys."""
     value_serde: Serde
     """Of the stream's values."""
-    grace_ms: int
+    grace_ms: int | None
     most: int | None
+    timeout_ms: int | None = None
 
     def settle(self, events: TaskEvents, view: StoreView) -> TaskWaits:
         """Who waits no longer, in order, and who does."""
@@ -88,10 +98,20 @@ class WaitingRoom:
 
     def keys(self, view: StoreView) -> list[bytes]:
         """What is waited for."""
+        if view.get_many([_NEXT]) == [None]:
+            return []  # nobody has ever waited here
         found = dict[bytes, None]()
         for stored, _ in view.range(_BY_KEY, bytes([_BY_KEY[0] + 1])):
             found.setdefault(_key_of(stored))
         return list(found)
+
+    def places(self, waiter: Waiter) -> list[bytes]:
+        """The keys of a waiter in the store."""
+        number = _NUMBER.pack(waiter.number)
+        found = [_prefix(waiter.key) + number, _BY_TIME + _TIME.pack(waiter.since) + number]
+        if self.timeout_ms is not None:
+            found.append(_BY_CLOCK + _TIME.pack(waiter.came) + number)
+        return found
 
 
 @dataclass(kw_only=True)
@@ -146,13 +166,15 @@ class TaskWaits:
         values: list[bytes | None] = []
         times: list[int] = []
         for one in self.gone:
-            keys += _places(one)
-            values += [None, None]
-            times += [self.events.stream_time] * 2
+            places = self.room.places(one)
+            keys += places
+            values += [None] * len(places)
+            times += [self.events.stream_time] * len(places)
         for one, data in zip(self.stays, stored, strict=True):
-            keys += _places(one)
-            values += [_TIME.pack(one.time) + data, one.key]
-            times += [one.time] * 2
+            places = self.room.places(one)
+            keys += places
+            values += [_TIMES.pack(one.time, one.came) + data, *([one.key] * (len(places) - 1))]
+            times += [one.time] * len(places)
         if self.next_number != self.first_number:
             keys.append(_NEXT)
             values.append(_NUMBER.pack(self.next_number))
@@ -182,32 +204,39 @@ class TaskWaits:
         self._load_due(view)
 
     def _load_due(self, view: StoreView) -> None:
-        if not len(self.events.stream_times):
-            return
-        end = int(self.events.stream_times[-1]) - self.room.grace_ms
-        low, high = _BY_TIME, _BY_TIME + _TIME.pack(max(end, 0))
-        listed = [
-            (_number_of(place), key[TIMESTAMP_BYTES:]) for place, key in view.range(low, high)
-        ]
-        more = [(n, key) for n, key in listed if n not in self.waiting.get(key, {})]
+        """Who is due with a record of the batch, and by the clock."""
+        room, events, listed = self.room, self.events, list[tuple[bytes, bytes]]()
+        if room.grace_ms is not None and len(events.stream_times):
+            end = int(events.stream_times[-1]) - room.grace_ms
+            listed += view.range(_BY_TIME, _BY_TIME + _TIME.pack(max(end, 0)))
+        if room.timeout_ms is not None:
+            end = max(events.now_ms - room.timeout_ms + 1, 0)
+            listed += view.range(_BY_CLOCK, _BY_CLOCK + _TIME.pack(end))
+        due = {_number_of(place): key[TIMESTAMP_BYTES:] for place, key in listed}
+        more = [(n, key) for n, key in due.items() if n not in self.waiting.get(key, {})]
         values = view.get_many([_prefix(key) + _NUMBER.pack(n) for n, key in more])
         for (n, key), value in zip(more, values, strict=True):
             assert value is not None
             self._come(n, key, value[TIMESTAMP_BYTES:])
 
     def _come(self, number: int, key: bytes, value: bytes) -> None:
-        (time,) = _TIME.unpack_from(value)
-        waiter = Waiter(number, time, key, NO_ROW, value[_TIME.size :])
+        time, came = _TIMES.unpack_from(value)
+        waiter = Waiter(number, time, came, key, NO_ROW, value[_TIMES.size :])
         self.waiting.setdefault(key, {})[number] = waiter
         self._await_end(waiter, 0)
+        timeout_ms = self.room.timeout_ms
+        if timeout_ms is not None and came + timeout_ms <= self.events.now_ms:
+            self.heap.append((BEHIND_ALL, _DUE, came, number, key))
 
     # --- events ----------------------------------------------------------------------------------
 
     def _await_end(self, waiter: Waiter, at: int) -> None:
         """Note where its time is over, if it is in this batch; ``at``: the record with which it
         came."""
-        running = self.events.stream_times
-        found = int(np.searchsorted(running, waiter.since + self.room.grace_ms, side="right"))
+        running, grace_ms = self.events.stream_times, self.room.grace_ms
+        if grace_ms is None:
+            return
+        found = int(np.searchsorted(running, waiter.since + grace_ms, side="right"))
         found = max(found, at)
         if found < len(running):
             place = int(self.events.places[found])
@@ -215,8 +244,9 @@ class TaskWaits:
 
     def _wait(self, place: int, at: int, key: bytes) -> None:
         time, row = int(self.events.times[at]), int(self.events.rows[at])
-        waiter = Waiter(self.next_number, time, key, row)
-        if waiter.since + self.room.grace_ms < int(self.events.stream_times[at]):
+        waiter = Waiter(self.next_number, time, self.events.now_ms, key, row)
+        grace_ms, stream_time = self.room.grace_ms, int(self.events.stream_times[at])
+        if grace_ms is not None and waiter.since + grace_ms < stream_time:
             self.told.append(Told(place, waiter, NO_ROW))
             return
         self.next_number += 1
@@ -243,12 +273,6 @@ class TaskWaits:
 
 def _prefix(key: bytes) -> bytes:
     return _BY_KEY + _LENGTH.pack(len(key)) + key
-
-
-def _places(waiter: Waiter) -> list[bytes]:
-    """Both keys of a waiter in the store."""
-    number = _NUMBER.pack(waiter.number)
-    return [_prefix(waiter.key) + number, _BY_TIME + _TIME.pack(waiter.since) + number]
 
 
 def _number_of(stored: bytes) -> int:

@@ -11,13 +11,11 @@ import pyarrow as pa
 
 from everflow.operators.processors.context import NO_ROW, Forwarded
 from everflow.operators.user_code import UserFunctionError
-from everflow.records import HEADERS, EdgeBatch, Int64, joined_headers
+from everflow.records import HEADERS, LAST_SEQ, EdgeBatch, Int64, joined_headers
 from everflow.serdes.fitting import column_of
 from everflow.topology.graph import EdgeType
 from everflow.user_texts import shown
 
-LAST = (1 << 62) - 1
-"""The position of what a clock's call has forwarded: behind all records."""
 _UNFIT = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
 
@@ -145,7 +143,7 @@ def placed(
         key=key,
         value=value,
         timestamp=times.astype(np.int64),
-        seq=column(batch.seq, LAST),
+        seq=column(batch.seq, LAST_SEQ),
         source=column(batch.source, 0),
         partition=np.full(len(rows), partition, np.int32),
         offset=column(batch.offset, -1),

@@ -7,17 +7,26 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from heapq import merge
 from typing import Protocol
+from zlib import crc32
 
 from everflow.records import StoreChanges, TaskId
 from everflow.runtime.commit.batch import TaskContext
 from everflow.state.store import StoreSpec, StoreView
 
 
+class FollowedView(StoreView, Protocol):
+    """A store at one moment, and how far it follows its changelog then."""
+
+    @property
+    def position(self) -> int:
+        """The next offset."""
+
+
 class StoreAccess(Protocol):
     """Opens the committed content of a task's store. Picklable; implemented for LMDB and for the
     test driver's memory."""
 
-    def view(self, task: TaskContext, spec: StoreSpec) -> AbstractContextManager[StoreView]:
+    def view(self, task: TaskContext, spec: StoreSpec) -> AbstractContextManager[FollowedView]:
         """A consistent snapshot, closed when the step is done."""
 
     def homes(self, keys: Sequence[bytes], partitions: int) -> Sequence[int]:
@@ -75,7 +84,7 @@ class WholeTable:
     may have partitioned it otherwise."""
 
     def __init__(
-        self, parts: Sequence[StoreView], homes: Callable[[Sequence[bytes], int], Sequence[int]]
+        self, parts: Sequence[FollowedView], homes: Callable[[Sequence[bytes], int], Sequence[int]]
     ) -> None:
         self._parts, self._homes = parts, homes
 
@@ -83,6 +92,11 @@ class WholeTable:
     def newest_ms(self) -> int:
         """See `StoreView`: entries of a table do not expire."""
         return -1
+
+    @property
+    def mark(self) -> int:
+        """See `WholeView`."""
+        return crc32(repr([part.position for part in self._parts]).encode())
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """See `StoreView`."""

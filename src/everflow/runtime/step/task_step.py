@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from everflow.operators.user_code import UserFunctionError, refused, require_users
+from everflow.operators.user_code import refused, require_users
 from everflow.records import (
     EdgeBatch,
     StoreChanges,
@@ -28,7 +28,6 @@ from everflow.records import (
 )
 from everflow.runtime.commit.batch import (
     FAILED,
-    BadRecord,
     BatchFailure,
     BatchRequest,
     BatchResult,
@@ -40,23 +39,18 @@ from everflow.runtime.commit.batch import (
 from everflow.runtime.step.extracted_times import extract_times
 from everflow.runtime.step.merge_order import merge_inputs, merge_tasks
 from everflow.runtime.step.partitioning import Partitions
+from everflow.runtime.step.stateful_ops import clock_name, run_stateful
 from everflow.runtime.step.step_failure import EarlierStepFailed, failure_of
 from everflow.runtime.step.step_functions import RecordFailure, run_function, take, unnest
 from everflow.runtime.step.step_stores import StoreAccess, TaskStores
 from everflow.serdes import Serde
 from everflow.serdes.windowed import python_keys
-from everflow.topology.graph import (
-    JoinOperator,
-    LookupOperator,
-    ProcessorOperator,
-    StatefulOperator,
-    Surroundings,
-)
 from everflow.topology.hops import (
     HopError,
     HopInput,
     HopSchema,
     concat,
+    empty_like,
     in_order,
     read_hop,
     write_hop,
@@ -251,7 +245,7 @@ class TaskStep:
             for op in self.ops:
                 if isinstance(op, StatefulOp):
                     sides = [concat([records[slot] for slot in side]) for side in op.sides]
-                    done = _run_stateful(op, sides, stores, by_index, request)
+                    done = run_stateful(op, sides, stores, by_index, request)
                     result.add(op, done)
                     records[op.output] = done.output
                 elif isinstance(op, TimeOp):
@@ -302,7 +296,7 @@ class TaskStep:
         }
         written = {**records, **rows}
         return {
-            slot.id: written.get(slot.id) or _empty_like(slot.type.key, slot.type.value)
+            slot.id: written.get(slot.id) or empty_like(slot.type.key, slot.type.value)
             for slot in self.hop_out.slots
         }
 
@@ -319,7 +313,7 @@ def failed(error: Exception, hop_out: HopSchema | None) -> Iterator[pa.RecordBat
     if hop_out is None:
         yield _result_row(BatchResult(outcome=FAILED, failure=failure))
         return
-    nothing = {slot.id: _empty_like(slot.type.key, slot.type.value) for slot in hop_out.slots}
+    nothing = {slot.id: empty_like(slot.type.key, slot.type.value) for slot in hop_out.slots}
     yield from write_hop(nothing, hop_out, as_json({"failure": failure}))
 
 
@@ -347,100 +341,8 @@ def _run_stateless(
             return {op.output: unnest(op, _input_of(op, records))}
 
 
-def _run_stateful(
-    op: StatefulOp,
-    sides: list[EdgeBatch],
-    stores: TaskStores,
-    sources: Mapping[int, Source],
-    request: BatchRequest,
-) -> TasksResult:
-    """Run the operator on the tasks that have records, or that a clock may call; `stores` shows its
-    changes to those behind it."""
-    tasks = {
-        partition: TaskId(op.subtopology, partition)
-        for partition in np.unique(np.concatenate([side.partition for side in sides])).tolist()
-    }
-    if isinstance(op.operator, ProcessorOperator) and op.operator.wall_clocks:
-        found = (one.task for one in request.tasks if one.task.subtopology == op.subtopology)
-        tasks |= {task.partition: task for task in found}
-    views = {
-        partition: {**stores.views(task, op.stores), **stores.before(task, op.reads)}
-        for partition, task in tasks.items()
-    }
-    times = {partition: stores.stream_time(task, op.name) for partition, task in tasks.items()}
-    if isinstance(op.operator, ProcessorOperator):
-        run = _surrounded(op.operator, op, tasks, stores, sources, request)
-    elif isinstance(op.operator, LookupOperator):
-        looks_up, whole = op.operator, stores.whole(op.looks_up)
-        run = lambda batch, *_: looks_up.look_up(batch, whole)  # noqa: E731
-    else:
-        run = _running(op.operator)
-    try:
-        done = run(*map(in_order, sides), views, times) if tasks else None
-    except UserFunctionError as error:
-        cause = error.__cause__ or error
-        if error.source not in sources:  # a clock's call, without a record
-            raise RecordFailure(None, op.where, cause) from cause
-        record = BadRecord(sources[error.source].topic, error.partition, error.offset, op.name)
-        raise RecordFailure(record, op.where, cause) from cause
-    if done is None:
-        return TasksResult(_empty_like(op.type.key, op.type.value), {}, {}, {})
-    for partition, listed in done.changes.items():
-        for changes in listed:
-            stores.remember(tasks[partition], changes)
-    return done
-
-
-def _surrounded(
-    operator: ProcessorOperator,
-    op: StatefulOp,
-    tasks: Mapping[int, TaskId],
-    stores: TaskStores,
-    sources: Mapping[int, Source],
-    request: BatchRequest,
-) -> Callable[..., TasksResult]:
-    """What runs a processor, told of its clocks and of where it is."""
-    clocks = {
-        partition: {
-            name: stores.stream_time(task, clock_name(op.name, name))
-            for name in operator.wall_clocks
-        }
-        for partition, task in tasks.items()
-    }
-    topics = {index: source.topic for index, source in sources.items()}
-    surroundings = Surroundings(
-        request.application_id, op.subtopology, topics, request.wall_clock_ms
-    )
-    return lambda batch, views, times: operator.run_tasks(batch, views, times, clocks, surroundings)
-
-
-def clock_name(node: str, method: str) -> str:
-    """Under which a method's last call by the wall clock is kept beside the nodes' stream times."""
-    return f"{node}/{method}"
-
-
-def _running(operator: StatefulOperator | JoinOperator) -> Callable[..., TasksResult]:
-    """What runs an operator on its sides."""
-    if isinstance(operator, JoinOperator):
-        return operator.join_tasks
-    return operator.process_tasks
-
-
 def _result_row(result: BatchResult) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array([result.to_json()])], schema=RESULT_SCHEMA)
-
-
-def _empty_like(key: pa.DataType, value: pa.DataType) -> EdgeBatch:
-    none64, none32 = np.empty(0, np.int64), np.empty(0, np.int32)
-    return EdgeBatch(
-        key=pa.array([], key),
-        value=pa.array([], value),
-        timestamp=none64,
-        seq=none64,
-        source=none32,
-        partition=none32,
-        offset=none64,
-    )
 
 
 def _to_outputs(op: SinkOp, batch: EdgeBatch, sources: Mapping[int, Source]) -> list[SinkOutput]:

@@ -17,9 +17,10 @@ from everflow.kafka.writing.record_writer import RecordWriter
 from everflow.records import StoreChanges
 from everflow.runtime.commit.batch import EXACTLY_ONCE_V2, BatchRequest, TaskContext
 from everflow.runtime.commit.gate_client import GateAnswer, GateClient
+from everflow.runtime.step.step_stores import FollowedView
 from everflow.runtime.worker.crash_points import ENVIRONMENT_VARIABLE, reached
 from everflow.state.lmdb_store import LmdbStore
-from everflow.state.store import StoreSpec, StoreView
+from everflow.state.store import StoreSpec
 from everflow.state.store_meta import Owner
 
 CONFIG_TIMEOUT_S = 5.0
@@ -35,7 +36,7 @@ class BatchUnwantedError(RetriableError):
 class LmdbAccess:
     """Snapshots of the LMDB stores whose folders the request names."""
 
-    def view(self, task: TaskContext, spec: StoreSpec) -> AbstractContextManager[StoreView]:
+    def view(self, task: TaskContext, spec: StoreSpec) -> AbstractContextManager[FollowedView]:
         """See `StoreAccess`."""
         return LmdbStore.open(task.stores[spec.name].path).snapshot()
 

@@ -12,9 +12,9 @@ import pytest
 from everflow import serdes
 from everflow.records import StoreChanges, TaskId
 from everflow.runtime.commit.batch import StorePlace, TaskContext
-from everflow.runtime.step.step_stores import TaskStores
+from everflow.runtime.step.step_stores import FollowedView, TaskStores
 from everflow.state.changelog import pack_value
-from everflow.state.store import StoreSpec, StoreView
+from everflow.state.store import StoreSpec
 
 SPEC = StoreSpec(
     name="counts", kind="key_value", key_serde=serdes.string(), value_serde=serdes.long()
@@ -39,7 +39,7 @@ class Stored:
 
 class Access:
     @contextmanager
-    def view(self, task: TaskContext, spec: StoreSpec) -> Iterator[StoreView]:
+    def view(self, task: TaskContext, spec: StoreSpec) -> Iterator[FollowedView]:
         yield Stored()  # type: ignore[misc]
 
     def homes(self, keys: Sequence[bytes], partitions: int) -> Sequence[int]:

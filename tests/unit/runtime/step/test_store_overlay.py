@@ -12,8 +12,8 @@ import pytest
 from everflow import serdes
 from everflow.records import StoreChanges, TaskId
 from everflow.runtime.commit.batch import TaskContext
-from everflow.runtime.step.step_stores import OverlayView, TaskStores
-from everflow.state.store import InMemoryStore, StoreSpec, StoreView
+from everflow.runtime.step.step_stores import FollowedView, OverlayView, TaskStores
+from everflow.state.store import InMemoryStore, StoreSpec
 
 SPEC = StoreSpec(name="s", kind="key_value", key_serde=serdes.string(), value_serde=serdes.string())
 
@@ -51,7 +51,7 @@ class Counting:
         self.opened, self.closed = 0, 0
 
     @contextmanager
-    def view(self, task: TaskContext, spec: StoreSpec) -> Iterator[StoreView]:
+    def view(self, task: TaskContext, spec: StoreSpec) -> Iterator[FollowedView]:
         self.opened += 1
         yield filled()
         self.closed += 1
