@@ -135,3 +135,31 @@ ASKS = [
 def test_whatever_asks_pyspark_for_its_spark_starts_it(asks: str) -> None:
     done = run(FIRST_ASKED.format(asks=asks))
     assert done.stdout.splitlines() == ["True", "2"], done.stderr
+
+
+AHEAD = """
+    import os
+    from everflow.spark import jvm_ahead
+    from everflow.spark.session import get_context, launch_ahead
+
+    launch_ahead()
+    ahead = jvm_ahead._ahead[0].process
+    import everflow.cli.run, everflow.runtime.kafka_streams  # changes nothing that a JVM is launched with
+    {program}
+    taken = get_context()._gateway.proc
+    print(taken is ahead, ahead.poll() is None, get_context().parallelize([1, 2]).count())
+"""  # noqa: E501
+OWN_SPARK = """
+    from pyspark.sql import SparkSession
+    SparkSession.builder.master("local[4]").config("spark.driver.memory", "600m").getOrCreate()
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "expected"), [("", ["True", "True", "2"]), (OWN_SPARK, ["False", "False", "2"])]
+)
+def test_spark_is_found_launched_unless_the_program_starts_its_own(
+    program: str, expected: list[str]
+) -> None:
+    done = run(AHEAD.format(program=program.strip()))
+    assert done.stdout.split() == expected, done.stderr

@@ -132,6 +132,7 @@ def run(
     effect at the next start.
     """
     with _errors_for_people(debug) as more:
+        _launch_spark_ahead()
         from everflow.cli.cluster import assignments
         from everflow.cli.run import run_program
 
@@ -142,8 +143,7 @@ def run(
             "num.stream.threads": threads,
             "state.dir": str(state_dir) if state_dir else None,
         }
-        merged = merge_settings(assignments("--set", settings), options)
-        require_given(merged)
+        require_given(merged := merge_settings(assignments("--set", settings), options))
         with named_as_typed(_typed(context, options)):
             code = run_program(
                 target,
@@ -154,6 +154,13 @@ def run(
                 failed=more.append,
             )
     raise typer.Exit(code)
+
+
+def _launch_spark_ahead() -> None:
+    """Spark's JVM starts beside the imports, which take a second."""
+    from everflow.spark.session import launch_ahead
+
+    launch_ahead()
 
 
 def _typed(context: typer.Context, options: Mapping[str, object | None]) -> dict[str, str]:

@@ -229,6 +229,7 @@ class KafkaStreams(
             log.warning(warning)
         check_clients(config)
         check_assignor(config.task_assignor_class)
+        self._launch_spark_ahead()
         # 1. This process alone works on the state folder.
         path = Path(config.state_dir).expanduser()
         directory = StateDirectory.open(
@@ -272,6 +273,14 @@ class KafkaStreams(
     def _release(self, directory: StateDirectory, clean: bool) -> None:
         self._life.note_end("writing the stores to disk")
         directory.close(clean=clean)
+
+    def _launch_spark_ahead(self) -> None:
+        """Spark's JVM starts beside what else a start does."""
+        from everflow.spark import jvm_ahead
+        from everflow.spark.session import launch_ahead
+
+        self._life.held.callback(jvm_ahead.discard)  # where the start ends before Spark's
+        launch_ahead()
 
     def _spark(self) -> Any:
         """The SparkContext; a new one has slots for the threads, restores, and a spare."""

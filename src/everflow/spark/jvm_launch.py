@@ -13,18 +13,18 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import chain
 from typing import Any
 
 from pyspark import SparkContext, java_gateway
 
+from everflow.spark.jvm_ahead import WAIT_S, JvmAhead, recording, taken
 from everflow.spark.jvm_output import JvmOutput
-from everflow.stop_signals import NUMBERS
 
 log = logging.getLogger("everflow.spark")
 
-WAIT_S = 10.0
 END_S = 5.0
 LOOK_S = 0.05
 
@@ -43,18 +43,19 @@ def jvm_ends_with_failure(stop: threading.Event | None = None) -> Iterator[None]
     """
     launched: list[subprocess.Popen[Any]] = []
     output = JvmOutput()
+    recorded = recording(launched, output)
+    were_ahead: list[JvmAhead] = []
 
-    class Recorded(subprocess.Popen[Any]):
-        """Known before the fork: an interrupt may come before the constructor returns."""
-
-        def __init__(self, *arguments: Any, **options: Any) -> None:
-            launched.append(self)
-            options = {"stderr": output.write_end, **options, "start_new_session": True}
-            options["preexec_fn"] = _deaf(options.get("preexec_fn"))
-            super().__init__(*arguments, **options)
+    def launch(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+        ahead = taken(command, options.get("env", {}))
+        if ahead is None:
+            return recorded(command, **options)
+        were_ahead.append(ahead)
+        launched.append(ahead.process)
+        return ahead.process
 
     launcher: Any = java_gateway  # which names Popen for itself
-    before, launcher.Popen = launcher.Popen, Recorded
+    before, launcher.Popen = launcher.Popen, launch
     done = threading.Event()
     if stop is not None:
         threading.Thread(
@@ -70,24 +71,17 @@ def jvm_ends_with_failure(stop: threading.Event | None = None) -> Iterator[None]
         if launched:
             _forget()
             if isinstance(error, Exception) and not (stop is not None and stop.is_set()):
-                log.error("Spark did not start. Its last lines:\n  %s", "\n  ".join(output.tail()))
+                tails = [one.tail() for one in (output, *(one.output for one in were_ahead))]
+                log.error("Spark did not start. Its last lines:\n  %s", "\n  ".join(chain(*tails)))
         raise
     finally:
         done.set()
         output.launched()
         launcher.Popen = before
+        for ahead in were_ahead:
+            ahead.forget_what_it_told()
     for process in launched:
         atexit.register(_end_in_order, process)
-
-
-def _deaf(given: Callable[[], None] | None) -> Callable[[], None]:
-    def prepare() -> None:
-        if given is not None:
-            given()
-        for number in NUMBERS:
-            signal.signal(number, signal.SIG_IGN)
-
-    return prepare
 
 
 def _end_on(
