@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Mapping
+from typing import NamedTuple
 
 CLIENT_STATE = "client-state"
 REBALANCES = "rebalance-total"
@@ -31,6 +33,35 @@ WARMUP_TASKS = "warmup-updating-tasks"
 COPIES_LAG = "standby-update-remaining-records-total"
 COPIES_RATE = "standby-update-rate"
 
+# --- with labels: totals since the start ---------------------------------------------------------
+PROCESSED = "process-total"
+"""By thread, task and source node."""
+BATCHES = "batch-total"
+"""By thread."""
+BATCH_SECONDS = "batch-seconds-total"
+"""By thread and phase, as the worker of the last step measured it."""
+BUSY_SECONDS = "busy-seconds-total"
+"""By thread: batches from their plan to their end, those that were aborted included."""
+DROPPED = "dropped-total"
+"""By thread, node and reason."""
+SENT = "sent-total"
+"""By node and topic: records of an output."""
+SENT_BYTES = "sent-bytes-total"
+STORE_PUTS = "put-total"
+"""By task and store."""
+FAILED_BATCHES = "failed-batch-total"
+"""By thread and kind of failure, or ``aborted``."""
+
+# --- with labels: of the last minute -------------------------------------------------------------
+RECORD_LATENESS = "record-lateness"
+"""ms, by thread and task."""
+RECORD_LATENCY = "record-e2e-latency"
+"""ms from a record's time to the commit of its batch, by task and source, or by sink."""
+BATCH_LATENCY = "process-latency"
+"""ms, by thread."""
+COMMIT_LATENCY = "commit-latency"
+"""ms of the commit in it, by thread."""
+
 UNITS: Mapping[str, str] = {
     RECORDS_CONSUMED: "records",
     RECORDS_PRODUCED: "records",
@@ -55,12 +86,72 @@ UNITS: Mapping[str, str] = {
 }
 
 
+Labels = tuple[str, ...]
+"""Values of the labels of one series, in the order that its name's text says."""
+
+
+class Seen(NamedTuple):
+    """How many values, their sum, the smallest and the largest."""
+
+    number: int
+    total: float
+    least: float
+    most: float
+
+    def also(self, other: Seen) -> Seen:
+        """Of both."""
+        return Seen(
+            self.number + other.number,
+            self.total + other.total,
+            min(self.least, other.least),
+            max(self.most, other.most),
+        )
+
+    @property
+    def mean(self) -> float:
+        """NaN of no value."""
+        return self.total / self.number if self.number else math.nan
+
+
+HALF_MS = 30_000.0
+"""What was seen is told for one to two halves, as Kafka's own windowed statistics do."""
+
+
+class RecentlySeen:
+    """Values of the last 30 to 60 s. Pure: monotonic ms are passed in."""
+
+    def __init__(self) -> None:
+        self._half = -1
+        self._halves: tuple[Seen | None, Seen | None] = (None, None)
+
+    def add(self, seen: Seen, now_ms: float) -> None:
+        """These were seen now."""
+        self._turn(now_ms)
+        before, now = self._halves
+        self._halves = (before, seen if now is None else now.also(seen))
+
+    def at(self, now_ms: float) -> Seen | None:
+        """What there is; None: nothing."""
+        self._turn(now_ms)
+        before, now = self._halves
+        return before if now is None else now if before is None else before.also(now)
+
+    def _turn(self, now_ms: float) -> None:
+        half = int(now_ms // HALF_MS)
+        if half != self._half:
+            self._halves = (self._halves[1] if half == self._half + 1 else None, None)
+            self._half = half
+
+
 class Metrics:
-    """Counters and gauges by name; any thread may write and read."""
+    """Counters and gauges by name, and by labels where they are of one thread, task or node; any
+    thread may write and read."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._values: dict[str, float] = {}
+        self._series: dict[str, dict[Labels, float]] = {}
+        self._recent: dict[str, dict[Labels, RecentlySeen]] = {}
 
     def add(self, name: str, amount: float) -> None:
         """Add to a counter (starts at 0)."""
@@ -71,7 +162,32 @@ class Metrics:
         with self._lock:
             self._values[name] = value
 
+    def add_series(self, name: str, amounts: Mapping[Labels, float]) -> None:
+        """Add to the counters of this name with these labels."""
+        with self._lock:
+            series = self._series.setdefault(name, {})
+            for labels, amount in amounts.items():
+                series[labels] = series.get(labels, 0.0) + amount
+
     def snapshot(self) -> dict[str, float]:
-        """All values now."""
+        """All values without labels now."""
         with self._lock:
             return dict(self._values)
+
+    def series(self) -> dict[str, dict[Labels, float]]:
+        """All values with labels now."""
+        with self._lock:
+            return {name: dict(series) for name, series in self._series.items()}
+
+    def saw(self, name: str, values: Mapping[Labels, Seen], now_ms: float) -> None:
+        """Values of these labels were seen at this monotonic time."""
+        with self._lock:
+            recent = self._recent.setdefault(name, {})
+            for labels, seen in values.items():
+                recent.setdefault(labels, RecentlySeen()).add(seen, now_ms)
+
+    def recent(self, name: str, now_ms: float) -> dict[Labels, Seen]:
+        """What was seen in the last 30 to 60 s, by labels; who was not seen is left out."""
+        with self._lock:
+            found = {labels: one.at(now_ms) for labels, one in self._recent.get(name, {}).items()}
+        return {labels: seen for labels, seen in found.items() if seen is not None}

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from everflow.errors import EverflowError
+from everflow.metrics import Seen
 from everflow.records import UNBOUNDED_BYTES, OffsetRange, TaskId, TopicPartition
 
 _T = TypeVar("_T")
@@ -172,6 +173,71 @@ class BatchRequest:
         return BatchRequest(**data)
 
 
+class Ages(NamedTuple):
+    """Times of the records that one source gave a task, or that one sink got (then ``task`` is "").
+
+    ``records``; ``total``, ``least``, ``most``: their times (ms). ``late_total``, ``late_most``:
+    how far they lay behind the newest record of their partition in this micro-batch, or behind the
+    task's stream time before it, where an operator of the task keeps one (ms).
+    """
+
+    task: str
+    node: str
+    records: int
+    total: float
+    least: int
+    most: int
+    late_total: float = 0.0
+    late_most: int = 0
+
+    def latency_ms(self, now_ms: float) -> Seen:
+        """From the records' times to now (wall clock, ms)."""
+        return Seen(
+            self.records,
+            self.records * now_ms - self.total,
+            now_ms - self.most,
+            now_ms - self.least,
+        )
+
+    @property
+    def lateness_ms(self) -> Seen:
+        """The smallest is 0: a task's newest record is not late."""
+        return Seen(self.records, self.late_total, 0.0, self.late_most)
+
+
+class Sent(NamedTuple):
+    """Records, and bytes of their keys and values, that a sink wrote to a topic."""
+
+    node: str
+    topic: str
+    records: int
+    bytes: int
+
+
+class Puts(NamedTuple):
+    """Changes of a store of a task."""
+
+    task: str
+    store: str
+    changes: int
+
+
+class BatchFigures(NamedTuple):
+    """What a committed micro-batch tells for `/metrics`, besides its counts."""
+
+    ages: Sequence[Ages] = ()
+    sent: Sequence[Sent] = ()
+    puts: Sequence[Puts] = ()
+
+    @staticmethod
+    def of(data: Sequence[Sequence[Sequence[Any]]]) -> BatchFigures:
+        """Of what JSON made of one."""
+        ages, sent, puts = data
+        return BatchFigures(
+            [Ages(*one) for one in ages], [Sent(*one) for one in sent], [Puts(*one) for one in puts]
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class BatchResult:
     """What a finished job reports.
@@ -203,6 +269,7 @@ class BatchResult:
     """ms spent by the last hop's worker: ``read`` (waiting for and reading its input),
     ``operators``, ``write`` (records to the broker), ``gate``, ``offsets``, ``commit``, ``apply``;
     and ``began``, the epoch ms at which it was called."""
+    figures: BatchFigures = field(default_factory=BatchFigures)
 
     @property
     def committed(self) -> bool:
@@ -225,6 +292,7 @@ class BatchResult:
             by_task(data["stream_times"]),
             by_task(data["positions"]),
         )
+        data["figures"] = BatchFigures.of(data["figures"])
         return BatchResult(**data)
 
 

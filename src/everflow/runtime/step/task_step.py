@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -28,6 +27,7 @@ from everflow.records import (
 )
 from everflow.runtime.commit.batch import (
     FAILED,
+    Ages,
     BatchFailure,
     BatchRequest,
     BatchResult,
@@ -39,10 +39,12 @@ from everflow.runtime.commit.batch import (
 from everflow.runtime.step.extracted_times import extract_times
 from everflow.runtime.step.merge_order import merge_inputs, merge_tasks
 from everflow.runtime.step.partitioning import Partitions
+from everflow.runtime.step.record_ages import ages_read
 from everflow.runtime.step.stateful_ops import clock_name, run_stateful
 from everflow.runtime.step.step_failure import EarlierStepFailed, failure_of
 from everflow.runtime.step.step_functions import RecordFailure, run_function, take, unnest
 from everflow.runtime.step.step_stores import StoreAccess, TaskStores
+from everflow.runtime.step.timings import timed
 from everflow.serdes import Serde
 from everflow.serdes.windowed import python_keys
 from everflow.topology.hops import (
@@ -102,6 +104,7 @@ class StepResult:
     dropped: dict[str, dict[str, int]] = field(default_factory=dict)
     dead_letters: EdgeBatch | None = None
     timings: dict[str, float] = field(default_factory=dict)
+    ages: list[Ages] = field(default_factory=list)
     input_bytes: int = 0
     """Arrow bytes of step 0's input: what ``max.batch.bytes`` bounds."""
 
@@ -123,15 +126,6 @@ class StepResult:
         for reason, count in done.dropped.items():
             reasons = self.dropped.setdefault(op.name, {})
             reasons[reason] = reasons.get(reason, 0) + count
-
-
-@contextmanager
-def timed(timings: dict[str, float], name: str) -> Iterator[None]:
-    """Add to ``timings`` how many ms the block took."""
-    began = time.perf_counter()
-    yield
-    spent = (time.perf_counter() - began) * 1000
-    timings[name] = round(timings.get(name, 0.0) + spent, 2)
 
 
 class Sink(Protocol):
@@ -233,6 +227,7 @@ class TaskStep:
                 consumed=consumed,
                 stream_times=extracted.stream_times(consumed, request),
                 dropped=extracted.dropped(consumed),
+                ages=ages_read(hop, by_index, consumed, _newest(request)),
                 input_bytes=hop.bytes,
             )
         result.timings = timings
@@ -425,6 +420,11 @@ def _encoded(
         raise RecordFailure.at(op, sources, batch, row, cause) from cause
 
 
+def _newest(request: BatchRequest) -> dict[TaskId, int]:
+    """Stream times of the tasks that keep one."""
+    return {task.task: max(task.stream_times.values(), default=-1) for task in request.tasks}
+
+
 # --- what travels beside the rows -----------------------------------------------------------------
 
 
@@ -434,6 +434,7 @@ def _to_control(result: StepResult) -> str:
             "consumed": by_name(result.consumed),
             "stream_times": by_name(result.stream_times),
             "dropped": result.dropped,
+            "ages": result.ages,
             "bytes": result.input_bytes,
         }
     )
@@ -459,6 +460,7 @@ def _from_control(control: str) -> StepResult:
         consumed=by_partition(data.get("consumed", {})),
         stream_times=by_task(data.get("stream_times", {})),
         dropped=data.get("dropped", {}),
+        ages=[Ages(*ages) for ages in data.get("ages", ())],
         input_bytes=data.get("bytes", 0),
     )
 

@@ -10,9 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from everflow import metrics as names
+from everflow.clock import Clock
 from everflow.metrics import Metrics
 from everflow.moves import counted, moves
 from everflow.runtime.commit.batch import BatchResult
+from everflow.runtime.thread.thread_figures import ABORTED, ThreadFigures
 
 TOLD_EVERY_MS = 60_000.0
 NOTHING: Mapping[str, Mapping[str, int]] = {}
@@ -65,17 +67,32 @@ class BatchCounts:
     """Of one stream thread, which alone calls it."""
 
     metrics: Metrics
+    clock: Clock
+    number: int
     _dropped: DroppedRecords = field(default_factory=DroppedRecords)
 
-    def add(self, result: BatchResult, now_ms: float) -> None:
-        """Of a batch that was committed."""
+    def __post_init__(self) -> None:
+        self._figures = ThreadFigures(self.metrics, self.clock, self.number)
+
+    def begin(self, now_ms: float) -> None:
+        """A batch begins (monotonic ms)."""
+        self._figures.began_ms = now_ms
+
+    def again(self, kind: str = ABORTED) -> None:
+        """It failed, for this kind of reason, or was aborted."""
+        self.metrics.add(names.COMMITS_ABORTED if kind == ABORTED else names.BATCHES_FAILED, 1)
+        self._figures.again(kind)
+
+    def add(self, result: BatchResult) -> None:
+        """It was committed."""
+        self._figures.committed(result)
         self.metrics.add(names.COMMITS, 1)
         for key, name in COUNTS.items():
             self.metrics.add(name, result.counts.get(key, 0))
         self.metrics.add(
             names.DROPPED_RECORDS, sum(sum(reasons.values()) for reasons in result.dropped.values())
         )
-        self.tell(now_ms, result.dropped)
+        self.tell(self.clock.monotonic_ms(), result.dropped)
 
     def tell(self, now_ms: float, dropped: Mapping[str, Mapping[str, int]] = NOTHING) -> None:
         """Tell what was dropped and is due; with ``math.inf`` all that is left, at the end."""

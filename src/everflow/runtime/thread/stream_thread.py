@@ -101,7 +101,7 @@ class StreamThread:
         self._search: RecordSearch | None = None
         self._part = 0
         """Which task's records were last run alone, to find the one for which a Column fails."""
-        self._counts = BatchCounts(self.services.metrics)
+        self._counts = BatchCounts(self.services.metrics, self.clock, self.number)
         self._last_job_ms = self.clock.monotonic_ms()
         self._rested_ms = 0.0
         """Until when it leaves records for the next batch's commit (`commit.interval.ms`)."""
@@ -350,6 +350,7 @@ class StreamThread:
         if not self.services.gate.begin(batch_id, self.number, self.settings.guarantee, epochs):
             return None
         since = self.batch_since_ms = self.clock.monotonic_ms()
+        self._counts.begin(since)
         if self._search is not None and (line := self._search.told(planned, since)):
             moves.info("Stream thread %d: %s", self.number, line)
         try:
@@ -400,7 +401,7 @@ class StreamThread:
         At once after a rebalance (the tasks may still be ours); with a pause where the member has
         to rejoin first.
         """
-        self.services.metrics.add(names.COMMITS_ABORTED, 1)
+        self._counts.again()
         log.info("Stream thread %d: batch aborted (%s), running it again", self.number, reason)
         self._next_attempt(f"batches are aborted again and again: {reason}")
         moved_on = reason.startswith("generation")
@@ -411,7 +412,7 @@ class StreamThread:
     def _after_failure(self, failure: BatchFailure) -> None:
         """D6's order: end the workers, fence, read stable offsets, replay the changelog's tail;
         then retry."""
-        self.services.metrics.add(names.BATCHES_FAILED, 1)
+        self._counts.again(failure.kind)
         self._struggle.note(failure, cut_off=self.cut_off)
         pids = self.services.gate.take_pids(self.number)
         self.services.kill_workers(pids)
@@ -566,7 +567,7 @@ class StreamThread:
             self._stuck_at = planned.log_ends if read == 0 else None
         self._planned = None
         self._struggle = self._no_struggle()
-        self._counts.add(result, self.clock.monotonic_ms())
+        self._counts.add(result)
         self.services.on_committed()
 
     # --- the end ---------------------------------------------------------------------------------

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from everflow.runtime.commit.batch import BatchRequest
-from everflow.runtime.step.task_step import TaskStep, failed, timed
+from everflow.runtime.step.task_step import TaskStep, failed
+from everflow.runtime.step.timings import timed
 from everflow.runtime.worker.log_input import LogInput, read_by_kept
 from everflow.runtime.worker.resident_segments import TwinSegment, through_levels
 from everflow.topology.hops import HopError, HopInput, HopSchema

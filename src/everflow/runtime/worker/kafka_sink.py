@@ -28,8 +28,10 @@ from everflow.runtime.commit.batch import (
     format_metadata,
 )
 from everflow.runtime.commit.gate_client import GateAnswer
+from everflow.runtime.step.batch_figures import figures_of
 from everflow.runtime.step.step_functions import UndecodableRecord
-from everflow.runtime.step.task_step import SinkOutput, StepResult, timed
+from everflow.runtime.step.task_step import SinkOutput, StepResult
+from everflow.runtime.step.timings import timed
 from everflow.runtime.worker.crash_points import BEFORE_TRANSACTION, FIRST_RECORD, OFFSETS_SENT
 from everflow.runtime.worker.crash_points import COMMITTED as POINT_COMMITTED
 from everflow.runtime.worker.large_records import named
@@ -126,12 +128,8 @@ class KafkaSink:
             return BatchResult(
                 outcome=COMMITTED, consumed=result.consumed, counts={"in": 0, "out": 0}
             )
-        if (
-            result.dead_letters is not None
-            and len(result.dead_letters)
-            and self.dead_letter_topic is None
-        ):
-            raise UndecodableRecord(result.dead_letters, sources)
+        if self.dead_letter_topic is None:
+            _require_decoded(result, sources)
         self.ports.reached(BEFORE_TRANSACTION)
         writer = self.ports.writer(request)
         writer.begin()
@@ -172,6 +170,7 @@ class KafkaSink:
             dropped=result.dropped,
             deferred_offsets=answer.deferred,
             timings=result.timings,
+            figures=figures_of(result),
         )
 
     def _write(
@@ -246,6 +245,11 @@ class KafkaSink:
             writer.abort(ABORT_TIMEOUT_S)
         except EverflowError:
             writer.close()
+
+
+def _require_decoded(result: StepResult, sources: tuple[Source, ...]) -> None:
+    if result.dead_letters is not None and len(result.dead_letters):
+        raise UndecodableRecord(result.dead_letters, sources)
 
 
 class _FirstRecord:

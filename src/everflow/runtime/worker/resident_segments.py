@@ -17,7 +17,8 @@ from everflow.columns.computation import LeftToSpark, Twin
 from everflow.records import EdgeBatch, no_headers
 from everflow.runtime.commit.batch import BadRecord, BatchRequest
 from everflow.runtime.step.step_failure import SparkSays
-from everflow.runtime.step.task_step import TaskStep, timed
+from everflow.runtime.step.task_step import TaskStep
+from everflow.runtime.step.timings import timed
 from everflow.runtime.worker.column_client import ColumnsFailed, Ticket
 from everflow.topology.graph import ColumnExpr
 from everflow.topology.hops import (

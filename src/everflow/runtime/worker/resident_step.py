@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from everflow.kafka.reading.range_reader import RangeReader
 from everflow.runtime.commit.batch import FAILED, BatchRequest, BatchResult
 from everflow.runtime.step.step_failure import failure_of
-from everflow.runtime.step.task_step import TaskStep, timed
+from everflow.runtime.step.task_step import TaskStep
+from everflow.runtime.step.timings import timed
 from everflow.runtime.worker.column_client import ColumnClient
 from everflow.runtime.worker.log_input import LogInput
 from everflow.runtime.worker.resident_segments import (

@@ -10,9 +10,13 @@ import pytest
 from everflow.records import OffsetRange, TaskId, TopicPartition
 from everflow.runtime.commit.batch import (
     COMMITTED,
+    Ages,
+    BatchFigures,
     BatchRequest,
     BatchResult,
     CommitMetadata,
+    Puts,
+    Sent,
     StorePlace,
     TaskContext,
     format_metadata,
@@ -57,6 +61,11 @@ def test_a_result_comes_back_from_its_json() -> None:
         stream_times={TASK: {"AGG": 9}},
         positions={TASK: {"counts": 12}},
         counts={"in": 4},
+        figures=BatchFigures(
+            [Ages(str(TASK), "in", 2, 7.0, 3, 4, 1.0, 1)],
+            [Sent("out", "t", 2, 9)],
+            [Puts(str(TASK), "counts", 1)],
+        ),
     )
     assert BatchResult.from_json(result.to_json()) == result
 

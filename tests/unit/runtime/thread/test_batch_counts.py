@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from everflow.clock import ManualClock
 from everflow.metrics import Metrics
 from everflow.runtime.commit.batch import COMMITTED, BatchResult
 from everflow.runtime.thread.batch_counts import BatchCounts, DroppedRecords
@@ -39,15 +40,18 @@ def test_the_last_are_told_while_nothing_comes_and_at_the_end(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Who adds the lines up has all of them."""
-    counts = BatchCounts(Metrics())
-    for now_ms in (0, 1_000):
-        counts.add(BatchResult(outcome=COMMITTED, dropped={"a": {"null-key": 2}}), now_ms)
+    clock = ManualClock()
+    counts = BatchCounts(Metrics(), clock, 0)
+    for _ in range(2):
+        counts.add(BatchResult(outcome=COMMITTED, dropped={"a": {"null-key": 2}}))
+        clock.advance(1_000)
     with caplog.at_level("WARNING", "everflow"):
         caplog.clear()
         counts.tell(59_999)
         assert caplog.messages == []
         counts.tell(60_000)
-        counts.add(BatchResult(outcome=COMMITTED, dropped={"a": {"null-key": 1}}), 61_000)
+        clock.advance(59_000)
+        counts.add(BatchResult(outcome=COMMITTED, dropped={"a": {"null-key": 1}}))
         counts.tell(math.inf)
     assert caplog.messages == [
         "a dropped 2 records without a key",
