@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import command_line_page
+import metrics_page
 from configuration_page import keys, prefixes
 from everflow.foreign_names import KAFKA_STREAMS, PYSPARK
 from foreign_names_tables import tables
@@ -18,6 +19,7 @@ from foreign_names_tables import tables
 GUIDE = Path(__file__).resolve().parents[1] / "docs" / "guide"
 PAGES: Mapping[str, Mapping[str, str]] = {
     "command-line.md": {"commands": command_line_page.tables()},
+    "metrics.md": {"figures": metrics_page.table()},
     "configuration.md": {"keys": keys(), "prefixes": prefixes()},
     "coming-from-kafka-streams.md": tables(KAFKA_STREAMS, "Kafka Streams"),
     "coming-from-structured-streaming.md": tables(PYSPARK, "PySpark"),

@@ -30,6 +30,7 @@ from everflow.setting_checks import (
     host_and_port,
     int32,
     kafka_name,
+    listening,
     offset_reset,
     path,
     printable,
@@ -217,6 +218,7 @@ class StreamsConfig:
     state_sync: str = _key("none", OneOf(("none", "commit")))
     state_memory_dir: str = _key("/dev/shm", path)
     spark_job_per_batch: bool = _key(False)
+    http_listen: str = _key("", listening)
     clients: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, metadata={"key": False})
     given: frozenset[str] = field(
         default=frozenset(), metadata={"key": False}, compare=False, repr=False

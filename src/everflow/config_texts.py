@@ -306,7 +306,17 @@ _ASSIGNMENT = _group(
     ),
 )
 
-GROUPS = (_APPLICATION, _READING, _STATE, _ERRORS, _GROUP, _ASSIGNMENT)
+_WATCHING = _group(
+    "Watching it",
+    http_listen=KeyText(
+        "`host:port` of this machine where the instance serves `/metrics` for Prometheus, the "
+        "probes `/live` and `/ready`, and `/status` ([the page](metrics.md)); port 0: any that "
+        "is free. Empty: nothing listens",
+        OURS + "; JMX",
+    ),
+)
+
+GROUPS = (_APPLICATION, _READING, _STATE, _ERRORS, _GROUP, _ASSIGNMENT, _WATCHING)
 
 PREFIXES: Mapping[str, str] = MappingProxyType(
     {

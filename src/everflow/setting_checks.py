@@ -126,6 +126,19 @@ def host_and_port(value: Any) -> str | None:
     )
 
 
+def listening(value: Any) -> str | None:
+    """Empty, or an address of this machine; port 0: any that is free."""
+    if not value:
+        return None
+    address = f"{value[:-2]}:1" if value.endswith(":0") else value
+    if not _wrong_address(address):
+        return None
+    return (
+        "must be host:port of this machine, as in 0.0.0.0:9464 (all its addresses), where "
+        "/metrics, /live and /ready are served (empty: nowhere)"
+    )
+
+
 def path(value: Any) -> str | None:
     if not value:
         return "must not be empty (left out, it is a folder of your home)"

@@ -53,7 +53,9 @@ PURE = frozenset(
     "everflow.state.versions",
 }
 BELOW_RUNTIME = BASE | PURE | {"everflow.dsl", "everflow.travel"}
-ENGINES = frozenset(f"everflow.{name}" for name in ("state", "kafka", "spark", "membership"))
+ENGINES = frozenset(
+    f"everflow.{name}" for name in ("state", "kafka", "spark", "membership", "observe")
+)
 ALL_BELOW_CLI = BELOW_RUNTIME | ENGINES | {"everflow.runtime"}
 
 TASKS = frozenset(f"everflow.runtime.{room}" for room in ("tasks", "commit", "restore", "topics"))
@@ -112,6 +114,12 @@ TABLE: tuple[tuple[str, frozenset[str], frozenset[str]], ...] = (
         "everflow.membership",
         BASE | PURE | {"everflow.membership", "everflow.kafka.group_channel"},
         KAFKA,
+    ),
+    # an instance over HTTP; it gets plain values and knows nobody
+    (
+        "everflow.observe",
+        BASE | {"everflow.observe"},
+        frozenset({"prometheus_client", "starlette", "uvicorn"}),
     ),
     # 4: joins them: the rooms of runtime, lowest first; a room imports only rooms below it
     ("everflow.runtime.commit", BASE | {"everflow.runtime.commit"}, frozenset()),
@@ -203,6 +211,16 @@ TABLE: tuple[tuple[str, frozenset[str], frozenset[str]], ...] = (
         BASE
         | {"everflow.topology", "everflow.kafka"}
         | {f"everflow.runtime.{name}" for name in ("front", "client_state", "drain")},
+        frozenset(),
+    ),
+    (
+        "everflow.runtime.observed",
+        BASE
+        | {"everflow.topology", "everflow.observe"}
+        | {
+            f"everflow.runtime.{name}"
+            for name in ("observed", "instance", "task_status", "task_words", "tasks", "wiring")
+        },
         frozenset(),
     ),
     ("everflow.runtime.client_state", BASE, frozenset()),

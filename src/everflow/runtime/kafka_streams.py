@@ -34,6 +34,7 @@ from everflow.runtime.front.foreground import Foreground
 from everflow.runtime.instance import RESTORE_THREADS, Instance
 from everflow.runtime.instance_display import InstanceDisplay
 from everflow.runtime.instance_life import InstanceLife
+from everflow.runtime.observed.observer import Observer, subject_of, tasks_of, watched
 from everflow.runtime.operations import InstanceOperations
 from everflow.runtime.pause import Pause
 from everflow.runtime.query.queries import InteractiveQueries, QueryPorts, store_queries
@@ -105,6 +106,7 @@ class KafkaStreams(
         self._told_by_caller = False
         """Whether somebody waits for `error` and raises it: a log line would tell it twice."""
         self._log_file: LogFile | None = None
+        self._observer: Observer | None = None
 
     # --- what users see --------------------------------------------------------------------------
 
@@ -213,6 +215,12 @@ class KafkaStreams(
         """Restored share (0 to 1) of the stores being restored; None when none is."""
         return self._tracker.fraction()
 
+    @property
+    def http_address(self) -> str | None:
+        """host:port where `/metrics` and the like are served; None: nowhere, or not yet
+        (``http.listen``)."""
+        return None if self._observer is None else self._observer.address
+
     def _introduction(self, program: str = "") -> str:
         """The banner, for who shows it before `start`, which would say it otherwise; ``program``:
         where it was loaded from."""
@@ -242,12 +250,18 @@ class KafkaStreams(
         )
         held.push(lambda kind, *_: self._release(directory, clean=kind is None))
         self._log_file = instance_log(config)
+        if config.http_listen:  # from now on: a start may take its time, and is looked at
+            self._observer = self._observed(directory.process_id)
         # 2-7. The cluster is there, earlier writers are fenced, topics exist and fit, and so does
         # what is stored.
         admin = ClusterAdmin(config.admin(), stop=stop)
         held.callback(admin.close)
         blueprint = prepare_cluster(self._topology, config, admin, directory, self._clock, stop)
         require_tasks(blueprint)
+        if self._observer is not None:
+            self._observer.know(
+                tasks_of(blueprint), lambda: len(admin.client_ids(config.application_id))
+            )
         ground = Ground(
             config=config,
             clock=self._clock,
@@ -269,6 +283,18 @@ class KafkaStreams(
         )
         instance.start()
         self._joined = True
+
+    def _observed(self, process_id: str) -> Observer:
+        observer = Observer(
+            streams=self,
+            instance=lambda: self._life.instance,
+            raw=self._metrics,
+            clock=self._clock,
+            subject=subject_of(self.config, self._topology, process_id),
+        )
+        held = self._life.held
+        held.enter_context(watched(observer, self._topology, self.config.http_listen))
+        return observer
 
     def _release(self, directory: StateDirectory, clean: bool) -> None:
         self._life.note_end("writing the stores to disk")

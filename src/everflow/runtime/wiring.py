@@ -112,6 +112,11 @@ def instance_log(config: StreamsConfig) -> LogFile | None:
         return None
 
 
+def client_id(config: StreamsConfig, process_id: str) -> str:
+    """Of the group's member: no two instances have the same."""
+    return f"{config.client_id or config.application_id}-{process_id}"
+
+
 def new_incarnation() -> str:
     """An owner incarnation nobody has had (D5)."""
     return uuid.uuid4().hex[:12]
@@ -170,7 +175,7 @@ def group_settings(ground: Ground) -> GroupSettings:
         session_timeout_ms=config.session_timeout_ms,
         heartbeat_interval_ms=config.heartbeat_interval_ms,
         rebalance_timeout_ms=config.rebalance_timeout_ms,
-        client_id=f"{config.client_id or config.application_id}-{ground.directory.process_id}",
+        client_id=client_id(config, ground.directory.process_id),
         client=security_keywords(config.main_consumer()),
     )
 

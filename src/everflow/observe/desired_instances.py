@@ -1,0 +1,101 @@
+"""How many instances the application should have: a suggestion with hysteresis (note 049). Pure.
+
+An instance sees its own tasks: the group's balance makes it one of ``members`` that are about as
+busy, so that each computes a number for the whole group, and the autoscaler takes the largest.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class Load(NamedTuple):
+    """What an instance sees of itself and the group at one moment.
+
+    ``busy``: mean share of the last 30 s in which its stream threads ran batches (0 to 1);
+    ``lag``: records that wait for it, None: not known; ``rate``: records/s that it processes;
+    ``restoring``: one of its active tasks does not run yet; ``members``: instances in the group;
+    ``tasks``: active tasks of the application.
+    """
+
+    busy: float
+    lag: float | None
+    rate: float
+    restoring: bool
+    members: int
+    tasks: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScalingRules:
+    """``target``: the share of time in batches that is aimed at; ``drain_s``: a backlog is to be
+    worked off in this time, besides what arrives; ``up_after_s``, ``down_after_s``: a number must
+    hold that long before it is told (what moves a task costs a restore)."""
+
+    target: float = 0.7
+    drain_s: float = 120.0
+    up_after_s: float = 15.0
+    down_after_s: float = 180.0
+    least: int = 1
+
+
+def wanted(load: Load, rules: ScalingRules) -> int | None:
+    """What this moment alone asks for; None: nothing can be said now.
+
+    While tasks are restored more instances would only add restores, and fewer would lose copies.
+    An instance that is busy all the time has a rate that says what it can: its lag over that rate
+    is how long it takes to catch up.
+    """
+    if load.restoring or load.lag is None or math.isnan(load.lag):
+        return None
+    share = load.busy / rules.target
+    if load.rate > 0 and load.busy > 0:
+        able = load.rate / max(load.busy, 0.01)
+        share += load.lag / able / rules.drain_s
+    elif load.lag > 0:
+        return None  # it has not begun
+    most = max(rules.least, load.tasks)
+    # A little above a whole number is that number: 2.04 instances are two.
+    return min(most, max(rules.least, math.ceil(load.members * share - 0.1)))
+
+
+@dataclass(kw_only=True)
+class DesiredInstances:
+    """Tells a number and stays with it until another has held for long enough. One thread calls
+    it; times are monotonic ms."""
+
+    rules: ScalingRules = field(default_factory=ScalingRules)
+    told: int | None = None
+    _above_since_ms: float | None = None
+    _below_since_ms: float | None = None
+    _above: int = 0
+    _below: int = 0
+
+    def look(self, load: Load, now_ms: float) -> int:
+        """The number now. It begins with the instances that there are. Up it goes to the smallest
+        that was asked for during the time, down to the largest: a peak is no trend."""
+        told = self.told = load.members if self.told is None else min(self.told, self._most(load))
+        now = wanted(load, self.rules)
+        if now is None or now == told:
+            self._above_since_ms = self._below_since_ms = None
+            return told
+        if now > told:
+            self._below_since_ms = None
+            if self._above_since_ms is None:
+                self._above_since_ms, self._above = now_ms, now
+            self._above = min(self._above, now)
+            if now_ms - self._above_since_ms >= self.rules.up_after_s * 1000:
+                self.told, self._above_since_ms = self._above, None
+        else:
+            self._above_since_ms = None
+            if self._below_since_ms is None:
+                self._below_since_ms, self._below = now_ms, now
+            self._below = max(self._below, now)
+            if now_ms - self._below_since_ms >= self.rules.down_after_s * 1000:
+                self.told, self._below_since_ms = self._below, None
+        return self.told
+
+    def _most(self, load: Load) -> int:
+        return max(self.rules.least, load.tasks, load.members)

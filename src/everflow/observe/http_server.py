@@ -1,0 +1,147 @@
+"""The HTTP server of an instance: `http.listen` (note 049). It runs on a thread of its own.
+
+Routes: `/metrics` for Prometheus, `/live` and `/ready` for probes, `/status` for people and
+programs (JSON), `/topology` as Kafka Streams describes it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from everflow.errors import ConfigError
+from everflow.observe.exposition import CONTENT_TYPE, exposition
+from everflow.observe.health import Verdict, live, ready
+from everflow.observe.observation import Observation
+
+log = logging.getLogger("everflow")
+
+MOST_CONNECTIONS = 512
+STOP_S = 5.0
+Look = Callable[[], Observation]
+
+
+def application(look: Look, topology: str) -> Starlette:
+    """The routes. ``look`` is called on a worker thread, for each request; ``topology``: the text
+    of `Topology.describe`."""
+
+    async def metrics(_: Request) -> Response:
+        text = await run_in_threadpool(lambda: exposition(look()))
+        return Response(text, media_type=CONTENT_TYPE)
+
+    async def alive(_: Request) -> Response:
+        return _probed(live(await run_in_threadpool(look)))
+
+    async def is_ready(_: Request) -> Response:
+        return _probed(ready(await run_in_threadpool(look)))
+
+    async def status(_: Request) -> Response:
+        return JSONResponse(status_of(await run_in_threadpool(look)))
+
+    async def described(_: Request) -> Response:
+        return PlainTextResponse(topology)
+
+    async def index(_: Request) -> Response:
+        return PlainTextResponse("/metrics\n/live\n/ready\n/status\n/topology\n")
+
+    return Starlette(
+        routes=[
+            Route("/", index),
+            Route("/metrics", metrics),
+            Route("/live", alive),
+            Route("/ready", is_ready),
+            Route("/status", status),
+            Route("/topology", described),
+        ]
+    )
+
+
+def status_of(seen: Observation) -> dict[str, Any]:
+    """What `/status` says: the instance's state, both verdicts, threads and tasks. A number that is
+    not known is null."""
+    alive, processes = live(seen), ready(seen)
+    lag = seen.counters.get("records-lag", math.nan)
+    return {
+        "application_id": seen.application_id,
+        "client_id": seen.client_id,
+        "version": seen.version,
+        "state": seen.state,
+        "error": seen.error,
+        "live": alive._asdict(),
+        "ready": processes._asdict(),
+        "lag": None if math.isnan(lag) else int(lag),
+        "members": seen.members,
+        "desired_instances": seen.desired_instances,
+        "threads": [asdict(thread) for thread in seen.threads],
+        "tasks": [asdict(task) for task in seen.tasks],
+    }
+
+
+def _probed(verdict: Verdict) -> Response:
+    return JSONResponse(verdict._asdict(), status_code=200 if verdict.ok else 503)
+
+
+class HttpServer:
+    """Listens from its making on; `close` from any thread. ConfigError where the address cannot be
+    had."""
+
+    def __init__(self, address: str, app: Starlette) -> None:
+        """``address``: host:port; port 0 is any that is free (`address` then says which)."""
+        self._socket = _listening(address)
+        host, port = self._socket.getsockname()[:2]
+        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            limit_concurrency=MOST_CONNECTIONS,
+            timeout_graceful_shutdown=1,
+            server_header=False,
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._run, name="everflow-http", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """No more requests; waits for those in flight, a moment at most."""
+        self._server.should_exit = True
+        self._thread.join(STOP_S)
+        self._socket.close()
+
+    def _run(self) -> None:
+        try:
+            self._server.run(sockets=[self._socket])
+        except Exception:  # processing goes on without it
+            log.exception("The HTTP server at %s failed", self.address)
+
+
+def _listening(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, int(port)))
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"http.listen = {address!r} cannot be listened at ({error.strerror or error}). Is "
+            f"another instance of this machine there? Give each its own port, or port 0 for any "
+            f"that is free."
+        ) from error
+    return listener

@@ -1,0 +1,86 @@
+"""`Observation`: one look at an instance, in plain values. Whoever shows it needs nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from everflow.metrics import Labels, Seen
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObservedThread:
+    """A stream thread. ``number`` counts from 0; ``busy``: share of the last 30 s in which it ran
+    a batch (0 to 1); ``trouble``: what keeps its tasks from getting on, for people."""
+
+    number: int
+    alive: bool
+    tasks: int
+    busy: float = 0.0
+    trouble: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObservedStore:
+    """A store of a task: its folder's size on disk."""
+
+    name: str
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObservedTask:
+    """As `everflow.runtime.task_status.TaskStatus` has it; ``thread`` None: on none."""
+
+    task: str
+    role: str
+    state: str
+    lag: int | None
+    rate: float = 0.0
+    remaining_s: float | None = None
+    thread: int | None = None
+    trouble: str = ""
+    stores: Sequence[ObservedStore] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observation:
+    """See the module.
+
+    Attributes:
+        state: of the instance, a name of `ClientState`; ``error``: what stopped it, for people.
+        counters: totals since the start, by the names in `everflow.metrics`.
+        series: the same with labels.
+        lags: (topic, partition) -> records that wait, of the running tasks.
+        recent: of the last minute, with labels.
+        roads: how many nodes of the plan each road computes.
+        members: instances in the group; None: not known yet.
+        application_tasks: active tasks of the whole application.
+    """
+
+    application_id: str
+    client_id: str
+    version: str
+    state: str
+    state_number: int
+    threads: Sequence[ObservedThread]
+    tasks: Sequence[ObservedTask]
+    error: str = ""
+    counters: Mapping[str, float] = field(default_factory=dict)
+    series: Mapping[str, Mapping[Labels, float]] = field(default_factory=dict)
+    lags: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    recent: Mapping[str, Mapping[Labels, Seen]] = field(default_factory=dict)
+    roads: Mapping[str, int] = field(default_factory=dict)
+    members: int | None = None
+    application_tasks: int = 0
+    desired_instances: int | None = None
+
+    @property
+    def active(self) -> list[ObservedTask]:
+        """The active tasks."""
+        return [task for task in self.tasks if task.role == "active"]
+
+    @property
+    def restoring(self) -> list[ObservedTask]:
+        """Active tasks that do not run yet: they are restored, or wait for their thread."""
+        return [task for task in self.active if task.state in ("CREATED", "RESTORING")]

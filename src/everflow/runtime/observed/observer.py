@@ -1,0 +1,325 @@
+"""Looks at an instance for who watches it (`everflow.observe`), and says how many there should be.
+
+A look reads what is in memory, and the sizes of the stores' files; only the number of members is
+asked of the brokers, now and then, on the observer's own thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from everflow import metrics as names
+from everflow.clock import Clock
+from everflow.config import StreamsConfig
+from everflow.errors import EverflowError
+from everflow.metrics import Metrics
+from everflow.moves import moves
+from everflow.observe.desired_instances import DesiredInstances, Load
+from everflow.observe.observation import (
+    Observation,
+    ObservedStore,
+    ObservedTask,
+    ObservedThread,
+)
+from everflow.records import TaskId
+from everflow.runtime.instance import Instance
+from everflow.runtime.task_status import TaskStatus
+from everflow.runtime.task_words import trouble
+from everflow.runtime.tasks.blueprint import Blueprint
+from everflow.runtime.tasks.task import TaskStore
+from everflow.runtime.wiring import client_id
+from everflow.threads import on_thread
+from everflow.topology.describe_physical import roads
+from everflow.topology.plan import plan
+from everflow.topology.program import Topology
+from everflow.topology.subtopologies import cut
+
+if TYPE_CHECKING:
+    from everflow.observe.http_server import HttpServer
+
+log = logging.getLogger("everflow")
+
+LOOK_S = 5.0
+"""How often the load is looked at."""
+ASK_MEMBERS_S = 15.0
+BUSY_MS = 30_000.0
+FRESH_MS = 250.0
+"""A look within this time is as good as another: many may watch one instance."""
+
+STATES = (
+    "CREATED",
+    "REBALANCING",
+    "RUNNING",
+    "PENDING_SHUTDOWN",
+    "NOT_RUNNING",
+    "PENDING_ERROR",
+    "ERROR",
+)
+"""Their numbers are Kafka Streams' (KIP-1091)."""
+RECENT = (
+    names.RECORD_LATENCY,
+    names.RECORD_LATENESS,
+    names.BATCH_LATENCY,
+    names.COMMIT_LATENCY,
+)
+
+
+class Observed(Protocol):
+    """The part of `KafkaStreams` that is looked at."""
+
+    @property
+    def state(self) -> object: ...
+    @property
+    def error(self) -> EverflowError | None: ...
+    def all_tasks(self) -> dict[TaskId, TaskStatus]: ...
+    def metrics(self) -> dict[str, float | str]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What does not change while an instance runs. ``tasks``: active ones of the application;
+    ``members`` asks how many are in the group."""
+
+    application_id: str
+    client_id: str
+    version: str
+    roads: Mapping[str, int]
+    tasks: int = 0
+    members: Callable[[], int] = lambda: 0
+
+
+@dataclass(kw_only=True)
+class Observer:
+    """``streams`` and ``instance`` may be looked at from any thread; so may this."""
+
+    streams: Observed
+    instance: Callable[[], Instance | None]
+    raw: Metrics
+    clock: Clock
+    subject: Subject
+    members: int | None = None
+    address: str | None = None
+    """Where it is served."""
+    _desired: DesiredInstances = field(default_factory=DesiredInstances)
+    _busy: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
+    _processed: list[tuple[float, float]] = field(default_factory=list)
+    _seen: tuple[float, Observation] | None = None
+
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._next_members_ms = 0.0
+
+    def know(self, tasks: int, members: Callable[[], int]) -> None:
+        """The cluster was looked at."""
+        self.subject = replace(self.subject, tasks=tasks, members=members)
+
+    # --- a look ----------------------------------------------------------------------------------
+
+    def look(self) -> Observation:
+        """The instance now, or a quarter of a second ago."""
+        with self._lock:
+            now_ms = self.clock.monotonic_ms()
+            if self._seen is None or now_ms - self._seen[0] >= FRESH_MS:
+                self._seen = now_ms, self._look(now_ms)
+            return self._seen[1]
+
+    def _look(self, now_ms: float) -> Observation:
+        instance, subject = self.instance(), self.subject
+        state = str(getattr(self.streams.state, "name", self.streams.state))
+        error = self.streams.error
+        statuses = self.streams.all_tasks()
+        values = self.streams.metrics()
+        return Observation(
+            application_id=subject.application_id,
+            client_id=subject.client_id,
+            version=subject.version,
+            state=state,
+            state_number=STATES.index(state),
+            error="" if error is None else f"[{error.code}] {error}",
+            threads=self._threads(instance),
+            tasks=_tasks(statuses, instance),
+            counters={name: v for name, v in values.items() if isinstance(v, (int, float))},
+            series=self.raw.series(),
+            recent={name: self.raw.recent(name, now_ms) for name in RECENT},
+            lags=_lags(instance),
+            roads=subject.roads,
+            members=self.members,
+            application_tasks=subject.tasks,
+            desired_instances=self._desired.told,
+        )
+
+    def _threads(self, instance: Instance | None) -> Sequence[ObservedThread]:
+        return [
+            ObservedThread(
+                number=thread.number,
+                alive=not thread.join(0),
+                tasks=len(thread.tasks),
+                busy=self._share(thread.number),
+                trouble="" if thread.trouble is None else trouble(thread.trouble),
+            )
+            for thread in ([] if instance is None else list(instance.threads))
+        ]
+
+    def _share(self, thread: int) -> float:
+        """Of the time since the oldest of the samples, that in batches."""
+        samples = self._busy.get(thread, [])
+        if len(samples) < 2 or samples[-1][0] <= samples[0][0]:
+            return 0.0
+        (began_ms, before), (ended_ms, after) = samples[0], samples[-1]
+        return min(1.0, max(0.0, (after - before) * 1000 / (ended_ms - began_ms)))
+
+    # --- how many there should be ----------------------------------------------------------------
+
+    def start(self) -> None:
+        """Look at the load now and then, on a thread of its own, until `stop`."""
+        on_thread("everflow-observer", self._run)
+
+    def _run(self) -> None:
+        while not self._stop.wait(LOOK_S):
+            try:
+                self.sample()
+            except Exception:  # it is only watched: what is watched goes on
+                log.debug("A look at the load failed", exc_info=True)
+
+    def stop(self) -> None:
+        """Look no more; returns at once."""
+        self._stop.set()
+
+    def sample(self) -> None:
+        """Note how busy the instance is, and what follows."""
+        now_ms = self.clock.monotonic_ms()
+        for (thread,), seconds in self.raw.series().get(names.BUSY_SECONDS, {}).items():
+            _keep(self._busy.setdefault(int(thread), []), now_ms, seconds)
+        processed = float(self.raw.snapshot().get(names.RECORDS_CONSUMED, 0.0))
+        _keep(self._processed, now_ms, processed)
+        if now_ms >= self._next_members_ms:
+            self._next_members_ms = now_ms + ASK_MEMBERS_S * 1000
+            self._ask_members()
+        if self.members:
+            self._desired.look(self._load(self.members), now_ms)
+
+    def _ask_members(self) -> None:
+        try:
+            self.members = self.subject.members() or self.members
+        except EverflowError as error:  # the brokers are away: the instance says so itself
+            log.debug("The group's members are not known: %s", error)
+
+    def _load(self, members: int) -> Load:
+        seen = self.look()
+        busy = [thread.busy for thread in seen.threads]
+        (began_ms, before), (ended_ms, after) = self._processed[0], self._processed[-1]
+        passed_s = (ended_ms - began_ms) / 1000
+        lag = seen.counters.get(names.LAG, math.nan)
+        return Load(
+            busy=sum(busy) / len(busy) if busy else 0.0,
+            lag=None if math.isnan(lag) else lag,
+            rate=(after - before) / passed_s if passed_s > 0 else 0.0,
+            restoring=bool(seen.restoring),
+            members=members,
+            tasks=seen.application_tasks,
+        )
+
+
+def _keep(samples: list[tuple[float, float]], now_ms: float, value: float) -> None:
+    """One more; of the older ones those of the last half minute, and the one before."""
+    samples.append((now_ms, value))
+    while len(samples) > 2 and samples[1][0] <= now_ms - BUSY_MS:
+        samples.pop(0)
+
+
+def _tasks(
+    statuses: Mapping[TaskId, TaskStatus], instance: Instance | None
+) -> Sequence[ObservedTask]:
+    threads: dict[TaskId, int] = {}
+    stores: dict[TaskId, Sequence[TaskStore]] = {}
+    if instance is not None:
+        stores.update(instance.updater.stores())
+        for thread in list(instance.threads):
+            for task in thread.held():
+                threads[task.id], stores[task.id] = thread.number, task.stores
+    return [
+        ObservedTask(
+            task=str(task),
+            role=status.role.value,
+            state=status.state.name,
+            lag=status.lag,
+            rate=status.rate,
+            remaining_s=status.remaining_s,
+            thread=threads.get(task),
+            trouble="" if status.trouble is None else trouble(status.trouble),
+            stores=[
+                ObservedStore(name=one.name, bytes=_size(one.path)) for one in stores.get(task, ())
+            ],
+        )
+        for task, status in statuses.items()
+    ]
+
+
+def _size(folder: Path) -> int:
+    """Disk space of a store's files; one that is just made or removed has none."""
+    total = 0
+    try:
+        with os.scandir(folder) as files:
+            for file in files:
+                total += file.stat().st_blocks * 512
+    except OSError:
+        return total
+    return total
+
+
+def _lags(instance: Instance | None) -> Mapping[tuple[str, int], int]:
+    if instance is None:
+        return {}
+    ends = instance.ends.ends()
+    return {
+        (tp.topic, tp.partition): max(0, ends[tp] - offset)
+        for tp, offset in instance.running_positions().items()
+        if tp in ends
+    }
+
+
+def subject_of(config: StreamsConfig, topology: Topology, process_id: str) -> Subject:
+    """As far as it is known before the cluster was looked at."""
+    planned = plan(topology, cut(topology).index_of, config.application_id)
+    jobs = "spark.job.per.batch" if config.spark_job_per_batch else ""
+    counted = Counter(road.road for road in roads(planned, jobs))
+    return Subject(
+        application_id=config.application_id,
+        client_id=client_id(config, process_id),
+        version=version("everflow"),
+        roads=dict(sorted(counted.items())),
+    )
+
+
+def tasks_of(blueprint: Blueprint) -> int:
+    """Active tasks of the whole application."""
+    return sum(
+        max(blueprint.partitions[topic] for topic in topics) for topics in blueprint.inputs.values()
+    )
+
+
+@contextmanager
+def watched(observer: Observer, topology: Topology, address: str) -> Iterator[HttpServer]:
+    """The instance over HTTP, until the end of the block. ConfigError where it cannot listen."""
+    from everflow.observe.http_server import HttpServer, application  # a third of a second
+
+    server = HttpServer(address, application(observer.look, topology.describe()))
+    observer.address = server.address
+    moves.info("Watched at http://%s (/metrics, /live, /ready, /status)", server.address)
+    observer.start()
+    try:
+        yield server
+    finally:
+        observer.stop()
+        server.close()

@@ -1,0 +1,102 @@
+"""What an instance says over HTTP, against what is true: counters, states, probes."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from pyspark.sql import functions as F
+
+from everflow import KafkaStreams, StreamsBuilder, TimeWindows, Topology, serdes
+from everflow.observe.figures import FIGURES
+from everflow.runtime.client_state import ClientState
+from everflow.testing import wait_until
+from integration.lifecycle.lifecycle_cluster import Application, Cluster, text
+
+pytestmark = [pytest.mark.broker, pytest.mark.spark]
+
+TASK = "kafka_streams_stream_task_metrics_"
+
+
+def topology(source: str, sink: str) -> Topology:
+    """A Column, a re-key, a window."""
+    builder = StreamsBuilder()
+    (
+        builder.stream(source, key=serdes.string(), value=serdes.string())
+        .filter(F.col("value") != "skipped", name="kept")
+        .group_by(F.col("value"), name="by-value")
+        .windowed_by(TimeWindows.of_size(10).grace(0))
+        .count(store="counts")
+        .to_stream()
+        .to(sink, name="out")
+    )
+    return builder.build()
+
+
+def get(streams: KafkaStreams, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://{streams.http_address}{path}", timeout=30) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def figures(streams: KafkaStreams) -> dict[str, list[tuple[dict[str, str], float]]]:
+    found: dict[str, list[tuple[dict[str, str], float]]] = {}
+    for family in text_string_to_metric_families(get(streams, "/metrics")[1]):
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append((sample.labels, sample.value))
+    return found
+
+
+def total(found: dict[str, list[tuple[dict[str, str], float]]], name: str, **labels: str) -> float:
+    return sum(value for said, value in found.get(name, []) if labels.items() <= said.items())
+
+
+def test_figures_are_the_true_counts(app: Application, cluster: Cluster) -> None:
+    source, sink = cluster.topic("in", 2), cluster.topic("out", 1)
+    repartition = f"{app.id}-by-value-repartition"
+    with app.running(topology(source, sink), http_listen="127.0.0.1:0") as streams:
+        # 40 records, 10 of them left out by the filter, and 4 that are late behind the re-key.
+        records = [
+            text(f"k{n % 3}", "skipped" if n % 4 == 0 else f"v{n % 2}", 1_000 + n, n % 2)
+            for n in range(40)
+        ]
+        cluster.write(source, records)
+        app.until_processed(streams, source, repartition)
+        cluster.write(source, [text("k", "v1", 1_000, 0) for _ in range(4)])
+        app.until_processed(streams, source, repartition)
+        wait_until(
+            lambda: total(figures(streams), f"{TASK}dropped_records_total") == 4,
+            60,
+            "the late records to be counted",
+        )
+        found = figures(streams)
+        assert set(found) <= {figure.name for figure in FIGURES}
+        process = "kafka_streams_stream_thread_metrics_process_total"
+        assert total(found, process, task_id="0_0") + total(found, process, task_id="0_1") == 44
+        assert total(found, process) == 44 + 34, "each once before and once behind the re-key"
+        topic = "kafka_streams_stream_topic_metrics_records_produced_total"
+        assert total(found, topic, topic_name=repartition) == 34
+        assert total(found, topic, topic_name=sink) == len(cluster.read(sink))
+        assert total(found, f"{TASK}dropped_records_total", reason="late") == 4
+        assert total(found, "everflow_records_lag") == 0
+        assert total(found, "everflow_task_state", state="RUNNING", role="active") == 4
+        assert total(found, "everflow_members") in (0, 1), "asked now and then"
+        busy = total(found, "everflow_busy_seconds_total")
+        spent = total(found, "everflow_batch_seconds_total")
+        assert 0 < spent <= busy * 1.001
+        lateness = [v for _, v in found[f"{TASK}record_lateness_max"]]
+        assert max(lateness) >= 30
+        status = json.loads(get(streams, "/status")[1])
+        assert status["state"] == "RUNNING"
+        assert {task["task"] for task in status["tasks"]} == {"0_0", "0_1", "1_0", "1_1"}
+        assert all(store["bytes"] > 0 for task in status["tasks"] for store in task["stores"])
+        assert get(streams, "/live")[0] == get(streams, "/ready")[0] == 200
+        assert get(streams, "/topology")[1].startswith("Topologies:")
+    assert streams.state is ClientState.NOT_RUNNING
+    with pytest.raises(urllib.error.URLError):
+        get(streams, "/live")

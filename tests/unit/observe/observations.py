@@ -1,0 +1,66 @@
+"""Observations for tests: one with everything in it, and changes of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from everflow import metrics as names
+from everflow.metrics import Seen
+from everflow.observe.observation import (
+    Observation,
+    ObservedStore,
+    ObservedTask,
+    ObservedThread,
+)
+
+ACTIVE = ObservedTask(
+    task="1_0",
+    role="active",
+    state="RUNNING",
+    lag=3,
+    thread=0,
+    trouble="ValueError: bad (once in 2 s)",
+    stores=[ObservedStore(name="counts", bytes=4096)],
+)
+RESTORING = ObservedTask(task="1_1", role="active", state="RESTORING", lag=70, remaining_s=2.5)
+STANDBY = ObservedTask(task="1_2", role="standby", state="RUNNING", lag=9)
+WARMUP = ObservedTask(task="1_3", role="warm-up", state="RUNNING", lag=None)
+GLOBAL = ObservedTask(task="2_0", role="global", state="RUNNING", lag=0)
+FULL = Observation(
+    application_id="orders",
+    client_id="orders-1",
+    version="1.0",
+    state="RUNNING",
+    state_number=2,
+    threads=[ObservedThread(number=0, alive=True, tasks=1, busy=0.25, trouble="bad")],
+    tasks=[ACTIVE, RESTORING, STANDBY, WARMUP, GLOBAL],
+    counters={names.LAG: 3.0, names.DEAD_LETTERS: 4, names.RESTORED_RECORDS: 5},
+    series={
+        names.PROCESSED: {("0", "1_0", "in"): 12},
+        names.BATCHES: {("0",): 2},
+        names.BATCH_SECONDS: {("0", "read"): 0.5},
+        names.BUSY_SECONDS: {("0",): 0.75},
+        names.FAILED_BATCHES: {("0", "aborted"): 1},
+        names.DROPPED: {("0", "by-item", "late"): 6},
+        names.SENT: {("out", "results"): 7},
+        names.SENT_BYTES: {("out", "results"): 700},
+        names.STORE_PUTS: {("1_0", "counts"): 8},
+    },
+    recent={
+        names.BATCH_LATENCY: {("0",): Seen(2, 30.0, 10.0, 20.0)},
+        names.COMMIT_LATENCY: {("0",): Seen(2, 3.0, 1.0, 2.0)},
+        names.RECORD_LATENESS: {("0", "1_0"): Seen(2, 8.0, 0.0, 8.0)},
+        names.RECORD_LATENCY: {("1_0", "in"): Seen(2, 100.0, 40.0, 60.0)},
+    },
+    lags={("in", 0): 3},
+    roads={"Arrow": 3},
+    members=2,
+    application_tasks=4,
+    desired_instances=3,
+)
+WHOLE = replace(FULL, tasks=[ACTIVE, STANDBY])
+
+
+def changed(seen: Observation = WHOLE, **values: Any) -> Observation:
+    return replace(seen, **values)

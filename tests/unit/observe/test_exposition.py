@@ -1,0 +1,69 @@
+"""What `/metrics` says, and that its table names all of it."""
+
+from __future__ import annotations
+
+import time
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from everflow import metrics as names
+from everflow.observe.exposition import exposition
+from everflow.observe.figures import FIGURES
+from everflow.observe.observation import Observation, ObservedTask
+from unit.observe.observations import FULL, STANDBY, changed
+
+
+def samples(seen: Observation) -> dict[tuple[str, tuple[str, ...]], float]:
+    """(name, label values but the client's) -> value."""
+    found = {}
+    for family in text_string_to_metric_families(exposition(seen).decode()):
+        for sample in family.samples:
+            labels = dict(sample.labels)
+            assert labels.pop("client_id") == seen.client_id
+            found[sample.name, tuple(sorted(labels.values()))] = sample.value
+    return found
+
+
+def test_every_figure_of_the_table_is_there_and_no_other() -> None:
+    assert {name for name, _ in samples(FULL)} == {figure.name for figure in FIGURES}
+
+
+def test_labels_and_values() -> None:
+    found = samples(FULL)
+    task = "kafka_streams_stream_task_metrics_"
+    assert found[f"{task}dropped_records_total", ("0", "by-item", "late")] == 6
+    assert found[f"{task}record_lateness_avg", ("0", "1_0")] == 4
+    assert found[f"{task}restoring_remaining_records_total", ("1_1", "active")] == 70
+    assert found[f"{task}updating_remaining_records_total", ("1_2", "standby")] == 9
+    assert (f"{task}updating_remaining_records_total", ("1_3", "warm-up")) not in found
+    node = "kafka_streams_stream_processor_node_metrics_"
+    assert found[f"{node}record_e2e_latency_min", ("1_0", "in")] == 40
+    assert found[f"{node}record_e2e_latency_max", ("1_0", "in")] == 60
+    assert found["kafka_consumer_fetch_manager_metrics_records_lag", ("0", "in")] == 3
+    assert found["everflow_task_state", ("1_3", "RUNNING", "warm-up")] == 1
+    assert found["everflow_store_bytes", ("1_0", "active", "counts")] == 4096
+    assert found["everflow_info", ("1.0", "orders")] == 1
+    assert found["everflow_desired_instances", ()] == 3
+
+
+def test_what_is_not_known_is_left_out_or_nan() -> None:
+    found = samples(changed(desired_instances=None, members=None, counters={}))
+    assert ("everflow_desired_instances", ()) not in found
+    assert found["everflow_records_lag", ()] != found["everflow_records_lag", ()]
+
+
+def test_names_with_every_character_pass() -> None:
+    odd = 'a"b\\c\nd\u00e9'
+    found = samples(changed(series={names.SENT: {(odd, odd): 1}}))
+    assert found["kafka_streams_stream_topic_metrics_records_produced_total", (odd, odd)] == 1
+
+
+def test_ten_thousand_labels_are_told() -> None:
+    tasks = [
+        ObservedTask(task=f"0_{number}", role="standby", state="RUNNING", lag=number)
+        for number in range(10_000)
+    ]
+    began = time.process_time()
+    found = samples(changed(tasks=[*tasks, STANDBY]))
+    assert time.process_time() - began < 30, "a scrape ends"
+    assert sum(name == "everflow_task_state" for name, _ in found) == 10_001
