@@ -100,7 +100,7 @@ TABLE: tuple[tuple[str, frozenset[str], frozenset[str]], ...] = (
     ),
     # it asks each client's own code what it would say to its settings
     ("everflow.kafka.client_settings", BASE | {"everflow.kafka"}, KAFKA),
-    ("everflow.kafka.reading", BASE | PURE | {"everflow.kafka"}, ARROW | KAFKA),
+    ("everflow.kafka.reading", BASE | PURE | {"everflow.kafka"}, ARROW | KAFKA | CHECKSUM),
     ("everflow.kafka.writing", BASE | PURE | {"everflow.kafka"}, ARROW | KAFKA | CHECKSUM),
     (
         "everflow.spark",

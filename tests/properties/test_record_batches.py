@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import contextlib
 import struct
+import tracemalloc
 import zlib
 from typing import Any
 
+import google_crc32c
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -44,7 +46,13 @@ def batch_bytes(
     (attributes,) = struct.unpack_from(">h", plain, 21)
     struct.pack_into(">h", plain, 21, attributes | CODECS[codec] | (8 if append_time else 0))
     struct.pack_into(">qi", plain, 0, base, HEADER - 12 + len(packed))
-    return bytes(plain[:HEADER]) + packed
+    return summed(bytes(plain[:HEADER]) + packed)
+
+
+def summed(made: bytes) -> bytes:
+    """The batch with its checksum."""
+    checksum: int = google_crc32c.value(made[21:])
+    return made[:17] + checksum.to_bytes(4, "big") + made[21:]
 
 
 def marker(offset: int, producer: int, *, abort: bool) -> bytes:
@@ -298,6 +306,49 @@ def test_many_batches_are_cut_together(sizes: list[list[int]], data: st.DataObje
     broken[data.draw(st.integers(HEADER, HEADER + 8))] ^= data.draw(st.integers(1, 255))
     with contextlib.suppress(CorruptBatchError):
         assert len(parsed(bytes(broken))) == len(expected)
+
+
+def test_unequal_batches_take_memory_by_their_records() -> None:
+    """20,000 small batches and one large: once 64 MB, batches times the largest of them."""
+    small = batch_bytes(0, [(0, 10**12, b"k", b"v", [])])
+    log = bytearray()
+    for at in range(20_000):
+        log += struct.pack(">q", at) + small[8:]
+    rows: list[Any] = [(i, 10**12, b"k", b"v", []) for i in range(200)]
+    data = bytes(log) + batch_bytes(20_000, rows)
+    wanted = record_batches.batches(data)
+    tracemalloc.start()
+    found = record_batches.columns(data, wanted)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert found.offsets.tolist() == list(range(20_200))
+    assert peak < 4 * len(data)
+
+
+def test_a_header_that_promises_more_records_than_fit_is_damaged() -> None:
+    data = bytearray(batch_bytes(0, [(0, 5, b"k", b"v", [])]))
+    struct.pack_into(">i", data, HEADER - 4, 2**31 - 1)
+    with pytest.raises(CorruptBatchError, match="2147483647 records in"):
+        parsed(bytes(data))
+
+
+@given(st.lists(batch(), min_size=1, max_size=3), st.data())
+def test_a_flipped_bit_of_what_is_summed_up_is_found(
+    made: list[dict[str, Any]], data: st.DataObject
+) -> None:
+    log = bytearray()
+    places: list[int] = []
+    base = 0
+    for one in made:
+        plain = {"rows": one["rows"], "producer": one["producer"]}
+        begin = len(log)
+        log += batch_bytes(base, **plain)
+        places += range(begin + 17, len(log))
+        base += one["rows"][-1][0] + 1
+    record_batches.check(bytes(log), record_batches.batches(bytes(log)))
+    log[data.draw(st.sampled_from(places))] ^= 1 << data.draw(st.integers(0, 7))
+    with pytest.raises(CorruptBatchError):
+        record_batches.check(bytes(log), record_batches.batches(bytes(log)))
 
 
 def test_aborted_transactions_and_markers_are_left_out() -> None:

@@ -19,7 +19,8 @@ from everflow.kafka.client_log import client_log
 from everflow.kafka.errors import classify, classify_exception
 from everflow.kafka.reading.log_chunk import LogChunk
 from everflow.kafka.reading.log_columns import LogColumns
-from everflow.kafka.reading.taps import CONNECT_S, UNBOUNDED_RECORDS
+from everflow.kafka.reading.record_columns import CorruptBatchError
+from everflow.kafka.reading.taps import CHECK_CRCS, CONNECT_S, UNBOUNDED_RECORDS
 from everflow.records import HEADERS, UNBOUNDED_BYTES, Int64, TopicPartition
 
 _DEFAULTS: dict[str, Any] = {
@@ -27,7 +28,12 @@ _DEFAULTS: dict[str, Any] = {
     "enable.partition.eof": True,
     # a log that starts later than asked must be seen, never skipped over
     "auto.offset.reset": "error",
+    CHECK_CRCS: True,
 }
+_DAMAGED = frozenset({KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION, KafkaError._UNDERFLOW})
+"""librdkafka skips such a batch after it said so."""
+_DAMAGED_AGAIN_S = 10.0
+"""So long after it a log is fetched anew: another broker may lead it by then."""
 _MOST_AT_ONCE = 20_000
 _WAIT_S = 0.05
 _WARM_UP_S = 5.0
@@ -64,6 +70,10 @@ class ClientTap:
         self._logs: dict[tuple[Any, Any], _Log] = {}
         self._moved: dict[tuple[Any, Any], str] = {}
         """Logs that begin behind where they were to be read, and what the broker said."""
+        self._damaged: dict[tuple[Any, Any], tuple[str, float]] = {}
+        """Logs with a batch that the client has skipped, what it said and when. What it reads
+        behind such a batch begins anywhere: nothing more is handed out of them, and none of them is
+        gone on with by this client."""
 
     @cached_property
     def _consumer(self) -> Consumer:
@@ -80,7 +90,10 @@ class ClientTap:
             for tp, start in starts.items()
             if tp in logs and logs[tp].position == start
         }
-        gone = [log for tp, log in logs.items() if tp not in kept]
+        if self._damaged:
+            self._drop_consumer()
+            kept = {}
+        gone = [log for tp, log in self._logs.items() if tp not in kept]
         new = [_Log(tp, start) for tp, start in starts.items() if tp not in kept]
         try:
             if gone:
@@ -112,6 +125,9 @@ class ClientTap:
             left_s = until_s - self._clock()
             self._receive(max(0.0, min(left_s, _WAIT_S)), most_records)
             found = self._here(ends, most_bytes, most_records)
+            damaged = self._damaged.keys() & ends.keys()
+            if damaged and not found and (left_s <= 0 or len(damaged) == len(ends)):
+                raise self._refused(damaged)
             if left_s <= 0:
                 break
         return found
@@ -147,7 +163,10 @@ class ClientTap:
             raise classify_exception(failure, "connecting the reader") from failure
 
     def close(self) -> None:
-        self._logs, self._moved = {}, {}
+        self._drop_consumer()
+
+    def _drop_consumer(self) -> None:
+        self._logs, self._moved, self._damaged = {}, {}, {}
         if "_consumer" in vars(self):
             self._consumer.close()
             del self._consumer
@@ -155,15 +174,29 @@ class ClientTap:
     def _here(
         self, ends: Mapping[TopicPartition, int], most_bytes: int, most_records: int
     ) -> dict[TopicPartition, LogChunk]:
-        for tp in self._moved.keys() & ends.keys():
+        for tp in (self._moved.keys() - self._damaged.keys()) & ends.keys():
             log = self._logs[tp]
             raise LogStartMovedError(
                 f"{log.tp}: offset {log.position} is outside the log ({self._moved[tp]})", log.tp
             )
         taken = (
-            (tp, self._logs[tp].chunk(end, most_bytes, most_records)) for tp, end in ends.items()
+            (tp, self._logs[tp].chunk(end, most_bytes, most_records))
+            for tp, end in ends.items()
+            if tp not in self._damaged
         )
         return {tp: chunk for tp, chunk in taken if chunk is not None}
+
+    def _refused(self, damaged: Iterable[tuple[Any, Any]]) -> CorruptBatchError:
+        """What to raise for logs with a batch that cannot be read; now and then they are fetched
+        anew."""
+        tp = self._logs[min(damaged)].tp
+        why, since_s = self._damaged[tp]
+        if self._clock() - since_s > _DAMAGED_AGAIN_S:
+            self.go_to(self.positions)
+        return CorruptBatchError(
+            f"{tp}, {why}. If it stays, the disk of the broker that leads the partition is "
+            "damaged: let another replica lead it, or delete the records up to behind that offset."
+        )
 
     def _receive(self, wait_s: float, most_records: int) -> None:
         """Let the logs have what the client has, waiting for the first of it."""
@@ -195,15 +228,15 @@ class ClientTap:
                 else:
                     self._sort_out(message)
         for tp, found in records.items():
-            if tp in self._logs:  # or else fetched before it was given up
+            if tp in self._logs and tp not in self._damaged:  # or fetched before it was given up
                 self._logs[tp].add(found)
 
     def _sort_out(self, message: Message) -> None:
         error, place = message.error(), (message.topic(), message.partition())
         assert error is not None
         log = self._logs.get(place)
-        if log is None and place[0] is not None:
-            return  # fetched before it was given up
+        if place in self._damaged or (log is None and place[0] is not None):
+            return  # of the rest of a batch, or fetched before it was given up
         if log is not None and error.code() == KafkaError._PARTITION_EOF:
             log.end_seen = offset_of(message)
         elif log is not None and error.code() in (
@@ -211,6 +244,11 @@ class ClientTap:
             KafkaError.OFFSET_OUT_OF_RANGE,
         ):
             self._moved[log.tp] = error.str()
+        elif log is not None and error.code() in _DAMAGED:
+            at = message.offset()
+            place_in_log = log.position if at is None or at < log.position else at
+            why = f"offset {place_in_log}: the record batch cannot be read: {error.str()}"
+            self._damaged[log.tp] = (why, self._clock())
         else:
             problem = classify(
                 error, "reading logs" if log is None else f"reading {log.tp} at {log.position}"

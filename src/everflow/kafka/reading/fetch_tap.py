@@ -24,8 +24,8 @@ from everflow.kafka.reading.fetch_connection import (
 )
 from everflow.kafka.reading.log_chunk import LogChunk
 from everflow.kafka.reading.record_batches import Batch, UnsupportedBatchError
-from everflow.kafka.reading.record_columns import Columns
-from everflow.kafka.reading.taps import CONNECT_S, UNBOUNDED_RECORDS
+from everflow.kafka.reading.record_columns import Columns, CorruptBatchError
+from everflow.kafka.reading.taps import CHECK_CRCS, CONNECT_S, UNBOUNDED_RECORDS
 from everflow.records import UNBOUNDED_BYTES, TopicPartition
 
 _AHEAD_BYTES = 64 << 20
@@ -46,11 +46,13 @@ class FetchTap:
         fetch_bytes: int = FETCH_BYTES,
         parsed_bytes: int = FETCH_BYTES,
         attend_s: float | None = None,
+        check_crcs: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``settings``: from `connection_settings`. ``ahead``: whether it fetches beyond the ends
         that were asked for. ``fetch_bytes``: the size of one fetch; ``parsed_bytes``: what is
-        parsed at once of it. ``attend_s``: a passing fault is attended to for so many seconds,
+        parsed at once of it. ``check_crcs``: whether each batch's checksum is computed.
+        ``attend_s``: a passing fault is attended to for so many seconds,
         whatever time a `take` has, then raised; None: for the time of the `take`. ``clock``:
         monotonic seconds."""
         self._settings = settings
@@ -59,14 +61,17 @@ class FetchTap:
         self._fetch_bytes = fetch_bytes
         self._parsed_bytes = parsed_bytes
         self._attend_s = attend_s
+        self._check_crcs = check_crcs
         self._clock = clock
         self._connection: FetchConnection | None = None
         self._streams: dict[TopicPartition, _Stream] = {}
 
     @staticmethod
     def over(config: Mapping[str, Any], **values: Any) -> FetchTap:
-        """For librdkafka's settings. ConfigError for security that cannot be said to it."""
-        return FetchTap(connection_settings(config), **values)
+        """For librdkafka's settings, of which ``check.crcs`` is true if it is not there.
+        ConfigError for security that cannot be said to it."""
+        check_crcs = str(config.get(CHECK_CRCS, True)).lower() != "false"
+        return FetchTap(connection_settings(config), check_crcs=check_crcs, **values)
 
     @property
     def positions(self) -> Mapping[TopicPartition, int]:
@@ -84,7 +89,7 @@ class FetchTap:
             tp: stream for tp, stream in self._streams.items() if starts.get(tp) == stream.position
         }
         self._streams = {
-            tp: kept.get(tp) or _Stream(connection, tp, start, self._parsed_bytes)
+            tp: kept.get(tp) or _Stream(connection, tp, start, self._parsed_bytes, self._check_crcs)
             for tp, start in starts.items()
         }
 
@@ -110,7 +115,9 @@ class FetchTap:
                 chunk = stream.chunk(end, most_bytes, most_records)
                 while chunk is None and stream.receive(until_s, self._attend_s, self._clock):
                     chunk = stream.chunk(end, most_bytes, most_records)
-            except (EverflowError, UnsupportedBatchError):
+            except (EverflowError, UnsupportedBatchError) as failure:
+                if not found and isinstance(failure, CorruptBatchError):
+                    raise UnsupportedBatchError(f"{tp}: {failure}") from failure
                 if not found:
                     raise
                 break  # it comes again with the next take, where it loses nothing
@@ -144,11 +151,17 @@ class _Stream:
     taken."""
 
     def __init__(
-        self, connection: FetchConnection, tp: TopicPartition, start: int, parsed_bytes: int
+        self,
+        connection: FetchConnection,
+        tp: TopicPartition,
+        start: int,
+        parsed_bytes: int,
+        check_crcs: bool,
     ) -> None:
         self._connection = connection
         self._tp = tp
         self._parsed_bytes = parsed_bytes
+        self._check_crcs = check_crcs
         self._coming: Any = None
         self._fetched = start
         self._unparsed: deque[tuple[bytes, list[Batch]]] = deque()
@@ -182,8 +195,8 @@ class _Stream:
         """Take in the next answer that brings the log forward; False if there is none by
         ``until_s``.
 
-        Raises LogStartMovedError, FatalError, UnsupportedBatchError, and with ``attend_s`` the
-        fault that did not pass.
+        Raises LogStartMovedError, FatalError, UnsupportedBatchError, CorruptBatchError, and with
+        ``attend_s`` the fault that did not pass.
         """
         fault: RetriableError | None = None
         while True:
@@ -224,6 +237,13 @@ class _Stream:
 
     def _add(self, answer: Answer) -> bool:
         found = record_batches.batches(answer.records)
+        if answer.records and not found:
+            # A broker always sends the first batch whole, however large (KIP-74).
+            raise CorruptBatchError(
+                f"the record batch at offset {self._fetched} is longer than what was sent of it"
+            )
+        if self._check_crcs:
+            record_batches.check(answer.records, found)
         behind = found[-1].next_offset if found else self._fetched
         if behind <= self._fetched:
             return False

@@ -11,6 +11,8 @@ from everflow.records import UNBOUNDED_BYTES, TopicPartition
 
 UNBOUNDED_RECORDS = 1 << 62
 CONNECT_S = 30.0
+CHECK_CRCS = "check.crcs"
+"""Kafka's setting of consumers; on by default here, as in Java's client and not in librdkafka."""
 
 _log = logging.getLogger(__name__)
 
@@ -44,9 +46,11 @@ class Tap(Protocol):
         Raises:
             LogStartMovedError: the position of the named log lies outside it; the others can be
             taken from on.
-            RetriableError: a fault that is not waited out here.
+            RetriableError: a fault that is not waited out here. CorruptBatchError: librdkafka
+                refuses a batch of the named log too; the others can be taken from on.
             FatalError: refused for good, as classified in `everflow.kafka.errors`.
-            UnsupportedBatchError: only librdkafka reads one of these logs. Where it stands is in
+            UnsupportedBatchError: only librdkafka reads one of these logs, or a batch of it is
+                broken and librdkafka may be asked for a second opinion. Where it stands is in
             `positions`.
         """
 

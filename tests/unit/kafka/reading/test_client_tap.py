@@ -5,6 +5,7 @@ others."""
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from everflow.errors import FatalError, LogStartMovedError, RetriableError
 from everflow.kafka.reading import client_tap
 from everflow.kafka.reading.client_tap import ClientTap
 from everflow.kafka.reading.range_reader import RangeReader
+from everflow.kafka.reading.record_columns import CorruptBatchError
 from everflow.records import OffsetRange, TopicPartition
 
 TP = TopicPartition("t", 0)
@@ -41,12 +43,13 @@ def records(*offsets: int) -> list[Message]:
 class Consumer:
     """Gives what a fetch has brought, one fetch at a time."""
 
-    def __init__(self, fetches: list[list[Message]]) -> None:
-        self._fetches = deque(fetches)
+    def __init__(self, fetches: deque[list[Message]]) -> None:
+        self._fetches = fetches
         self._here: deque[Message] = deque()
 
     def incremental_assign(self, partitions: Any) -> None: ...
     def incremental_unassign(self, partitions: Any) -> None: ...
+    def close(self) -> None: ...
 
     def poll(self, timeout: float) -> Message | None:
         if not self._here and self._fetches:
@@ -60,7 +63,7 @@ class Consumer:
 
 
 def reader_of(monkeypatch: pytest.MonkeyPatch, fetches: list[list[Message]]) -> RangeReader:
-    monkeypatch.setattr(client_tap, "Consumer", lambda settings, logger: Consumer(fetches))
+    monkeypatch.setattr(client_tap, "Consumer", lambda settings, logger: Consumer(deque(fetches)))
     return RangeReader({}, "g", True, False)
 
 
@@ -102,10 +105,14 @@ def test_a_range_whose_last_record_is_there_is_read_whole_though_the_end_was_not
 
 
 def tap_of(
-    monkeypatch: pytest.MonkeyPatch, fetches: list[list[Message]], patient: bool = True
+    monkeypatch: pytest.MonkeyPatch,
+    fetches: list[list[Message]],
+    patient: bool = True,
+    clock: Callable[[], float] = lambda: 0.0,
 ) -> ClientTap:
-    monkeypatch.setattr(client_tap, "Consumer", lambda settings, logger: Consumer(fetches))
-    return ClientTap({}, "g", {}, patient=patient, clock=lambda: 0.0)
+    coming = deque(fetches)  # also of a second consumer
+    monkeypatch.setattr(client_tap, "Consumer", lambda settings, logger: Consumer(coming))
+    return ClientTap({}, "g", {}, patient=patient, clock=clock)
 
 
 def fault(code: int, tp: TopicPartition | None = TP) -> Message:
@@ -120,6 +127,33 @@ def of(tp: TopicPartition, *offsets: int) -> list[Message]:
         Message(topic=tp.topic, partition=tp.partition, offset=at, value=b"v", timestamp=(1, 5))
         for at in offsets
     ]
+
+
+@pytest.mark.parametrize(
+    "code", [KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION, KafkaError._UNDERFLOW]
+)
+def test_nothing_behind_a_batch_that_cannot_be_read_is_handed_out(
+    monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """librdkafka skips the batch, and may find anything behind it: records, another fault, an end
+    of the log."""
+    bad = Message(topic=TP.topic, partition=TP.partition, offset=2, error=KafkaError(code))
+    rest = [*of(TP, 7), fault(KafkaError._NOT_IMPLEMENTED), fault(KafkaError._AUTO_OFFSET_RESET)]
+    now = [0.0]
+    first = [*of(TP, 0, 1), bad, *of(TWO, 4), *rest]
+    fetches = [first, [*of(TP, 8), end_at(9)], [], [], of(TP, 0, 1, 2)]
+    tap = tap_of(monkeypatch, fetches, clock=lambda: now[0])
+    tap.go_to({TP: 0, TWO: 4})
+    assert list(tap.take({TP: 9, TWO: 9}, 0.0)) == [TWO]
+    for _ in range(2):
+        with pytest.raises(CorruptBatchError, match=r"t-0, offset 2: .*another replica"):
+            tap.take({TP: 9, TWO: 9}, 0.0)
+    assert tap.positions == {TP: 0, TWO: 5}
+    now[0] = 11.0
+    with pytest.raises(CorruptBatchError, match="t-0"):
+        tap.take({TP: 9}, 0.0)
+    # Fetched anew, and now it can be read.
+    assert tap.take({TP: 9}, 0.0)[TP].records == 3
 
 
 def test_records_of_several_logs_in_one_fetch_and_of_one_that_was_given_up(

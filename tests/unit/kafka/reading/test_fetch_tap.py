@@ -3,9 +3,11 @@ waits long or goes too far."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import google_crc32c
 import kafka.errors as client_errors
 import numpy as np
 import pytest
@@ -44,6 +46,7 @@ def batch(
 def markers(base: int) -> bytes:
     built = bytearray(batch(base, [b"\0\0\0\1"]))
     built[21:23] = (0x20 | 0x10).to_bytes(2, "big")
+    built[17:21] = google_crc32c.value(bytes(built[21:])).to_bytes(4, "big")
     return bytes(built)
 
 
@@ -249,6 +252,68 @@ def test_a_fault_of_one_log_loses_nothing_of_another() -> None:
     assert tap.take({TP: 1, TWO: 1}, 1.0)[TP].values == [b"a"]
     with pytest.raises(LogStartMovedError):
         tap.take({TP: 1, TWO: 1}, 1.0)
+
+
+def read_or_reason(answer: bytes, **values: Any) -> list[bytes | None] | str:
+    broker = Broker({})
+    broker.logs[TP] = defaultdict(lambda: [None], {0: [answer]})
+    tap = tap_of(broker, attend_s=0.0, **values)
+    tap.go_to({TP: 0})
+    try:
+        chunk = tap.take({TP: 9}, 0.0).get(TP)
+    except (UnsupportedBatchError, RetriableError) as reason:
+        return str(reason)
+    assert chunk is not None
+    return chunk.values
+
+
+@pytest.mark.parametrize("of", [0, 1], ids=["first batch", "second batch"])
+def test_no_flipped_bit_gives_other_records(of: int) -> None:
+    """Each bit of a batch, one after the other: header and records. The base offset and the
+    leader's epoch are the broker's and in no checksum."""
+    written: list[bytes | None] = [b"some value", b"another", b"of the second"]
+    parts = [batch(0, [b"some value", b"another"]), batch(2, [b"of the second"])]
+    assert read_or_reason(b"".join(parts)) == written
+    silent = 0
+    for bit in range(len(parts[of]) * 8):
+        broken = bytearray(parts[of])
+        broken[bit // 8] ^= 1 << bit % 8
+        found = read_or_reason(b"".join([*parts[:of], bytes(broken), *parts[of + 1 :]]))
+        if isinstance(found, str):
+            assert "log-0" in found or "message format v" in found, (bit, found)
+        elif 64 <= bit < 96:
+            # A length beyond the answer: taken for cut off, and it is first in the next one.
+            assert of == 1
+            assert found == written[:2]
+        else:
+            assert bit < 64 or 96 <= bit < 128, bit
+            silent += found == written
+    assert 32 <= silent <= 96
+
+
+def test_a_batch_longer_than_the_answer_that_begins_with_it_is_damaged() -> None:
+    broken = bytearray(batch(0, [b"a"]))
+    broken[8] ^= 0x40
+    assert "longer than what was sent" in str(read_or_reason(bytes(broken)))
+
+
+def test_check_crcs_may_be_off() -> None:
+    broken = bytearray(batch(0, [b"some value"]))
+    broken[-3] ^= 1
+    assert "checksum" in str(read_or_reason(bytes(broken)))
+    assert read_or_reason(bytes(broken), check_crcs=False) == [b"some valte"]
+    given = {"bootstrap.servers": "a:1"}
+    assert FetchTap.over(given)._check_crcs
+    assert not FetchTap.over({**given, "check.crcs": "false"})._check_crcs
+
+
+def test_a_damaged_batch_is_read_by_librdkafka_from_where_the_log_stands() -> None:
+    broken = bytearray(batch(1, [b"b"]))
+    broken[-3] ^= 1
+    own = tap_of(Broker({0: batch(0, [b"a"]), 1: bytes(broken)}))
+    other = tap_of(Broker({1: batch(1, [b"b"])}))
+    chunks = list(LogReader({}, taps=Taps(own, other)).read(TP, 0, 2))
+    assert values(chunks) == [b"a", b"b"]
 
 
 def test_several_batches_of_one_answer_are_taken_up_to_any_end() -> None:
