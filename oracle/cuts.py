@@ -14,7 +14,7 @@ MOST = 12
 """Records of one batch."""
 
 Records: TypeAlias = "list[list[Any]]"
-"""``[topic, key, value, time]``, in order."""
+"""``[topic, key, value, time, headers]``, in order."""
 
 
 def batches(records: Records, drawn: random.Random, topology: Topology) -> list[Records]:
@@ -27,7 +27,8 @@ def batches(records: Records, drawn: random.Random, topology: Topology) -> list[
     if any(isinstance(node, SinkNode) and node.kind != "sink" for node in topology.nodes):
         times = sorted(record[3] for record in records)
         records = [
-            [topic, key, value, times[at] + at] for at, (topic, key, value, _) in enumerate(records)
+            [topic, key, value, times[at] + at, headers]
+            for at, (topic, key, value, _, headers) in enumerate(records)
         ]
     cut = []
     while records:

@@ -10,6 +10,7 @@ writes ``left&right``.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -344,6 +345,9 @@ class Draw:
         if len(plain) < 2:
             return
         left, right = self._drawn.sample(plain, 2)
+        # A record that comes to both sides, and to one of them twice: see `_merge`.
+        if self._above(left) & self._above(right) and self._merged(left, right):
+            return
         before = after = self._drawn.choice([0, 5, 25])
         if kind == "inner":
             after = self._drawn.choice([0, 5, 25])
@@ -376,18 +380,28 @@ class Draw:
 
 
 def script(program: Program, drawn: random.Random, records: int) -> list[list[Any]]:
-    """Records ``[topic, key, value, time]``, of times from 100 on."""
+    """Records ``[topic, key, value, time, headers]``, of times from 100 on. Most have headers that
+    tell which record it is."""
     found, latest = [], 100
-    for _ in range(records):
+    for number in range(records):
         latest += drawn.choice([0, 0, 1, 3, 10, 40])
         back = drawn.randint(0, program.jitter_ms) if drawn.random() < 0.3 else 0
         time = max(0, latest - back)
         key = drawn.choice([*KEYS, *KEYS, None])
         value = None if drawn.random() < 0.15 else drawn.choice(VALUES)
-        found.append([drawn.choice(program.inputs), key, value, time])
+        headers = drawn.choice(_HEADERS)(str(number))
+        found.append([drawn.choice(program.inputs), key, value, time, headers])
     if program.unordered:
-        found += [[topic, "z", "last", latest + 10_000] for topic in program.inputs]
+        found += [[topic, "z", "last", latest + 10_000, []] for topic in program.inputs]
     return found
+
+
+_HEADERS: tuple[Callable[[str], list[list[str | None]]], ...] = (
+    lambda number: [],
+    lambda number: [["n", number]],
+    lambda number: [["n", number]],
+    lambda number: [["n", number], ["twice", "1"], ["twice", ""], ["none", None]],
+)
 
 
 # --- in everflow ----------------------------------------------------------------------------------

@@ -12,6 +12,9 @@ import java.util.Map;
 import java.util.Properties;
 import java.util.TreeMap;
 import java.util.function.Function;
+import org.apache.kafka.common.header.Header;
+import org.apache.kafka.common.header.Headers;
+import org.apache.kafka.common.header.internals.RecordHeaders;
 import org.apache.kafka.common.serialization.Serdes;
 import org.apache.kafka.common.serialization.StringDeserializer;
 import org.apache.kafka.common.serialization.StringSerializer;
@@ -56,8 +59,8 @@ import org.apache.kafka.streams.test.TestRecord;
 
 /**
  * Runs drawn programs (oracle/programs.py says what they are) in Kafka Streams' TopologyTestDriver. A line of JSON in:
- * {"nodes": [...], "inputs": [...], "outputs": [...], "scripts": [[[topic, key, value, time], ...], ...], "as_of": [[time, ...], ...]}; a line out: for
- * each script {"outputs": {topic: [[key, value, time], ...]}, "stores": {name: [[key, value, time], ...]}}, or {"error": text}.
+ * {"nodes": [...], "inputs": [...], "outputs": [...], "scripts": [[[topic, key, value, time, [[name, value], ...]], ...], ...], "as_of": [[time, ...], ...]}; a line out: for
+ * each script {"outputs": {topic: [[key, value, time, headers], ...]}, "stores": {name: [[key, value, time], ...]}}, or {"error": text}.
  */
 public final class StreamsOracle {
     private static final ObjectMapper JSON = new ObjectMapper();
@@ -129,7 +132,9 @@ public final class StreamsOracle {
                     inputs.put(topic.asText(), driver.createInputTopic(topic.asText(), new StringSerializer(), new StringSerializer()));
                 }
                 for (final JsonNode record : script) {
-                    inputs.get(record.get(0).asText()).pipeInput(text(record.get(1)), text(record.get(2)), record.get(3).asLong());
+                    final Headers headers = new RecordHeaders();
+                    record.get(4).forEach(one -> headers.add(one.get(0).asText(), bytes(text(one.get(1)))));
+                    inputs.get(record.get(0).asText()).pipeInput(new TestRecord<>(text(record.get(1)), text(record.get(2)), headers, record.get(3).asLong()));
                 }
                 final ObjectNode outputs = told.putObject("outputs");
                 for (final JsonNode topic : program.get("outputs")) {
@@ -137,7 +142,10 @@ public final class StreamsOracle {
                         driver.createOutputTopic(topic.asText(), new StringDeserializer(), new StringDeserializer());
                     final ArrayNode records = outputs.putArray(topic.asText());
                     for (final TestRecord<String, String> record : output.readRecordsToList()) {
-                        records.addArray().add(record.key()).add(record.value()).add(record.timestamp());
+                        final ArrayNode headers = records.addArray().add(record.key()).add(record.value()).add(record.timestamp()).addArray();
+                        for (final Header one : record.headers()) {
+                            headers.addArray().add(one.key()).add(one.value() == null ? null : new String(one.value(), StandardCharsets.UTF_8));
+                        }
                     }
                 }
                 final ObjectNode stores = told.putObject("stores");
@@ -198,6 +206,10 @@ public final class StreamsOracle {
 
         private static String text(final JsonNode node) {
             return node.isNull() ? null : node.asText();
+        }
+
+        private static byte[] bytes(final String text) {
+            return text == null ? null : text.getBytes(StandardCharsets.UTF_8);
         }
 
         private static String last(final String text) {

@@ -288,9 +288,8 @@ class Aggregation:
         closed = suppress_node(
             table, f"{node_name}-final", claimed, wait_ms, True, BufferBounds(), self.where
         )
-        if self.sessions is not None:
-            by_start = replace(closed.operator, by_start=True)
-            closed = replace(closed, operator=by_start)
+        final = replace(closed.operator, headers_of_last=True, by_start=self.sessions is not None)
+        closed = replace(closed, operator=final)
         return KTable(self.graph, self.graph.add(closed), edge)
 
     def _node(self) -> tuple[str, KStream]:

@@ -1,26 +1,28 @@
 """Holds a table's updates back: until windows close, or for some time (KIP-328; design note 021).
 
 The buffer is a store. An entry stands under ``0, time, key`` with ``1`` and the value's bytes, or
-``0`` for a deletion; where the time does not follow from the key, it stands under ``1, key``. Times
-are written so that they sort, also below 0.
+``0`` for a deletion, both behind ``2`` and the headers where there are some; where the time does
+not follow from the key, it stands under ``1, key``. Times are written so that they sort, also below
+0.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from everflow.errors import BufferFullError
 from everflow.operators.grouping import task_slices
+from everflow.operators.joins.held_back import packed_record, unpacked_record
 from everflow.operators.joins.joined_values import Stores
 from everflow.operators.user_code import written_bytes
-from everflow.records import EdgeBatch, StoreChanges, TasksResult
+from everflow.records import HEADERS, EdgeBatch, StoreChanges, TasksResult, joined_headers
 from everflow.serdes import Serde
 from everflow.serdes.base import ResultDecoder
 from everflow.state.changelog import unpack_value
@@ -29,7 +31,9 @@ from everflow.state.store import StoreView
 _TIME = struct.Struct(">Q")
 _LOWEST = 1 << 63
 _HELD, _TIME_OF = b"\x00", b"\x01"
-_DELETION, _VALUE = b"\x00", b"\x01"
+_DELETION, _VALUE, _WITH_HEADERS = b"\x00", b"\x01", b"\x02"
+
+Headers: TypeAlias = "list[dict[str, object]] | None"
 
 
 @dataclass(frozen=True)
@@ -60,8 +64,9 @@ class SuppressSpec:
     held back. The key's later updates take its place. ``by_start``: of sessions with equal ends the
     one that began first comes out first, as where the original's sessions give their final results.
 
-    A result has the time of its update. Buffers are bounded per task: what is the oldest is given
-    early, or BufferFullError.
+    A result has the time of its update and, unless ``headers_of_last``, its headers; else those of
+    the record that brings it out, as the original's final results have. Buffers are bounded per
+    task: what is the oldest is given early, or BufferFullError.
     """
 
     store: str
@@ -75,6 +80,7 @@ class SuppressSpec:
     bounds: BufferBounds = field(default_factory=BufferBounds)
     emit_every_update: bool = False
     by_start: bool = False
+    headers_of_last: bool = False
 
     @property
     def key_serde(self) -> Serde:
@@ -101,6 +107,7 @@ class SuppressSpec:
         """See `StatefulOperator`."""
         keys = written_bytes(self.table_key_serde, batch.key, self.store, batch).to_pylist()
         values = written_bytes(self.table_value_serde, batch.value, self.store, batch).to_pylist()
+        headers = _listed(None if self.headers_of_last else batch.headers, len(batch))
         times = (
             batch.key.field("end").to_numpy().astype(np.int64)
             if self.by_window
@@ -117,7 +124,11 @@ class SuppressSpec:
             )
             rows = order[part].tolist()
             updates = [
-                _Update(row, keys[row], values[row], int(times[row]), int(batch.timestamp[row]))
+                _Update(
+                    keys[row],
+                    int(times[row]),
+                    _Entry(row, values[row], int(batch.timestamp[row]), headers[row]),
+                )
                 for row in rows
             ]
             given += buffer.take(updates)
@@ -129,49 +140,56 @@ class SuppressSpec:
 
     def _shown(self, batch: EdgeBatch, given: list[_Given]) -> EdgeBatch:
         given.sort(key=lambda one: one.by)  # stable: one record's are in order already
-        stored = [one for one in given if one.row < 0]
+        stored = [one for one in given if one.entry.row < 0]
         keys = self.table_key_serde.decode_array(pa.array([one.key for one in stored], pa.binary()))
         values = self.table_value_serde.decode_array(
-            pa.array([one.value for one in stored], pa.binary())
+            pa.array([one.entry.value for one in stored], pa.binary())
         )
         place = iter(range(len(batch), len(batch) + len(stored)))
-        at = pa.array([next(place) if one.row < 0 else one.row for one in given], pa.int64())
+        rows = [next(place) if one.entry.row < 0 else one.entry.row for one in given]
+        at = pa.array(rows, pa.int64())
         shown = batch.take(np.array([one.by for one in given], np.int64)).with_columns(
             pa.concat_arrays([batch.key, keys.cast(batch.key.type)]).take(at),
             pa.concat_arrays([batch.value, values.cast(batch.value.type)]).take(at),
         )
-        shown.timestamp = np.array([one.time for one in given], np.int64)
+        shown.timestamp = np.array([one.entry.time for one in given], np.int64)
+        if self.headers_of_last:
+            return shown
+        listed = [one.entry.headers for one in stored]
+        of_stored = pa.array([one or [] for one in listed], HEADERS) if any(listed) else None
+        headers = joined_headers([(batch.headers, len(batch)), (of_stored, len(stored))])
+        shown.headers = None if headers is None else headers.take(at)
         return shown
 
 
-class _Update(NamedTuple):
-    """An update of a key: the row that brought it, its value bytes, the time (ms) by which the
-    buffer goes, and its own."""
-
-    row: int
-    key: bytes
-    value: bytes | None
-    place: int
-    time: int
-
-
-class _Given(NamedTuple):
-    """A result: the row ``by`` which it came, and that of the update, or -1 and its stored
-    value."""
-
-    by: int
-    row: int
-    key: bytes
-    value: bytes | None
-    time: int
+def _listed(headers: pa.Array | None, count: int) -> Sequence[Headers]:
+    return [None] * count if headers is None else headers.to_pylist()
 
 
 class _Entry(NamedTuple):
-    """What is held back of a key: the row of the update, or -1 if it is from before the batch."""
+    """What is held back of a key: the row of the update, or -1 if it is from before the batch, its
+    value bytes, time (ms) and headers."""
 
     row: int
     value: bytes | None
     time: int
+    headers: Headers
+
+
+class _Update(NamedTuple):
+    """An update of a key, and the time (ms) by which the buffer goes."""
+
+    key: bytes
+    place: int
+    entry: _Entry
+
+
+class _Given(NamedTuple):
+    """A result, and the row ``by`` which it came."""
+
+    by: int
+    key: bytes
+    entry: _Entry
 
 
 @dataclass(kw_only=True)
@@ -195,18 +213,18 @@ class _Buffer:
         """Put the updates in, one after the other; what comes out at each."""
         self._load(updates)
         for update in updates:
-            self.stream_time = max(self.stream_time, update.time)
+            self.stream_time = max(self.stream_time, update.entry.time)
             place = self.places.get(update.key)
             if place is None:
                 place = self.places[update.key] = update.place
                 self._queue(place, update.key)
-            self._hold(place, update.key, _Entry(update.row, update.value, update.time))
+            self._hold(place, update.key, update.entry)
             while self.queue and self.queue[0][0] <= self.stream_time - self.spec.wait_ms:
-                yield from self._out(update.row)
+                yield from self._out(update.entry.row)
             while self.spec.bounds.over(len(self.held), self.size):
                 if self.spec.bounds.stops:
                     raise self._full()
-                yield from self._out(update.row)
+                yield from self._out(update.entry.row)
 
     def changes(self) -> StoreChanges:
         """Of the store: what is not held any more, then what came in."""
@@ -228,8 +246,7 @@ class _Buffer:
         for (place, key), entry in self.held.items():
             if entry.row < 0:
                 continue
-            value = _DELETION if entry.value is None else _VALUE + entry.value
-            change(_held_key(place, key), value, entry.time)
+            change(_held_key(place, key), _packed(entry), entry.time)
             if index and (place, key) not in self.before:
                 change(_TIME_OF + key, _written(place), entry.time)
         return StoreChanges(self.spec.store, keys, values, np.array(times, np.int64))
@@ -240,7 +257,7 @@ class _Buffer:
         if self.spec.bounds.given:
             self._keep(self.view.range(_HELD, _TIME_OF))
             return
-        latest = max([self.stream_time, *(update.time for update in updates)])
+        latest = max([self.stream_time, *(update.entry.time for update in updates)])
         self._keep(self.view.range(_HELD, _held_key(latest - self.spec.wait_ms + 1, b"")))
         if self.spec.by_window:
             place_of = {update.key: update.place for update in updates}
@@ -261,11 +278,10 @@ class _Buffer:
             key = stored_key[1 + _TIME.size :]
             if (place, key) in self.before:
                 continue
-            time, value = unpack_value(stored)
             self.before.add((place, key))
             self.places[key] = place
             self._queue(place, key)
-            self._hold(place, key, _Entry(-1, None if value == _DELETION else value[1:], time))
+            self._hold(place, key, _unpacked(stored))
 
     def _queue(self, place: int, key: bytes) -> None:
         start = key[-_TIME.size :] if self.spec.by_start else b""
@@ -285,7 +301,7 @@ class _Buffer:
         self.size -= _size(key, entry)
         self.places[key] = None
         if entry.value is not None or not self.spec.by_window:
-            yield _Given(by, entry.row, key, entry.value, entry.time)
+            yield _Given(by, key, entry)
 
     def _full(self) -> BufferFullError:
         bounds = self.spec.bounds
@@ -297,6 +313,20 @@ class _Buffer:
             f"{' and '.join(most)} in a task; give it more, use windows with a shorter grace, or "
             "emit_early_when_full()"
         )
+
+
+def _packed(entry: _Entry) -> bytes:
+    value = _DELETION if entry.value is None else _VALUE + entry.value
+    return _WITH_HEADERS + packed_record(entry.headers, value) if entry.headers else value
+
+
+def _unpacked(stored: bytes) -> _Entry:
+    """Of what stands in the store."""
+    time, data = unpack_value(stored)
+    headers: Headers = None
+    if data[:1] == _WITH_HEADERS:
+        headers, data = unpacked_record(data[1:])
+    return _Entry(-1, None if data == _DELETION else data[1:], time, headers)
 
 
 def _held_key(place: int, key: bytes) -> bytes:

@@ -46,7 +46,7 @@ class InputTopic(Telling):
     moves on by ``advance_ms``.
 
     Raises SerdeError for a key or value that its serde cannot write, TypeError for a record that is
-    no tuple of two or three.
+    no tuple of two to four.
     """
 
     def __init__(
@@ -73,12 +73,12 @@ class InputTopic(Telling):
         self._pipe([RawRecord(self._topic, key, value, timestamp)])
 
     def pipe_batch(self, records: Iterable[tuple[Any, ...]]) -> None:
-        """Pipe ``(key, value[, timestamp])`` as ONE micro-batch: results come out once per key, as
-        from an instance."""
+        """Pipe ``(key, value[, timestamp[, headers]])`` as ONE micro-batch: results come out once
+        per key, as from an instance."""
         self._pipe(self.written(records))
 
     def pipe_each(self, records: Iterable[tuple[Any, ...]]) -> None:
-        """Pipe ``(key, value[, timestamp])`` one after the other."""
+        """Pipe ``(key, value[, timestamp[, headers]])`` one after the other."""
         for record in self.written(records):
             self._pipe([record])
 
@@ -87,7 +87,8 @@ class InputTopic(Telling):
         self._next_ms += by_ms
 
     def written(self, records: Iterable[tuple[Any, ...]]) -> list[RawRecord]:
-        """``(key, value[, timestamp])`` as they would be in Kafka, without running anything."""
+        """``(key, value[, timestamp[, headers]])`` as they would be in Kafka, without running
+        anything."""
         return [self._raw(*_parts(record)) for record in records]
 
     def rewind(self) -> None:
@@ -157,9 +158,11 @@ class OutputTopic(Telling):
         return table
 
 
-def _parts(record: object) -> tuple[Any, Any, int | datetime | None]:
-    if not isinstance(record, tuple | list) or len(record) not in (2, 3):
+def _parts(record: object) -> tuple[Any, Any, int | datetime | None, Headers]:
+    if not isinstance(record, tuple | list) or not 2 <= len(record) <= 4:
         raise TypeError(
-            f"a record is a tuple (key, value) or (key, value, timestamp), found {record!r}"
+            f"a record is a tuple (key, value), (key, value, timestamp) or (key, value, timestamp, "
+            f"headers), found {record!r}"
         )
-    return record[0], record[1], record[2] if len(record) > 2 else None
+    key, value, timestamp, headers = (*record, None, None)[:4]
+    return key, value, timestamp, headers or ()

@@ -261,8 +261,8 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
     # -- running -----------------------------------------------------------------------------------
 
     def pipe_batch(self, records: Mapping[InputTopic, Iterable[tuple[Any, ...]]]) -> None:
-        """Pipe records of several topics as ONE micro-batch: ``{orders: [(key, value[, timestamp]),
-        ...], customers: [...]}``.
+        """Pipe records of several topics as ONE micro-batch: ``{orders: [(key, value[, timestamp[,
+        headers]]), ...], customers: [...]}``.
 
         Within a topic they keep their order; between topics of one sub-topology the earlier record
         time comes first, as in an instance. Raises RecordError naming the record that a function or
