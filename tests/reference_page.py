@@ -76,6 +76,11 @@ SECTIONS = (
     Section("Serdes", "serdes.md", "serdes"),
     Section("Running", "../SCALING.md", "KafkaStreams ClientState StateListener"),
     Section("Settings", "configuration.md", "StreamsConfig"),
+    Section(
+        "Records that fail",
+        "bad-records.md",
+        "ExceptionHandler ErrorHandlerContext Response RetryOutages",
+    ),
     Section("Spark", "functions.md", "session"),
     Section(
         "Tests",

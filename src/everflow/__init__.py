@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from everflow.dsl.streams_builder import StreamsBuilder
     from everflow.dsl.suppressed import BufferConfig, EmitStrategy, Suppressed
     from everflow.errors import ConfigError, EverflowError, SetupError, TopologyError
+    from everflow.handlers.outages import RetryOutages
+    from everflow.handlers.response import ErrorHandlerContext, ExceptionHandler, Response
     from everflow.operators import agg
     from everflow.operators.processors.context import ProcessorContext
     from everflow.operators.processors.processor import (
@@ -103,7 +105,9 @@ __all__ = [
     "CogroupedKStream",
     "ConfigError",
     "EmitStrategy",
+    "ErrorHandlerContext",
     "EverflowError",
+    "ExceptionHandler",
     "FailOnInvalidTimestamp",
     "GlobalKTable",
     "IllegalStateError",
@@ -131,8 +135,10 @@ __all__ = [
     "Record",
     "RecordContext",
     "RecordMetadata",
+    "Response",
     "RestoreListener",
     "RestoreProgress",
+    "RetryOutages",
     "SessionStore",
     "SessionWindowedCogroupedKStream",
     "SessionWindowedKStream",
@@ -196,6 +202,8 @@ _NAMES = {
     "dsl.options.stores": "Stores",
     "dsl.streams_builder": "StreamsBuilder",
     "dsl.suppressed": "BufferConfig EmitStrategy Suppressed",
+    "handlers.outages": "RetryOutages",
+    "handlers.response": "ErrorHandlerContext ExceptionHandler Response",
     "errors": "ConfigError EverflowError SetupError TopologyError",
     "operators.processors.context": "ProcessorContext",
     "operators.processors.processor": (

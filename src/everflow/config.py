@@ -20,6 +20,8 @@ from typing import Any
 from everflow.errors import ConfigError
 from everflow.foreign_names import entry_of
 from everflow.foreign_names.java_security import in_librdkafkas_names
+from everflow.handlers.given import Handlers, handler_setting
+from everflow.handlers.response import DESERIALIZATION, PROCESSING, PRODUCTION
 from everflow.setting_checks import (
     INT64,
     Between,
@@ -88,11 +90,6 @@ WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
     {
         "request_timeout_ms": "a client is told with its prefix, as in producer.request.timeout.ms",
         "retry_backoff_ms": "a client is told with its prefix, as in producer.retry.backoff.ms",
-        "deserialization_exception_handler": (
-            "a record that cannot be decoded stops the application, or goes to the dead letters"
-        ),
-        "processing_exception_handler": "a record that cannot be processed stops the application",
-        "production_exception_handler": "a record that cannot be written stops the application",
         "statestore_cache_max_bytes": (
             "the updates of a key within one micro-batch are one, unless emit.every.update is set"
         ),
@@ -195,9 +192,9 @@ class StreamsConfig:
     )
     rack_aware_assignment_traffic_cost: int | None = _key(None, int32(0))
     rack_aware_assignment_non_overlap_cost: int | None = _key(None, int32(0))
-    deserialization_exception_handler: str = _key("fail", OneOf(("fail", "continue")))
-    processing_exception_handler: str = _key("fail", OneOf(("fail", "continue")))
-    production_exception_handler: str = _key("fail", OneOf(("fail", "continue")))
+    deserialization_exception_handler: str = _key("dead-letter", handler_setting)
+    processing_exception_handler: str = _key("dead-letter", handler_setting)
+    production_exception_handler: str = _key("dead-letter", handler_setting)
     errors_dead_letter_queue_topic_name: str | None = _key(None, kafka_name(249))
     statestore_cache_max_bytes: int = _key(10 << 20, Between(0, INT64))
     state_cleanup_delay_ms: int = _key(600_000, time_ms(0))
@@ -322,6 +319,17 @@ class StreamsConfig:
         for layer in ("shared", *layers):
             settings.update(self.clients.get(layer, {}))
         return in_librdkafkas_names(settings)
+
+    def handlers(self) -> Handlers:
+        """Of records that fail. ConfigError for one that cannot be loaded."""
+        return Handlers.of(
+            self.errors_dead_letter_queue_topic_name,
+            {
+                DESERIALIZATION: self.deserialization_exception_handler,
+                PROCESSING: self.processing_exception_handler,
+                PRODUCTION: self.production_exception_handler,
+            },
+        )
 
     def topic(self) -> dict[str, str]:
         """Overrides for internal topics (``topic.`` prefix)."""
@@ -489,8 +497,10 @@ def _typed(name: str, raw: Any, annotation: str) -> Any:
             return ",".join(
                 str(server).strip() for server in (raw.split(",") if isinstance(raw, str) else raw)
             )
-        if isinstance(raw, type) and name.endswith(("_class", "_extractor")):
+        if isinstance(raw, type) and name.endswith(("_class", "_extractor", "_handler")):
             return f"{raw.__module__}:{raw.__qualname__}"
+        if callable(raw) and name.endswith("_handler"):
+            return raw
         if isinstance(raw, (str, os.PathLike)):
             return os.fspath(raw)
     wanted = {"bool": "true or false", "int": "a whole number", "str": "text"}[base]

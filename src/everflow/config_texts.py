@@ -198,19 +198,26 @@ _ERRORS = _group(
         "the producer's setting, with the same default there",
     ),
     errors_dead_letter_queue_topic_name=KeyText(
-        "A topic of yours: records that cannot be decoded go there, with the error in the header "
-        "`__streams.errors.message`, and the rest goes on. Left out: such a record stops the "
-        "application with "
-        "`EF-RECORD`",
+        "A topic of yours: records that cannot be decoded, processed or written go there, as they "
+        "came, with the error in the header `__streams.errors.message`, and the rest goes on. Left "
+        "out: such a record stops the application with `EF-RECORD`",
     ),
     deserialization_exception_handler=KeyText(
-        "What happens to a record that cannot be decoded", "a class"
+        "What happens to a record that cannot be decoded: `dead-letter` (to "
+        "`errors.dead.letter.queue.topic.name`; where that names none, as `fail`), `continue` "
+        "(left out; to that topic if there is one), `fail`, `retry-outages` (a service that does "
+        "not answer, or with 401, 429 or 5xx, is asked again under `task.timeout.ms`), a function "
+        "of yours, or `module:name` of one",
+        "a class; by default a record goes to the topic, and the application stops all the same",
     ),
     processing_exception_handler=KeyText(
-        "What happens to a record on which the program fails", "a class"
+        "What happens to a record on which the program fails; as above",
+        "a class; by default a record goes to the topic, and the application stops all the same",
     ),
     production_exception_handler=KeyText(
-        "What happens to a record that the broker refuses", "a class"
+        "What happens to a record of which a result cannot be written: its serde refuses it, or "
+        "it is too large; as above",
+        "a class; by default the application stops",
     ),
     request_timeout_ms=KeyText("How long a client waits for an answer"),
     retry_backoff_ms=KeyText("How long a client waits before it asks again"),

@@ -43,3 +43,11 @@ def error_text(error: BaseException) -> str:
             "KafkaStreams.close from the program)"
         )
     return text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]}..."
+
+
+def class_of(error: BaseException) -> str:
+    """Its class with the module, as in ``json.decoder.JSONDecodeError``; Python's own without."""
+    kind = type(error)
+    if kind.__module__ == "builtins":
+        return kind.__qualname__
+    return f"{kind.__module__}.{kind.__qualname__}"

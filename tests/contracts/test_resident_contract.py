@@ -12,12 +12,14 @@ import pytest
 from pyspark.sql import SparkSession
 
 from everflow import StreamsBuilder, TimeWindows, agg, serdes
+from everflow.handlers.given import Handlers
 from everflow.kafka.reading.log_columns import LogColumns
 from everflow.records import HEADERS, EdgeBatch, TopicPartition
 from everflow.runtime.thread.road import computed_segment, resident_road
 from everflow.runtime.worker.column_client import ColumnClient
 from everflow.runtime.worker.log_decoder import LogDecoder
 from everflow.runtime.worker.resident_segments import TwinSegment
+from everflow.runtime.worker.set_aside import Judge
 from everflow.spark.job_columns import JobColumns
 from everflow.topology.hops import HopInput
 from everflow.topology.physical_plan import DEAD_LETTER_SLOT, PhysicalPlan
@@ -147,7 +149,7 @@ def decoded(plan: PhysicalPlan, records: list[Record]) -> HopInput:
     for record in records:
         read.setdefault(TopicPartition(*record.place[:2]), []).append(record)
     logs = {tp: log_columns(found, plan.headers) for tp, found in read.items()}
-    return LogDecoder.of(plan).run(logs)
+    return LogDecoder.of(plan, Handlers()).run(logs, Judge())
 
 
 def by_a_job(plan: PhysicalPlan, hop: HopInput, level: int = 0) -> HopInput:

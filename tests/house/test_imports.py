@@ -24,6 +24,7 @@ VALUES = (
     "config",
     "config_texts",
     "setting_checks",
+    "handlers",
     "records",
     "serdes",
     "windows",
@@ -162,7 +163,10 @@ TABLE: tuple[tuple[str, frozenset[str], frozenset[str]], ...] = (
         BASE
         | PURE
         | {"everflow.runtime.step", "everflow.runtime.commit", "everflow.state.store_meta"}
-        | {f"everflow.runtime.worker.{name}" for name in ("crash_points", "large_records")},
+        | {
+            f"everflow.runtime.worker.{name}"
+            for name in ("crash_points", "dead_letters", "large_records")
+        },
         ARROW,
     ),
     ("everflow.runtime.tasks", BASE | PURE | TASKS, frozenset()),

@@ -156,7 +156,7 @@ def global_records(ground: Ground, held: ExitStack) -> GlobalRecords:
     sources = {table.source.topic: table.source for table in ground.blueprint.plan.global_tables}
     return GlobalRecords(
         sources,
-        config.errors_dead_letter_queue_topic_name,
+        config.handlers(),
         writer,
     )
 
@@ -284,7 +284,7 @@ def job_opener(context: Any, ground: Ground, road: ResidentRoad | None) -> OpenJ
     settings = JobSettings(
         application_id=config.application_id,
         read_committed=config.exactly_once,
-        dead_letter_topic=config.errors_dead_letter_queue_topic_name,
+        handlers=config.handlers(),
         layouts=ground.blueprint.layouts,
         client=ground.main_reader,
     )

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from everflow.handlers.given import Handlers
 from everflow.kafka.reading.log_chunk import LogChunk
 from everflow.kafka.reading.log_columns import LogColumns
 from everflow.records import HEADERS, Bytes, Int64, StoreChanges, TaskId, TopicPartition
@@ -30,7 +31,7 @@ class DriverTables:
         self,
         tables: Sequence[GlobalTable],
         stores: Mapping[str, InMemoryStore],
-        dead_letter_topic: str | None,
+        handlers: Handlers,
         tell: Tell,
     ) -> None:
         self._tables = {table.source.topic: table for table in tables}
@@ -38,7 +39,7 @@ class DriverTables:
         self._stores = stores
         self._intake = GlobalRecords(
             {topic: table.source for topic, table in self._tables.items()},
-            dead_letter_topic,
+            handlers,
             lambda: _LetterWriter(tell),
         )
 
@@ -65,7 +66,7 @@ class DriverTables:
 
     def filled(self, records: Sequence[RawRecord]) -> list[RawRecord]:
         """Put those of the tables' topics into the tables; gives the others. RecordError for one
-        that cannot be read, where there is no dead letter topic."""
+        that cannot be read, where its handler says FAIL."""
         for topic in self._tables:
             self._fill(topic, [record for record in records if record.topic == topic])
         return [record for record in records if record.topic not in self._tables]

@@ -24,19 +24,23 @@ import pyarrow as pa
 from everflow.dsl.expressions import checked_serde
 from everflow.errors import TopologyError
 from everflow.foreign_names import Telling
+from everflow.handlers.given import Handlers
+from everflow.handlers.response import PROCESSING
 from everflow.location import user_line
 from everflow.records import EdgeBatch, OffsetRange, TaskId, TopicPartition
 from everflow.runtime.client_state import IllegalStateError
 from everflow.runtime.commit.batch import COMMITTED, BatchRequest, BatchResult, TaskContext
 from everflow.runtime.query.query_errors import StoreKindError, StoreNotFoundError
+from everflow.runtime.step.spark_failure import failure_of_said
 from everflow.runtime.step.step_failure import SparkSays
 from everflow.runtime.step.step_functions import RecordFailure, UndecodableRecord
 from everflow.runtime.step.task_step import SinkOutput, StepResult, TaskStep
 from everflow.runtime.thread.failure_text import ending
 from everflow.runtime.thread.packing import packed
 from everflow.runtime.thread.road import job_segments, resident_road
-from everflow.runtime.thread.spark_failure import failure_of_said
 from everflow.runtime.worker.column_client import ColumnClient
+from everflow.runtime.worker.dead_letters import letter_headers, take_letters
+from everflow.runtime.worker.isolation import Isolated, trial_of
 from everflow.runtime.worker.log_decoder import LogDecoder
 from everflow.runtime.worker.resident_segments import (
     ColumnComputer,
@@ -51,6 +55,7 @@ from everflow.testing.driver_tables import DriverTables, log_columns
 from everflow.testing.store_views import KeyValueView, SessionView, VersionedView, WindowView
 from everflow.testing.topics import InputTopic, OutputTopic, RawRecord
 from everflow.topology.graph import SinkNode
+from everflow.topology.hops import HopInput
 from everflow.topology.physical_plan import PhysicalPlan, Source
 from everflow.topology.plan import emitting_every_update, plan, with_default_extractor
 from everflow.topology.program import Topology, checked_topology
@@ -65,8 +70,10 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
     Args:
         topology: what ``StreamsBuilder.build()`` returned.
         application_id: prefix of internal topics.
-        dead_letter_topic: where undecodable records go; None = piping one raises RecordError, and
-        nothing of it has an effect.
+        dead_letter_topic: where records go that cannot be decoded, processed or written; None =
+            piping one raises RecordError, and nothing of it has an effect.
+        exception_handlers: stage (``deserialization``, ``processing``, ``production``) -> what the
+            setting ``<stage>.exception.handler`` would be; left out: "dead-letter".
         emit_every_update: every intermediate result of a `InputTopic.pipe_batch`, as
         ``emit.every.update`` gives; by default the
             last per key (and window) of a batch.
@@ -83,6 +90,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         *,
         application_id: str = "topology-test-driver",
         dead_letter_topic: str | None = None,
+        exception_handlers: Mapping[str, object] | None = None,
         emit_every_update: bool = False,
         initial_wall_clock_ms: int = 0,
         default_timestamp_extractor: TimestampExtractor | None = None,
@@ -94,6 +102,8 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         self._plan: PhysicalPlan = plan(chosen, subs.index_of, application_id)
         self._start_ms = self._wall_clock_ms = initial_wall_clock_ms
         self._dead_letter_topic = dead_letter_topic
+        handlers = Handlers.of(dead_letter_topic, exception_handlers or {})
+        self._collects = handlers.may_continue(PROCESSING)
         self._specs = {spec.name: spec for found in self._plan.stores().values() for spec in found}
         kept = {table.store.name: table.store for table in self._plan.global_tables}
         self._kept = {**self._specs, **kept}
@@ -109,11 +119,11 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
             dead_letter_topic,
         )
         self._tables = DriverTables(
-            self._plan.global_tables, self._stores, dead_letter_topic, self._outputs.add
+            self._plan.global_tables, self._stores, handlers, self._outputs.add
         )
         self._inputs: list[InputTopic] = []
-        self._sink = _MemorySink(dead_letter_topic)
-        self._decoder = LogDecoder.of(self._plan)
+        self._sink = _MemorySink()
+        self._decoder = LogDecoder.of(self._plan, handlers)
         self._segments, self._columns = _prepared(self._plan)
         self._closed = False
         self._request: BatchRequest | None = None
@@ -134,6 +144,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
                 self._sink,
                 self._current,
                 _no_announcement,
+                every_failure=self._collects,
             )
             for level in range(self._plan.levels)
         ]
@@ -345,13 +356,17 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
 
     def _step_result(self, rows: Sequence[tuple[RawRecord, int]]) -> StepResult:
         try:
-            hop = self._decoder.run(log_columns(rows, self._plan.headers))
-            run_levels(self._segments, self._steps, self._columns, self._current(), hop, {})
+            read = log_columns(rows, self._plan.headers)
+            Isolated(self._decoder).run(self._current(), read, self._computed)
         except (RecordFailure, UndecodableRecord) as error:
             raise ending(error.failure, 1, "") from (error.__cause__ or error)
         except SparkSays as error:
             raise ending(failure_of_said(error.failure), 1, "") from error
         return self._sink.take()
+
+    def _computed(self, request: BatchRequest, hop: HopInput, trial: bool) -> str:
+        steps = trial_of(self._steps) if trial else self._steps
+        return run_levels(self._segments, steps, self._columns, request, hop, {})
 
     def _deliver(self, result: StepResult) -> list[RawRecord]:
         looped: list[RawRecord] = []
@@ -382,7 +397,8 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
                 if topic in self._looped:
                     looped.append(record)
         if result.dead_letters is not None and self._dead_letter_topic is not None:
-            self._outputs.add(_dead(result.dead_letters, self._dead_letter_topic))
+            read = {source.index: source.topic for source in self._plan.sources}
+            self._outputs.add(_dead(result.dead_letters, self._dead_letter_topic, read))
         return looped
 
     def _changelog(self, store: str) -> str:
@@ -480,17 +496,15 @@ def _serdes(operator: str, key: object, value: object, where: str | None) -> tup
     )
 
 
-def _dead(letters: EdgeBatch, topic: str) -> Iterator[RawRecord]:
-    for key, value, time in zip(
-        letters.key.to_pylist(), letters.value.to_pylist(), letters.timestamp.tolist(), strict=True
+def _dead(letters: EdgeBatch, topic: str, topics: dict[int, str]) -> Iterator[RawRecord]:
+    for key, value, time, headers in zip(
+        letters.key.to_pylist(),
+        letters.value.to_pylist(),
+        letters.timestamp.tolist(),
+        letter_headers(letters, topics),
+        strict=True,
     ):
-        yield RawRecord(
-            topic,
-            key,
-            value["value"],
-            time,
-            (("__streams.errors.message", value["error"].encode()),),
-        )
+        yield RawRecord(topic, key, value["value"], time, tuple(headers))
 
 
 def _no_announcement(request: BatchRequest, level: int) -> None:
@@ -515,16 +529,13 @@ class _Memory:
 class _MemorySink:
     """Keeps a micro-batch's effects for the driver instead of writing them."""
 
-    def __init__(self, dead_letter_topic: str | None) -> None:
-        self._topic = dead_letter_topic
+    def __init__(self) -> None:
         self._result: StepResult | None = None
 
     def __call__(
         self, request: BatchRequest, result: StepResult, sources: tuple[Source, ...]
     ) -> BatchResult:
-        letters = result.dead_letters
-        if letters is not None and len(letters) and self._topic is None:
-            raise UndecodableRecord(letters, sources)
+        take_letters(result, sources)
         result.outputs = list(map(_partitioned, result.outputs))
         self._result = result
         return BatchResult(outcome=COMMITTED)

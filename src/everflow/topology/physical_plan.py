@@ -35,8 +35,18 @@ DEAD_LETTER_SLOT = 0
 """Slot of undecodable records: key = raw key, value = struct<value: raw value, error: text>."""
 
 DEAD_LETTER_TYPE = EdgeType(
-    pa.binary(), pa.struct([("value", pa.binary()), ("error", pa.string())])
+    pa.binary(),
+    pa.struct(
+        [
+            ("value", pa.binary()),
+            ("error", pa.string()),
+            ("response", pa.string()),
+            ("about", pa.string()),
+        ]
+    ),
 )
+"""Records as they came that are left out: why, what the handler said (`Response`), and JSON of the
+error's class, stack and stage, and of node, task and attempt."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,12 +18,14 @@ from pyspark.sql import functions as F
 
 from everflow import StreamsBuilder, serdes
 from everflow.dsl.kstream import KStream
+from everflow.handlers.given import Handlers
 from everflow.kafka.reading.log_columns import LogColumns
 from everflow.records import OffsetRange, TopicPartition
 from everflow.runtime.commit.batch import COMMITTED, BatchRequest, BatchResult, TaskContext
 from everflow.runtime.step.step_stores import FollowedView
 from everflow.runtime.step.task_step import StepResult, TaskStep
 from everflow.runtime.worker.log_decoder import LogDecoder
+from everflow.runtime.worker.set_aside import Judge
 from everflow.spark.job import PreparedJob, SparkJobError, StepFunction
 from everflow.spark.segments import hop_out_of_step
 from everflow.state.store import StoreSpec
@@ -86,7 +88,7 @@ def log_of(plan: PhysicalPlan, last: str) -> Callable[[object], Iterator[pa.Reco
         np.arange(ROWS),
         np.arange(ROWS),
     )
-    hop = LogDecoder.of(plan).run({IN: columns})
+    hop = LogDecoder.of(plan, Handlers()).run({IN: columns}, Judge())
     schema = hop_out_of_step(plan, -1)
 
     def log(batches: object) -> Iterator[pa.RecordBatch]:

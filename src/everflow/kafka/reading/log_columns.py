@@ -32,6 +32,20 @@ class LogColumns:
         if isinstance(self.keys, pa.ChunkedArray) or isinstance(self.values, pa.ChunkedArray):
             raise TypeError("more than 2 GiB in one column: the reader did not keep to its bound")
 
+    def before(self, offset: int) -> LogColumns:
+        """The records below this offset."""
+        count = int(np.searchsorted(self.offsets, offset))
+        if count == len(self):
+            return self
+        headers = None if self.headers is None else self.headers[:count]
+        return LogColumns(
+            self.keys[:count],
+            self.values[:count],
+            self.offsets[:count],
+            self.timestamps[:count],
+            headers,
+        )
+
     @staticmethod
     def concat(parts: Sequence[LogColumns]) -> LogColumns:
         """The records of all parts, one after the other."""

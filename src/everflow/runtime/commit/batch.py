@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from everflow.errors import EverflowError
+from everflow.handlers.response import PROCESSING
 from everflow.metrics import Seen
 from everflow.records import UNBOUNDED_BYTES, OffsetRange, TaskId, TopicPartition
 
@@ -138,6 +139,8 @@ class BatchRequest:
     waits: Sequence[TopicPartition] | None = ()
     """Inputs at whose end the merge stops though the log has no more; None: it stops at none's
     (``max.task.idle.ms``)."""
+    aside: Sequence[BatchFailure] = ()
+    """What earlier attempts failed on: the handlers decide about each record (note 041)."""
 
     def ending(self, ends: Mapping[TopicPartition, int]) -> BatchRequest:
         """The same request with ranges that end at ``ends``."""
@@ -155,6 +158,7 @@ class BatchRequest:
                 "log_ends": by_name(self.log_ends),
                 "tasks": [task.to_dict() for task in self.tasks],
                 "global_tasks": [task.to_dict() for task in self.global_tasks],
+                "aside": [failure.to_dict() for failure in self.aside],
             }
         )
 
@@ -170,6 +174,7 @@ class BatchRequest:
             data["waits"] = tuple(TopicPartition(*tp) for tp in data["waits"])
         for tasks in ("tasks", "global_tasks"):
             data[tasks] = [TaskContext.from_dict(task) for task in data[tasks]]
+        data["aside"] = tuple(map(BatchFailure.from_dict, data["aside"]))
         return BatchRequest(**data)
 
 
@@ -270,6 +275,8 @@ class BatchResult:
     ``operators``, ``write`` (records to the broker), ``gate``, ``offsets``, ``commit``, ``apply``;
     and ``began``, the epoch ms at which it was called."""
     figures: BatchFigures = field(default_factory=BatchFigures)
+    left_out: list[str] = field(default_factory=list)
+    """The first few records that failed and that a handler left out, each in a line."""
 
     @property
     def committed(self) -> bool:
@@ -330,6 +337,8 @@ class BatchFailure:
         error: what happened, for people: class and message of the error, without a stack.
         code: stable identifier of the error where it has one (``EF-...``).
         record: the culprit where it is known.
+        stage: of `everflow.handlers.response.STAGES`, which handler is asked about the record.
+        exception: the error's class with its module, empty where no Python error is known.
         line: the innermost line of the user's program that was running.
         where: ``file:line`` of the operator that failed, or of each that may have.
         details: stack and whatever else there is, for the log at DEBUG.
@@ -342,6 +351,8 @@ class BatchFailure:
     line: CodeLine | None = None
     where: tuple[str, ...] = ()
     details: str = ""
+    stage: str = PROCESSING
+    exception: str = ""
 
     KINDS: ClassVar[Mapping[str, str]] = {
         "record": "the user's code cannot take a record",

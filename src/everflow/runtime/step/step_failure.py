@@ -57,9 +57,14 @@ class SparkSays(EverflowError):
         )
 
 
+def stack_of(error: BaseException) -> str:
+    """Stack and message, as Python prints them; the end of it where it is long."""
+    return "".join(traceback.format_exception(error))[-MOST_DETAILS:]
+
+
 def failure_of(error: Exception) -> BatchFailure:
     """The failure that ``error`` stands for, with the user's line and the stack."""
-    details = "".join(traceback.format_exception(error))[-MOST_DETAILS:]
+    details = stack_of(error)
     if isinstance(error, RecordFailure | UndecodableRecord | EarlierStepFailed | SparkSays):
         return replace(error.failure, details=error.failure.details or details)
     kind = next(kind for classes, kind in _KINDS if isinstance(error, classes))

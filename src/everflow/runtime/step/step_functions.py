@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from everflow.errors import EverflowError
+from everflow.handlers.response import DESERIALIZATION, PROCESSING
 from everflow.operators.user_code import require_users
 from everflow.records import EdgeBatch, Int64
 from everflow.runtime.commit.batch import BadRecord, BatchFailure
@@ -17,7 +18,14 @@ from everflow.runtime.step.user_line import innermost_line
 from everflow.serdes.fitting import column_of
 from everflow.serdes.windowed import python_keys
 from everflow.topology.physical_plan import FunctionOp, Source, TakeOp, UnnestOp
-from everflow.user_texts import COLUMN_IN_FUNCTION, MOST_TEXT, UNDECODED, error_text, shown
+from everflow.user_texts import (
+    COLUMN_IN_FUNCTION,
+    MOST_TEXT,
+    UNDECODED,
+    class_of,
+    error_text,
+    shown,
+)
 
 
 class Located(Protocol):
@@ -32,12 +40,19 @@ class Located(Protocol):
 
 class RecordFailure(EverflowError):
     """A record that the user's code or serde cannot take; the error is chained. ``failure`` says
-    which record (None: it fails with no record alone), where and why."""
+    which record (None: it fails with no record alone), where and why. ``others``: further records
+    on which the same function fails, where somebody wanted to know."""
 
     code = "EF-RECORD"
+    others: tuple[RecordFailure, ...] = ()
 
     def __init__(
-        self, record: BadRecord | None, where: str | None, error: BaseException, hint: str = ""
+        self,
+        record: BadRecord | None,
+        where: str | None,
+        error: BaseException,
+        hint: str = "",
+        stage: str = PROCESSING,
     ) -> None:
         self.failure = BatchFailure(
             kind="other" if record is None else "record",
@@ -46,12 +61,19 @@ class RecordFailure(EverflowError):
             record=record,
             line=innermost_line(error),
             where=() if where is None else (where,),
+            stage=stage,
+            exception=class_of(error),
         )
         super().__init__(self.failure.error)
 
     @staticmethod
     def at(
-        op: Located, sources: Mapping[int, Source], batch: EdgeBatch, row: int, error: BaseException
+        op: Located,
+        sources: Mapping[int, Source],
+        batch: EdgeBatch,
+        row: int,
+        error: BaseException,
+        stage: str = PROCESSING,
     ) -> RecordFailure:
         """The failure of the record in ``row``."""
         topic = sources[int(batch.source[row])].topic
@@ -66,7 +88,7 @@ class RecordFailure(EverflowError):
             if type(error).__module__.startswith("pyspark.errors")
             else ""
         )
-        return RecordFailure(record, op.where, error, f"\n  {hint}" if hint else "")
+        return RecordFailure(record, op.where, error, f"\n  {hint}" if hint else "", stage)
 
 
 class UndecodableRecord(EverflowError):
@@ -83,13 +105,21 @@ class UndecodableRecord(EverflowError):
             source.topic, int(letters.partition[row]), int(letters.offset[row]), source.node
         )
         text = f"DeserializationError: {letters.value[row].as_py()['error']}"[:MOST_TEXT]
-        self.failure = BatchFailure(kind="undecodable", error=text, code=self.code, record=record)
+        self.failure = BatchFailure(
+            kind="undecodable",
+            error=text,
+            code=self.code,
+            record=record,
+            stage=DESERIALIZATION,
+        )
         super().__init__(text)
 
 
-def run_function(op: FunctionOp, batch: EdgeBatch, sources: dict[int, Source]) -> EdgeBatch:
+def run_function(
+    op: FunctionOp, batch: EdgeBatch, sources: dict[int, Source], every_failure: bool = False
+) -> EdgeBatch:
     """Call the user's function for every record, in order. Raises RecordFailure naming the record
-    it failed on."""
+    it failed on; ``every_failure``: all of them."""
     keys, values = python_keys(batch.key), batch.value.to_pylist()
     results: list[Any] = []
     fn, taken = op.fn, _TAKEN.get(op.op)
@@ -102,8 +132,32 @@ def run_function(op: FunctionOp, batch: EdgeBatch, sources: dict[int, Source]) -
                 results.append(taken(fn(key, value)))
     except BaseException as error:
         require_users(error)
-        raise RecordFailure.at(op, sources, batch, len(results), error) from error
+        failed = RecordFailure.at(op, sources, batch, len(results), error)
+        if every_failure:
+            failed.others = _other_failures(op, batch, sources, len(results) + 1, keys, values)
+        raise failed from error
     return _SHAPES[op.op](op, batch, results, sources)
+
+
+def _other_failures(
+    op: FunctionOp,
+    batch: EdgeBatch,
+    sources: dict[int, Source],
+    start: int,
+    keys: Sequence[Any],
+    values: Sequence[Any],
+) -> tuple[RecordFailure, ...]:
+    """Of the records from row ``start`` on."""
+    found, taken = [], _TAKEN.get(op.op, lambda result: result)
+    for row in range(start, len(values)):
+        try:
+            taken(op.fn(keys[row], values[row]))
+        except BaseException as error:
+            require_users(error)
+            failed = RecordFailure.at(op, sources, batch, row, error)
+            failed.__cause__ = error
+            found.append(failed)
+    return tuple(found)
 
 
 def _values(result: Any) -> list[Any]:

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from everflow.handlers.response import PRODUCTION
 from everflow.operators.user_code import refused, require_users
 from everflow.records import (
     EdgeBatch,
@@ -36,6 +37,7 @@ from everflow.runtime.commit.batch import (
     by_partition,
     by_task,
 )
+from everflow.runtime.step.changelog_rows import changes_from_rows, changes_to_rows
 from everflow.runtime.step.extracted_times import extract_times
 from everflow.runtime.step.merge_order import merge_inputs, merge_tasks
 from everflow.runtime.step.partitioning import Partitions
@@ -155,6 +157,9 @@ class TaskStep:
     sink: Sink | None
     request: Callable[[], BatchRequest]
     announce: Callable[[BatchRequest, int], None]
+    every_failure: bool = False
+    """A record that fails need not stop the instance: then all that a function fails on are told
+    at once."""
 
     @staticmethod
     def of(
@@ -164,6 +169,8 @@ class TaskStep:
         sink: Sink,
         request: Callable[[], BatchRequest],
         announce: Callable[[BatchRequest, int], None],
+        *,
+        every_failure: bool = False,
     ) -> TaskStep:
         """The step of ``level`` of a plan; the last one gets the sink."""
         last = level == plan.levels - 1
@@ -178,6 +185,7 @@ class TaskStep:
             sink=sink if last else None,
             request=request,
             announce=announce,
+            every_failure=every_failure,
         )
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -248,7 +256,7 @@ class TaskStep:
                 elif isinstance(op, SinkOp):
                     result.outputs += _to_outputs(op, _input_of(op, records), by_index)
                 else:
-                    records |= _run_stateless(op, records, by_index)
+                    records |= _run_stateless(op, records, by_index, self.every_failure)
         if self.sink is None:
             assert self.hop_out is not None
             yield from write_hop(
@@ -277,7 +285,7 @@ class TaskStep:
         arrived = {slot.id for slot in self.hop_in.slots}
         for store, slot in self.changelog_slots.items():
             if slot in arrived:
-                yield from _changes_from_rows(store, records[slot])
+                yield from changes_from_rows(store, records[slot])
 
     def _outgoing(
         self, records: Mapping[int, EdgeBatch], changes: Mapping[TaskId, list[StoreChanges]]
@@ -285,7 +293,7 @@ class TaskStep:
         assert self.hop_out is not None
         made = {change.store for listed in changes.values() for change in listed}
         rows = {
-            slot: _changes_to_rows(store, changes)
+            slot: changes_to_rows(store, changes)
             for store, slot in self.changelog_slots.items()
             if store in made
         }
@@ -325,11 +333,13 @@ def _run_stateless(
     op: FunctionOp | TakeOp | UnnestOp,
     records: Mapping[int, EdgeBatch],
     sources: dict[int, Source],
+    every_failure: bool,
 ) -> dict[int, EdgeBatch]:
     """The slots that the operator fills."""
     match op:
         case FunctionOp():
-            return {op.output: run_function(op, _input_of(op, records), sources)}
+            done = run_function(op, _input_of(op, records), sources, every_failure)
+            return {op.output: done}
         case TakeOp():
             return {op.output: take(op, _input_of(op, records))}
         case UnnestOp():
@@ -417,7 +427,7 @@ def _encoded(
         if found is None:
             raise
         row, cause = found
-        raise RecordFailure.at(op, sources, batch, row, cause) from cause
+        raise RecordFailure.at(op, sources, batch, row, cause, PRODUCTION) from cause
 
 
 def _newest(request: BatchRequest) -> dict[TaskId, int]:
@@ -463,40 +473,3 @@ def _from_control(control: str) -> StepResult:
         ages=[Ages(*ages) for ages in data.get("ages", ())],
         input_bytes=data.get("bytes", 0),
     )
-
-
-def _changes_to_rows(store: str, changes: Mapping[TaskId, list[StoreChanges]]) -> EdgeBatch:
-    """Store changes as rows of the store's changelog slot; ``source`` carries the sub-topology,
-    ``partition`` the task's."""
-    keys: list[bytes] = []
-    values: list[bytes | None] = []
-    times, subs, partitions = [], [], []
-    for task, listed in changes.items():
-        for change in listed:
-            if change.store != store:
-                continue
-            keys += change.keys
-            values += change.values
-            times.append(change.timestamps)
-            subs.append(np.full(len(change), task.subtopology, np.int32))
-            partitions.append(np.full(len(change), task.partition, np.int32))
-    order = np.arange(len(keys), dtype=np.int64)
-    return EdgeBatch(
-        key=pa.array(keys, pa.binary()),
-        value=pa.array(values, pa.binary()),
-        timestamp=np.concatenate(times),
-        seq=order,
-        source=np.concatenate(subs),
-        partition=np.concatenate(partitions),
-        offset=np.zeros(len(keys), np.int64),
-    )
-
-
-def _changes_from_rows(store: str, batch: EdgeBatch) -> Iterator[tuple[TaskId, StoreChanges]]:
-    tasks = {(int(s), int(p)) for s, p in zip(batch.source, batch.partition, strict=True)}
-    for sub, partition in sorted(tasks):
-        rows = batch.take(np.flatnonzero((batch.source == sub) & (batch.partition == partition)))
-        yield (
-            TaskId(sub, partition),
-            StoreChanges(store, rows.key.to_pylist(), rows.value.to_pylist(), rows.timestamp),
-        )

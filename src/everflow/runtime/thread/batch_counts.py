@@ -27,6 +27,7 @@ COUNTS = {
 }
 
 WHY = {
+    "failed": "that failed, as their exception handler said",
     "late": (
         "too late: the window's grace was over, by the newest record time its task had seen "
         "(docs/guide/time.md)"
@@ -93,6 +94,8 @@ class BatchCounts:
             names.DROPPED_RECORDS, sum(sum(reasons.values()) for reasons in result.dropped.values())
         )
         self.tell(self.clock.monotonic_ms(), result.dropped)
+        if result.left_out:
+            moves.warning("left out of a batch: %s", "; ".join(result.left_out))
 
     def tell(self, now_ms: float, dropped: Mapping[str, Mapping[str, int]] = NOTHING) -> None:
         """Tell what was dropped and is due; with ``math.inf`` all that is left, at the end."""

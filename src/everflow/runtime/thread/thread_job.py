@@ -14,6 +14,8 @@ from py4j.protocol import Py4JError
 from pyspark import SparkContext
 
 from everflow.errors import EverflowError
+from everflow.handlers.given import Handlers
+from everflow.handlers.response import PROCESSING
 from everflow.runtime.commit.batch import (
     FAILED,
     REQUEST_PROPERTY,
@@ -22,6 +24,7 @@ from everflow.runtime.commit.batch import (
     BatchRequest,
     BatchResult,
 )
+from everflow.runtime.step.spark_failure import failure_of_said, failure_of_text, says
 from everflow.runtime.step.task_step import TaskStep, failed, hop_out_of
 from everflow.runtime.thread.packing import packed
 from everflow.runtime.thread.resident_job import ResidentJob
@@ -32,7 +35,6 @@ from everflow.runtime.thread.road import (
     job_stages,
     whole_job,
 )
-from everflow.runtime.thread.spark_failure import failure_of_said, failure_of_text, says
 from everflow.runtime.worker.job_stage import JobStage
 from everflow.runtime.worker.kafka_sink import KafkaSink
 from everflow.runtime.worker.log_decoder import LogDecoder
@@ -63,12 +65,12 @@ CHANNEL_PROPERTY = "everflow.resident"
 
 @dataclass(frozen=True, kw_only=True)
 class JobSettings:
-    """``dead_letter_topic`` None = stop at an undecodable record; ``client``: librdkafka properties
+    """``handlers``: of records that fail; ``client``: librdkafka properties
     of what reads inputs, ``bootstrap.servers`` included."""
 
     application_id: str
     read_committed: bool
-    dead_letter_topic: str | None = None
+    handlers: Handlers = field(default_factory=Handlers)
     layouts: str = ""
     client: Mapping[str, Any] = field(default_factory=dict)
 
@@ -173,13 +175,21 @@ class PackedResident:
 def pack(plan: PhysicalPlan, settings: JobSettings, road: ResidentRoad | None) -> Parcel:
     """The work of a plan as it is now, for the road that was chosen. TopologyError with the user's
     line for what cannot travel."""
-    sink = KafkaSink(settings.dead_letter_topic, WorkerPorts(), settings.layouts)
+    sink = KafkaSink(settings.handlers.topic, WorkerPorts(), settings.layouts)
     steps = tuple(
-        TaskStep.of(plan, level, LmdbAccess(), sink, read_request, announce)
+        TaskStep.of(
+            plan,
+            level,
+            LmdbAccess(),
+            sink,
+            read_request,
+            announce,
+            every_failure=settings.handlers.may_continue(PROCESSING),
+        )
         for level in range(plan.levels)
     )
     log = LogInput(
-        decoder=LogDecoder.of(plan),
+        decoder=LogDecoder.of(plan, settings.handlers),
         client=settings.client,
         group=f"{settings.application_id}-resident",
         read_committed=settings.read_committed,

@@ -12,11 +12,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from everflow.handlers.given import Handlers
 from everflow.kafka.reading.log_chunk import LogChunk
 from everflow.records import EdgeBatch, Int64, TopicPartition
-from everflow.runtime.step.step_functions import UndecodableRecord
-from everflow.runtime.worker.kafka_sink import FLUSH_TIMEOUT_S, SinkWriter, write_dead_letters
+from everflow.runtime.step.task_step import StepResult
+from everflow.runtime.worker.dead_letters import take_letters, write_dead_letters
+from everflow.runtime.worker.kafka_sink import FLUSH_TIMEOUT_S, SinkWriter
 from everflow.runtime.worker.log_decoder import decoded_records
+from everflow.runtime.worker.set_aside import Judge
 from everflow.topology.physical_plan import Source
 
 
@@ -37,13 +40,14 @@ class GlobalRecords:
     letter."""
 
     sources: Mapping[str, Source]
-    dead_letter_topic: str | None
+    handlers: Handlers
     writer: Callable[[], SinkWriter]
 
     def taken(self, tp: TopicPartition, chunk: LogChunk) -> TakenRecords:
-        """What enters the store. UndecodableRecord where there is no dead letter topic."""
+        """What enters the store. UndecodableRecord for one that stops the application,
+        RetriableError where its handler says RETRY."""
         source = self.sources[tp.topic]
-        good, bad = decoded_records(source, _raw(tp, chunk))
+        good, bad = decoded_records(source, _raw(tp, chunk), Judge(self.handlers))
         if len(bad):
             self._send(bad, source)
         raw = chunk.held.arrow(headers=False).values
@@ -56,11 +60,13 @@ class GlobalRecords:
         )
 
     def _send(self, letters: EdgeBatch, source: Source) -> None:
-        if self.dead_letter_topic is None:
-            raise UndecodableRecord(letters, (source,))
+        topic, result = self.handlers.topic, StepResult(dead_letters=letters)
+        take_letters(result, (source,))
+        if topic is None or result.dead_letters is None or not len(result.dead_letters):
+            return
         writer = self.writer()
         writer.begin()
-        write_dead_letters(writer, self.dead_letter_topic, letters, (source,))
+        write_dead_letters(writer, topic, result.dead_letters, (source,))
         writer.send()
         writer.flush(FLUSH_TIMEOUT_S)
 

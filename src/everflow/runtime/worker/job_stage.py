@@ -14,7 +14,8 @@ import pyarrow as pa
 from everflow.runtime.commit.batch import BatchRequest
 from everflow.runtime.step.task_step import TaskStep, failed
 from everflow.runtime.step.timings import timed
-from everflow.runtime.worker.log_input import LogInput, read_by_kept
+from everflow.runtime.worker.isolation import Isolated, trial_of
+from everflow.runtime.worker.log_input import LogInput, Read, read_by_kept
 from everflow.runtime.worker.resident_segments import TwinSegment, through_levels
 from everflow.topology.hops import HopError, HopInput, HopSchema
 
@@ -63,14 +64,28 @@ class JobStage:
         timings = {"began": time.time() * 1000}
         if self.input is None:
             request, hop = self.steps[0].read(batches, timings)
-        else:
-            for _ in batches:  # a worker that leaves input unread is not used again
-                pass
-            with timed(timings, "read"):
-                request, hop = self._read(self.input)
-        return through_levels(self.segments, self.steps, _NO_COLUMNS, request, hop, timings)
+            return self._through(self.steps, request, hop, timings)
+        for _ in batches:  # a worker that leaves input unread is not used again
+            pass
+        with timed(timings, "read"):
+            request, read = self._read(self.input)
 
-    def _read(self, log: LogInput) -> tuple[BatchRequest, HopInput]:
+        def compute(request: BatchRequest, hop: HopInput, trial: bool) -> list[pa.RecordBatch]:
+            steps = trial_of(self.steps) if trial else self.steps
+            return self._through(steps, request, hop, timings)
+
+        return Isolated(self.input.decoder).run(request, read, compute)
+
+    def _through(
+        self,
+        steps: tuple[TaskStep, ...],
+        request: BatchRequest,
+        hop: HopInput,
+        timings: dict[str, float],
+    ) -> list[pa.RecordBatch]:
+        return through_levels(self.segments, steps, _NO_COLUMNS, request, hop, timings)
+
+    def _read(self, log: LogInput) -> tuple[BatchRequest, Read]:
         request = self.request()
         last = self.steps[-1]
         last.announce(request, last.level)

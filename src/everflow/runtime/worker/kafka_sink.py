@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from everflow.errors import EverflowError, GenerationChanged, RecordTooLargeError
-from everflow.records import Bytes, EdgeBatch, Int64, StoreChanges, TaskId, TopicPartition
+from everflow.records import Bytes, Int64, StoreChanges, TaskId, TopicPartition
 from everflow.runtime.commit.batch import (
     ABORTED,
     COMMITTED,
@@ -29,11 +29,16 @@ from everflow.runtime.commit.batch import (
 )
 from everflow.runtime.commit.gate_client import GateAnswer
 from everflow.runtime.step.batch_figures import figures_of
-from everflow.runtime.step.step_functions import UndecodableRecord
 from everflow.runtime.step.task_step import SinkOutput, StepResult
 from everflow.runtime.step.timings import timed
 from everflow.runtime.worker.crash_points import BEFORE_TRANSACTION, FIRST_RECORD, OFFSETS_SENT
 from everflow.runtime.worker.crash_points import COMMITTED as POINT_COMMITTED
+from everflow.runtime.worker.dead_letters import (
+    Writes,
+    headers_in,
+    take_letters,
+    write_dead_letters,
+)
 from everflow.runtime.worker.large_records import named
 from everflow.state.store_meta import Owner
 from everflow.topology.physical_plan import Source
@@ -44,19 +49,7 @@ COMMIT_TIMEOUT_S = 30.0
 ABORT_TIMEOUT_S = 10.0
 
 
-class _Writes(Protocol):
-    def write(
-        self,
-        topic: str,
-        keys: Bytes,
-        values: Bytes,
-        timestamps: Int64,
-        partition: int | Int64 | None = None,
-        headers: Sequence[Any] | None = None,
-    ) -> None: ...
-
-
-class SinkWriter(_Writes, Protocol):
+class SinkWriter(Writes, Protocol):
     """The part of a `RecordWriter` that the sink needs."""
 
     def begin(self) -> None: ...
@@ -108,8 +101,8 @@ class SinkPorts(Protocol):
 
 @dataclass(frozen=True)
 class KafkaSink:
-    """Writes and commits a micro-batch. ``dead_letter_topic`` None = an undecodable record stops
-    the application. ``layouts`` is written beside every offset (note 013)."""
+    """Writes and commits a micro-batch. ``dead_letter_topic`` None: nothing that is left out goes
+    there. ``layouts`` is written beside every offset (note 013)."""
 
     dead_letter_topic: str | None
     ports: SinkPorts
@@ -118,7 +111,7 @@ class KafkaSink:
     def __call__(
         self, request: BatchRequest, result: StepResult, sources: tuple[Source, ...]
     ) -> BatchResult:
-        """See `Sink`. Raises UndecodableRecord where there is no dead letter topic,
+        """See `Sink`. Raises UndecodableRecord for one that is to stop the application,
         TaskMigratedError, UnknownOutcomeError and RetriableError as `RecordWriter` does; whatever
         is raised, no store has changed."""
         touched = _touched_tasks(request, result, sources)
@@ -128,8 +121,7 @@ class KafkaSink:
             return BatchResult(
                 outcome=COMMITTED, consumed=result.consumed, counts={"in": 0, "out": 0}
             )
-        if self.dead_letter_topic is None:
-            _require_decoded(result, sources)
+        left_out = take_letters(result, sources)
         self.ports.reached(BEFORE_TRANSACTION)
         writer = self.ports.writer(request)
         writer.begin()
@@ -171,6 +163,7 @@ class KafkaSink:
             deferred_offsets=answer.deferred,
             timings=result.timings,
             figures=figures_of(result),
+            left_out=left_out,
         )
 
     def _write(
@@ -200,11 +193,7 @@ class KafkaSink:
                 )
                 changelog += len(changes)
         dead = 0
-        if (
-            result.dead_letters is not None
-            and len(result.dead_letters)
-            and self.dead_letter_topic is not None
-        ):
+        if result.dead_letters is not None and self.dead_letter_topic is not None:
             dead = write_dead_letters(first, self.dead_letter_topic, result.dead_letters, sources)
         return {
             "in": sum(result.consumed[tp] - wanted.start for tp, wanted in request.ranges.items()),
@@ -245,11 +234,6 @@ class KafkaSink:
             writer.abort(ABORT_TIMEOUT_S)
         except EverflowError:
             writer.close()
-
-
-def _require_decoded(result: StepResult, sources: tuple[Source, ...]) -> None:
-    if result.dead_letters is not None and len(result.dead_letters):
-        raise UndecodableRecord(result.dead_letters, sources)
 
 
 class _FirstRecord:
@@ -310,7 +294,7 @@ def _write_output(
             values,
             batch.timestamp,
             partition,
-            _headers(batch) if has_headers else None,
+            headers_in(batch) if has_headers else None,
         )
     return count
 
@@ -325,43 +309,6 @@ def _by_topic(output: SinkOutput) -> Iterator[tuple[str, Int64 | None]]:
             topic,
             np.array([row for row, name in enumerate(output.topics) if name == topic], np.int64),
         )
-
-
-def _headers(batch: EdgeBatch) -> list[list[tuple[str, bytes | None]]]:
-    assert batch.headers is not None
-    return [
-        [(header["key"], header["value"]) for header in row] if row else []
-        for row in batch.headers.to_pylist()
-    ]
-
-
-def write_dead_letters(
-    writer: _Writes, topic: str, letters: EdgeBatch, sources: tuple[Source, ...]
-) -> int:
-    """Raw key and value with Kafka Streams' headers (KIP-1034), inside the transaction if there is
-    one. How many."""
-    values = letters.value.to_pylist()
-    own = _headers(letters) if letters.headers is not None else [[] for _ in values]
-    headers = []
-    for row, value in enumerate(values):
-        source = sources[int(letters.source[row])]
-        extra = {
-            "exception": "everflow.serdes.SerdeError",
-            "message": value["error"],
-            "stacktrace": "",
-            "topic": source.topic,
-            "partition": str(int(letters.partition[row])),
-            "offset": str(int(letters.offset[row])),
-        }
-        headers.append(
-            [
-                *own[row],
-                *((f"__streams.errors.{name}", text.encode()) for name, text in extra.items()),
-            ]
-        )
-    raw = [value["value"] for value in values]
-    writer.write(topic, letters.key.to_pylist(), raw, letters.timestamp, None, headers)
-    return len(values)
 
 
 # --- offsets and stores ---------------------------------------------------------------------------

@@ -12,21 +12,26 @@ import numpy as np
 import pyarrow as pa
 
 from everflow.errors import EverflowError, RetriableError
+from everflow.handlers.given import Handlers
+from everflow.handlers.outages import is_outage
+from everflow.handlers.response import DESERIALIZATION
 from everflow.kafka.reading.log_columns import LogColumns
 from everflow.operators.user_code import require_users
 from everflow.records import EdgeBatch, Int64, TopicPartition
+from everflow.runtime.commit.batch import BadRecord, BatchFailure
 from everflow.runtime.step.record_times import odd_times, refuse_negative
+from everflow.runtime.step.step_failure import stack_of
+from everflow.runtime.worker.set_aside import Fault, Judge
 from everflow.serdes import Serde
 from everflow.serdes.fitting import column_of
 from everflow.serdes.json_serde import JsonSerde
 from everflow.topology.hops import HopInput, as_text, concat
 from everflow.topology.physical_plan import (
     DEAD_LETTER_SLOT,
-    DEAD_LETTER_TYPE,
     PhysicalPlan,
     Source,
 )
-from everflow.user_texts import error_text
+from everflow.user_texts import class_of, error_text
 
 
 @dataclass(frozen=True)
@@ -35,14 +40,16 @@ class LogDecoder:
 
     sources: tuple[Source, ...]
     headers: bool
+    handlers: Handlers
 
     @staticmethod
-    def of(plan: PhysicalPlan) -> LogDecoder:
+    def of(plan: PhysicalPlan, handlers: Handlers) -> LogDecoder:
         """For any plan."""
-        return LogDecoder(plan.sources, plan.headers)
+        return LogDecoder(plan.sources, plan.headers, handlers)
 
-    def run(self, read: Mapping[TopicPartition, LogColumns]) -> HopInput:
-        """Undecodable records are live on the dead letter slot alone. Raises RecordTimeError."""
+    def run(self, read: Mapping[TopicPartition, LogColumns], judge: Judge) -> HopInput:
+        """Undecodable records, and those that are set aside, are live on the dead letter slot
+        alone. Raises RecordTimeError, and what `Judge.letters` raises."""
         index = {source.topic: source.index for source in self.sources}
         lengths = [len(columns) for columns in read.values()]
         hop = HopInput(
@@ -61,7 +68,7 @@ class LogDecoder:
                 [found for tp, found in read.items() if tp.topic == source.topic]
             )
             raw = _raw(mine, np.flatnonzero(hop.source == source.index), hop)
-            decoded, bad = decoded_records(source, raw)
+            decoded, bad = decoded_records(source, raw, judge)
             if odd and source.own_times:
                 refuse_negative(source, decoded)
             hop.batches[source.slot], hop.rows[source.slot] = decoded, decoded.seq
@@ -72,27 +79,35 @@ class LogDecoder:
         return hop
 
 
-def decoded_records(source: Source, raw: EdgeBatch) -> tuple[EdgeBatch, EdgeBatch]:
-    """Raw records of a source -> the decoded ones, and those that cannot be decoded as dead
-    letters, whose bytes are as they came."""
-    errors: dict[int, str] = {}
-    key = _decoded(source.key_serde, raw.key, "key", errors)
-    value = _decoded(source.value_serde, raw.value, "value", errors)
-    good = raw.with_columns(key, value)
-    if not errors:
-        return good, _dead_letters(raw, np.empty(0, np.int64), errors)
-    rows = np.array(sorted(errors), dtype=np.int64)
+def decoded_records(source: Source, raw: EdgeBatch, judge: Judge) -> tuple[EdgeBatch, EdgeBatch]:
+    """Raw records of a source -> the decoded ones, and those that are left out as dead letters,
+    whose bytes are as they came. Raises what `Judge.letters` raises."""
+    faults: dict[int, Fault] = judge.aside(source, raw)
+    for serde, column, part in (
+        (source.key_serde, raw.key, "key"),
+        (source.value_serde, raw.value, "value"),
+    ):
+        errors: dict[int, BaseException] = {}
+        decoded = _decoded(serde, column, errors)
+        if part == "key":
+            key = decoded
+        for row, error in errors.items():
+            faults[row] = _fault(source, raw, row, error, part, serde)
+    good = raw.with_columns(key, decoded)
+    if not faults:
+        return good, judge.letters(source, raw, {})
     keep = np.ones(len(raw), dtype=bool)
-    keep[rows] = False
-    return good.take(np.flatnonzero(keep)), _dead_letters(raw, rows, errors)
+    keep[list(faults)] = False
+    return good.take(np.flatnonzero(keep)), judge.letters(source, raw, faults)
 
 
-def _decoded(serde: Serde, raw: pa.Array, part: str, errors: dict[int, str]) -> pa.Array:
+def _decoded(serde: Serde, raw: pa.Array, errors: dict[int, BaseException]) -> pa.Array:
+    """The column, null where ``errors`` now says why."""
     if serde.kind == "string":
         return as_text(raw)
     if isinstance(serde, JsonSerde):
         column, bad = serde.decode_marked(raw)
-        errors.update((row, _told(part, serde, str(error))) for row, error in bad.items())
+        errors.update(bad)
         return column
     try:
         return serde.decode_array(raw)
@@ -100,11 +115,11 @@ def _decoded(serde: Serde, raw: pa.Array, part: str, errors: dict[int, str]) -> 
         raise
     except BaseException as error:  # a serde of the user may raise anything
         require_users(error)
-        return _decoded_each(serde, raw.to_pylist(), part, errors)
+        return _decoded_each(serde, raw.to_pylist(), errors)
 
 
 def _decoded_each(
-    serde: Serde, raw: Iterable[bytes | None], part: str, errors: dict[int, str]
+    serde: Serde, raw: Iterable[bytes | None], errors: dict[int, BaseException]
 ) -> pa.Array:
     rows = []
     for row, data in enumerate(raw):
@@ -114,21 +129,30 @@ def _decoded_each(
             raise
         except BaseException as error:
             require_users(error)
-            text = str(error) if isinstance(error, EverflowError) else error_text(error)
-            errors[row] = _told(part, serde, text)
+            if is_outage(error):
+                raise RetriableError(
+                    f"{serde!r} gets no answer that would tell whether a record can be read: "
+                    f"{error_text(error)}"
+                ) from error
+            errors[row] = error
             rows.append(pa.nulls(1, serde.type))
-    return pa.concat_arrays(rows)
+    return pa.concat_arrays(rows) if rows else pa.nulls(0, serde.type)
 
 
-def _told(part: str, serde: Serde, why: str) -> str:
-    return f"{part} is not a valid {serde!r}: {why}"
-
-
-def _dead_letters(raw: EdgeBatch, rows: Int64, errors: Mapping[int, str]) -> EdgeBatch:
-    bad = raw.take(rows)
-    texts = pa.array([errors[int(row)] for row in rows], pa.string())
-    value = pa.StructArray.from_arrays([bad.value, texts], fields=list(DEAD_LETTER_TYPE.value))
-    return bad.with_columns(value=value)
+def _fault(
+    source: Source, raw: EdgeBatch, row: int, error: BaseException, part: str, serde: Serde
+) -> Fault:
+    record = BadRecord(source.topic, int(raw.partition[row]), int(raw.offset[row]), source.node)
+    why = str(error) if isinstance(error, EverflowError) else error_text(error)
+    failure = BatchFailure(
+        kind="undecodable",
+        error=f"{part} is not a valid {serde!r}: {why}",
+        record=record,
+        stage=DESERIALIZATION,
+        exception=class_of(error),
+        details=stack_of(error) if error.__traceback__ is not None else "",
+    )
+    return Fault(failure, error)
 
 
 def _joined(columns: Sequence[Int64]) -> Int64:

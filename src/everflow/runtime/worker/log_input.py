@@ -8,13 +8,17 @@ from typing import Any
 
 import pyarrow as pa
 
+from everflow.kafka.reading.log_columns import LogColumns
 from everflow.kafka.reading.range_reader import RangeReader
+from everflow.records import TopicPartition
 from everflow.runtime.commit.batch import BatchRequest, as_json, by_name
 from everflow.runtime.step.task_step import failed
 from everflow.runtime.worker.log_decoder import LogDecoder
-from everflow.topology.hops import HopInput, HopSchema, write_hop
+from everflow.runtime.worker.set_aside import Judge
+from everflow.topology.hops import HopSchema, write_hop
 
 READ_TIMEOUT_S = 30.0
+Read = Mapping[TopicPartition, LogColumns]
 _readers: dict[str, RangeReader] = {}
 """Of jobs' first stages, by what is read: a worker serves the stream threads of one number, one job
 after the other, of every application in this Spark."""
@@ -37,14 +41,14 @@ class LogInput:
         """Connect before there is anything to read."""
         reader.warm_up({source.topic for source in self.decoder.sources}, READ_TIMEOUT_S)
 
-    def read(self, reader: RangeReader, request: BatchRequest) -> tuple[BatchRequest, HopInput]:
+    def read(self, reader: RangeReader, request: BatchRequest) -> tuple[BatchRequest, Read]:
         """The request with the ranges that were read, and their records. Raises what
-        `RangeReader.read` raises, and RecordTimeError."""
+        `RangeReader.read` raises."""
         read = reader.read(request.ranges, READ_TIMEOUT_S, request.most_bytes)
-        return request.ending(read.ends), self.decoder.run(read.columns)
+        return request.ending(read.ends), read.columns
 
 
-def read_by_kept(log: LogInput, request: BatchRequest) -> tuple[BatchRequest, HopInput]:
+def read_by_kept(log: LogInput, request: BatchRequest) -> tuple[BatchRequest, Read]:
     """`LogInput.read` by the reader that this process keeps for it; one that fails is kept no
     longer."""
     name = repr(log)
@@ -72,7 +76,9 @@ class LogStep:
         for _ in batches:  # a worker that leaves input unread is not used again
             pass
         try:
-            request, hop = read_by_kept(self.input, self.request())
+            request, read = read_by_kept(self.input, self.request())
+            decoder = self.input.decoder
+            hop = decoder.run(read, Judge.of(decoder.handlers, request))
         except Exception as error:
             yield from failed(error, self.hop_out)
             return

@@ -21,11 +21,13 @@ from everflow.runtime.step.step_failure import failure_of
 from everflow.runtime.step.task_step import TaskStep
 from everflow.runtime.step.timings import timed
 from everflow.runtime.worker.column_client import ColumnClient
+from everflow.runtime.worker.isolation import Isolated, trial_of
 from everflow.runtime.worker.log_input import LogInput
 from everflow.runtime.worker.resident_segments import (
     ResidentSegment,
     run_levels,
 )
+from everflow.topology.hops import HopInput
 
 STOP = "stop"
 
@@ -76,8 +78,13 @@ class ResidentStep:
             self.steps[0].announce(request, 0)
             if not request.tasks:  # the thread has none yet, so nobody waits
                 self.input.warm_up(reader)
-            request, hop = self.input.read(reader, request)
-        return run_levels(self.segments, self.steps, columns, request, hop, timings)
+            request, read = self.input.read(reader, request)
+
+        def compute(request: BatchRequest, hop: HopInput, trial: bool) -> str:
+            steps = trial_of(self.steps) if trial else self.steps
+            return run_levels(self.segments, steps, columns, request, hop, timings)
+
+        return Isolated(self.input.decoder).run(request, read, compute)
 
 
 def refuse(error: Exception, channel: Callable[[], str]) -> None:

@@ -12,6 +12,7 @@ from everflow import serdes
 from everflow.errors import RetriableError
 from everflow.records import EdgeBatch
 from everflow.runtime.worker.log_decoder import decoded_records
+from everflow.runtime.worker.set_aside import Judge
 from everflow.serdes import Serde
 from everflow.serdes.by_record import adopted
 from everflow.topology.physical_plan import Source
@@ -52,20 +53,20 @@ def pairs(found: EdgeBatch) -> list[tuple[Any, Any]]:
 
 
 def test_text_that_is_no_utf8_gets_replacement_characters() -> None:
-    good, bad = decoded_records(reading(serdes.string()), batch([b"\xffk"], [b"\xe4"]))
+    good, bad = decoded_records(reading(serdes.string()), batch([b"\xffk"], [b"\xe4"]), Judge())
     assert (pairs(good), len(bad)) == ([("\ufffdk", "\ufffd")], 0)
 
 
 def test_a_key_and_a_value_that_cannot_be_decoded_are_one_dead_letter() -> None:
     source = reading(serdes.json("a bigint"))
-    good, bad = decoded_records(source, batch([b"k", b"l"], [b"{broken", b'{"a": 1}']))
+    good, bad = decoded_records(source, batch([b"k", b"l"], [b"{broken", b'{"a": 1}']), Judge())
     assert pairs(good) == [("l", {"a": 1})]
     assert (bad.key.to_pylist(), bad.value[0]["value"].as_py()) == ([b"k"], b"{broken")
 
 
 def test_a_serde_that_decodes_to_another_type_is_named_with_the_record() -> None:
     source = reading(adopted(Digits()))
-    good, bad = decoded_records(source, batch([b"a", b"b", b"c"], [b"1", b"x", b"3"]))
+    good, bad = decoded_records(source, batch([b"a", b"b", b"c"], [b"1", b"x", b"3"]), Judge())
     assert pairs(good) == [("a", 1), ("c", 3)]
     assert (
         bad.value.to_pylist()[0]["error"]
@@ -89,18 +90,20 @@ class Digits:
 def test_records_that_cannot_be_decoded_keep_their_bytes() -> None:
     source = reading(serdes.long())
     one = (1).to_bytes(8, "big")
-    good, bad = decoded_records(source, batch([b"a", b"b", None, b"d"], [one, b"\x01", b"", None]))
+    good, bad = decoded_records(
+        source, batch([b"a", b"b", None, b"d"], [one, b"\x01", b"", None]), Judge()
+    )
     assert pairs(good) == [("a", 1), ("d", None)]
     assert bad.offset.tolist() == [41, 42]
     assert bad.key.to_pylist() == [b"b", None]
     assert [value["value"] for value in bad.value.to_pylist()] == [b"\x01", b""]
     assert all("value is not a valid" in value["error"] for value in bad.value.to_pylist())
-    assert decoded_records(source, batch([], []))[1].offset.tolist() == []
+    assert decoded_records(source, batch([], []), Judge())[1].offset.tolist() == []
 
 
 def test_bytes_that_a_serde_of_the_user_does_not_take_are_a_dead_letter() -> None:
     source = reading(OwnSerde())
-    good, bad = decoded_records(source, batch([b"x", b"y", b"z"], [b"a", b"b", None]))
+    good, bad = decoded_records(source, batch([b"x", b"y", b"z"], [b"a", b"b", None]), Judge())
     assert pairs(good) == [("x", "A"), ("z", None)]
     assert bad.offset.tolist() == [41]
     assert bad.value.to_pylist()[0]["error"] == "value is not a valid own(): KeyError: b'b'"
@@ -117,7 +120,7 @@ def test_whatever_a_serde_of_the_user_raises_is_of_that_record(error: BaseExcept
             return super().decode(data)
 
     records = batch([b"x", b"y"], [b"a", b"b"])
-    good, bad = decoded_records(reading(Raising()), records)
+    good, bad = decoded_records(reading(Raising()), records, Judge())
     assert pairs(good) == [("x", "A")]
     assert f"{type(error).__name__}: leave" in bad.value.to_pylist()[0]["error"]
 
@@ -128,4 +131,4 @@ def test_an_outage_of_what_a_serde_asks_is_no_dead_letter() -> None:
             raise RetriableError("the registry does not answer")
 
     with pytest.raises(RetriableError, match="registry"):
-        decoded_records(reading(Registry()), batch([b"x"], [b"a"]))
+        decoded_records(reading(Registry()), batch([b"x"], [b"a"]), Judge())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from everflow.runtime.commit.batch import CodeLine
-from everflow.runtime.thread.spark_failure import failure_of_text, says
+from everflow.runtime.step.spark_failure import failure_of_text, says
 
 DIVISION = """[DIVIDE_BY_ZERO] Division by zero. Use `try_divide` to tolerate divisor being 0 and return NULL instead. If \
 necessary set "spark.sql.ansi.enabled" to "false" to bypass this error. SQLSTATE: 22012

@@ -1,0 +1,209 @@
+"""Runs a micro-batch without the records that it fails on (note 041).
+
+Everything up to the sink is computation: it may be run again, in this very worker, without the
+record that failed, before anything of the batch was written. What the failure does not name is
+looked for by prefixes: the record is the last one of the shortest prefix that fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from everflow.errors import EverflowError
+from everflow.kafka.reading.log_columns import LogColumns
+from everflow.records import Int64, TopicPartition
+from everflow.runtime.commit.batch import (
+    COMMITTED,
+    BadRecord,
+    BatchRequest,
+    BatchResult,
+)
+from everflow.runtime.step.spark_failure import failure_of_said
+from everflow.runtime.step.step_failure import SparkSays
+from everflow.runtime.step.step_functions import RecordFailure
+from everflow.runtime.step.task_step import StepResult, TaskStep
+from everflow.runtime.worker.log_decoder import LogDecoder
+from everflow.runtime.worker.set_aside import Fault, Judge
+from everflow.serdes import SerdeError
+from everflow.topology.hops import HopInput
+from everflow.topology.physical_plan import Source
+
+HALVED_AFTER = 12
+"""So many runs of a batch that found another record each, and it is made half as large: of records
+that all fail, each run would find one."""
+_OF_DATA = (
+    ArithmeticError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    RecursionError,
+    pa.ArrowException,
+    SerdeError,
+)
+"""What an operator raises because of what a record holds. (No memory, no disk, a store's or a
+broker's errors are nobody's record.)"""
+
+_T = TypeVar("_T")
+Run = Callable[[BatchRequest, HopInput, bool], _T]
+"""Computes a batch; the third says that nothing may come of it: a trial."""
+
+
+@dataclass(frozen=True)
+class Isolated:
+    """A decoded micro-batch, and how it is computed."""
+
+    decoder: LogDecoder
+
+    def run(
+        self,
+        request: BatchRequest,
+        read: Mapping[TopicPartition, LogColumns],
+        compute: Run[_T],
+    ) -> _T:
+        """What ``compute`` makes of the batch, without the records that their handlers leave out;
+        perhaps of its beginning only. Raises what it fails with that is of no record, or of one
+        that stops the instance: then with its record, where that can be found."""
+        judge = Judge.of(self.decoder.handlers, request)
+        runs = 0
+        while True:
+            try:
+                return compute(request, self.decoder.run(read, judge), False)
+            except Exception as error:
+                faults = named(error) or self._searched(error, request, read, judge, compute)
+                if not faults:
+                    raise
+                for fault in faults:
+                    if judge.in_vain(fault):
+                        culprit = fault.cause or error
+                        raise culprit from culprit.__cause__
+                fresh = [judge.set_aside(fault) for fault in faults]
+                if not any(fresh):
+                    raise  # it fails although its record is left out
+            runs += 1
+            if runs % HALVED_AFTER == 0:
+                request, read = _halved(request, read)
+
+    def _searched(
+        self,
+        error: Exception,
+        request: BatchRequest,
+        read: Mapping[TopicPartition, LogColumns],
+        judge: Judge,
+        compute: Run[_T],
+    ) -> list[Fault]:
+        """The record for which a batch fails with an error that names none; empty where it is no
+        record's: nothing of it fails alone, or it fails without any."""
+        if not of_data(error):
+            return []
+        order = _in_time(read)
+
+        def failing(count: int) -> Exception | None:
+            asked, part = _prefix(request, read, order[:count])
+            try:
+                compute(asked, self.decoder.run(part, judge), True)
+            except Exception as found:
+                return found
+            return None
+
+        good, bad, cause = 0, len(order), error
+        if failing(0) is not None or failing(bad) is None:
+            return []
+        while bad - good > 1:
+            middle = (good + bad) // 2
+            found = failing(middle)
+            if found is None:
+                good = middle
+            else:
+                bad, cause = middle, found
+        if known := named(cause):
+            return known
+        if not of_data(cause):
+            return []
+        at, row = order[good]
+        tp, columns = list(read.items())[at]
+        place = BadRecord(tp.topic, tp.partition, int(columns.offsets[row]))
+        failure = RecordFailure(replace(place, node=_node(self.decoder.sources, tp)), None, cause)
+        failure.__cause__ = cause
+        return [Fault(failure.failure, failure)]
+
+
+def named(error: Exception) -> list[Fault]:
+    """The records that ``error`` names."""
+    if isinstance(error, RecordFailure) and error.failure.record is not None:
+        return [Fault(one.failure, one) for one in (error, *error.others)]
+    if isinstance(error, SparkSays) and error.failure.record is not None:
+        said = failure_of_said(error.failure)
+        if said.kind == "column" and said.record is not None:
+            return [Fault(replace(said, exception=said.error.partition(":")[0]), error)]
+    return []
+
+
+def of_data(error: Exception) -> bool:
+    """Whether a record may be the reason of an error that names none."""
+    if isinstance(error, RecordFailure | SparkSays):
+        return True
+    if isinstance(error, EverflowError) and not isinstance(error, SerdeError):
+        return False
+    return isinstance(error, _OF_DATA)
+
+
+def trial_of(steps: Sequence[TaskStep]) -> tuple[TaskStep, ...]:
+    """The same steps, of which nothing comes."""
+    return tuple(step if step.sink is None else replace(step, sink=_nothing) for step in steps)
+
+
+def _nothing(request: BatchRequest, result: StepResult, sources: tuple[Source, ...]) -> BatchResult:
+    return BatchResult(outcome=COMMITTED)
+
+
+def _in_time(read: Mapping[TopicPartition, LogColumns]) -> list[tuple[int, int]]:
+    """(partition's place, row) of all records, each partition's in its order, by time."""
+    times, places, rows = [], [], []
+    for at, columns in enumerate(read.values()):
+        if len(columns):
+            times.append(np.maximum.accumulate(columns.timestamps))
+            places.append(np.full(len(columns), at, np.int64))
+            rows.append(np.arange(len(columns), dtype=np.int64))
+    if not times:
+        return []
+    place, row = np.concatenate(places), np.concatenate(rows)
+    order = np.lexsort((row, place, np.concatenate(times)))
+    return list(zip(place[order].tolist(), row[order].tolist(), strict=True))
+
+
+def _prefix(
+    request: BatchRequest,
+    read: Mapping[TopicPartition, LogColumns],
+    taken: Sequence[tuple[int, int]],
+) -> tuple[BatchRequest, dict[TopicPartition, LogColumns]]:
+    """The batch of these records alone, as if there were no others."""
+    counts: Int64 = np.bincount([at for at, _ in taken], minlength=len(read)).astype(np.int64)
+    part = {}
+    ends = {tp: wanted.start for tp, wanted in request.ranges.items()}
+    for (tp, columns), count in zip(read.items(), counts.tolist(), strict=True):
+        end = int(columns.offsets[count]) if count < len(columns) else request.ranges[tp].end
+        ends[tp] = end
+        part[tp] = columns.before(end)
+    return replace(request.ending(ends), log_ends=ends, waits=None), part
+
+
+def _halved(
+    request: BatchRequest, read: Mapping[TopicPartition, LogColumns]
+) -> tuple[BatchRequest, Mapping[TopicPartition, LogColumns]]:
+    """The first half of each partition; at least a record of each."""
+    ends = {tp: wanted.end for tp, wanted in request.ranges.items()}
+    for tp, columns in read.items():
+        half = len(columns) // 2
+        if half:
+            ends[tp] = int(columns.offsets[half])
+    return request.ending(ends), {tp: columns.before(ends[tp]) for tp, columns in read.items()}
+
+
+def _node(sources: tuple[Source, ...], tp: TopicPartition) -> str:
+    return next(source.node for source in sources if source.topic == tp.topic)

@@ -1,0 +1,252 @@
+"""A record that fails goes to its handler alone: the others of its batch come out, in order."""
+
+from __future__ import annotations
+
+import datetime
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from pyspark.sql import functions as F
+
+from everflow import ErrorHandlerContext, Response, StreamsBuilder, Topology, agg, serdes
+from everflow.errors import EverflowError, FatalError, RecordError
+from everflow.testing import TestRecord, TopologyTestDriver
+
+pytestmark = pytest.mark.spark
+GOOD = 40
+VALUE = serdes.json("n bigint, t timestamp, d date")
+RAW = serdes.bytes_()
+BAD_AT = 13
+
+
+def mapped(function: Any, schema: str = "n bigint, t timestamp, d date") -> Topology:
+    builder = StreamsBuilder()
+    stream = builder.stream("in", key=serdes.string(), value=serdes.json(schema))
+    function(stream).to("out")
+    return builder.build()
+
+
+def fails_on_minus_one(value: dict[str, Any]) -> dict[str, Any]:
+    if value["n"] == -1:
+        raise LookupError("no such n")
+    return {"n": value["n"]}
+
+
+def late_date(stream: Any) -> Any:
+    """A Column makes a date that Python has not, and a function is to see it."""
+    far = stream.map_values(
+        F.struct(
+            F.col("value.n").alias("n"),
+            F.when(F.col("value.n") == -1, F.date_add(F.lit("9999-12-31").cast("date"), 5)).alias(
+                "d"
+            ),
+        )
+    )
+    return far.map_values(lambda value: value["n"], returns="bigint")
+
+
+def far_date_out(stream: Any) -> Any:
+    return stream.map_values(
+        F.struct(
+            F.col("value.n").alias("n"),
+            F.when(F.col("value.n") == -1, F.date_add(F.lit("9999-12-31").cast("date"), 5)).alias(
+                "d"
+            ),
+        )
+    )
+
+
+PROGRAMS = {
+    "function": lambda stream: stream.map_values(fails_on_minus_one, returns="n bigint"),
+    "column division": lambda stream: stream.map_values(
+        F.struct((F.lit(10) / (F.col("value.n") + 1)).alias("q"), F.col("value.n").alias("n"))
+    ),
+    "ansi cast": lambda stream: stream.map_values(
+        F.struct(
+            F.when(F.col("value.n") == -1, F.lit("x")).otherwise("1").cast("int").alias("i"),
+            F.col("value.n").alias("n"),
+        )
+    ),
+    "date beyond 9999 into a function": late_date,
+    "date beyond 9999 on the way out": far_date_out,
+}
+
+
+def pipe(driver: TopologyTestDriver, records: Any, value: Any = VALUE) -> None:
+    driver.create_input_topic("in", serdes.string(), value).pipe_batch(records)
+
+
+def out(driver: TopologyTestDriver, value: Any = RAW, topic: str = "out") -> list[TestRecord]:
+    return driver.create_output_topic(topic, serdes.string(), value).read_records()
+
+
+def letters(driver: TopologyTestDriver) -> list[TestRecord]:
+    return out(driver, topic="dead")
+
+
+def piped(driver: TopologyTestDriver, bad: Any) -> list[tuple[str, Any]]:
+    records = [(f"k{n % 3}", {"n": n}) for n in range(GOOD)]
+    records.insert(BAD_AT, ("bad", bad))
+    pipe(driver, records)
+    return records
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_record_that_fails_is_a_dead_letter_and_the_others_come_out(program: str) -> None:
+    topology = mapped(PROGRAMS[program])
+    with TopologyTestDriver(topology, dead_letter_topic="dead") as driver:
+        piped(driver, {"n": -1})
+        keys = [record.key for record in out(driver)]
+        assert keys == [f"k{n % 3}" for n in range(GOOD)]
+        (letter,) = letters(driver)
+        assert (letter.key, letter.value) == ("bad", b'{"n":-1,"t":null,"d":null}')
+        headers = dict(letter.headers)
+        assert headers["__streams.errors.offset"] == str(BAD_AT).encode()
+        assert headers["__streams.errors.topic"] == b"in"
+        assert headers["__streams.errors.exception"]
+        assert headers["__streams.errors.message"]
+        assert headers["__everflow.errors.task"] == b"0_0"
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_without_a_dead_letter_topic_the_record_is_named(program: str) -> None:
+    with TopologyTestDriver(mapped(PROGRAMS[program])) as driver:
+        with pytest.raises(EverflowError, match=f"in-0@{BAD_AT}"):
+            piped(driver, {"n": -1})
+        assert out(driver) == []
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b'{"t": 1700000000000}',
+        b'{"t": 1700000000}',
+        b'{"n": ' + b"[" * 100_000,
+        b"[" * 100_000 + b"]" * 100_000,
+        b'{"d": "12024-01-01"}',
+        b'{"t": "+58861-01-01T00:00:00Z"}',
+    ],
+    ids=["epoch-ms", "epoch-s", "open-brackets", "brackets", "far-date", "far-time"],
+)
+def test_json_that_is_poison_is_a_dead_letter(raw: bytes) -> None:
+    topology = mapped(lambda stream: stream.map_values(lambda value: value["n"], returns="bigint"))
+    with TopologyTestDriver(topology, dead_letter_topic="dead") as driver:
+        good = [("k", b'{"n": 1}')] * 5
+        pipe(driver, [*good[:2], ("bad", raw), *good[2:]], RAW)
+        assert len(out(driver)) == 5
+        (letter,) = letters(driver)
+        assert letter.value == raw
+
+
+def test_a_sum_beyond_38_digits_leaves_out_the_record_that_does_it() -> None:
+    builder = StreamsBuilder()
+    stream = builder.stream("in", key=serdes.string(), value=serdes.json("x decimal(38,0)"))
+    stream.group_by_key().aggregate(total=agg.sum("value.x"), store="totals").to_stream().to("out")
+    most = Decimal("9" * 38)
+    with TopologyTestDriver(builder.build(), dead_letter_topic="dead") as driver:
+        pipe(
+            driver,
+            [
+                ("a", {"x": Decimal(1)}),
+                ("b", {"x": most}),
+                ("b", {"x": most}),
+                ("a", {"x": Decimal(2)}),
+            ],
+            serdes.json("x decimal(38,0)"),
+        )
+        totals = serdes.json("total decimal(38,0)")
+        found = {record.key: record.value["total"] for record in out(driver, totals)}
+        assert found == {"a": 3, "b": most}
+        (letter,) = letters(driver)
+        assert dict(letter.headers)["__streams.errors.offset"] == b"2"
+
+
+def test_many_records_that_fail_in_one_batch() -> None:
+    topology = mapped(PROGRAMS["function"])
+    with TopologyTestDriver(topology, dead_letter_topic="dead") as driver:
+        pipe(driver, [(str(n), {"n": -1 if n % 2 else n}) for n in range(400)])
+        assert [r.key for r in out(driver)] == [str(n) for n in range(0, 400, 2)]
+        assert len(letters(driver)) == 200
+
+
+def test_half_an_effect_is_taken_back() -> None:
+    """The count has seen the record before the function behind it fails."""
+    builder = StreamsBuilder()
+    stream = builder.stream("in", key=serdes.string(), value=serdes.json("n bigint"))
+    counts = stream.group_by_key().count(store="counts")
+    counts.to_stream().map_values(lambda count: 1 // (3 - count), returns="bigint").to("out")
+    with TopologyTestDriver(
+        builder.build(), dead_letter_topic="dead", emit_every_update=True
+    ) as driver:
+        pipe(driver, [("a", {"n": n}) for n in range(3)])
+        assert driver.get_key_value_store("counts").get("a") == 2
+        (letter,) = letters(driver)
+        assert dict(letter.headers)["__everflow.errors.stage"] == b"processing"
+
+
+class TestHandlers:
+    def test_a_handler_is_told_what_failed(self) -> None:
+        asked: list[ErrorHandlerContext] = []
+
+        def handler(context: ErrorHandlerContext, error: BaseException) -> Response:
+            asked.append(context)
+            assert isinstance(error, LookupError)
+            return Response.CONTINUE
+
+        topology = mapped(PROGRAMS["function"])
+        with TopologyTestDriver(topology, exception_handlers={"processing": handler}) as driver:
+            piped(driver, {"n": -1})
+            assert len(out(driver)) == GOOD
+        (context,) = asked
+        assert (context.stage, context.topic, context.partition) == ("processing", "in", 0)
+        assert (context.offset, context.task_id, context.source_raw_key) == (BAD_AT, "0_0", b"bad")
+        assert context.processor_node_id
+
+    @pytest.mark.parametrize("name", ["fail", "LogAndFailProcessingExceptionHandler"])
+    def test_fail_stops_though_there_is_a_topic(self, name: str) -> None:
+        topology = mapped(PROGRAMS["function"])
+        settings = {"processing": name}
+        with (
+            TopologyTestDriver(
+                topology, dead_letter_topic="dead", exception_handlers=settings
+            ) as driver,
+            pytest.raises(RecordError, match="no such n"),
+        ):
+            piped(driver, {"n": -1})
+
+    def test_continue_leaves_out_and_counts(self) -> None:
+        topology = mapped(PROGRAMS["function"])
+        with TopologyTestDriver(topology, exception_handlers={"processing": "continue"}) as driver:
+            piped(driver, {"n": -1})
+            assert len(out(driver)) == GOOD
+
+    def test_a_handler_that_fails_itself_is_told_with_both_errors(self) -> None:
+        def broken(context: ErrorHandlerContext, error: BaseException) -> Response:
+            raise RuntimeError("no handler today")
+
+        topology = mapped(PROGRAMS["function"])
+        with (
+            TopologyTestDriver(topology, exception_handlers={"processing": broken}) as driver,
+            pytest.raises(FatalError, match=r"no such n.*no handler today"),
+        ):
+            piped(driver, {"n": -1})
+
+    def test_a_handler_of_undecodable_records(self) -> None:
+        topology = mapped(PROGRAMS["function"])
+        settings = {"deserialization": lambda context, error: Response.CONTINUE}
+        with TopologyTestDriver(topology, exception_handlers=settings) as driver:
+            pipe(driver, [("a", b"{"), ("b", b'{"n": 1}')], RAW)
+            assert [record.key for record in out(driver)] == ["b"]
+
+
+def test_times_are_kept() -> None:
+    """Leaving a record out changes no other one."""
+    topology = mapped(PROGRAMS["function"])
+    when = datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc)
+    with TopologyTestDriver(topology, dead_letter_topic="dead") as driver:
+        pipe(driver, [("a", {"n": 1}, int(when.timestamp() * 1000)), ("b", {"n": -1}, 5)])
+        (found,) = out(driver)
+        assert found.timestamp == int(when.timestamp() * 1000)
+        (letter,) = letters(driver)
+        assert letter.timestamp == 5

@@ -1,0 +1,144 @@
+"""A batch without the records that it fails on: which they are, and what it costs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from everflow import serdes
+from everflow.errors import FatalError, RetriableError
+from everflow.handlers.given import Handlers
+from everflow.kafka.reading.log_columns import LogColumns
+from everflow.records import OffsetRange, TopicPartition
+from everflow.runtime.commit.batch import BatchRequest
+from everflow.runtime.step.step_functions import RecordFailure
+from everflow.runtime.worker.isolation import HALVED_AFTER, Isolated
+from everflow.runtime.worker.log_decoder import LogDecoder
+from everflow.topology.hops import HopInput
+from everflow.topology.physical_plan import DEAD_LETTER_SLOT, Source
+
+A, B = TopicPartition("a", 0), TopicPartition("b", 0)
+
+
+def source(index: int, topic: str) -> Source:
+    return Source(
+        index=index,
+        topic=topic,
+        subtopology=0,
+        node=f"source-{topic}",
+        key_serde=serdes.string(),
+        value_serde=serdes.string(),
+        offset_reset="earliest",
+        kind="stream",
+        merged=True,
+        slot=index + 1,
+    )
+
+
+SOURCES = (source(0, "a"), source(1, "b"))
+
+
+def log(values: list[str], times: list[int] | None = None) -> LogColumns:
+    return LogColumns(
+        pa.array([b"k"] * len(values), pa.binary()),
+        pa.array([value.encode() for value in values], pa.binary()),
+        np.arange(len(values), dtype=np.int64) + 100,
+        np.array(times or range(len(values)), np.int64),
+    )
+
+
+def request(**logs: LogColumns) -> BatchRequest:
+    ranges = {
+        TopicPartition(topic, 0): OffsetRange(100, 100 + len(columns))
+        for topic, columns in logs.items()
+    }
+    return BatchRequest(
+        batch_id="i.0.0",
+        thread=0,
+        attempt=0,
+        guarantee="exactly_once_v2",
+        transactional_id="",
+        wall_clock_ms=0,
+        gate="",
+        ranges=ranges,
+        log_ends={tp: wanted.end for tp, wanted in ranges.items()},
+        tasks=[],
+        application_id="app",
+    )
+
+
+class Batch:
+    """Fails like Arrow, without a name, on records whose text begins with "bad"."""
+
+    def __init__(
+        self, error: type[Exception] = ArithmeticError, topic: str | None = "dead"
+    ) -> None:
+        self.error, self.handlers = error, Handlers(topic)
+        self.runs = self.trials = 0
+        self.always = False
+
+    def compute(self, request: BatchRequest, hop: HopInput, trial: bool) -> tuple[list[str], int]:
+        self.trials += trial
+        self.runs += not trial
+        values = [
+            value for source in SOURCES for value in hop.batches[source.slot].value.to_pylist()
+        ]
+        if self.always or any(value.startswith("bad") for value in values):
+            raise self.error("some value")
+        return values, len(hop.batches[DEAD_LETTER_SLOT])
+
+    def run(self, **logs: LogColumns) -> tuple[list[str], int]:
+        nothing = log([])
+        both = {"a": nothing, "b": nothing, **logs}
+        read = {TopicPartition(topic, 0): columns for topic, columns in both.items()}
+        decoder = LogDecoder(SOURCES, False, self.handlers)
+        return Isolated(decoder).run(request(**both), read, self.compute)
+
+
+@pytest.mark.parametrize("at", [0, 1, 500, 998, 999])
+def test_a_record_that_no_error_names_is_found_in_log_n_trials(at: int) -> None:
+    values = [f"v{n}" for n in range(1_000)]
+    values[at] = "bad"
+    batch = Batch()
+    assert batch.run(a=log(values)) == ([v for v in values if v != "bad"], 1)
+    assert batch.runs == 2
+    assert batch.trials <= 13
+
+
+def test_several_of_two_inputs() -> None:
+    batch = Batch()
+    found = batch.run(a=log(["x", "bad1", "y"], [1, 5, 6]), b=log(["bad2", "z"], [3, 9]))
+    assert found == (["x", "y", "z"], 2)
+    assert batch.runs == 3
+
+
+def test_a_batch_full_of_bad_ones_gets_smaller() -> None:
+    batch = Batch()
+    good, dead = batch.run(a=log(["bad"] * 1_000))
+    assert (good, 0 < dead < 1_000) == ([], True)
+    assert batch.runs < 12 * HALVED_AFTER
+
+
+def test_without_a_handler_that_goes_on_the_record_is_named() -> None:
+    with pytest.raises(RecordFailure) as failure:
+        Batch(topic=None).run(a=log(["x", "bad", "y"]))
+    record = failure.value.failure.record
+    assert record is not None
+    assert (record.place, record.node) == (("a", 0, 101), "source-a")
+
+
+@pytest.mark.parametrize("error", [RetriableError, FatalError, OSError, MemoryError])
+def test_what_no_record_causes_is_not_searched(error: type[Exception]) -> None:
+    batch = Batch(error)
+    with pytest.raises(error):
+        batch.run(a=log(["x", "bad", "y"]))
+    assert (batch.runs, batch.trials) == (1, 0)
+
+
+def test_what_fails_without_any_record_is_no_records_fault() -> None:
+    batch = Batch()
+    batch.always = True
+    with pytest.raises(ArithmeticError):
+        batch.run(a=log(["x", "y"]))
+    assert (batch.runs, batch.trials) == (1, 1)
