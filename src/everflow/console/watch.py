@@ -51,7 +51,7 @@ class LagReader:
             self._partitions = self._find_partitions()
             if not self._partitions:
                 return None
-        committed = self._admin.committed(self._group, self._partitions)
+        committed = self._admin.committed(self._group, self._partitions, stable=False)
         starts = self._admin.list_offsets(self._partitions, "earliest", "read_uncommitted")
         ends = self._admin.list_offsets(self._partitions, "latest", "read_uncommitted")
         consumed = sum(

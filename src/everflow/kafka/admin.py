@@ -109,7 +109,7 @@ class ClusterAdmin:
         self._told: deque[KafkaError] = deque(maxlen=_TOLD_KEPT)
         self._said = ""
         self._client: AdminClient | None = self._new_client()
-        self._readers: dict[str, Consumer] = {}
+        self._readers: dict[tuple[str, bool], Consumer] = {}
         self._clients_lock = threading.Lock()
         self._clock = clock
         self._pause = pause
@@ -415,20 +415,22 @@ class ClusterAdmin:
         )
 
     def committed(
-        self, group: str, partitions: Sequence[TopicPartition], timeout_s: float = _REQUEST_S
+        self,
+        group: str,
+        partitions: Sequence[TopicPartition],
+        timeout_s: float = _REQUEST_S,
+        *,
+        stable: bool = True,
     ) -> dict[TopicPartition, CommittedOffset]:
-        """Stable committed offsets of a group (KIP-447); partitions without one are left out.
+        """Committed offsets of a group; partitions without one are left out. ``stable`` (KIP-447):
+        waits while a transaction is pending on any of them; False: what was committed last.
 
-        Waits while a transaction on them is pending. Metadata may be followed by stray characters
-        (`_metadata_of`).
-
-        Raises:
-            OffsetsUnstableError: a transaction stayed open for ``timeout_s``: fence its owner.
+        Raises OffsetsUnstableError if one stayed open for ``timeout_s``: fence its owner.
         """
         if not partitions:
             return {}
         asked = [ClientTopicPartition(tp.topic, tp.partition) for tp in partitions]
-        reader = self._offset_reader(group)
+        reader = self._offset_reader(group, stable)
 
         def once(left: float) -> dict[TopicPartition, CommittedOffset]:
             found = {}
@@ -492,25 +494,24 @@ class ClusterAdmin:
             if self._client is not None:
                 self._client = self._new_client()
 
-    def _offset_reader(self, group: str) -> Consumer:
+    def _offset_reader(self, group: str, stable: bool) -> Consumer:
         """A consumer that only reads committed offsets of ``group``: it never subscribes, so it
         never joins.
 
         Not the admin client's ListConsumerGroupOffsets: where the coordinator is still loading or
         has moved, librdkafka 2.16 crashes in its answer (a null group handle, SIGSEGV), for
-        instance on a broker that has just started. read_committed makes it ask for stable offsets
-        (KIP-447).
+        instance on a broker that has just started. read_committed makes it ask for stable offsets.
         """
         with self._clients_lock:
-            if group not in self._readers:
+            if (group, stable) not in self._readers:
                 settings = {
-                    **self._config,
                     "group.id": group,
-                    "isolation.level": "read_committed",
+                    "isolation.level": "read_committed" if stable else "read_uncommitted",
                     "enable.auto.commit": False,
                 }
-                self._readers[group] = Consumer({**UNPOLLED, **settings})
-            return self._readers[group]
+                both = {**UNPOLLED, **self._config, **settings}
+                self._readers[group, stable] = Consumer(both)
+            return self._readers[group, stable]
 
     def _list(
         self, specs: Mapping[TopicPartition, OffsetSpec], isolation: Isolation, timeout_s: float

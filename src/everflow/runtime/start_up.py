@@ -15,7 +15,7 @@ from everflow.errors import RetriableError, TopologyError
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.writing.fencing import fence_all
 from everflow.moves import counted, moves
-from everflow.records import TopicPartition
+from everflow.records import CommittedOffset, TopicPartition
 from everflow.retry import StoppedError, retrying
 from everflow.runtime.commit.batch import format_metadata, of_kafka_streams, parse_metadata
 from everflow.runtime.tasks.blueprint import Blueprint
@@ -142,18 +142,25 @@ def _require_readable(
 ) -> None:
     """StoreLayoutError where Kafka Streams ran the application last, and everflow cannot go on with
     what it kept (note 034)."""
-    committed = admin.committed(config.application_id, _partitions_of(inputs), COMMITTED_TIMEOUT_S)
+    committed = _committed(admin, config, _partitions_of(inputs))
     if any(of_kafka_streams(offset.metadata) for offset in committed.values()):
         require_readable(config.application_id, topology)
+
+
+def _committed(
+    admin: ClusterAdmin, config: StreamsConfig, partitions: Sequence[TopicPartition]
+) -> Mapping[TopicPartition, CommittedOffset]:
+    """What was committed last, whatever is pending. Stable offsets of all partitions at once are
+    only to be had while no transaction is open on any of them: under load never."""
+    group, timeout_s = config.application_id, COMMITTED_TIMEOUT_S
+    return admin.committed(group, partitions, timeout_s, stable=False)
 
 
 def _compared_layouts(
     topology: Topology, config: StreamsConfig, admin: ClusterAdmin, partitions: Mapping[str, int]
 ) -> str:
     """What is written of the stores beside offsets from now on; StoreLayoutError (note 013)."""
-    committed = admin.committed(
-        config.application_id, _partitions_of(partitions), COMMITTED_TIMEOUT_S
-    )
+    committed = _committed(admin, config, _partitions_of(partitions))
     found = [from_json(parse_metadata(offset.metadata).layouts) for offset in committed.values()]
     kept = layouts_to_keep(config.application_id, topology, found)
     text = to_text(kept, room_for_layouts(topology))
@@ -249,11 +256,7 @@ class ClusterTopics:
 
     def any_committed(self, partitions: Iterable[TopicPartition]) -> bool:
         """Whether the group has an offset on any of them."""
-        return bool(
-            self._admin.committed(
-                self._config.application_id, list(partitions), COMMITTED_TIMEOUT_S
-            )
-        )
+        return bool(_committed(self._admin, self._config, list(partitions)))
 
 
 def require_tasks(blueprint: Blueprint) -> None:

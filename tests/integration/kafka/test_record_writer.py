@@ -13,6 +13,7 @@ from confluent_kafka import Consumer, Message
 from confluent_kafka import TopicPartition as ClientTopicPartition
 from kafka.protocol.producer import EndTxnRequest
 
+from everflow.config import StreamsConfig
 from everflow.errors import (
     EverflowError,
     GenerationChanged,
@@ -31,6 +32,7 @@ from everflow.kafka.writing.transaction import GroupMetadata
 from everflow.membership.assignor import Identity
 from everflow.membership.member import GroupMember
 from everflow.records import CommittedOffset, TopicPartition
+from everflow.runtime.start_up import ClusterTopics
 from everflow.testing.waiting import wait_until
 from integration.kafka.group_members import assignor_of
 
@@ -278,6 +280,10 @@ def test_pending_offsets_are_waited_for_and_fencing_frees_them(
             writer.commit(10)
     with pytest.raises(OffsetsUnstableError):
         admin.committed(name, [tp], timeout_s=0.5)
+    assert admin.committed(name, [tp], 5, stable=False) == {tp: CommittedOffset(20, "batch-20")}
+    # Another instance that starts now is not held up.
+    settings = StreamsConfig(application_id=name, bootstrap_servers=bootstrap)
+    assert ClusterTopics(admin, settings).any_committed([tp])
     assert admin.end_offsets([out], "read_committed")[out] == 6
     began = time.monotonic()
     fence(config, name, 10)

@@ -32,7 +32,7 @@ class FakeAdmin:
         return {name: TopicDescription(name, known[name], "id") for name in names if name in known}
 
     def committed(
-        self, group: str, partitions: Sequence[TopicPartition]
+        self, group: str, partitions: Sequence[TopicPartition], *, stable: bool
     ) -> dict[TopicPartition, CommittedOffset]:
         self.asked.append("committed")
         return {

@@ -137,13 +137,18 @@ def prepare(
     OffsetsExpiredError as `is_first_start`.
     """
     needed = {spec.name: spec for spec in specs}
+    # In this order, since another instance may start for the first time meanwhile: it creates
+    # topics, commits where its inputs begin, and only then writes. So records that are seen have
+    # offsets behind them, and offsets that are seen have topics.
     existing = admin.topics(needed)
     partitions = [
         TopicPartition(n, p) for n, facts in existing.items() for p in range(facts.partitions)
     ]
     repartition = [tp for tp in partitions if needed[tp.topic].kind == "repartition"]
-    committed = admin.any_committed([*inputs, *repartition])
-    first = is_first_start(application_id, committed, admin.spans(partitions) if partitions else {})
+    spans = admin.spans(partitions) if partitions else {}
+    first = is_first_start(application_id, admin.any_committed([*inputs, *repartition]), spans)
+    if not first and len(existing) < len(needed):
+        existing = admin.topics(needed)
     wrong = [
         text for name, facts in sorted(existing.items()) for text in problems(needed[name], facts)
     ]

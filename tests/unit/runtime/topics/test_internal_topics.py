@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations_with_replacement
 
 import pytest
 
@@ -79,6 +80,43 @@ def test_a_missing_topic_after_the_first_start_is_an_error_that_names_it(gone: s
 def test_no_offsets_but_records_in_internal_topics_is_never_a_silent_recount() -> None:
     with pytest.raises(OffsetsExpiredError, match="--delete --group app"):
         run(FakeTopics(GOOD, end=10, committed=False))
+
+
+class StartedMeanwhile(FakeTopics):
+    """Another instance starts for the first time: of its three acts each is done before one of the
+    looks of this one."""
+
+    def __init__(self, before: Sequence[int]) -> None:
+        super().__init__({})
+        self._before, self._looks = list(before), 0
+
+    def _look(self) -> None:
+        created, committed, wrote = (before <= self._looks for before in self._before)
+        if created:
+            self.existing.update(GOOD)
+        self.has_offsets, self.end = committed, 10 if wrote else 0
+        self._looks += 1
+
+    def topics(self, names: Iterable[str]) -> Mapping[str, TopicFacts]:
+        self._look()
+        return super().topics(names)
+
+    def spans(
+        self, partitions: Iterable[TopicPartition]
+    ) -> Mapping[TopicPartition, tuple[int, int]]:
+        self._look()
+        return super().spans(partitions)
+
+    def any_committed(self, partitions: Iterable[TopicPartition]) -> bool:
+        self._look()
+        return super().any_committed(partitions)
+
+
+@pytest.mark.parametrize("before", combinations_with_replacement(range(5), 3))
+def test_another_instance_that_starts_first_meanwhile_is_no_lost_state(
+    before: tuple[int, int, int],
+) -> None:
+    run(StartedMeanwhile(before))
 
 
 def test_wrong_partition_counts_are_named() -> None:
