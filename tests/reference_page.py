@@ -91,7 +91,7 @@ SECTIONS = (
     Section(
         "Tests with a broker",
         "testing.md#what-it-does-not-show",
-        "BrokerSecurity EmbeddedBroker wait_until",
+        "BrokerSecurity EmbeddedBroker KafkaProxy Fault wait_until",
     ),
     Section(
         "Queries",

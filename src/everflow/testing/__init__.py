@@ -2,7 +2,8 @@
 
 What is here is public. Whoever reads the driver begins with `topology_test_driver`, then `topics`
 and `store_views`; the broker is `broker` (with `broker_guard`, the process that ends it with its
-owner). `simulation` runs whole groups in virtual time, for everflow's own tests and `everflow
+owner), and `kafka_proxy` brings faults between it and its clients (`proxy_frames` knows the
+protocol). `simulation` runs whole groups in virtual time, for everflow's own tests and `everflow
 simulate`.
 May import everything; nothing below imports it.
 """
@@ -17,6 +18,7 @@ from everflow.testing.broker_security import BrokerSecurity
 from everflow.testing.waiting import wait_until
 
 if TYPE_CHECKING:
+    from everflow.testing.kafka_proxy import Fault, KafkaProxy
     from everflow.testing.store_views import (
         KeyValueView,
         SessionView,
@@ -30,7 +32,9 @@ if TYPE_CHECKING:
 __all__ = [
     "BrokerSecurity",
     "EmbeddedBroker",
+    "Fault",
     "InputTopic",
+    "KafkaProxy",
     "KeyValueView",
     "OutputTopic",
     "SessionView",
@@ -42,7 +46,8 @@ __all__ = [
     "wait_until",
 ]
 
-_NEEDS_SPARK = {
+_LATER = {
+    **dict.fromkeys(("Fault", "KafkaProxy"), "everflow.testing.kafka_proxy"),
     **dict.fromkeys(("InputTopic", "OutputTopic", "TestRecord"), "everflow.testing.topics"),
     **dict.fromkeys(
         ("KeyValueView", "SessionView", "ValueAndTimestamp", "VersionedView", "WindowView"),
@@ -53,7 +58,8 @@ _NEEDS_SPARK = {
 
 
 def __getattr__(name: str) -> Any:
-    """The driver needs Spark; whoever only wants a broker does not wait for its import."""
-    if name in _NEEDS_SPARK:
-        return getattr(importlib.import_module(_NEEDS_SPARK[name]), name)
+    """The driver needs Spark, the proxy kafka-python; whoever only wants a broker does not wait
+    for their import."""
+    if name in _LATER:
+        return getattr(importlib.import_module(_LATER[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

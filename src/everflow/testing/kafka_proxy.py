@@ -1,0 +1,482 @@
+"""A proxy before Kafka's brokers that loses, holds, delays and refuses what it is told to.
+
+It speaks the protocol as far as it must: it knows which request a frame is, and puts its own
+addresses in the place of the brokers', so that a client that came to it stays with it. Everything
+else passes as it is. Whoever sets a fault gets a `Fault`, which says whether it happened: a test
+that only hopes so shows nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import struct
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Literal, TypeVar
+
+from everflow.testing.proxy_frames import (
+    API_KEYS,
+    Header,
+    can_refuse,
+    correlation_of,
+    header_of,
+    redirected,
+    refusal,
+)
+
+T = TypeVar("T")
+log = logging.getLogger("everflow.testing.proxy")
+
+_HOST = "127.0.0.1"
+_CALL_S = 10.0
+_LAST_ANSWERS_S = 10.0
+"""What a client asked for before it went is still brought to the broker, and its answer awaited."""
+_Act = Literal["hold", "drop", "lose", "delay", "refuse"]
+
+
+class Fault:
+    """One fault: what it does to which requests, and how often it has happened. Any thread."""
+
+    def __init__(
+        self,
+        proxy: KafkaProxy,
+        act: _Act,
+        api: str,
+        times: int | None,
+        applies: Callable[[Header, bytes], bool],
+        *,
+        seconds: float = 0.0,
+        code: int = 0,
+        breaks: bool = False,
+    ) -> None:
+        self._proxy = proxy
+        self.act, self.api, self.seconds, self.code = act, api, seconds, code
+        self.breaks = breaks
+        self._left = times
+        self._applies = applies
+        self._changed = threading.Condition()
+        self._happened = 0
+        self._answered = 0
+        self._let_go = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<Fault: {self.act} {self.api}, happened {self.happened} times>"
+
+    @property
+    def happened(self) -> int:
+        """How many requests it has met so far."""
+        return self._happened
+
+    def wait(self, times: int = 1, timeout_s: float = 30.0) -> None:
+        """Until it has happened so often. Raises AssertionError where it has not."""
+        self._wait(lambda: self._happened >= times, timeout_s, f"happen {times} times")
+
+    def release(self, timeout_s: float = 30.0) -> None:
+        """Of ``hold``: let the held requests go on to the broker, hold no other, and return when
+        the broker has answered them. Raises AssertionError where it does not."""
+        with self._changed:
+            self._left = 0
+        self._proxy._call(self._set_free())
+        self._wait(lambda: self._answered >= self._happened, timeout_s, "be answered")
+
+    def end(self) -> None:
+        """It happens no more; what is held stays so until `release`."""
+        with self._changed:
+            self._left = 0
+
+    # --- of the proxy -----------------------------------------------------------------------------
+
+    def _takes(self, header: Header, frame: bytes) -> bool:
+        """Whether it meets this request; counts it."""
+        with self._changed:
+            if header.name != self.api or self._left == 0 or not self._applies(header, frame):
+                return False
+            if self._left is not None:
+                self._left -= 1
+            if self.act != "lose":
+                self._happened += 1
+                self._changed.notify_all()
+            return True
+
+    def _note_answer(self) -> None:
+        with self._changed:
+            self._answered += 1
+            if self.act == "lose":
+                self._happened += 1
+            self._changed.notify_all()
+
+    async def _set_free(self) -> None:
+        self._let_go.set()
+
+    def _wait(self, over: Callable[[], bool], timeout_s: float, what: str) -> None:
+        with self._changed:
+            if not self._changed.wait_for(over, timeout_s):
+                raise AssertionError(
+                    f"waited {timeout_s:g} s for {self!r} to {what}; requests seen: "
+                    f"{dict(self._proxy.seen)}"
+                )
+
+
+class KafkaProxy:
+    """Stands before a cluster without security; clients use its ``bootstrap_servers``.
+
+    ::
+
+        with EmbeddedBroker() as broker, KafkaProxy(broker.bootstrap_servers) as proxy:
+            fault = proxy.lose_answer("EndTxn")
+            ...  # an application on proxy.bootstrap_servers commits
+            fault.wait()
+
+    A fault meets ``times`` requests (None: all from now on) of one kind, by Kafka's name
+    (``"Produce"``, ``"EndTxn"``...), of clients whose ``client.id`` contains ``client`` and that
+    name ``topic``. Where several are set for a kind, the first one that is left decides. Has a
+    thread of its own; its methods may be called from any.
+
+    Args:
+        upstream: ``host:port`` of a broker.
+    """
+
+    def __init__(self, upstream: str) -> None:
+        host, _, port = upstream.split(",")[0].rpartition(":")
+        self._upstream = (host, int(port))
+        self._faults: list[Fault] = []
+        self._doors: dict[int, _Door] = {}
+        self._lines: set[_Line] = set()
+        self._front: _Door | None = None
+        self._refusing = False
+        self._flows: asyncio.Event
+        self.seen: Counter[str] = Counter()
+        """Requests by name, those that were lost included."""
+
+    def __enter__(self) -> KafkaProxy:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def start(self) -> KafkaProxy:
+        """Listen."""
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
+        self._thread.start()
+        self._call(self._open())
+        return self
+
+    def close(self) -> None:
+        """End every connection, and the thread; what is held is lost."""
+        self._call(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_CALL_S)
+        self._loop.close()
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """``host:port`` for clients."""
+        assert self._front is not None, "the proxy is not started"
+        return f"{_HOST}:{self._front.port}"
+
+    # --- faults -----------------------------------------------------------------------------------
+
+    def hold(
+        self,
+        api: str,
+        times: int | None = 1,
+        client: str = "",
+        topic: str | None = None,
+        *,
+        breaks: bool = False,
+    ) -> Fault:
+        """Keep requests from the broker until `Fault.release`; they reach it then, even where the
+        client has gone. What comes on the same connection waits behind them. ``breaks``: the
+        client's connection breaks at once, so that it asks again."""
+        return self._set("hold", api, times, client, topic, breaks=breaks)
+
+    def drop(
+        self, api: str, times: int | None = 1, client: str = "", topic: str | None = None
+    ) -> Fault:
+        """The request never reaches the broker, and its connection breaks."""
+        return self._set("drop", api, times, client, topic)
+
+    def lose_answer(
+        self, api: str, times: int | None = 1, client: str = "", topic: str | None = None
+    ) -> Fault:
+        """The broker does what it is asked, and in place of the answer the connection breaks: the
+        client cannot know."""
+        return self._set("lose", api, times, client, topic)
+
+    def delay(
+        self,
+        api: str,
+        seconds: float,
+        times: int | None = 1,
+        client: str = "",
+        topic: str | None = None,
+    ) -> Fault:
+        """Requests go on after so many seconds."""
+        return self._set("delay", api, times, client, topic, seconds=seconds)
+
+    def refuse(
+        self,
+        api: str,
+        code: int,
+        times: int | None = 1,
+        client: str = "",
+        topic: str | None = None,
+    ) -> Fault:
+        """Answer with Kafka's error ``code``; the broker hears nothing of it. Of Produce, Fetch,
+        FindCoordinator, InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn, TxnOffsetCommit,
+        EndTxn and Heartbeat."""
+        if not can_refuse(api):
+            raise ValueError(f"a refusal of {api!r} cannot be made here")
+        return self._set("refuse", api, times, client, topic, code=code)
+
+    def cut(self, *, silent: bool = False) -> None:
+        """Cut the network until `mend`: connections break and none is made. ``silent``: nothing
+        breaks, and nothing gets through."""
+        self._call(self._cut(silent))
+
+    def mend(self) -> None:
+        """End a `cut`."""
+        self._call(self._mend())
+
+    def _set(
+        self, act: _Act, api: str, times: int | None, client: str, topic: str | None, **more: Any
+    ) -> Fault:
+        if api not in API_KEYS:
+            raise ValueError(f"{api!r} is none of {', '.join(API_KEYS)}")
+        name = None if topic is None else topic.encode()
+
+        def applies(header: Header, frame: bytes) -> bool:
+            return client in header.client and (name is None or name in frame)
+
+        fault = Fault(self, act, api, times, applies, **more)
+        self._faults.append(fault)
+        return fault
+
+    # --- on its loop ------------------------------------------------------------------------------
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_CALL_S)
+
+    async def _open(self) -> None:
+        self._flows = asyncio.Event()
+        self._flows.set()
+        self._front = await self._door(*self._upstream)
+
+    async def _door(self, host: str, port: int) -> _Door:
+        door = _Door(host, port)
+        door.server = await asyncio.start_server(
+            lambda reader, writer: self._serve(door, reader, writer), _HOST, 0
+        )
+        door.port = door.server.sockets[0].getsockname()[1]
+        return door
+
+    async def _serve(
+        self, door: _Door, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        if self._refusing:
+            writer.transport.abort()
+            return
+        line = _Line(self, door, reader, writer)
+        self._lines.add(line)
+        try:
+            await line.run()
+        finally:
+            self._lines.discard(line)
+
+    async def _close(self) -> None:
+        for door in (*self._doors.values(), *([self._front] if self._front else [])):
+            door.server.close()
+        await self._cut(silent=False)
+        while self._lines:
+            await asyncio.sleep(0.01)
+
+    async def _cut(self, silent: bool) -> None:
+        if silent:
+            self._flows.clear()
+            return
+        self._refusing = True
+        for line in list(self._lines):
+            line.abort()
+
+    async def _mend(self) -> None:
+        self._refusing = False
+        self._flows.set()
+
+    def _fault_for(self, header: Header, frame: bytes) -> Fault | None:
+        self.seen[header.name] += 1
+        return next((one for one in list(self._faults) if one._takes(header, frame)), None)
+
+    async def _redirected(self, frame: bytes, asked: Header) -> bytes:
+        """The answer, with a door of this proxy for each broker."""
+        named: dict[int, tuple[str, int]] = {}
+
+        def note(node: int, host: str, port: int) -> tuple[str, int]:
+            named[node] = (host, port)
+            return host, port
+
+        redirected(frame, asked, note)
+        for node, address in named.items():
+            if node not in self._doors:
+                self._doors[node] = await self._door(*address)
+            self._doors[node].upstream = address
+        if not named:
+            return frame
+        return redirected(frame, asked, lambda node, *_: (_HOST, self._doors[node].port))
+
+
+class _Door:
+    """Where clients come in for one broker."""
+
+    server: asyncio.Server
+    port: int
+
+    def __init__(self, host: str, port: int) -> None:
+        self.upstream = (host, port)
+
+
+@dataclass(eq=False)
+class _Asked:
+    """A request that a client waits for, in the order in which it asked."""
+
+    header: Header
+    fault: Fault | None = None
+    answer: bytes | None = field(default=None, repr=False)
+
+
+class _Line:
+    """A client's connection, and the proxy's to the broker behind it."""
+
+    def __init__(
+        self,
+        proxy: KafkaProxy,
+        door: _Door,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        self._proxy, self._door, self._reader, self._writer = proxy, door, reader, writer
+        self._order: deque[_Asked] = deque()
+        self._settled = asyncio.Event()
+        self._broken = False
+
+    def abort(self) -> None:
+        """Break both connections."""
+        self._broken = True
+        self._settled.set()
+        self._writer.transport.abort()
+        if hasattr(self, "_up"):
+            self._up.transport.abort()
+
+    async def run(self) -> None:
+        try:
+            self._down, self._up = await asyncio.open_connection(*self._door.upstream)
+        except OSError:
+            self._writer.transport.abort()
+            return
+        both = [asyncio.create_task(self._requests()), asyncio.create_task(self._answers())]
+        try:
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            # Where the client has gone, what it asked for is the broker's now.
+            while both[0].done() and self._order and not self._broken and not both[1].done():
+                self._settled.clear()
+                await asyncio.wait_for(self._settled.wait(), _LAST_ANSWERS_S)
+        except TimeoutError:
+            pass
+        finally:
+            for task in both:
+                task.cancel()
+            for result in await asyncio.gather(*both, return_exceptions=True):
+                if isinstance(result, Exception) and not isinstance(result, OSError | EOFError):
+                    log.error("the proxy gives a connection up", exc_info=result)
+            self.abort()
+
+    async def _requests(self) -> None:
+        while (frame := await _frame(self._reader)) is not None:
+            header = header_of(frame)
+            fault = self._proxy._fault_for(header, frame)
+            await self._proxy._flows.wait()
+            asked = _Asked(header, fault)
+            if fault is not None and not await self._meets(fault, asked, frame):
+                continue
+            if asked.answer is None:
+                if not (header.name == "Produce" and _wants_no_answer(frame, header)):
+                    self._order.append(asked)
+                self._up.write(_framed(frame))
+                await self._up.drain()
+
+    async def _meets(self, fault: Fault, asked: _Asked, frame: bytes) -> bool:
+        """Do what the fault says; whether the request goes on to the broker."""
+        if fault.act == "hold":
+            if fault.breaks:
+                self._writer.transport.abort()
+            await fault._let_go.wait()
+        elif fault.act == "delay":
+            await asyncio.sleep(fault.seconds)
+        elif fault.act == "drop":
+            self.abort()
+            return False
+        elif fault.act == "refuse":
+            asked.answer = refusal(frame, asked.header, fault.code)
+            self._order.append(asked)
+            self._pass_on()
+            return False
+        return True
+
+    async def _answers(self) -> None:
+        while (frame := await _frame(self._down)) is not None:
+            correlation = correlation_of(frame)
+            asked = next(
+                one
+                for one in self._order
+                if one.header.correlation == correlation and one.answer is None
+            )
+            if asked.fault is not None:
+                asked.fault._note_answer()
+                if asked.fault.act == "lose":
+                    self.abort()
+                    return
+            asked.answer = await self._proxy._redirected(frame, asked.header)
+            await self._proxy._flows.wait()
+            self._pass_on()
+            if not self._writer.is_closing():
+                with suppress(OSError):
+                    await self._writer.drain()
+
+    def _pass_on(self) -> None:
+        """Answers leave in the order of the questions."""
+        while self._order and (answer := self._order[0].answer) is not None:
+            self._order.popleft()
+            if not self._writer.is_closing():
+                self._writer.write(_framed(answer))
+        if not self._order:
+            self._settled.set()
+
+
+async def _frame(reader: asyncio.StreamReader) -> bytes | None:
+    """The next one without its length; None at the end."""
+    try:
+        (length,) = struct.unpack(">i", await reader.readexactly(4))
+        return await reader.readexactly(length)
+    except (asyncio.IncompleteReadError, OSError):
+        return None
+
+
+def _framed(frame: bytes) -> bytes:
+    return struct.pack(">i", len(frame)) + frame
+
+
+def _wants_no_answer(frame: bytes, header: Header) -> bool:
+    """Whether it is a Produce request with acks=0."""
+    from kafka.protocol.producer import ProduceRequest
+
+    return bool(ProduceRequest.decode(frame, version=header.version, header=True).acks == 0)
