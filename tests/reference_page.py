@@ -91,7 +91,7 @@ SECTIONS = (
     Section(
         "Tests with a broker",
         "testing.md#what-it-does-not-show",
-        "BrokerSecurity EmbeddedBroker KafkaProxy Fault wait_until",
+        "BrokerSecurity EmbeddedBroker KafkaProxy WireFault wait_until",
     ),
     Section(
         "Queries",

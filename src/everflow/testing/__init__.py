@@ -18,7 +18,7 @@ from everflow.testing.broker_security import BrokerSecurity
 from everflow.testing.waiting import wait_until
 
 if TYPE_CHECKING:
-    from everflow.testing.kafka_proxy import Fault, KafkaProxy
+    from everflow.testing.kafka_proxy import WireFault, KafkaProxy
     from everflow.testing.store_views import (
         KeyValueView,
         SessionView,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BrokerSecurity",
     "EmbeddedBroker",
-    "Fault",
+    "WireFault",
     "InputTopic",
     "KafkaProxy",
     "KeyValueView",
@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 _LATER = {
-    **dict.fromkeys(("Fault", "KafkaProxy"), "everflow.testing.kafka_proxy"),
+    **dict.fromkeys(("WireFault", "KafkaProxy"), "everflow.testing.kafka_proxy"),
     **dict.fromkeys(("InputTopic", "OutputTopic", "TestRecord"), "everflow.testing.topics"),
     **dict.fromkeys(
         ("KeyValueView", "SessionView", "ValueAndTimestamp", "VersionedView", "WindowView"),

@@ -2,7 +2,7 @@
 
 It speaks the protocol as far as it must: it knows which request a frame is, and puts its own
 addresses in the place of the brokers', so that a client that came to it stays with it. Everything
-else passes as it is. Whoever sets a fault gets a `Fault`, which says whether it happened: a test
+else passes as it is. Whoever sets a fault gets a `WireFault`, which says whether it happened: a test
 that only hopes so shows nothing.
 """
 
@@ -39,7 +39,7 @@ _LAST_ANSWERS_S = 10.0
 _Act = Literal["hold", "drop", "lose", "delay", "refuse"]
 
 
-class Fault:
+class WireFault:
     """One fault: what it does to which requests, and how often it has happened. Any thread."""
 
     def __init__(
@@ -65,7 +65,7 @@ class Fault:
         self._let_go = asyncio.Event()
 
     def __repr__(self) -> str:
-        return f"<Fault: {self.act} {self.api}, happened {self.happened} times>"
+        return f"<WireFault: {self.act} {self.api}, happened {self.happened} times>"
 
     @property
     def happened(self) -> int:
@@ -144,7 +144,7 @@ class KafkaProxy:
     def __init__(self, upstream: str) -> None:
         host, _, port = upstream.split(",")[0].rpartition(":")
         self._upstream = (host, int(port))
-        self._faults: list[Fault] = []
+        self._faults: list[WireFault] = []
         self._doors: dict[int, _Door] = {}
         self._lines: set[_Line] = set()
         self._front: _Door | None = None
@@ -165,7 +165,7 @@ class KafkaProxy:
         self.close()
 
     def start(self) -> KafkaProxy:
-        """Listen."""
+        """Listen on a free port, on a thread of the proxy's own; returns itself."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
         self._thread.start()
@@ -181,7 +181,7 @@ class KafkaProxy:
 
     @property
     def bootstrap_servers(self) -> str:
-        """``host:port`` for clients."""
+        """``host:port`` for clients in place of the broker's; known once started."""
         assert self._front is not None, "the proxy is not started"
         return f"{_HOST}:{self._front.port}"
 
@@ -195,21 +195,21 @@ class KafkaProxy:
         topic: str | None = None,
         *,
         breaks: bool = False,
-    ) -> Fault:
-        """Keep requests from the broker until `Fault.release`; they reach it then, even where the
+    ) -> WireFault:
+        """Keep requests from the broker until `WireFault.release`; they reach it then, even where the
         client has gone. What comes on the same connection waits behind them. ``breaks``: the
         client's connection breaks at once, so that it asks again."""
         return self._set("hold", api, times, client, topic, breaks=breaks)
 
     def drop(
         self, api: str, times: int | None = 1, client: str = "", topic: str | None = None
-    ) -> Fault:
+    ) -> WireFault:
         """The request never reaches the broker, and its connection breaks."""
         return self._set("drop", api, times, client, topic)
 
     def lose_answer(
         self, api: str, times: int | None = 1, client: str = "", topic: str | None = None
-    ) -> Fault:
+    ) -> WireFault:
         """The broker does what it is asked, and in place of the answer the connection breaks: the
         client cannot know."""
         return self._set("lose", api, times, client, topic)
@@ -221,7 +221,7 @@ class KafkaProxy:
         times: int | None = 1,
         client: str = "",
         topic: str | None = None,
-    ) -> Fault:
+    ) -> WireFault:
         """Requests go on after so many seconds."""
         return self._set("delay", api, times, client, topic, seconds=seconds)
 
@@ -232,10 +232,10 @@ class KafkaProxy:
         times: int | None = 1,
         client: str = "",
         topic: str | None = None,
-    ) -> Fault:
+    ) -> WireFault:
         """Answer with Kafka's error ``code``; the broker hears nothing of it. Of Produce, Fetch,
         FindCoordinator, InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn, TxnOffsetCommit,
-        EndTxn and Heartbeat."""
+        EndTxn and Heartbeat; ValueError for any other."""
         if not can_refuse(api):
             raise ValueError(f"a refusal of {api!r} cannot be made here")
         return self._set("refuse", api, times, client, topic, code=code)
@@ -246,12 +246,12 @@ class KafkaProxy:
         self._call(self._cut(silent))
 
     def mend(self) -> None:
-        """End a `cut`."""
+        """Let connections be made again, and what a silent `cut` has kept go on."""
         self._call(self._mend())
 
     def _set(
         self, act: _Act, api: str, times: int | None, client: str, topic: str | None, **more: Any
-    ) -> Fault:
+    ) -> WireFault:
         if api not in API_KEYS:
             raise ValueError(f"{api!r} is none of {', '.join(API_KEYS)}")
         name = None if topic is None else topic.encode()
@@ -259,7 +259,7 @@ class KafkaProxy:
         def applies(header: Header, frame: bytes) -> bool:
             return client in header.client and (name is None or name in frame)
 
-        fault = Fault(self, act, api, times, applies, **more)
+        fault = WireFault(self, act, api, times, applies, **more)
         self._faults.append(fault)
         return fault
 
@@ -313,7 +313,7 @@ class KafkaProxy:
         self._refusing = False
         self._flows.set()
 
-    def _fault_for(self, header: Header, frame: bytes) -> Fault | None:
+    def _fault_for(self, header: Header, frame: bytes) -> WireFault | None:
         self.seen[header.name] += 1
         return next((one for one in list(self._faults) if one._takes(header, frame)), None)
 
@@ -350,7 +350,7 @@ class _Asked:
     """A request that a client waits for, in the order in which it asked."""
 
     header: Header
-    fault: Fault | None = None
+    fault: WireFault | None = None
     answer: bytes | None = field(default=None, repr=False)
 
 
@@ -414,7 +414,7 @@ class _Line:
                 self._up.write(_framed(frame))
                 await self._up.drain()
 
-    async def _meets(self, fault: Fault, asked: _Asked, frame: bytes) -> bool:
+    async def _meets(self, fault: WireFault, asked: _Asked, frame: bytes) -> bool:
         """Do what the fault says; whether the request goes on to the broker."""
         if fault.act == "hold":
             if fault.breaks:

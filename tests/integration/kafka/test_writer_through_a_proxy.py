@@ -25,7 +25,7 @@ from everflow.kafka.reading.log_reader import LogReader
 from everflow.kafka.writing.record_writer import RecordWriter
 from everflow.kafka.writing.transaction import GroupMetadata
 from everflow.records import TopicPartition
-from everflow.testing.kafka_proxy import Fault, KafkaProxy
+from everflow.testing.kafka_proxy import WireFault, KafkaProxy
 from everflow.testing.waiting import wait_until
 
 pytestmark = pytest.mark.broker
@@ -170,14 +170,16 @@ class Case(NamedTuple):
     a request that one protocol alone has."""
 
     id: str
-    fault: Callable[[KafkaProxy, str], Fault]
+    fault: Callable[[KafkaProxy, str], WireFault]
     error: type[EverflowError] | None
     says: str = ""
     only: int | None = None
 
 
-def refused(api: str, code: int, times: int | None = None) -> Callable[[KafkaProxy, str], Fault]:
-    def set_it(proxy: KafkaProxy, topic: str) -> Fault:
+def refused(
+    api: str, code: int, times: int | None = None
+) -> Callable[[KafkaProxy, str], WireFault]:
+    def set_it(proxy: KafkaProxy, topic: str) -> WireFault:
         return proxy.refuse(api, code, times, topic=topic if api == "Produce" else None)
 
     return set_it
