@@ -18,7 +18,7 @@ from everflow.testing.broker_security import BrokerSecurity
 from everflow.testing.waiting import wait_until
 
 if TYPE_CHECKING:
-    from everflow.testing.kafka_proxy import WireFault, KafkaProxy
+    from everflow.testing.kafka_proxy import KafkaProxy, WireFault
     from everflow.testing.store_views import (
         KeyValueView,
         SessionView,
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 __all__ = [
     "BrokerSecurity",
     "EmbeddedBroker",
-    "WireFault",
     "InputTopic",
     "KafkaProxy",
     "KeyValueView",
@@ -43,6 +42,7 @@ __all__ = [
     "ValueAndTimestamp",
     "VersionedView",
     "WindowView",
+    "WireFault",
     "wait_until",
 ]
 

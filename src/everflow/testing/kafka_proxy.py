@@ -2,8 +2,8 @@
 
 It speaks the protocol as far as it must: it knows which request a frame is, and puts its own
 addresses in the place of the brokers', so that a client that came to it stays with it. Everything
-else passes as it is. Whoever sets a fault gets a `WireFault`, which says whether it happened: a test
-that only hopes so shows nothing.
+else passes as it is. Whoever sets a fault gets a `WireFault`, which says whether it happened: a
+test that only hopes so shows nothing.
 """
 
 from __future__ import annotations
@@ -196,8 +196,8 @@ class KafkaProxy:
         *,
         breaks: bool = False,
     ) -> WireFault:
-        """Keep requests from the broker until `WireFault.release`; they reach it then, even where the
-        client has gone. What comes on the same connection waits behind them. ``breaks``: the
+        """Keep requests from the broker until `WireFault.release`; they reach it then, even where
+        the client has gone. What comes on the same connection waits behind them. ``breaks``: the
         client's connection breaks at once, so that it asks again."""
         return self._set("hold", api, times, client, topic, breaks=breaks)
 

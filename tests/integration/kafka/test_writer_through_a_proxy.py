@@ -25,7 +25,7 @@ from everflow.kafka.reading.log_reader import LogReader
 from everflow.kafka.writing.record_writer import RecordWriter
 from everflow.kafka.writing.transaction import GroupMetadata
 from everflow.records import TopicPartition
-from everflow.testing.kafka_proxy import WireFault, KafkaProxy
+from everflow.testing.kafka_proxy import KafkaProxy, WireFault
 from everflow.testing.waiting import wait_until
 
 pytestmark = pytest.mark.broker
