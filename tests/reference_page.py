@@ -70,8 +70,8 @@ SECTIONS = (
     Section(
         "Processors",
         "processors.md",
-        "Processor BatchProcessor ProcessorContext Record RecordMetadata PunctuationType punctuate "
-        "Stores KeyValueStore VersionedStore WindowStore SessionStore",
+        "Processor BatchProcessor ValueTransformer ProcessorContext Record RecordMetadata "
+        "PunctuationType punctuate Stores KeyValueStore VersionedStore WindowStore SessionStore",
     ),
     Section("Serdes", "serdes.md", "serdes"),
     Section("Running", "../SCALING.md", "KafkaStreams ClientState StateListener"),

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         PunctuationType,
         Record,
         RecordMetadata,
+        ValueTransformer,
         punctuate,
     )
     from everflow.operators.processors.stores import KeyValueStore, SessionStore, WindowStore
@@ -172,6 +173,7 @@ __all__ = [
     "Topology",
     "TopologyError",
     "UsePartitionTimeOnInvalidTimestamp",
+    "ValueTransformer",
     "VersionedRecord",
     "VersionedStore",
     "WallclockTimestampExtractor",
@@ -207,7 +209,7 @@ _NAMES = {
     "errors": "ConfigError EverflowError SetupError TopologyError",
     "operators.processors.context": "ProcessorContext",
     "operators.processors.processor": (
-        "BatchProcessor Processor PunctuationType Record RecordMetadata punctuate"
+        "BatchProcessor Processor PunctuationType Record RecordMetadata ValueTransformer punctuate"
     ),
     "operators.processors.stores": "KeyValueStore SessionStore WindowStore",
     "operators.processors.versioned_store": "VersionedStore",

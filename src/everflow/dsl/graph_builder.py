@@ -23,6 +23,7 @@ from everflow.dsl.options.materialized import (
 from everflow.errors import TopologyError
 from everflow.location import place
 from everflow.serdes import Serde
+from everflow.state.store import StoreSpec
 from everflow.topology.arrival import hands_on_first, reaches_first
 from everflow.topology.graph import (
     ColumnExpr,
@@ -37,6 +38,7 @@ from everflow.topology.graph import (
 )
 from everflow.topology.offset_metadata import require_room
 from everflow.topology.program import Topology
+from everflow.topology.shared_stores import require_direct
 from everflow.travel.refusals import TravelCheck
 from everflow.windows import Duration
 
@@ -72,6 +74,7 @@ class GraphBuilder:
         self._counter = 0
         self._stores: dict[str, str | None] = {}
         self._options: dict[str, Materialized] = {}
+        self._declared: dict[str, StoreSpec] = {}
         self._topics: dict[str, str | None] = {}
         self._repartitions: dict[str, tuple[RepartitionTopic, str | None]] = {}
         self.regrouped: dict[object, Any] = {}
@@ -182,6 +185,31 @@ class GraphBuilder:
             self._options[name] = given
         return name
 
+    @property
+    def stores(self) -> list[str]:
+        """The names of all stores so far."""
+        return list(self._stores)
+
+    def declare_store(self, spec: StoreSpec, operator: str) -> StoreSpec:
+        """Register a store that processors share. The same one may be declared again."""
+        if self._declared.get(spec.name) != spec:
+            self.claim_store(spec.name, operator, spec.where)
+            self._declared[spec.name] = spec
+        return spec
+
+    def declared_store(self, name: str) -> StoreSpec | None:
+        """The store of processors that is called so."""
+        return self._declared.get(name)
+
+    def keeper_of(self, store: str) -> StatefulNode | GlobalTableNode | None:
+        """The node whose store it is; None: there is none."""
+        for node in self._nodes.values():
+            if isinstance(node, GlobalTableNode) and node.store.name == store:
+                return node
+            if isinstance(node, StatefulNode) and store in {spec.name for spec in node.stores}:
+                return node
+        return None
+
     def history_of(self, store: str) -> Duration | None:
         """How long the table in ``store`` keeps what its values were; None: it does not."""
         given = self._options.get(store)
@@ -273,6 +301,7 @@ class GraphBuilder:
             tuple(self._nodes.values()), tuple(topic for topic, _ in self._repartitions.values())
         )
         require_room(built)
+        require_direct(built)
         return built
 
 

@@ -42,6 +42,7 @@ from everflow.topology.graph import (
     JOINER,
     EdgeType,
     FunctionNode,
+    ProcessorOperator,
     ProjectNode,
     StatefulNode,
 )
@@ -187,7 +188,11 @@ def kept_table(table: Side, operator: str, where: str | None) -> JoinedTable:
             f"holds back; keep its results: .to_stream().to_table(store='a-name')",
             where=where,
         )
-    if not isinstance(node, StatefulNode) or not node.stores:
+    if (
+        not isinstance(node, StatefulNode)
+        or not node.stores
+        or isinstance(node.operator, ProcessorOperator)
+    ):
         raise TopologyError(
             f"{operator} looks entries up in the table's store, and {table.node} has none; "
             f"give it one: store='a-name' in the call that makes it",

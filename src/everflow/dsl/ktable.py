@@ -6,7 +6,7 @@ cure, for what cannot work.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,8 @@ from everflow.dsl.graph_builder import GraphBuilder
 from everflow.dsl.in_time.versioned_tables import is_versioned
 from everflow.dsl.kstream import KStream
 from everflow.dsl.options.materialized import Materialized
+from everflow.dsl.processors.processor_call import ProcessorCall
+from everflow.dsl.processors.suppliers import TRANSFORMERS, Transformer
 from everflow.dsl.suppressed import Suppressed
 from everflow.dsl.suppressed import suppressed as suppressed_node
 from everflow.dsl.table_groups import GroupCall
@@ -40,7 +42,16 @@ from everflow.errors import TopologyError
 from everflow.location import user_line
 from everflow.serdes import Serde
 from everflow.spark.expressions import analyse
-from everflow.topology.graph import PREPARE, ColumnExpr, FunctionNode, Node, ProjectNode
+from everflow.state.store import StoreSpec
+from everflow.topology.graph import (
+    PREPARE,
+    ColumnExpr,
+    FunctionNode,
+    Node,
+    Part,
+    ProjectNode,
+    StatefulNode,
+)
 from everflow.topology.types import type_text
 
 if TYPE_CHECKING:
@@ -121,6 +132,40 @@ class KTable(TableJoins):
         return self._project(
             prefix, "MAPVALUES", value, self.edge.with_types(value=value.type), kept
         )
+
+    @builder_call
+    def transform_values(
+        self,
+        transformer: Transformer,
+        *,
+        returns: object = None,
+        stores: Iterable[StoreSpec | str] = (),
+        store: str | Materialized | None = None,
+        name: str | None = None,
+    ) -> KTable:
+        """A new value for every update by the user's code: a `ValueTransformer` class, a function
+        that makes one, or a function of (key, value) or (key, value, context). Called for
+        deletions, too, with None. ``returns``: the type of the new value, where it is another one;
+        ``stores``: what it may use, as of `KStream.process`; ``store``: keeps the result, for
+        queries and joins."""
+        call = ProcessorCall("transform_values", transformer, stores, name, user_line())
+        kept = _Kept("transform_values", store, name, call.where)
+        edge = self.edge
+        if returns is not None:
+            kind = result_type(returns, call.named, "transform_values", call.where)
+            edge = edge.with_types(value=kind).with_serdes(value=result_serde(returns))
+        node_name = self.graph.node_name(name, "KTABLE-TRANSFORMVALUES-", call.where)
+        label = "TRANSFORMVALUES" if store is None else PREPARE
+        values = kept.values_of(node_name)
+        made = call.node(self, values, edge, TRANSFORMERS, keeps_key=True, label=label)
+        table = self._in_store(made.name, edge, node_name, kept)
+        if store is not None and made.stores + made.reads:
+            both = self.graph.node(table.node)
+            assert isinstance(both, StatefulNode)
+            names = [spec.name for spec in (*both.stores, *made.stores, *made.reads)]
+            part = Part(node_name, (self.node,), tuple(names))
+            self.graph.replace(replace(both, parts=(part,)))
+        return table
 
     @builder_call
     def suppress(
@@ -238,8 +283,10 @@ class KTable(TableJoins):
         return self._kept(made, edge, node_name, kept)
 
     def _kept(self, made: Node, edge: Edge, node_name: str, kept: _Kept) -> KTable:
-        """The table of the node, in a store where one is asked for."""
-        node = self.graph.add(made)
+        """The table of a new node, in a store where one is asked for."""
+        return self._in_store(self.graph.add(made), edge, node_name, kept)
+
+    def _in_store(self, node: str, edge: Edge, node_name: str, kept: _Kept) -> KTable:
         if kept.store is not None:
             node = stored(
                 self.graph,
@@ -249,7 +296,7 @@ class KTable(TableJoins):
                 kept.store,
                 kept.operator,
                 kept.where,
-                only_visible=kept.operator != "map_values"
+                only_visible=kept.operator in ("filter", "filter_not")
                 and not is_versioned(self.graph, self.node),
             )
         return KTable(self.graph, node, edge)

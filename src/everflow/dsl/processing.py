@@ -5,8 +5,7 @@ The first two are the user's own (design note 023).
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,31 +20,19 @@ from everflow.dsl.expressions import (
     HasEdge,
     default_serde,
     is_column,
-    predicate,
     result_serde,
     result_type,
 )
 from everflow.dsl.functions import (
-    check_parameters,
-    function_name,
     key_value_function,
-    refuse_pyspark,
-    required_parameters,
 )
-from everflow.dsl.graph_builder import GraphBuilder, check_name
+from everflow.dsl.graph_builder import GraphBuilder
 from everflow.dsl.options.materialized import Materialized
+from everflow.dsl.processors.processor_call import ProcessorCall
+from everflow.dsl.processors.suppliers import Supplier
 from everflow.errors import TopologyError
 from everflow.location import user_line
 from everflow.operators.deduplicate import DeduplicateSpec
-from everflow.operators.processors.context import ProcessorContext
-from everflow.operators.processors.forwarding import tagged
-from everflow.operators.processors.process import ProcessSpec
-from everflow.operators.processors.processor import (
-    FunctionProcessor,
-    Processor,
-    Record,
-    punctuations,
-)
 from everflow.spark.expressions import analyse
 from everflow.state.store import StoreSpec
 from everflow.topology.graph import (
@@ -60,22 +47,6 @@ from everflow.windows import Duration, duration_ms
 
 if TYPE_CHECKING:
     from everflow.dsl.kstream import KStream
-
-Supplier = type[Processor] | Callable[[], Processor] | Callable[[Record, ProcessorContext], None]
-_TAKEN = (
-    "a Processor class, a function without arguments that makes one, or a function of (record, "
-    "context)"
-)
-
-
-@dataclass(frozen=True)
-class FunctionSupplier:
-    """Makes the processor that calls ``fn(record, context)``."""
-
-    fn: Callable[[Record, ProcessorContext], None]
-
-    def __call__(self) -> Processor:
-        return FunctionProcessor(self.fn)
 
 
 class Processing(HasEdge):
@@ -97,7 +68,7 @@ class Processing(HasEdge):
         processor: Supplier,
         *,
         returns: tuple[object, object] | None = None,
-        stores: Iterable[StoreSpec] = (),
+        stores: Iterable[StoreSpec | str] = (),
         children: Iterable[str] = (),
         name: str | None = None,
     ) -> Any:
@@ -105,11 +76,13 @@ class Processing(HasEdge):
         one, or a function of (record, context); ``context.forward(record)`` hands results on.
 
         ``returns``: the types of their key and value, ``("string", "bigint")``; left out, those of
-        the stream. ``stores``: made by `Stores`, each of one processor. A grouping behind it
-        repartitions. With ``children``, names of streams that ``forward(record, child)`` may
-        choose, the result is the dict of them; else it is the stream.
+        the stream. A grouping behind it repartitions. ``stores``: made by `Stores`, or names of
+        stores that are there: another processor's or ``builder.add_state_store``'s, which is then
+        shared, a table's or a global table's, to be read as of each record. With ``children``,
+        names of streams that ``forward(record, child)`` may choose, the result is the dict of them;
+        else it is the stream.
         """
-        call = _Call("process", processor, tuple(stores), name, user_line())
+        call = ProcessorCall("process", processor, stores, name, user_line())
         edge = self.edge
         if returns is not None:
             if not isinstance(returns, tuple) or len(returns) != 2:
@@ -128,13 +101,13 @@ class Processing(HasEdge):
         processor: Supplier,
         *,
         returns: object = None,
-        stores: Iterable[StoreSpec] = (),
+        stores: Iterable[StoreSpec | str] = (),
         name: str | None = None,
     ) -> KStream:
         """As `process`, of processors that keep the key of the record they were given, so that
         nothing behind has to be repartitioned; ``returns`` is the type of the value. A method that
         a clock calls cannot forward here: it has no record."""
-        call = _Call("process_values", processor, tuple(stores), name, user_line())
+        call = ProcessorCall("process_values", processor, stores, name, user_line())
         edge = self.edge
         if returns is not None:
             kind = result_type(returns, call.named, "process_values", call.where)
@@ -248,120 +221,3 @@ def _at_least(least_ms: int, name: str, given: Duration, where: str | None) -> i
             where=where,
         )
     return found
-
-
-@dataclass(frozen=True)
-class _Call:
-    """A call of the processor API while it is lowered."""
-
-    operator: str
-    given: object
-    stores: tuple[StoreSpec, ...]
-    name: str | None
-    where: str | None
-
-    @property
-    def named(self) -> Callable[..., Any]:
-        """What a message calls by its name."""
-        return self.given if callable(self.given) else type(self.given)
-
-    def made(
-        self, stream: Processing, edge: Edge, children: tuple[str, ...], *, keeps_key: bool
-    ) -> Any:
-        """The streams behind the processor."""
-        supplier, kind = self._supplier()
-        for child in children:
-            check_name("child", child, self.where)
-        if len(set(children)) < len(children):
-            raise TopologyError(
-                f"{self.operator}: two children have one name: {', '.join(children)}",
-                where=self.where,
-            )
-        for store in self.stores:
-            self._check_store(store)
-            stream.graph.claim_store(store.name, self.operator, store.where)
-        prefix = "KSTREAM-PROCESSVALUES-" if keeps_key else "KSTREAM-PROCESSOR-"
-        node_name = stream.graph.node_name(self.name, prefix, self.where)
-        spec = ProcessSpec(
-            supplier=supplier,
-            specs=self.stores,
-            out=edge.type,
-            children=children,
-            keeps_key=keeps_key,
-            punctuations=punctuations(kind),
-            key_serde=stream.edge.key_serde,
-        )
-        out = EdgeType(edge.type.key, tagged(edge.type.value, children))
-        node = stream.graph.add(
-            StatefulNode(node_name, (stream.node,), out, self.where, "PROCESSOR", spec, self.stores)
-        )
-        if not children:
-            return stream.derived(node, edge, changes_key=not keeps_key)
-        return {
-            child: self._child(stream, node, Edge(out, None, None), edge, number, child)
-            for number, child in enumerate(children)
-        }
-
-    def _child(
-        self, stream: Processing, node: str, out: Edge, edge: Edge, number: int, child: str
-    ) -> KStream:
-        chosen = F.coalesce(F.col("value.child") == F.lit(number), F.lit(True))
-        made = stream.graph.add(
-            ProjectNode(
-                name=f"{node}-{child}",
-                inputs=(node,),
-                out=edge.type,
-                where=self.where,
-                label="CHILD",
-                predicate=predicate(chosen, out, self.where),
-                value=analyse(F.col("value.value"), out.type, self.where),
-            )
-        )
-        return stream.derived(made, edge, changes_key=True)
-
-    def _supplier(self) -> tuple[Callable[[], Processor], type[Processor]]:
-        """What makes processors, and their class."""
-        given, operator = self.given, self.operator
-        if isinstance(given, Processor):
-            raise TopologyError(
-                f"{operator} found a {type(given).__name__}; each task needs a processor of its "
-                f"own: pass the class, or a function that makes one, lambda: "
-                f"{type(given).__name__}(...)",
-                where=self.where,
-            )
-        refuse_pyspark(given, operator, self.where)
-        if not callable(given):
-            raise TopologyError(f"{operator} takes {_TAKEN}, found {given!r}", where=self.where)
-        makes = isinstance(given, type) or required_parameters(given) == 0
-        if not makes:
-            check_parameters(given, ("record", "context"), operator, self.where)
-            return FunctionSupplier(given), FunctionProcessor
-        if inspect.isabstract(given):
-            missing = ", ".join(sorted(getattr(given, "__abstractmethods__", ())))
-            raise TopologyError(
-                f"{operator}: {function_name(given)} is no whole Processor, it lacks {missing}",
-                where=self.where,
-            )
-        try:
-            made = given()
-        except Exception as error:
-            raise TopologyError(
-                f"{operator}: {function_name(given)}() makes no processor: {error!r}; pass a "
-                f"function that does, lambda: {function_name(given)}(...)",
-                where=self.where,
-            ) from error
-        if not isinstance(made, Processor):
-            raise TopologyError(
-                f"{operator} takes {_TAKEN}; {function_name(given)}() gave {made!r}",
-                where=self.where,
-            )
-        return given, type(made)
-
-    def _check_store(self, store: object) -> None:
-        if not isinstance(store, StoreSpec):
-            raise TopologyError(
-                f"{self.operator}: stores takes what Stores makes, "
-                f"stores=[Stores.key_value('seen', key=serdes.string(), value=serdes.long())], "
-                f"found {store!r}",
-                where=self.where,
-            )

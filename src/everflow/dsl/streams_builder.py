@@ -186,6 +186,20 @@ class StreamsBuilder(Telling):
         )
         return GlobalKTable(self.graph, self.graph.add(node), edge)
 
+    @builder_call
+    def add_state_store(self, store: StoreSpec) -> StreamsBuilder:
+        """A store for processors, made by `Stores`: those that name it, ``process(...,
+        stores=["seen"])``, share it, and are one sub-topology. Each sees at a record what all have
+        written up to there."""
+        if not isinstance(store, StoreSpec):
+            raise TopologyError(
+                "add_state_store takes what Stores makes, Stores.key_value('seen', "
+                f"key=serdes.string(), value=serdes.long()), found {store!r}",
+                where=user_line(),
+            )
+        self.graph.declare_store(store, "add_state_store")
+        return self
+
     def build(self) -> Topology:
         """The frozen topology; TopologyError if it reads nothing. The builder may be used further
         and built again."""

@@ -19,7 +19,6 @@ _PROCESSORS = is_called(
 _VALUE_PROCESSORS = is_called(
     "process_values", "stream.process_values(lambda record, context: context.forward(record))"
 )
-_OF_STREAMS = not_there("processors are of streams: table.to_stream().process(...)")
 _PROCESSOR_CLASSES = not_there("a processor is a class with Processor as its base")
 _GLOBAL = is_called(
     "global_table",
@@ -47,9 +46,10 @@ STREAMS_BUILDER: Names = {
     "addGlobalStore": not_there(
         "a global table keeps its topic as it is: builder.global_table('cities', store='cities')"
     ),
-    "addStateStore": not_there(
-        "operators make their own stores; name one where it is used: "
-        "stream.group_by_key().count(store='orders-per-key')"
+    "addStateStore": is_called(
+        "add_state_store",
+        "builder.add_state_store(Stores.key_value('seen', key=serdes.string(), "
+        "value=serdes.long()))",
     ),
     "build": is_called("build", "builder.build()"),
 }
@@ -150,7 +150,10 @@ KTABLE: Names = {
     "join": is_called("join", "table.join(customers, store='both')"),
     "leftJoin": is_called("left_join", "table.left_join(customers)"),
     "outerJoin": is_called("outer_join", "table.outer_join(customers)"),
-    "transformValues": _OF_STREAMS,
+    "transformValues": is_called(
+        "transform_values",
+        "table.transform_values(lambda key, value: value * 2, returns='double')",
+    ),
     "suppress": _SUPPRESS,
 }
 
@@ -303,7 +306,7 @@ TOPOLOGY: Names = {
         )
     },
     "connectProcessorAndStateStores": not_there(
-        "operators make their own stores: stream.group_by_key().count(store='n')"
+        "a processor names its stores: stream.process(Seen, stores=['seen'])"
     ),
 }
 
@@ -532,7 +535,9 @@ EVERFLOW: Names = {
     "ProcessorSupplier": _PROCESSOR_CLASSES,
     "FixedKeyProcessor": _PROCESSOR_CLASSES,
     "Transformer": _PROCESSOR_CLASSES,
-    "ValueTransformer": _PROCESSOR_CLASSES,
+    "ValueTransformerWithKey": is_called(
+        "ValueTransformer", "table.transform_values(Changes, stores=['last'], store='changes')"
+    ),
     "Punctuator": _PROCESSOR_CLASSES,
     **dict.fromkeys(
         ["ExtractRecordMetadataTimestamp", "ConsumerRecord"],

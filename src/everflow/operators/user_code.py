@@ -18,14 +18,17 @@ class UserFunctionError(EverflowError):
     """A function of the user failed, or gave what its serde cannot write; the cause is chained.
 
     Attributes: ``source`` (index of the input topic in the plan), ``partition`` and ``offset`` of
-    the record.
+    the record; ``node``: which of several processors that run together, None for one alone.
     """
 
     code = "EF-USER-FUNCTION"
 
-    def __init__(self, message: str, *, source: int, partition: int, offset: int) -> None:
+    def __init__(
+        self, message: str, *, source: int, partition: int, offset: int, node: str | None = None
+    ) -> None:
         super().__init__(message)
         self.source, self.partition, self.offset = source, partition, offset
+        self.node = node
 
 
 def require_users(error: BaseException) -> None:

@@ -7,7 +7,7 @@ that come from one record therefore have an order, too (note 020).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from everflow.topology.graph import Node
 
@@ -30,6 +30,22 @@ def hands_on_first(nodes: Iterable[Node], first: str, second: str) -> bool:
     if first != second and second in _order(children, first):
         return False
     return first in _order(children, second) or _before(children, first, second)
+
+
+def order_of_arrival(nodes: Iterable[Node]) -> Callable[[str, str], int]:
+    """Compares two nodes' names: -1 where a record of both reaches the first one first, or where no
+    record reaches both and it was added first."""
+    listed = list(nodes)
+    children, added = _children(listed), [node.name for node in listed]
+    orders = [_order(children, name) for name in added]
+
+    def compared(one: str, other: str) -> int:
+        for order in orders:
+            if one in order and other in order:
+                return order.index(one) - order.index(other)
+        return added.index(one) - added.index(other)
+
+    return compared
 
 
 def _before(children: Mapping[str, list[str]], first: str, second: str) -> bool:

@@ -24,6 +24,8 @@ from everflow.topology.timestamps import FailOnInvalidTimestamp, TimestampExtrac
 PREPARE = "PREPARE"
 """Label of a projection that only prepares the value for the node behind it (inputs of an
 aggregate, elements to unnest): ``describe()`` shows it as part of that node."""
+CHILD = "CHILD"
+"""Label of a projection to what a processor has forwarded to one of its children."""
 JOINER = "JOINER"
 """Label of a node that makes the value of a join's results: ``describe()`` shows it as part of the
 join."""
@@ -353,9 +355,37 @@ class Surroundings(NamedTuple):
     wall_clock_ms: int
 
 
+class Link(NamedTuple):
+    """A processor of those that share stores that hands its results on directly: all, or those that
+    are for its child of this number."""
+
+    processor: str
+    child: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharingProcessor:
+    """A processor as it is run: its records in order, the updates of each table that it reads, its
+    stores and times in each task.
+
+    ``clocks``: when each of ``wall_clocks`` was last due in each task, -1 = never. ``links``: who
+    hands it records while they run.
+    """
+
+    name: str
+    operator: ProcessorOperator
+    batch: EdgeBatch
+    updates: tuple[EdgeBatch, ...]
+    stores: Mapping[int, Mapping[str, StoreView]]
+    stream_times: Mapping[int, int]
+    clocks: Mapping[int, Mapping[str, int]]
+    links: tuple[Link, ...] = ()
+
+
 @runtime_checkable
 class ProcessorOperator(Protocol):
-    """What a `StatefulNode` of the processor API runs (note 023). Frozen, travels by pickle."""
+    """What a `StatefulNode` of the processor API runs (notes 023, 040). Its first input are its
+    records, the others the tables that it reads. Frozen, travels by pickle."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
@@ -364,16 +394,20 @@ class ProcessorOperator(Protocol):
         """The methods that the wall clock calls, and how often (ms): every task of a batch is run,
         with records or without."""
 
-    def run_tasks(
-        self,
-        batch: EdgeBatch,
-        stores: Mapping[int, Mapping[str, StoreView]],
-        stream_times: Mapping[int, int],
-        clocks: Mapping[int, Mapping[str, int]],
-        surroundings: Surroundings,
-    ) -> TasksResult:
-        """As `StatefulOperator.process_tasks`, with headers; ``clocks``: when each of
-        ``wall_clocks`` was last due in each task, -1 = never."""
+    @property
+    def children(self) -> tuple[str, ...]:
+        """The names of the streams behind it that it can choose."""
+
+    @property
+    def looks_up(self) -> tuple[StoreSpec, ...]:
+        """The stores of the global tables that it reads."""
+
+    def run_together(
+        self, members: Sequence[SharingProcessor], surroundings: Surroundings
+    ) -> list[TasksResult]:
+        """Run all processors that share stores, this one among them, record by record, in the order
+        in which a record reaches them; the results of each. As `StatefulOperator.process_tasks`,
+        with headers."""
 
 
 NodeOperator = (

@@ -8,7 +8,7 @@ step operator. A slot that crosses a stage boundary is carried in the hop row
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from everflow.topology.graph import (
     ColumnExpr,
     EdgeType,
     JoinOperator,
+    Link,
     LookupOperator,
     NodeOperator,
     ProcessorOperator,
@@ -207,6 +208,11 @@ class StatefulOp:
     """The slots of each input: one, or a join's left and right."""
     output: int
     where: str | None
+    together: tuple[str, ...] = ()
+    """All processors that share stores with it, itself included, in the order in which a record
+    reaches them; empty: none does."""
+    links: tuple[Link, ...] = ()
+    """Those of them that hand it records directly."""
 
     @property
     def inputs(self) -> tuple[int, ...]:
@@ -216,7 +222,7 @@ class StatefulOp:
     @property
     def looks_up(self) -> tuple[StoreSpec, ...]:
         """Stores of global tables that it reads."""
-        if not isinstance(self.operator, LookupOperator | WaitingOperator):
+        if not isinstance(self.operator, LookupOperator | WaitingOperator | ProcessorOperator):
             return ()
         return self.operator.looks_up
 
@@ -249,6 +255,29 @@ class SinkOp:
 
 
 StepOp = TimeOp | FunctionOp | TakeOp | UnnestOp | StatefulOp | SinkOp
+
+
+def in_turn(ops: Sequence[StepOp]) -> tuple[StepOp, ...]:
+    """A step's operators, each behind those it reads, and those that run together side by side."""
+    makers = {op.output: op for op in ops if not isinstance(op, SinkOp)}
+    by_name = {op.name: op for op in ops if isinstance(op, StatefulOp)}
+    found: dict[int, StepOp] = {}
+
+    def put(op: StepOp) -> None:
+        if id(op) in found:
+            return
+        group = [op]
+        if isinstance(op, StatefulOp) and op.together:
+            group = [by_name[name] for name in op.together]
+        for one in group:
+            for slot in one.inputs:
+                if slot in makers and makers[slot] not in group:
+                    put(makers[slot])
+        found.update({id(one): one for one in group})
+
+    for op in ops:
+        put(op)
+    return tuple(found.values())
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from everflow.topology.graph import (
     GlobalTableNode,
     Graph,
     JoinOperator,
+    Link,
     LookupOperator,
     MergeNode,
     Node,
@@ -59,7 +60,9 @@ from everflow.topology.physical_plan import (
     TakeOp,
     TimeOp,
     UnnestOp,
+    in_turn,
 )
+from everflow.topology.shared_stores import together, ways_to
 from everflow.topology.timestamps import TimeFunction, TimestampExtractor
 
 _Graph = TypeVar("_Graph", bound=Graph)
@@ -144,6 +147,7 @@ class _Planner:
         self._sub = subtopology_of
         self._app = app
         self._floor = floor
+        self._together = together(topology)
         self._slots: list[Slot] = []
         self._slot("dead-letters", DEAD_LETTER_TYPE, DECODING, in_step=True)
         self._outputs: dict[str, tuple[int, ...]] = {}
@@ -296,7 +300,12 @@ class _Planner:
     def _place_step_op(
         self, node: FunctionNode | TakeNode | UnnestNode | StatefulNode
     ) -> Iterator[int]:
-        inputs = self._inputs(node)
+        group, links = self._together.get(node.name, ()), tuple[Link, ...]()
+        sides = tuple(self._outputs[name] for name in node.inputs)
+        if group:
+            links, others = ways_to(self._topology, node, group)
+            sides = (tuple(slot for name in others for slot in self._outputs[name]), *sides[1:])
+        inputs = tuple(slot for side in sides for slot in side)
         level = self._step_level(node.name, inputs)
         out = self._slot(node.name, node.out, level, in_step=True)
         op: StepOp
@@ -322,9 +331,11 @@ class _Planner:
                 reads=node.reads,
                 subtopology=self._sub[node.name],
                 type=node.out,
-                sides=tuple(self._outputs[name] for name in node.inputs),
+                sides=sides,
                 output=out,
                 where=node.where,
+                together=group,
+                links=links,
             )
         self.step_ops.append((op, level))
         yield out
@@ -414,7 +425,7 @@ class _Planner:
                     self._read_in_step(changelogs[spec.name], last)
         segments = tuple(Segment(level, tuple(self._segment(level))) for level in range(last + 1))
         steps = tuple(
-            PlannedStep(level, tuple(op for op, at in self.step_ops if at == level))
+            PlannedStep(level, in_turn([op for op, at in self.step_ops if at == level]))
             for level in range(last + 1)
         )
         topics_of: dict[int, int] = {}

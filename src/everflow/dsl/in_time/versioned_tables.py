@@ -15,7 +15,13 @@ from everflow.operators.table import TableSpec
 from everflow.operators.time_to_live import TimeToLiveSpec
 from everflow.operators.versioned_table import LatestUpdates, VersionedTableSpec
 from everflow.state.store import VERSIONED, StoreSpec
-from everflow.topology.graph import PREPARE, FunctionNode, ProjectNode, StatefulNode
+from everflow.topology.graph import (
+    PREPARE,
+    FunctionNode,
+    ProcessorOperator,
+    ProjectNode,
+    StatefulNode,
+)
 from everflow.windows import Duration, duration_ms
 
 
@@ -58,9 +64,10 @@ def table_stores(
 def is_versioned(graph: GraphBuilder, name: str) -> bool:
     """Whether the updates that a table's node gives are those of a versioned table."""
     node = graph.node(name)
-    if isinstance(node, StatefulNode) and node.stores:
+    transformed = isinstance(node, StatefulNode) and isinstance(node.operator, ProcessorOperator)
+    if isinstance(node, StatefulNode) and node.stores and not transformed:
         return node.stores[0].versioned
-    if isinstance(node, ProjectNode | FunctionNode):
+    if transformed or isinstance(node, ProjectNode | FunctionNode):
         return is_versioned(graph, node.inputs[0])
     return False
 

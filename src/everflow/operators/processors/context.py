@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,20 +13,21 @@ from everflow.operators.processors.stores import (
     Entries,
     KeyValueStore,
     SessionStore,
+    StoreClock,
     WindowStore,
 )
 from everflow.operators.processors.versioned_store import VersionedStore, VersionEntries
 from everflow.records import TaskId
-from everflow.state.store import StoreSpec, StoreView
 
 NO_ROW = -1
 """In place of a row of the batch: a method that a clock has called, without a record."""
 
 
 class Forwarded(NamedTuple):
-    """A record that was handed on: the input row it came from, and the number of its child (None:
-    all)."""
+    """A record that was handed on: the input row it came from, of the processor of this number, and
+    the number of its child (None: all)."""
 
+    origin: int
     row: int
     record: Record
     child: int | None
@@ -43,8 +44,10 @@ class Place(NamedTuple):
 
 @dataclass(kw_only=True)
 class Turn:
-    """What is being processed: the row of the batch, its time, and the input record's place."""
+    """What is being processed: the row of the batch (of the processor of the number ``origin``),
+    its time, and the input record's place."""
 
+    origin: int = 0
     row: int = NO_ROW
     time: int = 0
     stream_time: int = -1
@@ -56,13 +59,14 @@ class Turn:
         return self.metadata is not None and (key is self.key or key == self.key)
 
 
-def _shown(
-    entries: Entries | VersionEntries, stream_time: Callable[[], int]
-) -> KeyValueStore | SessionStore | VersionedStore | WindowStore:
-    """A store as the processor has it."""
+Shown = KeyValueStore | SessionStore | VersionedStore | WindowStore
+
+
+def shown(entries: Entries | VersionEntries, clock: StoreClock) -> Shown:
+    """A store as a processor has it."""
     if isinstance(entries, VersionEntries):
         return VersionedStore(entries)
-    return KINDS[entries.spec.kind](entries, stream_time)
+    return KINDS[entries.spec.kind](entries, clock)
 
 
 class ProcessorContext(Telling):
@@ -72,24 +76,17 @@ class ProcessorContext(Telling):
         self,
         place: Place,
         turn: Turn,
-        specs: Sequence[StoreSpec],
-        views: Mapping[str, StoreView],
+        stores: Mapping[str, Shown],
         children: tuple[str, ...],
         *,
         keeps_key: bool,
+        transforms: bool,
+        onward: Callable[[Record, int | None], None] | None,
     ) -> None:
-        self._place, self._turn, self._children = place, turn, children
-        self._keeps_key = keeps_key
-        self.entries: dict[str, Entries | VersionEntries] = {
-            spec.name: VersionEntries(spec, views[spec.name])
-            if spec.versioned
-            else Entries(spec, views[spec.name], lambda: turn.time)
-            for spec in specs
-        }
+        """``onward``: hands a forwarded record to processors that share stores with this one."""
+        self._place, self._turn, self._stores, self._children = place, turn, stores, children
+        self._keeps_key, self._transforms, self._onward = keeps_key, transforms, onward
         self.forwarded: list[Forwarded] = []
-        self._stores = {
-            spec.name: _shown(self.entries[spec.name], lambda: turn.stream_time) for spec in specs
-        }
 
     @property
     def task_id(self) -> TaskId:
@@ -119,11 +116,13 @@ class ProcessorContext(Telling):
 
     def store(self, name: str) -> Any:
         """The task's part of a store, to read and write: `KeyValueStore`, `VersionedStore`,
-        `WindowStore` or `SessionStore`. KeyError for one that the processor was not given."""
+        `WindowStore` or `SessionStore`; that of a table is read only, and a global table is whole.
+        KeyError for one that the processor was not given."""
         if name not in self._stores:
             raise KeyError(
                 f"the processor has no store {name!r}; it has {sorted(self._stores) or 'none'}: "
-                f"give it with process(..., stores=[Stores.key_value({name!r}, ...)])"
+                f"give it with process(..., stores=[Stores.key_value({name!r}, ...)]), or by name, "
+                f"stores=[{name!r}]"
             )
         return self._stores[name]
 
@@ -131,6 +130,11 @@ class ProcessorContext(Telling):
         """Hand a record on, to every stream behind the processor or to the ``child`` named in
         ``process(..., children=[...])``. ValueError for a child that is not there or a negative
         time; TypeError for what is no `Record`."""
+        if self._transforms:
+            raise ValueError(
+                "a value transformer returns the new value, and forwards nothing; what makes other "
+                "records is a processor: table.to_stream().process(...)"
+            )
         if not isinstance(record, Record):
             raise TypeError(f"forward takes a Record(key, value, timestamp), found {record!r:.100}")
         if child is not None and child not in self._children:
@@ -150,7 +154,9 @@ class ProcessorContext(Telling):
                 f"the key {record.key!r:.100}; use process"
             )
         number = None if child is None else self._children.index(child)
-        self.forwarded.append(Forwarded(self._turn.row, record, number))
+        self.forwarded.append(Forwarded(self._turn.origin, self._turn.row, record, number))
+        if self._onward is not None:
+            self._onward(record, number)
 
     def commit(self) -> None:
         """Ask for a commit: every micro-batch ends with one, so there is nothing to do."""

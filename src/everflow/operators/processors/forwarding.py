@@ -10,9 +10,11 @@ import numpy as np
 import pyarrow as pa
 
 from everflow.operators.processors.context import NO_ROW, Forwarded
+from everflow.operators.processors.processor import Record
 from everflow.operators.user_code import UserFunctionError
 from everflow.records import HEADERS, LAST_SEQ, EdgeBatch, Int64, joined_headers
 from everflow.serdes.fitting import column_of
+from everflow.serdes.windowed import python_keys
 from everflow.topology.graph import EdgeType
 from everflow.user_texts import shown
 
@@ -36,6 +38,15 @@ class Results:
     keeps_key: bool
     batch: EdgeBatch
     _parts: list[EdgeBatch] = field(default_factory=list)
+
+    def fitted(self, one: Forwarded) -> Record:
+        """A record as those get it who read it as a result. UserFunctionError as `add`."""
+        row, record = np.array([one.row], np.int64), one.record
+        key = record.key
+        if not self.keeps_key:
+            key = python_keys(self._column("key", [key], self.out.key, row))[0]
+        value = self._column("value", [record.value], self.out.value, row)[0].as_py()
+        return record._replace(key=key, value=value)
 
     def add(self, partition: int, forwarded: Sequence[Forwarded]) -> None:
         """What a task's records have brought. UserFunctionError for a key or value that is not of
@@ -73,9 +84,10 @@ class Results:
         none = pa.nulls(len(made), pa.int32())
         self._parts.append(made.with_columns(value=self._tagged(made.value, none)))
 
-    def taken(self) -> EdgeBatch:
-        """All of them, in the order of the records."""
-        parts = [part for part in self._parts if len(part)]
+    def taken(self, others: Sequence[Results] = ()) -> EdgeBatch:
+        """All of them, in the order of the records; with those of ``others``, of the same
+        processor."""
+        parts = [part for one in (self, *others) for part in one._parts if len(part)]
         if not parts:
             nothing = pa.nulls(0, tagged(self.out.value, self.children))
             empty = self.batch.take(np.empty(0, np.int64))
@@ -153,9 +165,9 @@ def placed(
 
 def results_of_batch(
     out: EdgeType, made: pa.RecordBatch | pa.Table, batch: EdgeBatch, keeps_key: bool
-) -> EdgeBatch:
-    """What a `BatchProcessor` has returned for a task's ``batch``. TypeError, ValueError for
-    columns that are not what `BatchProcessor.process_batch` says."""
+) -> tuple[EdgeBatch, Int64]:
+    """What a `BatchProcessor` has returned for records of a task, and of which of them each is.
+    TypeError, ValueError for columns that are not what `BatchProcessor.process_batch` says."""
     if not isinstance(made, pa.RecordBatch | pa.Table):
         raise TypeError(f"process_batch returns an Arrow batch or table, found {shown(made)}")
     table = pa.Table.from_batches([made]) if isinstance(made, pa.RecordBatch) else made
@@ -184,7 +196,7 @@ def results_of_batch(
         times = column("timestamp", pa.int64()).to_numpy()
         if (times < 0).any():
             raise ValueError("process_batch: a time is in ms since 1970, found a negative one")
-    return EdgeBatch(
+    results = EdgeBatch(
         key=own.key if keeps_key else column("key", out.key),
         value=column("value", out.value),
         timestamp=times,
@@ -194,3 +206,4 @@ def results_of_batch(
         offset=own.offset,
         headers=column("headers", HEADERS) if "headers" in table.column_names else own.headers,
     )
+    return results, at

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from enum import Enum
@@ -145,6 +146,35 @@ class BatchProcessor(Processor):
         unless ``timestamp`` or ``headers`` are given. Without ``row``, as many results as records
         belong to one each, others to the last record. ``process_values`` keeps the key of that row.
         """
+
+
+class ValueTransformer(Processor):
+    """Gives each update of a table a new value: ``table.transform_values(...)``. Stores, clocks and
+    the rest are a `Processor`'s; it cannot forward."""
+
+    def process(self, record: Record) -> None:
+        """Left alone: `transform` takes the updates."""
+
+    @abstractmethod
+    def transform(self, key: Any, value: Any) -> Any:
+        """The new value; called for deletions, too, with None. The key is only to be read."""
+
+
+class FunctionTransformer(ValueTransformer):
+    """Calls ``fn(key, value)``, or ``fn(key, value, context)``."""
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self.fn = fn
+        required = [
+            one
+            for one in inspect.signature(fn).parameters.values()
+            if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD
+        ]
+        self._with_context = len(required) > 2
+
+    def transform(self, key: Any, value: Any) -> Any:
+        """See `ValueTransformer`."""
+        return self.fn(key, value, self.context) if self._with_context else self.fn(key, value)
 
 
 class FunctionProcessor(Processor):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -27,17 +27,24 @@ from everflow.state.changelog import unpack_value
 from everflow.state.store import StoreSpec, StoreView
 from everflow.windows import Windowed
 
-Stored = tuple[int, bytes]
-"""Time and bytes of a stored value."""
+Stored = tuple[int, Any]
+"""Time of a stored value, and what `Values` reads: its bytes."""
+
+
+class Values(Protocol):
+    """What reads and writes stored values: a serde, mostly."""
+
+    def encode(self, value: Any, /) -> Any: ...
+    def decode(self, data: Any, /) -> Any: ...
 
 
 class Entries:
     """The bytes of a store in one task: what was committed, and the batch's changes on top."""
 
-    def __init__(self, spec: StoreSpec, view: StoreView, now: Callable[[], int]) -> None:
-        """``now``: the time of what is written."""
+    def __init__(self, spec: StoreSpec, view: StoreView) -> None:
         self.spec = spec
-        self._view, self._now = view, now
+        self.values: Values = spec.value_serde
+        self._view = view
         self._known: dict[bytes, Stored | None] = {}
         self._changed: dict[bytes, None] = {}
         self._ordered: list[bytes] = []
@@ -54,13 +61,13 @@ class Entries:
             self.load([key])
         return self._known[key]
 
-    def put(self, key: bytes, value: bytes | None) -> None:
-        """A new value, None: none any more."""
+    def put(self, key: bytes, value: Any, time: int) -> None:
+        """A new value at a time, None: none any more."""
         if key not in self._changed:
             insort(self._ordered, key)
         self._changed.pop(key, None)  # it is the last one written
         self._changed[key] = None
-        self._known[key] = None if value is None else (self._now(), value)
+        self._known[key] = None if value is None else (time, value)
 
     def range(
         self, start: bytes | None, end: bytes | None, *, reverse: bool = False
@@ -89,12 +96,20 @@ class Entries:
         )
 
 
+class StoreClock(NamedTuple):
+    """``now``: the time of what a processor writes (ms); ``stream_time``: what its store has left
+    behind by its retention is behind this one."""
+
+    now: Callable[[], int]
+    stream_time: Callable[[], int]
+
+
 class _Store(Telling):
     """What the stores of a processor have in common."""
 
-    def __init__(self, entries: Entries, stream_time: Callable[[], int]) -> None:
-        self._entries, self._stream_time = entries, stream_time
-        self._keys, self._values = entries.spec.key_serde, entries.spec.value_serde
+    def __init__(self, entries: Entries, clock: StoreClock) -> None:
+        self._entries, self._clock = entries, clock
+        self._keys, self._values = entries.spec.key_serde, entries.values
 
     @property
     def name(self) -> str:
@@ -110,12 +125,17 @@ class _Store(Telling):
     def _kept(self, time: int) -> bool:
         """Whether what expires by ``time`` is not expired yet."""
         retention = self._entries.spec.retention_ms
-        return retention is None or time > self._stream_time() - retention
+        return retention is None or time > self._clock.stream_time() - retention
+
+    def _put(self, key: bytes, value: Any) -> None:
+        """``value`` as it is stored."""
+        self._entries.put(key, value, self._clock.now())
 
 
 class KeyValueStore(_Store):
     """A value of each key. Written values have the time of the record that is being processed, or
-    that of the clock's call. Of one processor, on its thread."""
+    that of the clock's call. On the
+    thread of its task."""
 
     def get(self, key: Any, default: Any = None) -> Any:
         """The value of ``key``, or ``default``."""
@@ -136,7 +156,7 @@ class KeyValueStore(_Store):
 
     def put(self, key: Any, value: Any) -> None:
         """The value of ``key`` from now on; None deletes it."""
-        self._entries.put(self._key(key), self._values.encode(value))
+        self._put(self._key(key), self._values.encode(value))
 
     def put_all(self, entries: Iterable[tuple[Any, Any]]) -> None:
         """`put` for pairs of key and value."""
@@ -154,7 +174,7 @@ class KeyValueStore(_Store):
         """Take ``key`` out; the value it had."""
         known = self.get(key)
         if known is not None:
-            self._entries.put(self._key(key), None)
+            self._put(self._key(key), None)
         return known
 
     def range(
@@ -191,13 +211,13 @@ class KeyValueStore(_Store):
 
 class WindowStore(_Store):
     """A value of each key and window start. Windows that stream time has left behind by the store's
-    retention are not there, and are not written. Of one processor, on its thread."""
+    retention are not there, and are not written. On the thread of its task."""
 
     def put(self, key: Any, value: Any, window_start: int) -> None:
         """The value of the window that starts at ``window_start``; None deletes it."""
         if self._kept(window_start):
             place = window_store_key(self._key(key), window_start)
-            self._entries.put(place, self._values.encode(value))
+            self._put(place, self._values.encode(value))
 
     def fetch(self, key: Any, time: int) -> Any:
         """The value of the window that starts at ``time``; None."""
@@ -246,7 +266,7 @@ class SessionStore(_Store):
         """The value of a session; None deletes it."""
         if self._kept(session.end):
             place = session_key(self._key(session.key), session.start, session.end)
-            self._entries.put(place, self._values.encode(value))
+            self._put(place, self._values.encode(value))
 
     def remove(self, session: Windowed) -> None:
         """Take a session out."""

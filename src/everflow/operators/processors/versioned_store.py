@@ -8,6 +8,7 @@ from typing import Any, cast
 import numpy as np
 
 from everflow.foreign_names import Telling
+from everflow.operators.processors.stores import Values
 from everflow.records import StoreChanges
 from everflow.state.changelog import unpack_value
 from everflow.state.store import StoreSpec, StoreView
@@ -30,6 +31,7 @@ class VersionEntries:
 
     def __init__(self, spec: StoreSpec, view: StoreView) -> None:
         self.spec = spec
+        self.values: Values = spec.value_serde
         self._below, self._view = view, cast(VersionsView, view)
         self._known: dict[bytes, History] = {}
         self._puts: list[tuple[bytes, bytes | None, int]] = []
@@ -72,7 +74,7 @@ class VersionEntries:
     def latest(self) -> Iterator[tuple[bytes, bytes]]:
         """The latest version of each key that has a value, in the order of the keys' bytes."""
         found = {key: unpack_value(stored)[1] for key, stored in self._below.range(None, None)}
-        for key, _, _ in self._puts:
+        for key in dict.fromkeys(key for key, _, _ in self._puts):
             value = self._known[key][-1][1]
             if value is None:
                 found.pop(key, None)
@@ -92,7 +94,7 @@ class VersionEntries:
 
 class VersionedStore(Telling):
     """Versions of each key's value, within the history retention behind the highest time of a
-    version, and the latest. Of one processor, on its thread. Times in ms."""
+    version, and the latest. On the thread of its task. Times in ms."""
 
     VALID_TO_UNDEFINED = -1
     """What `put` returns for a version that is the latest."""
@@ -101,7 +103,7 @@ class VersionedStore(Telling):
 
     def __init__(self, entries: VersionEntries) -> None:
         self._entries = entries
-        self._keys, self._values = entries.spec.key_serde, entries.spec.value_serde
+        self._keys, self._values = entries.spec.key_serde, entries.values
 
     @property
     def name(self) -> str:

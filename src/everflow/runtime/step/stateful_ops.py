@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -16,51 +16,46 @@ from everflow.topology.graph import (
     JoinOperator,
     LookupOperator,
     ProcessorOperator,
+    SharingProcessor,
     Surroundings,
     WaitingOperator,
 )
-from everflow.topology.hops import empty_like, in_order
+from everflow.topology.hops import concat, empty_like, in_order
 from everflow.topology.physical_plan import Source, StatefulOp
 
+_Tasks = Mapping[int, TaskId]
 _Views = Mapping[int, Mapping[str, StoreView]]
 
 
 def run_stateful(
-    op: StatefulOp,
-    sides: Sequence[EdgeBatch],
+    group: Sequence[StatefulOp],
+    records: Mapping[int, EdgeBatch],
     stores: TaskStores,
     sources: Mapping[int, Source],
     request: BatchRequest,
-) -> TasksResult:
-    """Run the operator on the tasks that have records, or that a clock may call; `stores` shows its
-    changes to those behind it."""
-    tasks = {
-        partition: TaskId(op.subtopology, partition)
-        for partition in np.unique(np.concatenate([side.partition for side in sides])).tolist()
-    }
-    if op.look_every_ms is not None:
-        found = (one.task for one in request.tasks if one.task.subtopology == op.subtopology)
-        tasks |= {task.partition: task for task in found}
+) -> list[TasksResult]:
+    """Run an operator, or processors that share stores, on the tasks that have records, or that a
+    clock may call; `stores` shows their changes to those behind them. RecordFailure."""
+    sides = [_sides(op, records) for op in group]
+    tasks = _tasks(group, sides, request)
     if not tasks:
-        return TasksResult(empty_like(op.type.key, op.type.value), {}, {}, {})
-    run = _running(op, tasks, stores, sources, request)
-    whole = stores.whole(op.looks_up)
-    views: _Views = {
-        partition: {**stores.views(task, op.stores), **stores.before(task, op.reads), **whole}
-        for partition, task in tasks.items()
-    }
-    times = {partition: stores.stream_time(task, op.name) for partition, task in tasks.items()}
+        return [TasksResult(empty_like(op.type.key, op.type.value), {}, {}, {}) for op in group]
     try:
-        done = run([in_order(side) for side in sides], views, times)
+        if isinstance(group[0].operator, ProcessorOperator):
+            done = _run_processors(group, sides, tasks, stores, sources, request)
+        else:
+            done = [_run(group[0], sides[0], tasks, stores, request.wall_clock_ms)]
     except UserFunctionError as error:
+        op = next((one for one in group if one.name == error.node), group[0])
         cause = error.__cause__ or error
         if error.source not in sources:  # a clock's call, without a record
             raise RecordFailure(None, op.where, cause) from cause
         record = BadRecord(sources[error.source].topic, error.partition, error.offset, op.name)
         raise RecordFailure(record, op.where, cause) from cause
-    for partition, listed in done.changes.items():
-        for changes in listed:
-            stores.remember(tasks[partition], changes)
+    for result in done:
+        for partition, listed in result.changes.items():
+            for changes in listed:
+                stores.remember(tasks[partition], changes)
     return done
 
 
@@ -69,28 +64,88 @@ def clock_name(node: str, method: str) -> str:
     return f"{node}/{method}"
 
 
-def _running(
-    op: StatefulOp,
-    tasks: Mapping[int, TaskId],
-    stores: TaskStores,
-    sources: Mapping[int, Source],
-    request: BatchRequest,
-) -> Callable[[Sequence[EdgeBatch], _Views, Mapping[int, int]], TasksResult]:
-    """What runs the operator on its sides, told of its clocks and of where it is."""
-    operator, now_ms = op.operator, request.wall_clock_ms
-    clocks = {
+def _sides(op: StatefulOp, records: Mapping[int, EdgeBatch]) -> list[EdgeBatch]:
+    """The records of each input, in order; none of a processor that others hand them to."""
+    return [
+        in_order(concat([records[slot] for slot in side]))
+        if side
+        else empty_like(op.type.key, op.type.value)
+        for side in op.sides
+    ]
+
+
+def _tasks(
+    group: Sequence[StatefulOp], sides: Sequence[Sequence[EdgeBatch]], request: BatchRequest
+) -> _Tasks:
+    subtopology = group[0].subtopology
+    partitions = np.unique(np.concatenate([one.partition for mine in sides for one in mine]))
+    tasks = {partition: TaskId(subtopology, partition) for partition in partitions.tolist()}
+    if any(op.look_every_ms is not None for op in group):
+        found = (one.task for one in request.tasks if one.task.subtopology == subtopology)
+        tasks |= {task.partition: task for task in found}
+    return tasks
+
+
+def _views(op: StatefulOp, tasks: _Tasks, stores: TaskStores) -> _Views:
+    whole = stores.whole(op.looks_up)
+    return {
+        partition: {**stores.views(task, op.stores), **stores.before(task, op.reads), **whole}
+        for partition, task in tasks.items()
+    }
+
+
+def _times(op: StatefulOp, tasks: _Tasks, stores: TaskStores) -> Mapping[int, int]:
+    return {partition: stores.stream_time(task, op.name) for partition, task in tasks.items()}
+
+
+def _clocks(op: StatefulOp, tasks: _Tasks, stores: TaskStores) -> Mapping[int, Mapping[str, int]]:
+    return {
         partition: {name: stores.stream_time(task, clock_name(op.name, name)) for name in op.clocks}
         for partition, task in tasks.items()
     }
-    if isinstance(operator, ProcessorOperator):
-        topics = {index: source.topic for index, source in sources.items()}
-        around = Surroundings(request.application_id, op.subtopology, topics, now_ms)
-        return lambda one, views, times: operator.run_tasks(one[0], views, times, clocks, around)
-    if isinstance(operator, WaitingOperator):
-        return lambda sides, views, times: operator.wait_tasks(sides, views, times, clocks, now_ms)
+
+
+def _run(
+    op: StatefulOp, sides: Sequence[EdgeBatch], tasks: _Tasks, stores: TaskStores, now_ms: int
+) -> TasksResult:
+    operator = op.operator
     if isinstance(operator, LookupOperator):
-        whole = stores.whole(op.looks_up)
-        return lambda one, *_: operator.look_up(one[0], whole)
+        return operator.look_up(sides[0], stores.whole(op.looks_up))
+    views, times = _views(op, tasks, stores), _times(op, tasks, stores)
+    if isinstance(operator, WaitingOperator):
+        return operator.wait_tasks(sides, views, times, _clocks(op, tasks, stores), now_ms)
     if isinstance(operator, JoinOperator):
-        return lambda both, views, times: operator.join_tasks(both[0], both[1], views, times)
-    return lambda one, views, times: operator.process_tasks(one[0], views, times)
+        return operator.join_tasks(sides[0], sides[1], views, times)
+    assert not isinstance(operator, ProcessorOperator)
+    return operator.process_tasks(sides[0], views, times)
+
+
+def _run_processors(
+    group: Sequence[StatefulOp],
+    sides: Sequence[Sequence[EdgeBatch]],
+    tasks: _Tasks,
+    stores: TaskStores,
+    sources: Mapping[int, Source],
+    request: BatchRequest,
+) -> list[TasksResult]:
+    """Processors, told of their stores and clocks and of where they are."""
+    sharing = []
+    for op, mine in zip(group, sides, strict=True):
+        assert isinstance(op.operator, ProcessorOperator)
+        sharing.append(
+            SharingProcessor(
+                name=op.name,
+                operator=op.operator,
+                batch=mine[0],
+                updates=tuple(mine[1:]),
+                stores=_views(op, tasks, stores),
+                stream_times=_times(op, tasks, stores),
+                clocks=_clocks(op, tasks, stores),
+                links=op.links,
+            )
+        )
+    topics = {index: source.topic for index, source in sources.items()}
+    around = Surroundings(
+        request.application_id, group[0].subtopology, topics, request.wall_clock_ms
+    )
+    return sharing[0].operator.run_together(sharing, around)

@@ -222,6 +222,7 @@ class TaskStep:
         """Run the operators on one hop's rows. Raises EarlierStepFailed for rows that a failed step
         has left."""
         by_index = {source.index: source for source in self.sources}
+        by_name = {op.name: op for op in self.ops if isinstance(op, StatefulOp)}
         records = dict(hop.batches)
         if self.level:
             result = _from_control(hop.control)
@@ -247,10 +248,12 @@ class TaskStep:
         ):
             for op in self.ops:
                 if isinstance(op, StatefulOp):
-                    sides = [concat([records[slot] for slot in side]) for side in op.sides]
-                    done = run_stateful(op, sides, stores, by_index, request)
-                    result.add(op, done)
-                    records[op.output] = done.output
+                    if op.output not in records:  # else it ran with those it shares stores with
+                        group = [by_name[name] for name in op.together] or [op]
+                        run = run_stateful(group, records, stores, by_index, request)
+                        for one, done in zip(group, run, strict=True):
+                            result.add(one, done)
+                            records[one.output] = done.output
                 elif isinstance(op, TimeOp):
                     pass  # before the merge
                 elif isinstance(op, SinkOp):
@@ -272,10 +275,12 @@ class TaskStep:
     def _shared_stores(self) -> frozenset[str]:
         """Stores that more than one operator of this step reads: those need the batch's own changes
         on top (D5)."""
-        seen: list[str] = [
-            spec.name for op in self.ops if isinstance(op, StatefulOp) for spec in op.stores
-        ]
-        return frozenset(name for name in seen if seen.count(name) > 1)
+        users: dict[str, set[str]] = {}
+        for op in self.ops:
+            if isinstance(op, StatefulOp):
+                for spec in op.stores:  # processors that share one run as one operator
+                    users.setdefault(spec.name, set()).add((*op.together, op.name)[0])
+        return frozenset(name for name, found in users.items() if len(found) > 1)
 
     def _arrived_changes(
         self, records: Mapping[int, EdgeBatch]
