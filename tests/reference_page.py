@@ -51,7 +51,8 @@ SECTIONS = (
     Section(
         "Windows",
         "time.md",
-        "TimeWindows SlidingWindows SessionWindows TimeWindowedKStream SessionWindowedKStream "
+        "TimeWindows SlidingWindows CountWindows SessionWindows TimeWindowedKStream "
+        "SessionWindowedKStream "
         "Windowed",
     ),
     Section(

@@ -87,6 +87,7 @@ if TYPE_CHECKING:
         WallclockTimestampExtractor,
     )
     from everflow.windows import (
+        CountWindows,
         JoinWindows,
         SessionWindows,
         SlidingWindows,
@@ -105,6 +106,7 @@ __all__ = [
     "ClientState",
     "CogroupedKStream",
     "ConfigError",
+    "CountWindows",
     "EmitStrategy",
     "ErrorHandlerContext",
     "EverflowError",
@@ -236,7 +238,7 @@ _NAMES = {
         "UsePartitionTimeOnInvalidTimestamp WallclockTimestampExtractor"
     ),
     "topology.program": "Topology",
-    "windows": "JoinWindows SessionWindows SlidingWindows TimeWindows Windowed",
+    "windows": "CountWindows JoinWindows SessionWindows SlidingWindows TimeWindows Windowed",
 }
 _MODULE_OF = {
     name: f"everflow.{module}" for module, names in _NAMES.items() for name in names.split()

@@ -1,4 +1,4 @@
-"""Time, sliding and session windows: which take a record, when one is closed. Times in epoch ms."""
+"""Windows over time, sessions and counts: which take a record, when one is closed. In epoch ms."""
 
 from __future__ import annotations
 
@@ -367,6 +367,59 @@ class SlidingWindows(Telling, metaclass=_TellingWindows):
 
     def __str__(self) -> str:
         return f"sliding over {self.difference_ms} ms, grace {self.grace_ms} ms"
+
+
+@dataclass(frozen=True)
+class CountWindows(Telling, metaclass=_TellingWindows):
+    """Windows over each key's records: the first ``size`` of them, and so on, wherever in time they
+    are.
+
+    A key's records are numbered from 0 in processing order, those with a null value too. A window
+    ``[start, end)`` of record numbers begins at every multiple of ``step``: tumbling where the step
+    equals the size, hopping where it is smaller. It is complete with its last record, and no record
+    is late.
+
+    TopologyError for what is no number of records.
+    """
+
+    size: int
+    step: int
+
+    _WRITTEN: ClassVar[str] = "CountWindows.of_size(100)"
+    """An example, for messages."""
+
+    def __post_init__(self) -> None:
+        for value in (self.size, self.step):
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise _refused(
+                    f"CountWindows(...) takes numbers of records, found {value!r}; write "
+                    f"{self._WRITTEN}"
+                )
+        if self.size < 1:
+            raise _refused(f"a count window has at least one record, found {self.size}")
+        if not 0 < self.step <= self.size:
+            raise _refused(
+                f"windows of {self.size} records advance by 1 to {self.size} of them, found "
+                f"{self.step}"
+            )
+
+    @staticmethod
+    def of_size(size: int) -> CountWindows:
+        """Tumbling windows of so many records of a key."""
+        return CountWindows(size, size)
+
+    def advance_by(self, step: int) -> CountWindows:
+        """Hopping windows: a new one every ``step`` records."""
+        return replace(self, step=step)
+
+    @property
+    def of_numbers(self) -> TimeWindows:
+        """The same windows, with record numbers in the place of times."""
+        return TimeWindows(self.size, self.step)
+
+    def __str__(self) -> str:
+        hop = "" if self.step == self.size else f" every {self.step}"
+        return f"{self.size} records{hop}"
 
 
 @dataclass(frozen=True)

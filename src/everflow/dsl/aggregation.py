@@ -32,10 +32,11 @@ from everflow.dsl.in_time.time_to_live import with_ttl
 from everflow.dsl.kstream import KStream
 from everflow.dsl.ktable import KTable
 from everflow.dsl.options.materialized import Materialized
-from everflow.dsl.suppressed import closes_after_ms, suppress_node
+from everflow.dsl.suppressed import EmitStrategy, closes_after_ms, early_node, suppress_node
 from everflow.errors import EverflowError, TopologyError
 from everflow.operators.agg import Aggregator
 from everflow.operators.aggregate import AggregateSpec
+from everflow.operators.count_windows import EACH_UPDATE, CountWindowSpec
 from everflow.operators.python_aggregate import PythonAggregateSpec, PythonAggregator, PythonReducer
 from everflow.operators.session_aggregate import (
     ReducerMerger,
@@ -56,9 +57,9 @@ from everflow.topology.graph import (
     StatefulOperator,
 )
 from everflow.topology.types import type_text
-from everflow.windows import SessionWindows, SlidingWindows, TimeWindows
+from everflow.windows import CountWindows, SessionWindows, SlidingWindows, TimeWindows
 
-Windows: TypeAlias = TimeWindows | SlidingWindows | SessionWindows
+Windows: TypeAlias = TimeWindows | SlidingWindows | SessionWindows | CountWindows
 
 
 class Groups(Protocol):
@@ -92,26 +93,27 @@ class Aggregation:
         name: str | None,
         where: str | None,
         *,
-        final: bool = False,
+        emit: EmitStrategy | None = None,
         ttl_ms: int | None = None,
     ) -> None:
-        """``final``: windows give their results when they close; ``ttl_ms``: entries end."""
-        self.final, self.ttl_ms = final, ttl_ms
+        """``emit``: when windows give their results; ``ttl_ms``: entries end."""
+        self.emit, self.ttl_ms = emit or EmitStrategy(), ttl_ms
         self.group, self.operator, self.name, self.where = group, operator, name, where
         self.windows = windows if isinstance(windows, TimeWindows) else None
         self.sliding = windows if isinstance(windows, SlidingWindows) else None
         self.sessions = windows if isinstance(windows, SessionWindows) else None
+        self.counts = windows if isinstance(windows, CountWindows) else None
         self.graph = group.graph
         self.store = self.graph.claim_store(store, operator, where)
         self.retention_ms = -1
-        if windows is not None:
+        if windows is not None and not isinstance(windows, CountWindows):
             self.retention_ms = self.graph.retention_ms(self.store, windows.retention_ms, where)
         self.label = "REDUCE" if operator == "reduce" else "AGGREGATE"
 
     @property
     def takes_nulls(self) -> bool:
-        """Whether null values reach the aggregate: those of time windows and sessions."""
-        return self.windows is not None or self.sessions is not None
+        """Whether null values reach the aggregate: not without windows, and not in sliding ones."""
+        return (self.windows or self.sessions or self.counts) is not None
 
     def built_in(self, fields: dict[str, Aggregator], *, bare: bool) -> KTable:
         """Lower built-in aggregates; ``bare``: the value is the single result, not a struct."""
@@ -139,6 +141,8 @@ class Aggregation:
             spec = SessionAggregateSpec(built_in, self.sessions, retention_ms=self.retention_ms)
         elif self.sliding is not None:
             spec = SlidingAggregateSpec(built_in, self.sliding, self.retention_ms)
+        elif self.counts is not None:
+            spec = self._of_counts(built_in)
         value_serde = spec.value_serde if bare else default_serde(spec.result)
         folds = tuple(column.words for column in built_in.columns)
         return self._add(spec, inputs, value_serde, folds)
@@ -166,7 +170,7 @@ class Aggregation:
         names: list[str] | None,
         inputs: pa.DataType,
     ) -> AggregateSpec:
-        return AggregateSpec.of(self.store, key_serde, lowered, names, inputs, window=self.windows)
+        return AggregateSpec.of(self.store, key_serde, lowered, names, inputs, window=self._cut)
 
     @builder_call
     def reduce(self, reducer: Callable[[Any, Any], Any]) -> KTable:
@@ -213,7 +217,7 @@ class Aggregation:
             key_serde=key_serde,
             value_serde=value_serde,
             aggregator=aggregator,
-            window=self.windows,
+            window=self._cut,
         )
         spec: StatefulOperator = functions
         if self.sessions is not None:
@@ -222,7 +226,23 @@ class Aggregation:
             )
         elif self.sliding is not None:
             spec = SlidingFunctionSpec(functions, self.sliding, self.retention_ms)
+        elif self.counts is not None:
+            spec = self._of_counts(functions)
         return self._add(spec, None, value_serde)
+
+    @property
+    def _cut(self) -> TimeWindows | None:
+        return self.windows if self.counts is None else self.counts.of_numbers
+
+    def _of_counts(self, layout: AggregateSpec | PythonAggregateSpec) -> CountWindowSpec:
+        """Count windows are complete at a record, so they say themselves what is early."""
+        numbers = self.graph.claim_beside(
+            f"{self.store}-numbers", self.store, self.operator, self.where
+        )
+        early = EACH_UPDATE
+        if self.emit.final:
+            early = 0 if self.emit.early is None else self.emit.early.records or 0
+        return CountWindowSpec(layout=layout, numbers=numbers, early=early)
 
     def _value_serde(self, returns: object, value: object, aggregator: Callable[..., Any]) -> Serde:
         if value is not None:
@@ -273,23 +293,31 @@ class Aggregation:
             EdgeType(spec.result_key, spec.result), self._key_serde(spec.key_serde), value_serde
         )
         stores: tuple[StoreSpec, ...] = (self._store_spec(spec, folds),)
+        if isinstance(spec, CountWindowSpec):
+            stores = (*stores, self._numbers_spec(spec))
         if self.ttl_ms is not None:
             assert isinstance(spec, AggregateSpec | PythonAggregateSpec)
             spec, stores = with_ttl(self.graph, spec, stores[0], self.ttl_ms, self.operator)
         node = StatefulNode(node_name, sources, edge.type, self.where, self.label, spec, stores)
         table = KTable(self.graph, self.graph.add(node), edge)
-        if not self.final:
+        if not self.emit.final or self.counts is not None:
             return table
         wait_ms = closes_after_ms(self.graph, table.node)
         assert wait_ms is not None
         if self.windows is None:
             wait_ms += 1  # a record at the very end of a session or sliding window belongs to it
-        claimed = self.graph.claim_store(f"{self.store}-final", "emit_strategy", self.where)
+        early = self.emit.early
+        kept = "final" if early is None else "early"
+        claimed = self.graph.claim_beside(
+            f"{self.store}-{kept}", self.store, "emit_strategy", self.where
+        )
         closed = suppress_node(
-            table, f"{node_name}-final", claimed, wait_ms, True, BufferBounds(), self.where
+            table, f"{node_name}-{kept}", claimed, wait_ms, True, BufferBounds(), self.where
         )
         final = replace(closed.operator, headers_of_last=True, by_start=self.sessions is not None)
         closed = replace(closed, operator=final)
+        if early is not None:
+            closed = early_node(closed, self.graph, early)
         return KTable(self.graph, self.graph.add(closed), edge)
 
     def _node(self) -> tuple[str, KStream]:
@@ -319,25 +347,39 @@ class Aggregation:
             return serdes.session_windowed(inner)
         if self.sliding is not None:
             return serdes.time_windowed(inner, self.sliding.difference_ms)
-        return inner if self.windows is None else serdes.time_windowed(inner, self.windows.size_ms)
+        cut = self._cut
+        return inner if cut is None else serdes.time_windowed(inner, cut.size_ms)
 
     def _store_spec(self, spec: StatefulOperator, folds: tuple[str, ...]) -> StoreSpec:
-        kind, size_ms = "key_value", None
+        kind, size_ms, key_serde = "key_value", None, spec.key_serde
         if self.windows is not None:
             kind, size_ms = "window", self.windows.size_ms
         elif self.sliding is not None:
             kind, size_ms = "window", self.sliding.difference_ms
         elif self.sessions is not None:
             kind = "session"
+        elif self.counts is not None:
+            key_serde = self._key_serde(spec.key_serde)
         return StoreSpec(
             name=self.store,
             kind=kind,
-            key_serde=spec.key_serde,
+            key_serde=key_serde,
             value_serde=spec.value_serde,
             retention_ms=None if kind == "key_value" else self.retention_ms,
             window_size_ms=size_ms,
             where=self.where,
             folds=folds,
+            private=self.counts is not None,
+        )
+
+    def _numbers_spec(self, spec: CountWindowSpec) -> StoreSpec:
+        return StoreSpec(
+            name=spec.numbers,
+            kind="key_value",
+            key_serde=spec.key_serde,
+            value_serde=serdes.long(),
+            where=self.where,
+            private=True,
         )
 
 

@@ -31,7 +31,7 @@ from everflow.serdes import Serde
 from everflow.spark.expressions import analyse
 from everflow.topology.graph import PREPARE, EdgeType, MergeNode, ProjectNode
 from everflow.topology.types import same_type, type_text
-from everflow.windows import SessionWindows, SlidingWindows, TimeWindows
+from everflow.windows import CountWindows, SessionWindows, SlidingWindows, TimeWindows
 
 if TYPE_CHECKING:
     from everflow.dsl.grouped import KGroupedStream
@@ -95,7 +95,7 @@ class CogroupedKStream(_Cogroups):
 
     @overload
     def windowed_by(
-        self, windows: TimeWindows | SlidingWindows
+        self, windows: TimeWindows | SlidingWindows | CountWindows
     ) -> TimeWindowedCogroupedKStream: ...
 
     @overload
@@ -105,7 +105,7 @@ class CogroupedKStream(_Cogroups):
     def windowed_by(
         self, windows: Windows
     ) -> TimeWindowedCogroupedKStream | SessionWindowedCogroupedKStream:
-        """The same streams, cut into time windows, sliding windows or sessions."""
+        """The same streams, cut into time windows, sliding windows, count windows or sessions."""
         self._members[0][0].windowed_by(windows)  # refuses what are none
         if isinstance(windows, SessionWindows):
             return SessionWindowedCogroupedKStream(self._members, windows)
@@ -128,9 +128,11 @@ class CogroupedKStream(_Cogroups):
 
 
 class TimeWindowedCogroupedKStream(_Cogroups):
-    """Cogrouped streams in time or sliding windows; late is what is late for all of them."""
+    """Cogrouped streams in time, sliding or count windows; late is what is late for all of them."""
 
-    def __init__(self, members: tuple[Member, ...], windows: TimeWindows | SlidingWindows) -> None:
+    def __init__(
+        self, members: tuple[Member, ...], windows: TimeWindows | SlidingWindows | CountWindows
+    ) -> None:
         self._members, self._windows = members, windows
 
     @builder_call

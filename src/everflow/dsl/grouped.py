@@ -27,7 +27,13 @@ from everflow.location import user_line
 from everflow.operators import agg
 from everflow.operators.agg import Aggregator
 from everflow.serdes import Serde
-from everflow.windows import Duration, SessionWindows, SlidingWindows, TimeWindows
+from everflow.windows import (
+    CountWindows,
+    Duration,
+    SessionWindows,
+    SlidingWindows,
+    TimeWindows,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # for the type checker only
@@ -81,7 +87,6 @@ class _Groups(Telling):
         where: str | None,
         ttl: object = None,
     ) -> Aggregation:
-        final = self._emit.final
         ttl_ms = None if ttl is None else checked_ttl(ttl, operator, where)
         if ttl_ms is not None and self._windows is not None:
             raise TopologyError(
@@ -90,7 +95,14 @@ class _Groups(Telling):
                 where=where,
             )
         return Aggregation(
-            self._group, self._windows, operator, store, name, where, final=final, ttl_ms=ttl_ms
+            self._group,
+            self._windows,
+            operator,
+            store,
+            name,
+            where,
+            emit=self._emit,
+            ttl_ms=ttl_ms,
         )
 
     @builder_call
@@ -133,20 +145,22 @@ class KGroupedStream(_Groups):
         self._group, self._stream, self._name = self, stream, name
 
     @overload
-    def windowed_by(self, windows: TimeWindows | SlidingWindows) -> TimeWindowedKStream: ...
+    def windowed_by(
+        self, windows: TimeWindows | SlidingWindows | CountWindows
+    ) -> TimeWindowedKStream: ...
 
     @overload
     def windowed_by(self, windows: SessionWindows) -> SessionWindowedKStream: ...
 
     @builder_call
     def windowed_by(self, windows: Windows) -> TimeWindowedKStream | SessionWindowedKStream:
-        """The same groups, cut into time windows, sliding windows or sessions."""
+        """The same groups, cut into time windows, sliding windows, count windows or sessions."""
         if isinstance(windows, SlidingWindows) and windows.retention_ms == 0:
             raise TopologyError(  # as with sessions below
                 "sliding windows of a difference of zero need a grace above zero",
                 where=user_line(),
             )
-        if isinstance(windows, TimeWindows | SlidingWindows):
+        if isinstance(windows, TimeWindows | SlidingWindows | CountWindows):
             return TimeWindowedKStream(self, windows)
         if isinstance(windows, SessionWindows):
             if (
@@ -157,9 +171,9 @@ class KGroupedStream(_Groups):
                 )
             return SessionWindowedKStream(self, windows)
         raise TopologyError(
-            f"windowed_by takes TimeWindows, SlidingWindows or SessionWindows, found {windows!r}; "
-            "write TimeWindows.of_size('1 hour').grace('5 minutes'), "
-            "SlidingWindows.of_time_difference('10 minutes') or "
+            "windowed_by takes TimeWindows, SlidingWindows, CountWindows or SessionWindows, found "
+            f"{windows!r}; write TimeWindows.of_size('1 hour').grace('5 minutes'), "
+            "SlidingWindows.of_time_difference('10 minutes'), CountWindows.of_size(100) or "
             "SessionWindows.of_inactivity_gap('30 minutes')",
             where=user_line(),
         )
@@ -210,22 +224,41 @@ class _WindowedKStream(_Groups):
     def emit_strategy(self, strategy: EmitStrategy) -> Self:
         """When the windows give results: ``EmitStrategy.on_window_close()`` gives one, the final
         one, in time order; what is not closed yet is kept in the store ``<store>-final`` beside the
-        aggregate's own."""
+        aggregate's own. ``EmitStrategy.every(100)`` and ``every("10 seconds")`` also give early
+        ones, kept in ``<store>-early``. A result has the headers of the record that let it out.
+        """
         if not isinstance(strategy, EmitStrategy):
             raise TopologyError(
-                f"emit_strategy takes EmitStrategy.on_window_close() or "
+                "emit_strategy takes EmitStrategy.on_window_close(), EmitStrategy.every(100) or "
                 f"EmitStrategy.on_window_update(), found {strategy!r}",
                 where=user_line(),
             )
+        if strategy.early is not None:
+            self._check_early(strategy.early.wait_ms is not None)
         assert self._windows is not None
         return type(self)(self._group, self._windows, strategy)
 
+    def _check_early(self, by_time: bool) -> None:
+        if isinstance(self._windows, SessionWindows):
+            raise TopologyError(
+                "EmitStrategy.every is for windows that stay where they are, and a session becomes "
+                "another one with each record; write EmitStrategy.on_window_close(), or use "
+                "TimeWindows",
+                where=user_line(),
+            )
+        if by_time and isinstance(self._windows, CountWindows):
+            raise TopologyError(
+                "count windows go by records, not by time; write EmitStrategy.every(10)",
+                where=user_line(),
+            )
+
 
 class TimeWindowedKStream(_WindowedKStream):
-    """Groups cut into time windows or sliding windows. In time windows only null keys are skipped:
-    a null value reaches the aggregate, and ``count()`` counts it; sliding windows skip null values,
-    too: both as in Kafka Streams. Late records, by the operator's own stream time and the window's
-    grace, are dropped."""
+    """Groups cut into time windows, sliding windows or count windows. In time windows only null
+    keys are skipped: a null value reaches the aggregate, and ``count()`` counts it; sliding windows
+    skip null values, too: both as in Kafka Streams. Late records, by the operator's own stream time
+    and the window's grace, are dropped. Count windows take what time windows take, and drop nothing
+    for being late. A result has the headers of the record that made it."""
 
 
 class SessionWindowedKStream(_WindowedKStream):

@@ -21,7 +21,7 @@ from everflow.operators.aggregate import AggregateSpec
 from everflow.operators.python_aggregate import PythonAggregateSpec
 from everflow.operators.session_aggregate import SessionAggregateSpec, SessionFunctionSpec
 from everflow.operators.sliding.sliding_aggregate import SlidingAggregateSpec, SlidingFunctionSpec
-from everflow.operators.suppress import BufferBounds, SuppressSpec
+from everflow.operators.suppress import BufferBounds, EarlyResults, SuppressSpec
 from everflow.state.store import StoreSpec
 from everflow.topology.graph import FunctionNode, Node, ProjectNode, StatefulNode
 from everflow.windows import Duration, duration_ms
@@ -99,9 +99,13 @@ class Suppressed(Telling):
 
 @dataclass(frozen=True)
 class EmitStrategy(Telling):
-    """When windows give results (KIP-825): ``windowed.emit_strategy(...)``."""
+    """When windows give results (KIP-825): ``windowed.emit_strategy(...)``.
+
+    ``final``: not each update; then ``early`` says what else is given than the final result.
+    """
 
     final: bool = False
+    early: EarlyResults | None = None
 
     @staticmethod
     def on_window_update() -> EmitStrategy:
@@ -112,6 +116,23 @@ class EmitStrategy(Telling):
     def on_window_close() -> EmitStrategy:
         """Once, when stream time has reached the window's end and grace."""
         return EmitStrategy(final=True)
+
+    @staticmethod
+    def every(amount: int | Duration) -> EmitStrategy:
+        """Early results and the final one: with every ``amount``-th record that a window takes
+        (``every(100)``), or when stream time is ``amount`` behind the first record that was not
+        shown (``every("10 seconds")``); and what was not shown when the window closes. No result is
+        given twice, and none depends on where a micro-batch was cut."""
+        if isinstance(amount, int) and not isinstance(amount, bool):
+            return EmitStrategy(True, EarlyResults(records=_positive(amount, "every")))
+        wait_ms = duration_ms(amount)
+        if wait_ms <= 0:
+            raise TopologyError(
+                f"every takes a time above zero, found {wait_ms} ms; write "
+                "EmitStrategy.every('10 seconds'), or every(100) for a number of records",
+                where=user_line(),
+            )
+        return EmitStrategy(True, EarlyResults(wait_ms=wait_ms))
 
 
 def _positive(count: object, what: str) -> int:
@@ -159,7 +180,7 @@ def suppressed(
             where=where,
         )
     if not by_window:
-        _emit_every_update(graph, table.node)
+        emit_each_update(graph, table.node)
     node_name = graph.node_name(name, "KTABLE-SUPPRESS-", where)
     claimed = graph.claim_store(store, "suppress", where)
     return graph.add(suppress_node(table, node_name, claimed, wait_ms, by_window, bounds, where))
@@ -198,6 +219,13 @@ def suppress_node(
     return StatefulNode(name, (table.node,), table.edge.type, where, "SUPPRESS", spec, (kept,))
 
 
+def early_node(closed: StatefulNode, graph: GraphBuilder, early: EarlyResults) -> StatefulNode:
+    """The node ``closed`` that gives final results, with early ones too."""
+    for given in closed.inputs:
+        emit_each_update(graph, given)
+    return replace(closed, operator=replace(closed.operator, early=early, by_window=False))
+
+
 def closes_after_ms(graph: GraphBuilder, name: str) -> int | None:
     """How far behind a window's end stream time has to be for no record to change it any more: the
     longest of all windows that the table is made of; None where there are none."""
@@ -214,12 +242,13 @@ def closes_after_ms(graph: GraphBuilder, name: str) -> int | None:
     return max(known) if found and len(known) == len(found) else None
 
 
-def _emit_every_update(graph: GraphBuilder, name: str) -> None:
-    """Whose first update counts needs all of them from the table's operators."""
+def emit_each_update(graph: GraphBuilder, name: str) -> None:
+    """Whoever counts updates, or goes by the first one, needs all of them from the table's
+    operators."""
     node: Node = graph.node(name)
     if isinstance(node, StatefulNode) and hasattr(node.operator, "emit_every_update"):
         every: Any = node.operator
         graph.replace(replace(node, operator=replace(every, emit_every_update=True)))
     elif isinstance(node, ProjectNode | FunctionNode):
         for given in node.inputs:
-            _emit_every_update(graph, given)
+            emit_each_update(graph, given)

@@ -95,7 +95,6 @@ class AggregateSpec(KeyedOperator):
         )
 
     def _process(self, batch: EdgeBatch, tasks: Tasks) -> TasksResult:
-        """Folds the records into the stored aggregates; the last result per group, or every one."""
         groups = group(
             batch,
             self.key_serde,
@@ -104,6 +103,10 @@ class AggregateSpec(KeyedOperator):
             store=self.store,
             skip_null_values=self.window is None,
         )
+        return self.folded(batch, groups, tasks)
+
+    def folded(self, batch: EdgeBatch, groups: Groups, tasks: Tasks) -> TasksResult:
+        """Folds the records into the stored aggregates; the last result per group, or every one."""
         stored = read(groups, tasks.stores, self.value_serde)
         states = self.state_columns_of(stored.values)
         inputs = self.inputs_of(batch.value, groups.take)

@@ -75,7 +75,7 @@ class Tasks(NamedTuple):
 
 @dataclass(kw_only=True)
 class Groups:
-    """Contributions (a record, or a record and one of its windows) by task and store key.
+    """KeyedRows (a record, or a record and one of its windows) by task and store key.
 
     ``rows``: row of the batch of each contribution, in processing order; ``codes``: its group;
     groups are in the order of their tasks, and in a task in that of ``keys``, the store keys.
@@ -158,8 +158,28 @@ def group(
         rows, owners = rows[at], owners[at]
     if len(rows) != len(batch) or window is not None:
         keys = keys.take(pa.array(rows))
-    codes, unique, starts = _codes(keys, starts, window)
-    codes, found, members = by_task(codes, owners)
+    return grouped(KeyedRows(rows, keys, owners, starts), window, after, dropped)
+
+
+class KeyedRows(NamedTuple):
+    """Of each contribution its row of the batch, the bytes of its key, its task's partition, and
+    the window's start."""
+
+    rows: Int64
+    keys: pa.Array
+    owners: Int32
+    starts: Int64 | None
+
+
+def grouped(
+    given: KeyedRows,
+    window: TimeWindows | None,
+    stream_times: dict[int, int],
+    dropped: dict[str, int],
+) -> Groups:
+    """The groups of contributions, which are in processing order."""
+    codes, unique, starts = _codes(given.keys, given.starts, window)
+    codes, found, members = by_task(codes, given.owners)
     if found is not None:
         unique = unique.take(pa.array(found))
         starts = None if starts is None else starts[found]
@@ -172,13 +192,13 @@ def group(
     last = np.empty(len(order), np.int64)
     last[codes] = np.arange(len(codes))  # the last assignment wins
     return Groups(
-        rows=rows,
+        rows=given.rows,
         codes=codes,
         keys=unique.take(pa.array(order)).to_pylist(),
         last=last,
         starts=None if starts is None else starts[order],
         parts=task_slices(members[order]),
-        stream_times=after,
+        stream_times=stream_times,
         dropped=dropped,
     )
 

@@ -80,8 +80,6 @@ class PythonAggregateSpec(KeyedOperator):
         return self.value_serde.type
 
     def _process(self, batch: EdgeBatch, tasks: Tasks) -> TasksResult:
-        """Calls the function for every record (and window); the last result per group, or every
-        one."""
         groups = group(
             batch,
             self.key_serde,
@@ -90,6 +88,11 @@ class PythonAggregateSpec(KeyedOperator):
             store=self.store,
             skip_null_values=self.window is None,
         )
+        return self.folded(batch, groups, tasks)
+
+    def folded(self, batch: EdgeBatch, groups: Groups, tasks: Tasks) -> TasksResult:
+        """Calls the function for every record (and window); the last result per group, or every
+        one."""
         stored = read(groups, tasks.stores, self.value_serde)
         updates = self._run(batch, groups, stored)
         if self.emit_every_update:

@@ -3,7 +3,7 @@
 The buffer is a store. An entry stands under ``0, time, key`` with ``1`` and the value's bytes, or
 ``0`` for a deletion, both behind ``2`` and the headers where there are some; where the time does
 not follow from the key, it stands under ``1, key``. Times are written so that they sort, also below
-0.
+0. Early results (note 036) have the number of updates before all that, in 8 bytes.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from everflow.state.changelog import unpack_value
 from everflow.state.store import StoreView
 
 _TIME = struct.Struct(">Q")
+_COUNT = struct.Struct(">Q")
 _LOWEST = 1 << 63
 _HELD, _TIME_OF = b"\x00", b"\x01"
 _DELETION, _VALUE, _WITH_HEADERS = b"\x00", b"\x01", b"\x02"
@@ -57,12 +58,24 @@ class BufferBounds:
         return self.records is not None or self.bytes is not None
 
 
+@dataclass(frozen=True)
+class EarlyResults:
+    """Results of a window before it closes: at every ``records``-th update, or when stream time is
+    ``wait_ms`` behind the first update that was not shown; None: not so."""
+
+    records: int | None = None
+    wait_ms: int | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class SuppressSpec:
     """The last update of each key, once stream time is ``wait_ms`` behind the entry's time: the end
     of its window (``by_window``; deletions are dropped), else the time of the first update that was
     held back. The key's later updates take its place. ``by_start``: of sessions with equal ends the
     one that began first comes out first, as where the original's sessions give their final results.
+
+    ``early``: of windows, which also show what they are before they close; at their close only what
+    was not shown, and deletions like values.
 
     A result has the time of its update and, unless ``headers_of_last``, its headers; else those of
     the record that brings it out, as the original's final results have. Buffers are bounded per
@@ -81,6 +94,20 @@ class SuppressSpec:
     emit_every_update: bool = False
     by_start: bool = False
     headers_of_last: bool = False
+    early: EarlyResults | None = None
+
+    @property
+    def held_ms(self) -> int:
+        """How far stream time is behind an entry's place when it goes."""
+        return self.wait_ms if self.early is None else 0
+
+    def place_of(self, time: int, stream_time: int) -> int:
+        """Of an entry that begins to be held; ``time``: the end of its window, or its own."""
+        if self.early is None:
+            return time
+        closes = time + self.wait_ms
+        wait_ms = self.early.wait_ms
+        return closes if wait_ms is None else min(closes, stream_time + wait_ms)
 
     @property
     def key_serde(self) -> Serde:
@@ -110,7 +137,7 @@ class SuppressSpec:
         headers = _listed(None if self.headers_of_last else batch.headers, len(batch))
         times = (
             batch.key.field("end").to_numpy().astype(np.int64)
-            if self.by_window
+            if self.by_window or self.early is not None
             else batch.timestamp
         )
         after, given = dict(stream_times), list[_Given]()
@@ -168,19 +195,20 @@ def _listed(headers: pa.Array | None, count: int) -> Sequence[Headers]:
 
 class _Entry(NamedTuple):
     """What is held back of a key: the row of the update, or -1 if it is from before the batch, its
-    value bytes, time (ms) and headers."""
+    value bytes, time (ms) and headers; how many updates it stands for."""
 
     row: int
     value: bytes | None
     time: int
     headers: Headers
+    updates: int = 1
 
 
 class _Update(NamedTuple):
     """An update of a key, and the time (ms) by which the buffer goes."""
 
     key: bytes
-    place: int
+    goes_by: int
     entry: _Entry
 
 
@@ -216,15 +244,21 @@ class _Buffer:
             self.stream_time = max(self.stream_time, update.entry.time)
             place = self.places.get(update.key)
             if place is None:
-                place = self.places[update.key] = update.place
+                place = self.spec.place_of(update.goes_by, self.stream_time)
+                self.places[update.key] = place
                 self._queue(place, update.key)
-            self._hold(place, update.key, update.entry)
-            while self.queue and self.queue[0][0] <= self.stream_time - self.spec.wait_ms:
-                yield from self._out(update.entry.row)
+            known, by = self.held.get((place, update.key)), update.entry.row
+            count = 1 if known is None else known.updates + 1
+            self._hold(place, update.key, update.entry._replace(updates=count))
+            while self.queue and self.queue[0][0] <= self.stream_time - self.spec.held_ms:
+                yield from self._oldest_out(by)
+            early = self.spec.early
+            if early is not None and count == early.records:
+                yield from self._out(place, update.key, by)
             while self.spec.bounds.over(len(self.held), self.size):
                 if self.spec.bounds.stops:
                     raise self._full()
-                yield from self._out(update.entry.row)
+                yield from self._oldest_out(by)
 
     def changes(self) -> StoreChanges:
         """Of the store: what is not held any more, then what came in."""
@@ -246,7 +280,10 @@ class _Buffer:
         for (place, key), entry in self.held.items():
             if entry.row < 0:
                 continue
-            change(_held_key(place, key), _packed(entry), entry.time)
+            value = _packed(entry)
+            if self.spec.early is not None:
+                value = _COUNT.pack(entry.updates) + value
+            change(_held_key(place, key), value, entry.time)
             if index and (place, key) not in self.before:
                 change(_TIME_OF + key, _written(place), entry.time)
         return StoreChanges(self.spec.store, keys, values, np.array(times, np.int64))
@@ -258,9 +295,9 @@ class _Buffer:
             self._keep(self.view.range(_HELD, _TIME_OF))
             return
         latest = max([self.stream_time, *(update.entry.time for update in updates)])
-        self._keep(self.view.range(_HELD, _held_key(latest - self.spec.wait_ms + 1, b"")))
+        self._keep(self.view.range(_HELD, _held_key(latest - self.spec.held_ms + 1, b"")))
         if self.spec.by_window:
-            place_of = {update.key: update.place for update in updates}
+            place_of = {update.key: update.goes_by for update in updates}
             looked_up = [_held_key(place_of[key], key) for key in keys]
         else:
             times = self.view.get_many([_TIME_OF + key for key in keys])
@@ -281,7 +318,15 @@ class _Buffer:
             self.before.add((place, key))
             self.places[key] = place
             self._queue(place, key)
-            self._hold(place, key, _unpacked(stored))
+            self._hold(place, key, self._entry(stored))
+
+    def _entry(self, stored: bytes) -> _Entry:
+        """What stands in the store, behind its time."""
+        time, data = unpack_value(stored)
+        if self.spec.early is None:
+            return _unpacked(time, data)
+        (updates,) = _COUNT.unpack_from(data)
+        return _unpacked(time, data[_COUNT.size :])._replace(updates=updates)
 
     def _queue(self, place: int, key: bytes) -> None:
         start = key[-_TIME.size :] if self.spec.by_start else b""
@@ -294,10 +339,16 @@ class _Buffer:
         self.held[place, key] = entry
         self.size += _size(key, entry)
 
-    def _out(self, by: int) -> Iterator[_Given]:
-        """The oldest entry goes, and is a result unless it is the deletion of a window."""
+    def _oldest_out(self, by: int) -> Iterator[_Given]:
         place, _, key = heappop(self.queue)
-        entry = self.held.pop((place, key))
+        yield from self._out(place, key, by)
+
+    def _out(self, place: int, key: bytes, by: int) -> Iterator[_Given]:
+        """The entry goes, if it is still there, and is a result unless it is the deletion of a
+        window."""
+        entry = self.held.pop((place, key), None)
+        if entry is None:
+            return
         self.size -= _size(key, entry)
         self.places[key] = None
         if entry.value is not None or not self.spec.by_window:
@@ -320,9 +371,8 @@ def _packed(entry: _Entry) -> bytes:
     return _WITH_HEADERS + packed_record(entry.headers, value) if entry.headers else value
 
 
-def _unpacked(stored: bytes) -> _Entry:
-    """Of what stands in the store."""
-    time, data = unpack_value(stored)
+def _unpacked(time: int, data: bytes) -> _Entry:
+    """Inverse of `_packed`."""
     headers: Headers = None
     if data[:1] == _WITH_HEADERS:
         headers, data = unpacked_record(data[1:])

@@ -12,6 +12,7 @@ import pytest
 from pyspark.sql import functions as F
 
 from everflow import (
+    CountWindows,
     EmitStrategy,
     JoinWindows,
     LogAndSkipOnInvalidTimestamp,
@@ -32,7 +33,10 @@ from integration.lifecycle.lifecycle_cluster import Application, Cluster, Record
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
 
 TEXT = serdes.string()
-RESULTS = ("windows", "sessions", "final", "closed", "joined", "once", "guessed")
+RESULTS = (
+    *("windows", "sessions", "final", "closed", "every", "timely", "numbered"),
+    *("joined", "once", "guessed"),
+)
 TURNS, PER_TURN = 4, 30
 
 
@@ -59,6 +63,11 @@ def topology(name: Callable[[str], str]) -> Topology:
     counts.suppress(Suppressed.until_window_closes(), store="held").to_stream().to(name("final"))
     closing = windowed.emit_strategy(EmitStrategy.on_window_close())
     closing.count(store="closed").to_stream().to(name("closed"))
+    windowed.emit_strategy(EmitStrategy.every(3)).count(store="every").to_stream().to(name("every"))
+    timely = windowed.emit_strategy(EmitStrategy.every("7 ms"))
+    timely.count(store="timely").to_stream().to(name("timely"))
+    numbered = grouped.windowed_by(CountWindows.of_size(4).advance_by(3))
+    numbered.count(store="numbered").to_stream().to(name("numbered"))
     sessions = grouped.windowed_by(SessionWindows.of_inactivity_gap(8).grace(3))
     sessions.count(store="sessions").to_stream().to(name("sessions"))
     join = JoinWindows.of_time_difference(6).grace(4)

@@ -13,6 +13,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DoubleType, StringType
 
 from everflow import (
+    CountWindows,
+    EmitStrategy,
     KStream,
     Materialized,
     SessionWindows,
@@ -433,6 +435,43 @@ MISTAKES: dict[str, tuple[Mistake, str]] = {
     "a negative grace of sessions": (
         lambda b, s: SessionWindows.of_inactivity_gap("1 minute").grace(-1),
         r"a grace may not be negative, found -1 ms",
+    ),
+    "a count window of nothing": (
+        lambda b, s: CountWindows.of_size(0),
+        "has at least one record, found 0",
+    ),
+    "a count window of a time": (
+        lambda b, s: CountWindows.of_size("1 hour"),  # type: ignore[arg-type]
+        r"takes numbers of records, found '1 hour'; write CountWindows\.of_size\(100\)",
+    ),
+    "a step beyond the count window": (
+        lambda b, s: CountWindows.of_size(3).advance_by(4),
+        "windows of 3 records advance by 1 to 3 of them, found 4",
+    ),
+    "early results of sessions": (
+        lambda b, s: s.group_by_key().windowed_by(SESSIONS).emit_strategy(EmitStrategy.every(3)),
+        r"a session becomes another one with each record; write EmitStrategy\.on_window_close",
+    ),
+    "early results of count windows by time": (
+        lambda b, s: (
+            s.group_by_key()
+            .windowed_by(CountWindows.of_size(3))
+            .emit_strategy(EmitStrategy.every("1 s"))
+        ),
+        r"count windows go by records, not by time; write EmitStrategy\.every\(10\)",
+    ),
+    "early results every no record": (lambda b, s: EmitStrategy.every(0), "above zero, found 0"),
+    "early results at no time": (
+        lambda b, s: EmitStrategy.every("0 s"),
+        r"every takes a time above zero.*every\(100\) for a number of records",
+    ),
+    "a retention of count windows": (
+        lambda b, s: (
+            s.group_by_key()
+            .windowed_by(CountWindows.of_size(3))
+            .count(store=Materialized("n", retention="1 day"))
+        ),
+        "none of its own to choose; leave it out",
     ),
     "a duration": (
         lambda b, s: TimeWindows.of_size("1 fortnight"),
