@@ -25,14 +25,16 @@ def batches(records: Records, drawn: random.Random, topology: Topology) -> list[
     if drawn.random() < 0.5:
         return [[record] for record in records]
     if any(isinstance(node, SinkNode) and node.kind != "sink" for node in topology.nodes):
-        times = sorted(record[3] for record in records)
+        times = iter(sorted(record[3] for record in records if record[0] is not None))
         records = [
-            [topic, key, value, times[at] + at, headers]
-            for at, (topic, key, value, _, headers) in enumerate(records)
+            record if record[0] is None else [*record[:3], next(times) + at, record[4]]
+            for at, record in enumerate(records)
         ]
     cut = []
     while records:
         size = drawn.randint(1, MOST)
+        clocks = [at for at, record in enumerate(records[:size]) if record[0] is None]
+        size = max(1, min([size, *clocks]))  # a move of the clock is for itself
         cut.append(_taken(records[:size]))
         records = records[size:]
     return cut
@@ -63,7 +65,8 @@ def unsettled(program: Program) -> set[str]:
             given = {rounds[side] + (side in changed) for side in sides}
         else:
             given = {rounds[side] + through for side in sides} or {0}
-            if op == "select_key" or any(side in changed for side in sides):
+            changes = op == "select_key" or (op == "process" and not node.get("values"))
+            if changes or any(side in changed for side in sides):
                 changed.add(name)
         if "windows" in node and op != "join":
             changed.add(name)

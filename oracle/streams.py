@@ -19,7 +19,9 @@ from everflow import Topology
 from everflow.jvm.jars import resolve_jars
 from everflow.testing import InputTopic, TopologyTestDriver
 from oracle.cuts import Records, batches, left_out
-from oracle.programs import TEXT, Draw, Node, Program, built, script
+from oracle.drawing import Draw
+from oracle.processors import TEXT
+from oracle.programs import Node, Program, built, script
 
 SOURCES = Path(__file__).with_name("java")
 SCRIPTS_A_PROGRAM = 8
@@ -27,7 +29,7 @@ SCRIPTS_A_PROGRAM = 8
 SHORT_LIVED = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 """A JVM that runs for minutes, beside others: half its time would go into compiling."""
 RECORDS = 25
-LETTERS = "abcpqrtxyz&_"
+LETTERS = "abcpqrtxyz&_-"
 """All keys that there can be."""
 
 
@@ -144,6 +146,9 @@ def _times(records: Records) -> list[int]:
 def _run(driver: TopologyTestDriver, program: Program, cut: list[Records]) -> dict[str, Any]:
     inputs = {topic: driver.create_input_topic(topic, TEXT, TEXT) for topic in program.inputs}
     for records in cut:
+        if records[0][0] is None:
+            driver.advance_wall_clock_time(records[0][3])
+            continue
         piped: dict[InputTopic, list[tuple[Any, ...]]] = {topic: [] for topic in inputs.values()}
         for topic, key, value, time, headers in records:
             listed = [(name, None if one is None else one.encode()) for name, one in headers]
@@ -173,6 +178,8 @@ def _run(driver: TopologyTestDriver, program: Program, cut: list[Records]) -> di
     for node in program.nodes:
         if _shows_windows(node):
             stores[node["store"]] = _windows(driver, node)
+        elif node.get("does") in _PROCESSORS:
+            stores[node["store"]] = _PROCESSORS[node["does"]](driver, node["store"])
     driver.reset()
     return {"outputs": outputs, "stores": stores}
 
@@ -198,6 +205,15 @@ def _windows(driver: TopologyTestDriver, node: Node) -> list[Any]:
             at = f"{window.key}@{window.start}"
             found.append([at, str(entry.value), entry.timestamp])
     return sorted(found)
+
+
+_PROCESSORS: dict[str, Callable[[TopologyTestDriver, str], list[Any]]] = {
+    "running": lambda driver, name: [list(one) for one in driver.get_key_value_store(name).all()],
+    "windows": lambda driver, name: [
+        [window.key, window.start, value] for window, value in driver.get_window_store(name).all()
+    ],
+    "sessions": lambda driver, name: _windows(driver, {"store": name, "windows": {"gap": None}}),
+}
 
 
 def _told(program: Program, cut: list[Records], ours: Any, theirs: Any) -> str:

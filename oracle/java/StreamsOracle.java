@@ -7,6 +7,7 @@ import java.io.InputStreamReader;
 import java.io.PrintStream;
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;
+import java.time.Instant;
 import java.util.HashMap;
 import java.util.Map;
 import java.util.Properties;
@@ -37,6 +38,7 @@ import org.apache.kafka.streams.kstream.KStream;
 import org.apache.kafka.streams.kstream.KTable;
 import org.apache.kafka.streams.kstream.KeyValueMapper;
 import org.apache.kafka.streams.kstream.Materialized;
+import org.apache.kafka.streams.kstream.Named;
 import org.apache.kafka.streams.kstream.SessionWindows;
 import org.apache.kafka.streams.kstream.SlidingWindows;
 import org.apache.kafka.streams.kstream.StreamJoined;
@@ -126,12 +128,16 @@ public final class StreamsOracle {
 
         private ObjectNode run(final JsonNode script, final JsonNode asOf, final Properties settings) {
             final ObjectNode told = JSON.createObjectNode();
-            try (TopologyTestDriver driver = new TopologyTestDriver(builder.build(), settings)) {
+            try (TopologyTestDriver driver = new TopologyTestDriver(builder.build(), settings, Instant.ofEpochMilli(0))) {
                 final Map<String, TestInputTopic<String, String>> inputs = new HashMap<>();
                 for (final JsonNode topic : program.get("inputs")) {
                     inputs.put(topic.asText(), driver.createInputTopic(topic.asText(), new StringSerializer(), new StringSerializer()));
                 }
                 for (final JsonNode record : script) {
+                    if (record.get(0).isNull()) {
+                        driver.advanceWallClockTime(Duration.ofMillis(record.get(3).asLong()));
+                        continue;
+                    }
                     final Headers headers = new RecordHeaders();
                     record.get(4).forEach(one -> headers.add(one.get(0).asText(), bytes(text(one.get(1)))));
                     inputs.get(record.get(0).asText()).pipeInput(new TestRecord<>(text(record.get(1)), text(record.get(2)), headers, record.get(3).asLong()));
@@ -156,6 +162,11 @@ public final class StreamsOracle {
                         stores.set(name, windows.has("gap") ? sessions(driver.getSessionStore(name)) : windows(driver.getTimestampedWindowStore(name)));
                     }
                 }
+                for (final JsonNode node : program.get("nodes")) {
+                    if (node.has("does") && node.has("store")) {
+                        processors(driver, node, stores);
+                    }
+                }
                 for (final JsonNode name : program.get("stores")) {
                     final ArrayNode entries = stores.putArray(name.asText());
                     final KeyValueStore<String, ValueAndTimestamp<Object>> store = driver.getTimestampedKeyValueStore(name.asText());
@@ -169,7 +180,7 @@ public final class StreamsOracle {
                 for (final JsonNode name : program.get("versioned")) {
                     final ArrayNode entries = stores.putArray(name.asText());
                     final VersionedKeyValueStore<String, String> store = driver.getVersionedKeyValueStore(name.asText());
-                    for (final String key : "a b c p q r t x y z & _".split(" ")) {
+                    for (final String key : "a b c p q r t x y z & _ -".split(" ")) {
                         for (final JsonNode time : asOf) {
                             final VersionedRecord<String> found = store.get(key, time.asLong());
                             if (found != null) {
@@ -180,6 +191,28 @@ public final class StreamsOracle {
                 }
             }
             return told;
+        }
+
+        /** What a processor's store has; others are among "stores" and "versioned". */
+        private static void processors(final TopologyTestDriver driver, final JsonNode node, final ObjectNode stores) {
+            final String name = node.get("store").asText();
+            final ArrayNode entries = JSON.createArrayNode();
+            switch (node.get("does").asText()) {
+                case "running" -> {
+                    try (KeyValueIterator<String, String> all = driver.<String, String>getKeyValueStore(name).all()) {
+                        all.forEachRemaining(entry -> entries.addArray().add(entry.key).add(entry.value));
+                    }
+                    stores.set(name, entries);
+                }
+                case "windows" -> {
+                    try (KeyValueIterator<Windowed<String>, String> all = driver.<String, String>getWindowStore(name).all()) {
+                        all.forEachRemaining(entry -> entries.addArray().add(entry.key.key()).add(entry.key.window().start()).add(entry.value));
+                    }
+                    stores.set(name, entries);
+                }
+                case "sessions" -> stores.set(name, sessions(driver.getSessionStore(name)));
+                default -> { }
+            }
         }
 
         private static ArrayNode windows(final WindowStore<String, ValueAndTimestamp<Object>> store) {
@@ -202,6 +235,13 @@ public final class StreamsOracle {
                 });
             }
             return JSON.createArrayNode().addAll(found.values());
+        }
+
+        private void process(final String id, final JsonNode node) {
+            if (node.has("store")) {
+                builder.addStateStore(OracleProcessors.store(node));
+            }
+            streams.put(id, OracleProcessors.processed(stream(node, "in"), node));
         }
 
         private static String text(final JsonNode node) {
@@ -235,6 +275,8 @@ public final class StreamsOracle {
                     .<String>cogroup((k, v, a) -> last(a + "+" + v))
                     .cogroup(stream(node, "right").groupByKey(Grouped.<String, String>as(id + "-right")), (k, v, a) -> last(a + "*" + v))
                     .aggregate(() -> "", kept(node)));
+                case "process" -> process(id, node);
+                case "child" -> streams.put(id, stream(node, "in").mapValues(v -> v, Named.as(node.get("in").asText() + "-" + node.get("which").asText())));
                 case "foreign" -> tables.put(id, foreign(node));
                 case "suppress" -> streams.put(id, table(node, "in").suppress(Suppressed.untilTimeLimit(ms(node, "wait"), buffer(node.get("most")))).toStream());
                 case "join" -> join(id, node);

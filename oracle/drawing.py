@@ -1,0 +1,372 @@
+"""What programs are drawn: which operators, behind which, with which windows."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from oracle.processors import CHILDREN
+from oracle.programs import Node, Program
+
+_DOES = ("timed", "windows", "sessions", "versions", "split")
+
+
+class Draw:
+    """Draws one program. Of each stream it knows whether its times are those of input records,
+    whether its key has changed, and behind which operators it is that give several results for one
+    record."""
+
+    def __init__(self, drawn: random.Random) -> None:
+        self._drawn = drawn
+        self.program = Program()
+        self._streams: dict[str, tuple[bool, bool]] = {}
+        self._several: dict[str, frozenset[str]] = {}
+        self._tables: list[str] = []
+        self._global_tables: list[str] = []
+        self._used: set[str] = set()
+
+    def drawn_program(self) -> Program:
+        for _ in range(self._drawn.randint(1, 3)):
+            topic = self._input()
+            self._stream(self._add("stream", topic=topic))
+        for _ in range(self._drawn.randint(0, 2)):
+            topic = self._input()
+            self._table(self._add("table", topic=topic, store=self._store(), **self._history()))
+        for _ in range(self._drawn.choice([0, 0, 1])):
+            store = self._store()
+            table = self._add("global_table", topic=self._input(), store=store)
+            self._global_tables.append(table)
+            self.program.stores.append(store)
+        for _ in range(self._drawn.randint(2, 6)):
+            self._drawn.choice(
+                [self._filter, self._map, self._key, self._merge, self._aggregate, self._to_table]
+                + [self._group_table, self._group_table, self._suppress, self._cogroup]
+                + [self._join] * 6
+                + [self._process] * 3
+                + [self._foreign] * 2
+                + [self._global_join] * 2 * len(self._global_tables)
+            )()
+        self._sinks()
+        return self.program
+
+    # --- nodes ------------------------------------------------------------------------------------
+
+    def _add(self, op: str, **more: Any) -> str:
+        name = f"n{len(self.program.nodes)}"
+        self.program.nodes.append({"op": op, "id": name, **more})
+        self._used |= {str(more[side]) for side in ("in", "left", "right") if side in more}
+        return name
+
+    def _input(self) -> str:
+        self.program.inputs.append(f"in{len(self.program.inputs)}")
+        return self.program.inputs[-1]
+
+    def _store(self) -> str:
+        return f"store{len(self.program.nodes)}"
+
+    def _history(self) -> dict[str, int]:
+        """Of a table that is versioned, how long it keeps what was."""
+        history = self._drawn.choice([None, None, 5, 40])
+        return {} if history is None else {"history": history}
+
+    def _stream(self, name: str, plain: bool = True, changed: bool = False) -> None:
+        self._streams[name] = (plain, changed)
+        node = self.program.nodes[-1]
+        before = [self._several.get(str(node.get(side)), frozenset()) for side in ("in", "left")]
+        gives_several = "windows" in node or "grace" in node or node.get("clock")
+        own = {name} if gives_several else frozenset[str]()
+        self._several[name] = frozenset(own).union(*before)
+
+    def _table(self, name: str) -> None:
+        self._tables.append(name)
+        node = self.program.nodes[-1]
+        kept = self.program.versioned if "history" in node else self.program.stores
+        kept.append(node["store"])
+
+    def _any(self) -> str:
+        return self._drawn.choice([*self._streams, *self._tables])
+
+    def _derived(self, given: str, op: str, **more: Any) -> None:
+        if given in self._tables:
+            self._table(self._add(op, **{"in": given}, store=self._store(), **more))
+        else:
+            self._stream(self._add(op, **{"in": given}, **more), *self._streams[given])
+
+    def _filter(self) -> None:
+        self._derived(self._any(), "filter", without=self._drawn.choice("xyz"))
+
+    def _map(self) -> None:
+        self._derived(self._any(), "map_values", suffix=self._drawn.choice("pqr"))
+
+    def _key(self) -> None:
+        given = self._drawn.choice([*self._streams])
+        self._stream(self._add("select_key", **{"in": given}), self._streams[given][0], True)
+
+    def _merge(self) -> None:
+        left, right = (self._drawn.choice([*self._streams]) for _ in range(2))
+        # Several results of one record that come by two ways are told way by way, not in turn
+        # (docs/differences.md).
+        if left != right and not self._several[left] & self._several[right]:
+            if self._ticks(left, right):
+                return
+            if self._above(left) & self._above(right) and self._merged(left, right):
+                return
+            plain, changed = zip(self._streams[left], self._streams[right], strict=True)
+            several = self._several[left] | self._several[right]
+            self._stream(self._add("merge", left=left, right=right), all(plain), any(changed))
+            self._several[self.program.nodes[-1]["id"]] = several
+
+    def _to_table(self) -> None:
+        given = self._drawn.choice([*self._streams])
+        self._table(self._add("to_table", **{"in": given}, store=self._store(), **self._history()))
+
+    def _process(self) -> None:
+        streams = [name for name in self._streams if not self._in_turn(name)]
+        if not streams:
+            return
+        given = self._drawn.choice(streams)
+        plain, changed = self._streams[given]
+        does = self._drawn.choice([*("running", "running"), *_DOES])
+        if does == "split":
+            name = self._add("process", **{"in": given}, does=does)
+            for which in CHILDREN:
+                self._stream(self._add("child", **{"in": name}, which=which), plain, True)
+            return
+        clock, values = None, False
+        if does == "running":
+            values = self._drawn.random() < 0.3
+            known = ["stream", "stream"] if self._hears_all(given) else ["wall"]
+            clock = None if values or self._clocks() else self._drawn.choice([None, *known])
+        store = self._store()
+        name = self._add(
+            "process", **{"in": given}, does=does, store=store, values=values, clock=clock
+        )
+        if does in ("timed", "versions"):
+            (self.program.stores if does == "timed" else self.program.versioned).append(store)
+        self._stream(name, plain and clock is None, changed or not values)
+
+    def _clocks(self) -> bool:
+        return any(node.get("clock") for node in self.program.nodes)
+
+    def _hears_all(self, name: str) -> bool:
+        """Whether stream time is there what it is for the whole program: a processor's stream time
+        is that of the records that reach it (docs/differences.md)."""
+        read = [node for node in self.program.nodes if node["op"] in ("stream", "table")]
+        ops = {self._node(one)["op"] for one in self._above(name)}
+        return len(read) == 1 and ops <= {"stream", "map_values", "select_key"}
+
+    def _ticks(self, left: str, right: str) -> bool:
+        """Whether what a clock's call gives and what the record gave come by two ways: see
+        `_merge`."""
+        above, other = self._above(left), self._above(right)
+        ticks = any(self._node(name).get("clock") for name in above | other)
+        return ticks and bool(above & other)
+
+    def _aggregate(self) -> None:
+        given = self._drawn.choice([*self._streams])
+        op = self._drawn.choice(["count", "reduce", "aggregate"])
+        kind = self._drawn.choice([None, "time", "sliding", "session"])
+        if kind is None:
+            self._table(self._add(op, **{"in": given}, store=self._store()))
+            return
+        grace = self._drawn.choice([0, 5, 30])
+        windows: dict[str, Any] = {"gap": self._drawn.choice([3, 20]), "grace": grace}
+        if kind == "time":
+            size = self._drawn.choice([10, 40])
+            windows = {"size": size, "advance": size // self._drawn.choice([1, 2]), "grace": grace}
+        elif kind == "sliding":
+            windows = {"difference": self._drawn.choice([5, 25, 130]), "grace": grace}
+        # A null value reaches a windowed aggregate, and the functions here take texts.
+        name = self._add("filter", **{"in": given}, without="\0")
+        windows["results"] = self._drawn.choice(["each", "each", "suppressed", "final"])
+        name = self._add(op, **{"in": name}, store=self._store(), windows=windows)
+        self._stream(name, plain=False, changed=True)
+
+    def _group_table(self) -> None:
+        tables = [
+            name for name in self._tables if self._tells_before(name) and not self._in_turn(name)
+        ]
+        if tables:
+            given = self._drawn.choice(tables)
+            op = self._drawn.choice(["group_count", "group_reduce", "group_aggregate"])
+            self._table(self._add(op, **{"in": given}, store=self._store()))
+
+    def _foreign(self) -> None:
+        if len(self._tables) < 2:
+            return
+        left, right = self._drawn.sample(self._tables, 2)
+        if self._above(left) & self._above(right) or not self._tells_before(left):
+            return
+        # An empty text is no entry for the original, on its way back (docs/differences.md).
+        right = self._add("map_values", **{"in": right}, store=self._store(), suffix="q")
+        self._table(right)
+        kind = self._drawn.choice(["inner", "left"])
+        self._table(self._add("foreign", left=left, right=right, kind=kind, store=self._store()))
+
+    def _global_join(self) -> None:
+        left, right = self._drawn.choice([*self._streams]), self._drawn.choice(self._global_tables)
+        kind = self._drawn.choice(["inner", "left"])
+        name = self._add("global_join", left=left, right=right, kind=kind)
+        self._stream(name, *self._streams[left])
+
+    def _cogroup(self) -> None:
+        left, right = (self._drawn.choice([*self._streams]) for _ in range(2))
+        if left == right or self._above(left) & self._above(right):
+            return
+        self._table(self._add("cogroup", left=left, right=right, store=self._store()))
+
+    def _suppress(self) -> None:
+        tables = [
+            name
+            for name in self._tables
+            if not self._in_turn(name) and "history" not in self._node(name)
+        ]
+        if tables:
+            given = self._drawn.choice(tables)
+            most = self._drawn.choice([None, None, 1, 2])
+            wait = self._drawn.choice([0, 5, 50])
+            name = self._add("suppress", **{"in": given}, store=self._store(), wait=wait, most=most)
+            self._stream(name, plain=False)
+
+    def _join(self) -> None:
+        what = self._drawn.choice(["stream-table", "tables", "streams"])
+        kind = self._drawn.choice(["inner", "left", "outer"])
+        if what == "tables" and len(self._tables) > 1:
+            left, right = self._drawn.sample(self._tables, 2)
+            if self._ticks(left, right):
+                return
+            # What comes to a join by two ways, one through another join, is deleted twice in the
+            # original (docs/differences.md).
+            if self._above(left) & self._above(right) and self._joined(left, right):
+                return
+            self._table(self._add("join", left=left, right=right, kind=kind, store=self._store()))
+        elif what == "stream-table" and self._tables:
+            left = self._drawn.choice([*self._streams])
+            right = self._drawn.choice(self._tables)
+            if self._ticks(left, right):
+                return
+            # What several windows that close at once have come to: see `_merge`.
+            if any(map(self._closes, self._above(left) & self._above(right))):
+                return
+            kind = "left" if kind == "outer" else kind
+            if "history" in self._node(right) and self._drawn.random() < 0.6:
+                self._join_with_grace(left, right, kind)
+                return
+            name = self._add("join", left=left, right=right, kind=kind)
+            self._stream(name, plain=self._streams[left][0])
+        elif what == "streams":
+            self._join_streams(kind)
+
+    def _join_with_grace(self, left: str, right: str, kind: str) -> None:
+        if kind == "left":  # the original's buffer ends with a null key (docs/differences.md)
+            left = self._add("select_key", **{"in": left})
+            self._stream(left, self._streams[self.program.nodes[-1]["in"]][0], True)
+        grace = self._drawn.choice([0, 3, 20])
+        grace = min(grace, self._node(right)["history"])
+        name = self._add(
+            "join", left=left, right=right, kind=kind, grace=grace, store=self._store()
+        )
+        self._stream(name, plain=False)
+
+    def _above(self, name: str) -> set[str]:
+        """The node and all before it."""
+        node = self._node(name)
+        sides = [str(node[side]) for side in ("in", "left", "right") if side in node]
+        return {name}.union(*map(self._above, sides))
+
+    def _node(self, name: str) -> Node:
+        return next(node for node in self.program.nodes if node["id"] == name)
+
+    def _closes(self, name: str) -> bool:
+        """Whether a record makes the node give what others left."""
+        node = self._node(name)
+        results = node["windows"].get("results") if "windows" in node else None
+        return node["op"] == "suppress" or "grace" in node or results in ("final", "suppressed")
+
+    def _tells_before(self, name: str) -> bool:
+        """Whether the original tells rightly what an entry was: its aggregates tell the initial
+        value of a new one, and its joins of two tables from one what the other side has by now
+        (docs/differences.md)."""
+        ops = {self._node(one)["op"] for one in self._above(name)}
+        return not ops & {"aggregate", "cogroup"} and not self._two_ways(name)
+
+    def _in_turn(self, name: str) -> bool:
+        """Whether there is a join of tables before it whose sides come from one node through a
+        repartition topic each."""
+        return any(
+            node["op"] == "join"
+            and node["left"] in self._tables
+            and bool(self._above(node["left"]) & self._above(node["right"]))
+            and all(self._regrouped(node[side]) for side in ("left", "right"))
+            for node in map(self._node, self._above(name))
+        )
+
+    def _regrouped(self, name: str) -> bool:
+        return any(self._node(one)["op"].startswith("group_") for one in self._above(name))
+
+    def _two_ways(self, name: str) -> bool:
+        """Whether there is a join of tables before it whose sides have a node in common."""
+        return any(
+            node["op"] == "join"
+            and node["left"] in self._tables
+            and bool(self._above(node["left"]) & self._above(node["right"]))
+            for node in map(self._node, self._above(name))
+        )
+
+    def _joined(self, *names: str) -> bool:
+        """Whether a join of tables is among the nodes, or before them."""
+        above = set[str]().union(*map(self._above, names))
+        return any(
+            node["id"] in above and node["op"] == "join" and node["left"] in self._tables
+            for node in self.program.nodes
+        )
+
+    def _merged(self, *names: str) -> bool:
+        """Whether there is a merge, or a join of a stream with what comes from it, among the nodes
+        or before them: then a record's results come there at several times."""
+        for name in set[str]().union(*map(self._above, names)):
+            node = self._node(name)
+            if node["op"] == "merge":
+                return True
+            both = node["op"] == "join" and "windows" in node
+            if both and self._above(node["left"]) & self._above(node["right"]):
+                return True
+        return False
+
+    def _join_streams(self, kind: str) -> None:
+        plain = [name for name, (plain, _) in self._streams.items() if plain]
+        if len(plain) < 2:
+            return
+        left, right = self._drawn.sample(plain, 2)
+        # A record that comes to both sides, and to one of them twice: see `_merge`.
+        if self._above(left) & self._above(right) and self._merged(left, right):
+            return
+        before = after = self._drawn.choice([0, 5, 25])
+        if kind == "inner":
+            after = self._drawn.choice([0, 5, 25])
+        # Without grace the original loses matches at the windows' ends: its stores keep a ms less.
+        grace = self._drawn.choice([1, 10])
+        windows = {"before": before, "after": after, "grace": grace}
+        # What is late for a join is told otherwise here, on purpose (docs/differences.md).
+        late = min(before, after) + grace - 1 if kind == "inner" else min(before, after, grace)
+        self.program.jitter_ms = min(self.program.jitter_ms, late)
+        name = self._add(
+            "join", left=left, right=right, kind=kind, windows=windows, store=self._store()
+        )
+        if kind == "inner":
+            self._stream(name, plain=False)
+        else:
+            self._sink(name)
+            self.program.unordered.append(self.program.outputs[-1])
+
+    def _sinks(self) -> None:
+        for table in [name for name in self._tables if name not in self._used]:
+            self._stream(self._add("to_stream", **{"in": table}), plain=False)
+        for stream in [name for name in self._streams if name not in self._used]:
+            self._sink(stream)
+
+    def _sink(self, stream: str) -> None:
+        self.program.outputs.append(f"out{len(self.program.outputs)}")
+        if self._in_turn(stream):
+            self.program.by_key.append(self.program.outputs[-1])
+        self._add("sink", **{"in": stream}, topic=self.program.outputs[-1])
