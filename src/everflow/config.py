@@ -216,6 +216,10 @@ class StreamsConfig:
     state_memory_dir: str = _key("/dev/shm", path)
     spark_job_per_batch: bool = _key(False)
     http_listen: str = _key("", listening)
+    scale_target_percent: int = _key(70, Between(1, 100))
+    scale_drain_ms: int = _key(120_000, time_ms(1_000))
+    scale_up_delay_ms: int = _key(15_000, time_ms(0))
+    scale_down_delay_ms: int = _key(180_000, time_ms(0))
     clients: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, metadata={"key": False})
     given: frozenset[str] = field(
         default=frozenset(), metadata={"key": False}, compare=False, repr=False

@@ -321,6 +321,16 @@ _WATCHING = _group(
         "is free. Empty: nothing listens",
         OURS + "; JMX",
     ),
+    scale_target_percent=KeyText(
+        "How busy stream threads should be, in percent of the time: "
+        "[`everflow_desired_instances`](metrics.md#how-many-instances) aims at it",
+        OURS,
+    ),
+    scale_drain_ms=KeyText("In which time a backlog should be worked off, by the same", OURS),
+    scale_up_delay_ms=KeyText(
+        "How long more instances must have been wanted before it says so", OURS
+    ),
+    scale_down_delay_ms=KeyText("The same of fewer: each move of a task has its price", OURS),
 )
 
 GROUPS = (_APPLICATION, _READING, _STATE, _ERRORS, _GROUP, _ASSIGNMENT, _WATCHING)

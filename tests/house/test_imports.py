@@ -62,7 +62,9 @@ ALL_BELOW_CLI = BELOW_RUNTIME | ENGINES | {"everflow.runtime"}
 TASKS = frozenset(f"everflow.runtime.{room}" for room in ("tasks", "commit", "restore", "topics"))
 
 FRONT = ALL_BELOW_CLI | {"everflow"}
-TOP = frozenset({"everflow.testing", "everflow.console", "everflow.demo", "everflow.cli"})
+TOP = frozenset(
+    {"everflow.autoscale", "everflow.testing", "everflow.console", "everflow.demo", "everflow.cli"}
+)
 DEMO = frozenset({"confluent_kafka", "pandas", "pyspark", "rich"})
 
 # The longest matching prefix decides. (prefix, what of everflow it may import, what of other
@@ -122,6 +124,8 @@ TABLE: tuple[tuple[str, frozenset[str], frozenset[str]], ...] = (
         BASE | {"everflow.observe"},
         frozenset({"prometheus_client", "starlette", "uvicorn"}),
     ),
+    # starts instances as processes, and knows none from inside
+    ("everflow.autoscale", BASE | {"everflow.autoscale"}, frozenset()),
     # 4: joins them: the rooms of runtime, lowest first; a room imports only rooms below it
     ("everflow.runtime.commit", BASE | {"everflow.runtime.commit"}, frozenset()),
     ("everflow.runtime.topics", BASE | PURE | {"everflow.runtime.topics"}, frozenset()),

@@ -1,9 +1,9 @@
 """The command ``everflow``. Thin: every command loads, calls one part of the package, and prints.
 
 `app` puts the commands together; each has a module with a ``register``: `run`, `topics`,
-`record_commands`, `simulate`, `new_project`. `usage` answers a line that cannot be read. A program
-is found by `program` (and looked into by `program_source`), a cluster by `cluster`; what they show
-on a terminal is in `console`.
+`record_commands`, `simulate`, `new_project`, those of the room `watching`. `usage` answers a line
+that cannot be read. A program is found by `program` (and looked into by `program_source`), a
+cluster by `cluster`; what they show on a terminal is in `console`.
 May import everything; nothing below imports it. Modules that need Spark or a client are imported
 when a command needs them.
 """

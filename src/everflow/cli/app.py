@@ -23,10 +23,17 @@ import typer
 from rich.console import Console
 
 from everflow import __version__, logs
-from everflow.cli import machine_setup, new_project, record_commands, simulate, topics
+from everflow.cli import (
+    machine_setup,
+    new_project,
+    record_commands,
+    simulate,
+    topics,
+)
 from everflow.cli.cluster_options import Debug
 from everflow.cli.option_names import BOOTSTRAP_VARIABLE, OPTIONS, named_as_typed, require_given
 from everflow.cli.usage import EXIT_USAGE, Commands
+from everflow.cli.watching import watch_commands
 from everflow.console.terminal import error_text, merge_settings
 from everflow.errors import ConfigError, EverflowError, SetupError, TopologyError
 from everflow.stop_signals import EXIT_BASE, owned, write_nowhere
@@ -66,6 +73,15 @@ Target = Annotated[
 ]
 Threads = Annotated[
     int | None, typer.Option(min=1, help="num.stream.threads; default: one per core.")
+]
+
+
+SettingsFolders = Annotated[
+    list[Path] | None,
+    typer.Option(
+        help="A folder of settings, a file each: its name the key, its text the value (a "
+        "mounted Secret); repeatable, --set goes first.",
+    ),
 ]
 
 
@@ -113,6 +129,7 @@ def run(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Any other setting; repeatable."),
     ] = None,
+    settings_folder: SettingsFolders = None,
     leave: Annotated[
         bool | None,
         typer.Option(
@@ -133,7 +150,6 @@ def run(
     """
     with _errors_for_people(debug) as more:
         _launch_spark_ahead()
-        from everflow.cli.cluster import assignments
         from everflow.cli.run import run_program
 
         options: dict[str, object | None] = {
@@ -143,7 +159,7 @@ def run(
             "num.stream.threads": threads,
             "state.dir": str(state_dir) if state_dir else None,
         }
-        require_given(merged := merge_settings(assignments("--set", settings), options))
+        merged = _merged(settings, settings_folder, options)
         with named_as_typed(_typed(context, options)):
             code = run_program(
                 target,
@@ -154,6 +170,18 @@ def run(
                 failed=more.append,
             )
     raise typer.Exit(code)
+
+
+def _merged(
+    settings: list[str] | None, folders: list[Path] | None, options: Mapping[str, object | None]
+) -> dict[str, object]:
+    """All settings of a command line; ConfigError where one that must be is not given."""
+    from everflow.cli.cluster import assignments, settings_of
+
+    given = {**settings_of(folders or []), **assignments("--set", settings)}
+    merged = merge_settings(given, options)
+    require_given(merged)
+    return merged
 
 
 def _launch_spark_ahead() -> None:
@@ -380,5 +408,5 @@ def _errors_for_people(debug: bool) -> Iterator[list[str]]:
         raise typer.Exit(EXIT_FAILED) from None
 
 
-for group in (new_project, topics, record_commands, simulate, machine_setup):
+for group in (new_project, topics, record_commands, simulate, machine_setup, watch_commands):
     group.register(app, _errors_for_people)

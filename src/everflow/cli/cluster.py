@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from pathlib import Path
 
 from rich.console import Console
 
@@ -34,6 +35,19 @@ def assignments(option: str, given: Sequence[str] | None) -> dict[str, str]:
         return parse_settings(given or [])
     except ValueError as error:
         raise ConfigError(f"{option} {error}") from None
+
+
+def settings_of(folders: Sequence[Path]) -> dict[str, str]:
+    """The settings of ``--settings-folder``: files by name, without those that begin with a dot, as
+    Kubernetes mounts a Secret. ConfigError for a folder that cannot be read."""
+    found: dict[str, str] = {}
+    for folder in folders:
+        try:
+            files = sorted(file for file in folder.iterdir() if not file.name.startswith("."))
+            found |= {file.name: file.read_text().rstrip("\n") for file in files if file.is_file()}
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--settings-folder {folder} cannot be read: {error}") from None
+    return found
 
 
 @contextmanager

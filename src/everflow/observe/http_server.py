@@ -1,7 +1,8 @@
 """The HTTP server of an instance: `http.listen` (note 049). It runs on a thread of its own.
 
 Routes: `/metrics` for Prometheus, `/live` and `/ready` for probes, `/status` for people and
-programs (JSON), `/topology` as Kafka Streams describes it.
+programs (JSON), `/topology` as Kafka Streams describes it. A POST to `/drain` makes the instance
+hand over, leave and end; it is heard from this host alone.
 """
 
 from __future__ import annotations
@@ -30,12 +31,13 @@ log = logging.getLogger("everflow")
 
 MOST_CONNECTIONS = 512
 STOP_S = 5.0
+LOOPBACK = ("127.0.0.1", "::1", "::ffff:127.0.0.1")
 Look = Callable[[], Observation]
 
 
-def application(look: Look, topology: str) -> Starlette:
+def application(look: Look, topology: str, drain: Callable[[], None] = lambda: None) -> Starlette:
     """The routes. ``look`` is called on a worker thread, for each request; ``topology``: the text
-    of `Topology.describe`."""
+    of `Topology.describe`; ``drain`` returns at once."""
 
     async def metrics(_: Request) -> Response:
         text = await run_in_threadpool(lambda: exposition(look()))
@@ -53,6 +55,12 @@ def application(look: Look, topology: str) -> Starlette:
     async def described(_: Request) -> Response:
         return PlainTextResponse(topology)
 
+    async def drained(request: Request) -> Response:
+        if request.client is None or request.client.host not in LOOPBACK:
+            return PlainTextResponse("only from the host of the instance\n", status_code=403)
+        drain()
+        return PlainTextResponse("it hands its tasks over and leaves\n", status_code=202)
+
     async def index(_: Request) -> Response:
         return PlainTextResponse("/metrics\n/live\n/ready\n/status\n/topology\n")
 
@@ -64,6 +72,7 @@ def application(look: Look, topology: str) -> Starlette:
             Route("/ready", is_ready),
             Route("/status", status),
             Route("/topology", described),
+            Route("/drain", drained, methods=["POST"]),
         ]
     )
 

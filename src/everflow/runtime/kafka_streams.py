@@ -34,7 +34,7 @@ from everflow.runtime.front.foreground import Foreground
 from everflow.runtime.instance import RESTORE_THREADS, Instance
 from everflow.runtime.instance_display import InstanceDisplay
 from everflow.runtime.instance_life import InstanceLife
-from everflow.runtime.observed.observer import Observer, subject_of, tasks_of, watched
+from everflow.runtime.observed.observer import Observer, rules_of, subject_of, tasks_of, watched
 from everflow.runtime.operations import InstanceOperations
 from everflow.runtime.pause import Pause
 from everflow.runtime.query.queries import InteractiveQueries, QueryPorts, store_queries
@@ -56,6 +56,9 @@ from everflow.topology.program import Topology, checked_topology
 from everflow.travel.inert import InertInstance, in_worker
 
 log = logging.getLogger("everflow")
+
+END_S = 60.0
+"""What an end may take besides the draining."""
 
 
 class KafkaStreams(
@@ -290,10 +293,13 @@ class KafkaStreams(
             instance=lambda: self._life.instance,
             raw=self._metrics,
             clock=self._clock,
+            rules=rules_of(self.config),
             subject=subject_of(self.config, self._topology, process_id),
         )
         held = self._life.held
-        held.enter_context(watched(observer, self._topology, self.config.http_listen))
+        limit_s = self.config.drain_timeout_ms / 1000 + END_S
+        drain = lambda: self._begin_close(limit_s, leave_group=True)  # noqa: E731
+        held.enter_context(watched(observer, self._topology, self.config.http_listen, drain))
         return observer
 
     def _release(self, directory: StateDirectory, clean: bool) -> None:

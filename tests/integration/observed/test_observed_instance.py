@@ -59,7 +59,8 @@ def total(found: dict[str, list[tuple[dict[str, str], float]]], name: str, **lab
 def test_figures_are_the_true_counts(app: Application, cluster: Cluster) -> None:
     source, sink = cluster.topic("in", 2), cluster.topic("out", 1)
     repartition = f"{app.id}-by-value-repartition"
-    with app.running(topology(source, sink), http_listen="127.0.0.1:0") as streams:
+    settings = {"http_listen": "127.0.0.1:0", "group_instance_id": "pod-0"}
+    with app.running(topology(source, sink), **settings) as streams:
         # 40 records, 10 of them left out by the filter, and 4 that are late behind the re-key.
         records = [
             text(f"k{n % 3}", "skipped" if n % 4 == 0 else f"v{n % 2}", 1_000 + n, n % 2)
@@ -97,6 +98,11 @@ def test_figures_are_the_true_counts(app: Application, cluster: Cluster) -> None
         assert all(store["bytes"] > 0 for task in status["tasks"] for store in task["stores"])
         assert get(streams, "/live")[0] == get(streams, "/ready")[0] == 200
         assert get(streams, "/topology")[1].startswith("Topologies:")
-    assert streams.state is ClientState.NOT_RUNNING
+        # A static member leaves, too, when it is told so: what a pod's hook does at a scale-in.
+        asked = urllib.request.Request(f"http://{streams.http_address}/drain", method="POST")
+        with urllib.request.urlopen(asked, timeout=30) as answer:
+            assert answer.status == 202
+        wait_until(lambda: streams.state is ClientState.NOT_RUNNING, 60, "its end")
+        assert cluster.members(app.id) == 0
     with pytest.raises(urllib.error.URLError):
         get(streams, "/live")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from starlette.applications import Starlette
 
 from everflow.errors import ConfigError
 from everflow.observe.http_server import HttpServer, application
@@ -86,6 +89,53 @@ def test_an_address_that_is_taken_is_named_with_the_cure() -> None:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(ConfigError, match=r"http\.listen = .* cannot be listened at .* port 0"):
             HttpServer(address, application(lambda: WHOLE, ""))
+
+
+def test_a_post_from_this_host_drains(shown: Shown) -> None:
+    told: list[str] = []
+    server = HttpServer("127.0.0.1:0", application(shown.look, "", lambda: told.append("drain")))
+    try:
+        url = f"http://{server.address}/drain"
+        assert get(server, "/drain")[0] == 405
+        assert told == []
+        asked = urllib.request.Request(url, method="POST")
+        with urllib.request.urlopen(asked, timeout=20) as answer:
+            assert answer.status == 202
+        assert told == ["drain"]
+    finally:
+        server.close()
+
+
+def posted_from(host: str, app: Starlette, path: str) -> int:
+    """The status of the answer to a POST of a client at this host."""
+    sent: list[dict[str, Any]] = []
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "headers": [],
+        "client": (host, 5555),
+    }
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    asyncio.run(app(scope, receive, send))
+    return int(sent[0]["status"])
+
+
+def test_from_another_host_it_is_refused(shown: Shown) -> None:
+    told: list[str] = []
+    app = application(shown.look, "", lambda: told.append("drain"))
+    assert posted_from("10.0.0.7", app, "/drain") == 403
+    assert told == []
+    assert posted_from("127.0.0.1", app, "/drain") == 202
+    assert told == ["drain"]
 
 
 def test_after_its_end_nobody_answers(shown: Shown) -> None:

@@ -24,7 +24,7 @@ from everflow.config import StreamsConfig
 from everflow.errors import EverflowError
 from everflow.metrics import Metrics
 from everflow.moves import moves
-from everflow.observe.desired_instances import DesiredInstances, Load
+from everflow.observe.desired_instances import DesiredInstances, Load, ScalingRules
 from everflow.observe.observation import (
     Observation,
     ObservedStore,
@@ -110,13 +110,14 @@ class Observer:
     members: int | None = None
     address: str | None = None
     """Where it is served."""
-    _desired: DesiredInstances = field(default_factory=DesiredInstances)
+    rules: ScalingRules = field(default_factory=ScalingRules)
     _busy: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
     _processed: list[tuple[float, float]] = field(default_factory=list)
     _seen: tuple[float, Observation] | None = None
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
+        self._desired = DesiredInstances(rules=self.rules)
         self._stop = threading.Event()
         self._next_members_ms = 0.0
 
@@ -302,6 +303,16 @@ def subject_of(config: StreamsConfig, topology: Topology, process_id: str) -> Su
     )
 
 
+def rules_of(config: StreamsConfig) -> ScalingRules:
+    """The ``scale.`` keys."""
+    return ScalingRules(
+        target=config.scale_target_percent / 100,
+        drain_s=config.scale_drain_ms / 1000,
+        up_after_s=config.scale_up_delay_ms / 1000,
+        down_after_s=config.scale_down_delay_ms / 1000,
+    )
+
+
 def tasks_of(blueprint: Blueprint) -> int:
     """Active tasks of the whole application."""
     return sum(
@@ -310,11 +321,14 @@ def tasks_of(blueprint: Blueprint) -> int:
 
 
 @contextmanager
-def watched(observer: Observer, topology: Topology, address: str) -> Iterator[HttpServer]:
-    """The instance over HTTP, until the end of the block. ConfigError where it cannot listen."""
+def watched(
+    observer: Observer, topology: Topology, address: str, drain: Callable[[], None]
+) -> Iterator[HttpServer]:
+    """The instance over HTTP, until the end of the block. ``drain`` returns at once. ConfigError
+    where it cannot listen."""
     from everflow.observe.http_server import HttpServer, application  # a third of a second
 
-    server = HttpServer(address, application(observer.look, topology.describe()))
+    server = HttpServer(address, application(observer.look, topology.describe(), drain))
     observer.address = server.address
     moves.info("Watched at http://%s (/metrics, /live, /ready, /status)", server.address)
     observer.start()

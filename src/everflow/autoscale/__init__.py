@@ -1,0 +1,7 @@
+"""Runs as many instances on this machine as they say that there should be (note 049).
+
+It is what `everflow autoscale` does.
+
+`decision`: pure. `processes`: one instance in a process of its own. `loop`: looks, decides, acts.
+May import layer 0; it runs beside the instances and knows none from inside.
+"""

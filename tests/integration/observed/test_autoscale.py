@@ -1,0 +1,135 @@
+"""A load that rises and falls: `everflow autoscale` goes from one instance to three and back, and
+every record counts once."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+
+from everflow.testing import wait_until
+from integration.lifecycle.lifecycle_cluster import Application, Cluster
+
+pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.slow]
+
+PARTITIONS = 6
+PER_S = 240
+PROGRAM = """
+import time
+
+from everflow import StreamsBuilder, serdes
+
+
+def slow(value):
+    time.sleep(0.006)
+    return value
+
+
+builder = StreamsBuilder()
+(
+    builder.stream({source!r}, key=serdes.string(), value=serdes.string())
+    .map_values(slow, returns="string")
+    .group_by_key()
+    .count(store="counts")
+    .to_stream()
+    .to({sink!r})
+)
+"""
+SCALE = ("scale.up.delay.ms=3000", "scale.down.delay.ms=6000", "scale.drain.ms=60000")
+
+
+class Load:
+    """Writes records at a pace until it is told to stop; knows how many of each key."""
+
+    def __init__(self, cluster: Cluster, topic: str) -> None:
+        self._cluster, self._topic = cluster, topic
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.written: Counter[str] = Counter()
+
+    def __enter__(self) -> Load:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        producer = Producer({"bootstrap.servers": self._cluster.bootstrap, "linger.ms": 5})
+        began, number = time.monotonic(), 0
+        while not self._stop.wait(0.05):
+            while number < (time.monotonic() - began) * PER_S:
+                key = f"k{number % 40}"
+                producer.produce(self._topic, b"v", key.encode(), number % 40 % PARTITIONS)
+                self.written[key] += 1
+                number += 1
+            producer.poll(0)
+        assert producer.flush(30) == 0
+
+
+@contextmanager
+def autoscaler(
+    app: Application, program: Path, log: Path
+) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[], str]]]:
+    """The command as a process; what it has said."""
+    settings = ("processing.guarantee=exactly_once_v2", *SCALE)
+    command = [
+        *(sys.executable, "-c", "from everflow.cli import main; main()", "autoscale"),
+        f"{program.stem}:builder",
+        *("--application-id", app.id, "--bootstrap-servers", app.cluster.bootstrap),
+        *("--min", "1", "--max", "3", "--folder", str(program.parent / "instances")),
+        *(part for one in settings for part in ("--set", one)),
+    ]
+    with log.open("wb") as said:
+        process = subprocess.Popen(command, cwd=program.parent, stdout=said, stderr=said)
+    try:
+        yield process, log.read_text
+    finally:
+        process.terminate()
+        process.wait(180)
+
+
+def test_one_three_one(app: Application, cluster: Cluster, tmp_path: Path) -> None:
+    source, sink = cluster.topic("in", PARTITIONS), cluster.topic("out", 1)
+    program = tmp_path / "scaled_app.py"
+    program.write_text(PROGRAM.format(source=source, sink=sink))
+    with autoscaler(app, program, tmp_path / "autoscale.log") as (process, said):
+
+        def running(number: int) -> bool:
+            assert process.poll() is None, said()
+            started = len(re.findall(r"instance \d+ starts", said()))
+            ended = len(re.findall(r"instance \d+ has ended", said()))
+            return started - ended == number
+
+        def grown() -> bool:
+            return running(3) and cluster.members(app.id) == 3
+
+        wait_until(lambda: running(1) and cluster.members(app.id) == 1, 120, "the first instance")
+        with Load(cluster, source) as load:
+            wait_until(grown, 300, "three instances")
+            load.stop()
+        wait_until(lambda: running(1), 300, "one instance again")
+        app.until_processed(None, source)
+        wanted = {key.encode(): count for key, count in load.written.items()}
+
+        def exact() -> bool:
+            last = {one.key: int.from_bytes(one.value or b"", "big") for one in cluster.read(sink)}
+            return last == wanted
+
+        wait_until(exact, 60, "every record to be counted once")
+    assert process.returncode == 0, said()
+    assert "stopping: 1 instances end in order" in said()
+    assert cluster.members(app.id) == 0

@@ -1,0 +1,101 @@
+"""The loop over processes that are none."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from everflow.autoscale.decision import InstanceSeen
+from everflow.autoscale.loop import MOST_FAILURES, Autoscaler
+from everflow.errors import FatalError
+
+
+class Pretended:
+    """An instance that is settled at once; it says what the test wants."""
+
+    def __init__(self, number: int, desired: dict[str, int]) -> None:
+        self.number, self.address, self.log = number, f"here:{number}", Path("log")
+        self.process: Any = SimpleNamespace(pid=number, wait=lambda _: 0)
+        self.ending, self.desired = False, desired
+        self.code: int | None = None
+
+    def seen(self) -> InstanceSeen:
+        return InstanceSeen(True, self.desired["now"], self.ending)
+
+    def end(self) -> None:
+        self.ending, self.code = True, 0
+
+    def kill(self) -> None:
+        self.code = -9
+
+    def tail(self) -> str:
+        return "it broke"
+
+
+@pytest.fixture
+def desired() -> dict[str, int]:
+    return {"now": 1}
+
+
+@pytest.fixture
+def scaler(desired: dict[str, int]) -> Autoscaler:
+    def start(number: int, target: str, options: Sequence[str], folder: Path) -> Any:
+        return Pretended(number, desired)
+
+    said: list[str] = []
+    made = Autoscaler(
+        target="app:topology",
+        options=[],
+        folder=Path("there"),
+        least=1,
+        most=3,
+        say=said.append,
+        start=start,
+        every_s=0.01,
+    )
+    made.said = said  # type: ignore[attr-defined]
+    return made
+
+
+def test_it_follows_the_number_and_takes_the_newest_away(
+    scaler: Autoscaler, desired: dict[str, int]
+) -> None:
+    counts = []
+    for now in (1, 3, 3, 2, 2, 1, 1, 1):
+        desired["now"] = now
+        scaler.step()
+        counts.append(sorted(one.number for one in scaler.instances if not one.ending))
+    assert counts == [[1], [1, 2, 3], [1, 2, 3], [1, 2], [1, 2], [1], [1], [1]]
+
+
+def test_a_number_is_used_again_with_its_state(scaler: Autoscaler, desired: dict[str, int]) -> None:
+    for now in (2, 2, 1, 1, 2):
+        desired["now"] = now
+        scaler.step()
+    assert [one.number for one in scaler.instances] == [1, 2]
+
+
+def test_instances_that_end_by_themselves_again_and_again_end_it(scaler: Autoscaler) -> None:
+    scaler.step()
+    for _ in range(MOST_FAILURES - 1):
+        scaler.instances[0].code = 1  # type: ignore[misc]
+        scaler.step()
+    scaler.instances[0].code = 1  # type: ignore[misc]
+    with pytest.raises(FatalError, match=r"3 instances ended by themselves.*\n.*it broke"):
+        scaler.step()
+
+
+def test_at_its_end_all_end(scaler: Autoscaler, desired: dict[str, int]) -> None:
+    desired["now"] = 3
+    stop = threading.Event()
+    runs = threading.Thread(target=scaler.run, args=(stop,))
+    runs.start()
+    stop.set()
+    runs.join(10)
+    assert not runs.is_alive()
+    assert all(one.ending for one in scaler.instances)

@@ -1,0 +1,119 @@
+"""Which pods go for good, and what is asked of the API server."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+
+from everflow.cli.watching.drain import drain, returns
+from everflow.cli.watching.kubernetes import goes_for_good, read_stateful_set, write_rack
+from everflow.errors import FatalError, RetriableError
+
+
+def stateful_set(replicas: int, **metadata: Any) -> dict[str, Any]:
+    return {"metadata": metadata, "spec": {"replicas": replicas}}
+
+
+@pytest.mark.parametrize(
+    ("pod", "seen", "gone"),
+    [
+        ("orders-2", stateful_set(3), False),
+        ("orders-2", stateful_set(2), True),
+        ("orders-0", stateful_set(0), True),
+        ("orders-0", stateful_set(3, deletionTimestamp="2026-01-01T00:00:00Z"), True),
+        ("orders-0", None, True),
+        ("my-orders-10", stateful_set(11), False),
+        ("orders-5", {"metadata": {}, "spec": {"replicas": 2, "ordinals": {"start": 4}}}, False),
+        ("orders-6", {"metadata": {}, "spec": {"replicas": 2, "ordinals": {"start": 4}}}, True),
+        ("orders-1", {"metadata": {}, "spec": {}}, True),
+    ],
+)
+def test_who_goes_for_good(pod: str, seen: dict[str, Any] | None, gone: bool) -> None:
+    assert goes_for_good(pod, seen) is gone
+
+
+@contextmanager
+def api_server(folder: Path, code: int, body: Any) -> Iterator[tuple[dict[str, str], list[str]]]:
+    """One that answers everything so; the environment of a pod, and what was asked."""
+    asked: list[str] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(f"{self.path} {self.headers['Authorization']}")
+            self.send_response(code)
+            self.end_headers()
+            self.wfile.write(json.dumps(body).encode())
+
+        def log_message(self, *_: object) -> None: ...
+
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(folder / "ca.crt"))
+    (folder / "token").write_text("secret\n")
+    (folder / "namespace").write_text("shop")
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(tls)
+    server.socket = tls.wrap_socket(server.socket, server_side=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    port = str(server.server_address[1])
+    yield (
+        {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": port},
+        asked,
+    )
+    server.shutdown()
+    server.server_close()
+
+
+def test_the_api_server_is_asked_with_the_pods_token(tmp_path: Path) -> None:
+    with api_server(tmp_path, 200, stateful_set(2)) as (environment, asked):
+        assert read_stateful_set("orders", environment, tmp_path) == stateful_set(2)
+    assert asked == ["/apis/apps/v1/namespaces/shop/statefulsets/orders Bearer secret"]
+
+
+def test_a_set_that_is_gone_and_one_that_may_not_be_read(tmp_path: Path) -> None:
+    with api_server(tmp_path, 404, {}) as (environment, _):
+        assert read_stateful_set("orders", environment, tmp_path) is None
+    with (
+        api_server(tmp_path, 403, {}) as (environment, _),
+        pytest.raises(RetriableError, match="HTTP 403"),
+    ):
+        read_stateful_set("orders", environment, tmp_path)
+
+
+def test_a_nodes_zone_becomes_settings(tmp_path: Path) -> None:
+    node = {"metadata": {"labels": {"topology.kubernetes.io/zone": "b"}}}
+    folder = tmp_path / "settings"
+    with api_server(tmp_path, 200, node) as (environment, asked):
+        zone = "topology.kubernetes.io/zone"
+        assert write_rack("n1", zone, folder, environment, tmp_path) == "b"
+        with pytest.raises(FatalError, match="node n1 has no label other"):
+            write_rack("n1", "other", folder, environment, tmp_path)
+    assert asked[0] == "/api/v1/nodes/n1 Bearer secret"
+    assert {file.name: file.read_text() for file in folder.iterdir()} == {
+        "client.rack": "b",
+        "client.tag.zone": "b",
+    }
+
+
+def test_where_nothing_can_be_found_out_the_pod_comes_back() -> None:
+    assert returns("orders", {})
+    nobody = {
+        "HOSTNAME": "orders-0",
+        "KUBERNETES_SERVICE_HOST": "127.0.0.1",
+        "KUBERNETES_SERVICE_PORT": "1",
+    }
+    assert returns("orders", nobody)
+
+
+def test_nobody_to_drain_is_told() -> None:
+    with pytest.raises(RetriableError, match=r"no instance of this host answered at 127"):
+        drain("127.0.0.1:1", 1)
