@@ -1,0 +1,175 @@
+"""The chart, rendered by helm itself and checked against Kubernetes' schemas; and that its commands
+are commands."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from typer.main import get_command
+
+from everflow import StreamsConfig
+from everflow.cli.app import app
+from everflow.cli.cluster import assignments
+
+pytestmark = [pytest.mark.slow]
+
+CHART = Path(__file__).resolve().parents[3] / "deploy" / "helm" / "everflow"
+HELM = "helm.sh/helm/v3/cmd/helm@v3.18.4"
+KUBERNETES = "1.30"
+GIVEN = ("streams.applicationId=orders", "streams.brokers=broker:9092")
+OWN = {"PodMonitor", "PrometheusRule", "ScaledObject"}
+"""Kinds of operators, for which Kubernetes has no schema."""
+
+
+@pytest.fixture(scope="session")
+def helm() -> str:
+    """helm as it is on the path, or made by Go, once, into everflow's cache."""
+    found = shutil.which("helm")
+    if found:
+        return found
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "everflow" / "bin"
+    made = cache / "helm"
+    go = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
+    if not made.exists():
+        if go is None:
+            pytest.skip("neither helm nor Go is here: the chart is not rendered")
+        ran = subprocess.run(
+            [go, "install", HELM],
+            env={**os.environ, "GOBIN": str(cache), "GOTOOLCHAIN": "auto"},
+            capture_output=True,
+            text=True,
+        )
+        if ran.returncode:
+            pytest.skip(f"helm cannot be made here: {ran.stderr[-300:]}")
+    return str(made)
+
+
+def rendered(helm: str, *values: str) -> list[dict[str, Any]]:
+    arguments = [part for value in (*GIVEN, *values) for part in ("--set", value)]
+    ran = subprocess.run(
+        [
+            *(helm, "template", "orders", str(CHART), "--namespace", "shop"),
+            *("--kube-version", KUBERNETES),
+            *arguments,
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [found for found in yaml.safe_load_all(ran.stdout) if found]
+
+
+def of_kind(objects: list[dict[str, Any]], kind: str) -> dict[str, Any]:
+    (found,) = [one for one in objects if one["kind"] == kind]
+    return found
+
+
+def container(objects: list[dict[str, Any]]) -> dict[str, Any]:
+    (found,) = of_kind(objects, "StatefulSet")["spec"]["template"]["spec"]["containers"]
+    return dict(found)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        (),
+        ("persistence.enabled=false", "rack.enabled=false", "staticMembership=false"),
+        ("podMonitor.enabled=true", "prometheusRule.enabled=true"),
+        ("autoscaling.enabled=true", "streams.secretName=passwords"),
+        (
+            "autoscaling.enabled=true",
+            "autoscaling.kind=keda",
+            "autoscaling.topics={in}",
+            "autoscaling.internalTopics={by-item-repartition}",
+        ),
+    ],
+)
+def test_what_is_rendered_fits_the_schemas(helm: str, values: tuple[str, ...]) -> None:
+    objects = rendered(helm, *values)
+    assert objects
+    for one in objects:
+        assert one["apiVersion"]
+        assert one["metadata"]["labels"]["app.kubernetes.io/instance"] == "orders"
+        if one["kind"] not in OWN:
+            kubernetes_validate.validate(one, KUBERNETES, strict=True)
+
+
+def test_the_instances_command_is_read_and_its_settings_are_settings(helm: str) -> None:
+    found = container(rendered(helm))
+    assert found["command"] == ["tini", "--", "everflow"]
+    _, program, *arguments = found["args"]
+    assert program == "app:topology"
+    options = dict(one.removeprefix("--").split("=", 1) for one in arguments if "--set=" not in one)
+    assert options.pop("settings-folder") == "/run/everflow"
+    given = assignments(
+        "--set", [one.removeprefix("--set=") for one in arguments if "--set=" in one]
+    )
+    run = get_command(app).commands["run"]  # type: ignore[attr-defined]
+    known = {text for parameter in run.params for text in parameter.opts}
+    assert {f"--{option}" for option in options} <= known
+    config = StreamsConfig(
+        {
+            **given,
+            "application.id": options["application-id"],
+            "bootstrap.servers": options["bootstrap-servers"],
+            "client.rack": "b",
+            "client.tag.zone": "b",
+        }
+    )
+    assert config.group_instance_id == "$(POD_NAME)"
+    assert config.topic() == {"segment.bytes": "52428800", "min.insync.replicas": "2"}
+    grace_ms = of_kind(rendered(helm), "StatefulSet")["spec"]["template"]["spec"][
+        "terminationGracePeriodSeconds"
+    ]
+    assert grace_ms * 1000 > config.drain_timeout_ms + 60_000
+
+
+def test_the_pre_stop_hook_tells_a_scale_in_from_a_restart(helm: str) -> None:
+    objects = rendered(helm)
+    hook = container(objects)["lifecycle"]["preStop"]["exec"]["command"]
+    assert hook == [
+        *("everflow", "drain", "127.0.0.1:9464", "--stateful-set=orders", "--timeout=150")
+    ]
+    (rule,) = of_kind(objects, "Role")["rules"]
+    assert rule["resources"] == ["statefulsets"]
+    assert rule["resourceNames"] == ["orders"]
+    drain = get_command(app).commands["drain"]  # type: ignore[attr-defined]
+    assert {"--stateful-set", "--timeout"} <= {o for p in drain.params for o in p.opts}
+    (rack,) = of_kind(objects, "StatefulSet")["spec"]["template"]["spec"]["initContainers"]
+    assert rack["command"][:2] == ["everflow", "rack"]
+
+
+def test_autoscalers_own_the_number_of_replicas(helm: str) -> None:
+    assert of_kind(rendered(helm), "StatefulSet")["spec"]["replicas"] == 1
+    scaled = rendered(helm, "autoscaling.enabled=true")
+    assert "replicas" not in of_kind(scaled, "StatefulSet")["spec"]
+    metric = of_kind(scaled, "HorizontalPodAutoscaler")["spec"]["metrics"][0]["object"]["metric"]
+    assert metric["name"] == "everflow_desired_instances"
+    keda = rendered(
+        helm, "autoscaling.enabled=true", "autoscaling.kind=keda", "autoscaling.topics={in,other}"
+    )
+    triggers = of_kind(keda, "ScaledObject")["spec"]["triggers"]
+    assert [one["metadata"]["topic"] for one in triggers] == ["in", "other"]
+    assert {one["metadata"]["consumerGroup"] for one in triggers} == {"orders"}
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (("streams.brokers=",), "streams.brokers must be set"),
+        (("streams.applicationId=",), "streams.applicationId must be set"),
+        (("autoscaling.enabled=true", "autoscaling.kind=x"), "autoscaling.kind is hpa or keda"),
+        (("autoscaling.enabled=true", "autoscaling.kind=keda"), "autoscaling.topics must name"),
+    ],
+)
+def test_what_is_missing_is_said(helm: str, values: tuple[str, ...], said: str) -> None:
+    with pytest.raises(subprocess.CalledProcessError) as failure:
+        rendered(helm, *values)
+    assert said in failure.value.stderr
