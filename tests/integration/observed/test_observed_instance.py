@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -59,7 +60,7 @@ def total(found: dict[str, list[tuple[dict[str, str], float]]], name: str, **lab
 def test_figures_are_the_true_counts(app: Application, cluster: Cluster) -> None:
     source, sink = cluster.topic("in", 2), cluster.topic("out", 1)
     repartition = f"{app.id}-by-value-repartition"
-    settings = {"http_listen": "127.0.0.1:0", "group_instance_id": "pod-0"}
+    settings: dict[str, Any] = {"http_listen": "127.0.0.1:0", "group_instance_id": "pod-0"}
     with app.running(topology(source, sink), **settings) as streams:
         # 40 records, 10 of them left out by the filter, and 4 that are late behind the re-key.
         records = [
