@@ -37,8 +37,9 @@ log = logging.getLogger("everflow")
 
 WATCH_INTERVAL_S = 1.0
 LONGEST_INTERVAL_S = 10.0
-WATCH_PAUSES = 40.0
-"""A sample of 1,000 partitions takes long: the pause behind it is so many times as long."""
+WATCH_PAUSES = 100.0
+"""A sample of 1,000 partitions takes long, a tenth of a second of a core: the pause behind it is so
+many times as long."""
 ASK_S = 3.0
 """For so long brokers are asked whether they are there."""
 EXIT_FAILED = 1

@@ -72,6 +72,23 @@ def test_purged_records_are_not_lag() -> None:
     assert sample.consumed == 10 + 20
 
 
+def test_what_is_done_is_not_asked_where_it_starts() -> None:
+    admin = FakeAdmin()
+    admin.offsets = {FIRST: 100, SECOND: 20}
+    sample = reader(admin, "flights").sample(0.0)
+    assert sample is not None
+    assert (sample.consumed, sample.log_end) == (120, 120)
+    assert admin.asked == ["committed", "latest read_uncommitted"]
+
+
+def test_what_is_purged_between_two_questions_makes_no_negative_lag() -> None:
+    admin = FakeAdmin()
+    admin.starts[FIRST] = 110
+    sample = reader(admin, "flights").sample(0.0)
+    assert sample is not None
+    assert (sample.consumed, sample.log_end) == (100 + 5, 120)
+
+
 def test_committed_offsets_are_asked_before_ends() -> None:
     admin = FakeAdmin()
     reader(admin, "flights").sample(0.0)
