@@ -340,6 +340,11 @@ class LogStartMovedError(RetriableError):
         self.partition = partition
 
 
+class LogTruncatedError(LogStartMovedError):
+    """The log has other records than those that were read (an unclean leader election; KIP-320): a
+    store that was made of them must be rebuilt."""
+
+
 class TaskMigratedError(EverflowError):
     """Ownership was lost (fenced, evicted): close the tasks without committing, rejoin."""
 

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from everflow.errors import RetriableError
+from everflow.errors import LogTruncatedError, RetriableError
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.reading.copy_follower import CopyFollower
+from everflow.kafka.reading.fetch_tap import FetchTap
 from everflow.kafka.reading.log_reader import LogReader
 from everflow.kafka.reading.range_reader import RangeReader
 from everflow.kafka.reading.record_columns import CorruptBatchError
@@ -27,6 +28,16 @@ RECORDS = 30_000
 """In three batches of 10,000; a bit of the second one is flipped."""
 
 
+def write(settings: dict[str, str], tp: TopicPartition, base: int, count: int) -> None:
+    writer = RecordWriter(settings, None)
+    writer.begin()
+    keys = [b"%08d" % (base + i) for i in range(count)]
+    values: list[bytes | None] = [b"v%08d" % (base + i) for i in range(count)]
+    writer.write(tp.topic, keys, values, np.arange(count, dtype=np.int64), tp.partition)
+    writer.flush(30)
+    writer.close()
+
+
 @pytest.fixture(scope="module")
 def broker() -> Iterator[str]:
     with EmbeddedBroker() as one:
@@ -36,14 +47,7 @@ def broker() -> Iterator[str]:
         admin.create_topics({TP.topic: (2, {})})
         for tp in (TP, WHOLE):
             for base in range(0, RECORDS, 10_000):
-                writer = RecordWriter(settings, None)
-                writer.begin()
-                count = 10_000
-                keys = [b"%08d" % (base + i) for i in range(count)]
-                values: list[bytes | None] = [b"v%08d" % (base + i) for i in range(count)]
-                writer.write(tp.topic, keys, values, np.arange(count, dtype=np.int64), tp.partition)
-                writer.flush(30)
-                writer.close()
+                write(settings, tp, base, 10_000)
         segment = one.data_folder / "log" / f"{TP}" / f"{0:020d}.log"
         assert segment.exists(), list(one.data_folder.iterdir())
         at = segment.read_bytes().index(b"v%08d" % 15_000)
@@ -101,3 +105,36 @@ def test_checksums_may_be_left_out(broker: str) -> None:
     with LogReader({"bootstrap.servers": broker, "check.crcs": False}) as reader:
         values = [value for chunk in reader.read(TP, 0, RECORDS) for value in chunk.values]
     assert values[15_000] == b"w%08d" % 15_000
+
+
+def test_a_log_with_other_records_than_were_read_is_told_by_the_broker() -> None:
+    """Two records of a first leader and two of a second one; a reader that has had three of the
+    first has read what is no longer there."""
+    with EmbeddedBroker() as one:
+        settings = {"bootstrap.servers": one.bootstrap_servers}
+        admin = ClusterAdmin(settings)
+        admin.wait_until_reachable(30, print)
+        admin.create_topics({TP.topic: (1, {})})
+        write(settings, TP, 0, 2)
+        first = epoch_behind(settings, 2)
+        one.restart()
+        admin.wait_until_reachable(30, print)
+        write(settings, TP, 2, 2)
+        assert epoch_behind(settings, 4) > first, "the broker that came back is another leader"
+        tap = FetchTap.over(settings)
+        tap.go_to({TP: 3})
+        tap._streams[TP]._epoch = first
+        with pytest.raises(LogTruncatedError, match="damaged-0: the log was cut at offset 2"):
+            tap.take({TP: 4}, 5.0)
+        tap.close()
+
+
+def epoch_behind(settings: dict[str, str], end: int) -> int:
+    """The epoch of the leader that wrote the record before ``end``."""
+    tap = FetchTap.over(settings)
+    tap.go_to({TP: 0})
+    while tap.positions[TP] < end:
+        assert tap.take({TP: end}, 10.0)
+    epoch = tap._streams[TP]._epoch
+    tap.close()
+    return epoch

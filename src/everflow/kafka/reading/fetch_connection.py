@@ -24,6 +24,7 @@ from everflow.records import TopicPartition
 
 FETCH_BYTES = 8 << 20
 _FETCH_VERSIONS = (4, 12)  # from read_committed on; from 13 on topics go by id
+_WITH_EPOCHS = 12
 _FETCH_WAIT_MS = 10  # the range ends within the log, so an answer that waits for more is rare
 _REFRESH_MS = 1_000
 _PAUSE_S = 0.05
@@ -39,6 +40,14 @@ class Answer(NamedTuple):
 
     records: bytes
     aborted: list[tuple[int, int]]
+
+
+class DivergedError(Exception):
+    """The log has other records by now: what was read is the same only before ``end_offset``."""
+
+    def __init__(self, end_offset: int) -> None:
+        super().__init__(f"other records from offset {end_offset} on")
+        self.end_offset = end_offset
 
 
 class FetchConnection:
@@ -95,10 +104,11 @@ class FetchConnection:
     def close(self) -> None:
         self._consumer.close(autocommit=False, timeout_ms=1_000)
 
-    def fetch(self, tp: TopicPartition, offset: int) -> Any:
-        """Send a fetch to the leader; the future of its answer."""
+    def fetch(self, tp: TopicPartition, offset: int, epoch: int = -1) -> Any:
+        """Send a fetch to the leader; the future of its answer. ``epoch``: that of the leader which
+        wrote what lies before ``offset``, as far as it is known (-1: it is not)."""
         return self._manager.call_soon(
-            self._fetch, ClientTopicPartition(tp.topic, tp.partition), offset
+            self._fetch, ClientTopicPartition(tp.topic, tp.partition), offset, epoch
         )
 
     def answer(self, coming: Any, timeout_s: float) -> Answer | None:
@@ -121,6 +131,9 @@ class FetchConnection:
         if code:
             raise client_errors.for_code(code)()
         assert partition is not None
+        cut = getattr(partition, "diverging_epoch", None)
+        if cut is not None and cut.end_offset >= 0:
+            raise DivergedError(cut.end_offset)
         aborted = [
             (one.producer_id, one.first_offset) for one in partition.aborted_transactions or ()
         ]
@@ -141,7 +154,7 @@ class FetchConnection:
         """Fetch from the leader again; whether it was another replica before."""
         return self._near.pop(ClientTopicPartition(tp.topic, tp.partition), None) is not None
 
-    async def _fetch(self, tp: Any, offset: int) -> Any:
+    async def _fetch(self, tp: Any, offset: int, last_epoch: int) -> Any:
         node = self._near_replica(tp)
         if node is None:
             node = self._cluster.leader_for_partition(tp)
@@ -160,7 +173,7 @@ class FetchConnection:
             partition=tp.partition,
             current_leader_epoch=-1 if epoch is None else epoch,
             fetch_offset=offset,
-            last_fetched_epoch=-1,
+            last_fetched_epoch=last_epoch if self._epochs_are_known() else -1,
             partition_max_bytes=self.fetch_bytes,
         )
         request = FetchRequest(
@@ -180,6 +193,11 @@ class FetchConnection:
         response = await self._manager.send(request, node_id=node)
         self._note_replica(tp, response)
         return response
+
+    def _epochs_are_known(self) -> bool:
+        """Whether the brokers compare epochs with their log (Kafka 2.7, KIP-595)."""
+        known = self._manager.broker_version_data
+        return bool(known.api_version(FetchRequest) >= _WITH_EPOCHS)
 
     def _near_replica(self, tp: Any) -> int | None:
         node, until = self._near.get(tp, (-1, 0.0))

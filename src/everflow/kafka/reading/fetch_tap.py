@@ -13,13 +13,19 @@ from typing import Any
 
 import kafka.errors as client_errors
 
-from everflow.errors import EverflowError, LogStartMovedError, RetriableError
+from everflow.errors import (
+    EverflowError,
+    LogStartMovedError,
+    LogTruncatedError,
+    RetriableError,
+)
 from everflow.kafka.connection_settings import connection_settings
 from everflow.kafka.group_channel import classify
 from everflow.kafka.reading import record_batches
 from everflow.kafka.reading.fetch_connection import (
     FETCH_BYTES,
     Answer,
+    DivergedError,
     FetchConnection,
 )
 from everflow.kafka.reading.log_chunk import LogChunk
@@ -164,6 +170,7 @@ class _Stream:
         self._check_crcs = check_crcs
         self._coming: Any = None
         self._fetched = start
+        self._epoch = -1
         self._unparsed: deque[tuple[bytes, list[Batch]]] = deque()
         self._held: Columns | None = None
         self.position = start
@@ -174,7 +181,7 @@ class _Stream:
     def send(self) -> None:
         """See to it that a fetch is under way."""
         if self._coming is None and self._fetched < self.bound:
-            self._coming = self._connection.fetch(self._tp, self._fetched)
+            self._coming = self._connection.fetch(self._tp, self._fetched, self._epoch)
 
     def chunk(self, end: int, most_bytes: int, most_records: int) -> LogChunk | None:
         """What was received before ``end``, or the first of it; None if that does not move the
@@ -195,8 +202,8 @@ class _Stream:
         """Take in the next answer that brings the log forward; False if there is none by
         ``until_s``.
 
-        Raises LogStartMovedError, FatalError, UnsupportedBatchError, CorruptBatchError, and with
-        ``attend_s`` the fault that did not pass.
+        Raises LogStartMovedError (also LogTruncatedError), FatalError, UnsupportedBatchError,
+        CorruptBatchError, and with ``attend_s`` the fault that did not pass.
         """
         fault: RetriableError | None = None
         while True:
@@ -210,6 +217,14 @@ class _Stream:
                 if self._add(answer):
                     self.send()
                     return True
+            except DivergedError as failure:
+                self._coming = None
+                raise LogTruncatedError(
+                    f"{self._tp}: the log was cut at offset {failure.end_offset} by an election of "
+                    f"a leader that lacked records, which were read up to {self._fetched}; it has "
+                    f"other records since",
+                    self._tp,
+                ) from failure
             except client_errors.OffsetOutOfRangeError as failure:
                 self._coming = None
                 if not self._connection.back_to_leader(
@@ -253,7 +268,7 @@ class _Stream:
             (answer.records, portion)
             for portion in record_batches.portions(wanted, self._parsed_bytes)
         ]
-        self._fetched = behind
+        self._fetched, self._epoch = behind, found[-1].epoch
         return True
 
     def _parse(self, end: int) -> None:

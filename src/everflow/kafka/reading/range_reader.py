@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from everflow.errors import RetriableError
+from everflow.errors import FatalError, LogTruncatedError, RetriableError
 from everflow.kafka.reading.client_tap import ClientTap
 from everflow.kafka.reading.fetch_tap import FetchTap
 from everflow.kafka.reading.log_columns import LogColumns
@@ -88,6 +88,12 @@ class RangeReader:
             return self._taken(client, ranges, timeout_s, most_bytes)
         try:
             read = self._taken(own, ranges, timeout_s, most_bytes)
+        except LogTruncatedError as lost:
+            # Read anew, nobody would know any more that this is another log.
+            raise FatalError(
+                f"{lost}. What was made of the lost records is in the outputs and stores. To go on "
+                "with the log as it is, start again."
+            ) from lost
         except UnsupportedBatchError as reason:
             own.go_to({})
             self._taps.leave({tp: wanted.start for tp, wanted in ranges.items()}, reason)

@@ -49,11 +49,12 @@ class UnsupportedBatchError(Exception):
 
 
 class Batch(NamedTuple):
-    """The header of one batch; ``begin`` and ``end`` are the places of its (perhaps compressed)
-    records in the bytes."""
+    """The header of one batch. ``epoch`` is that of the leader which wrote it; ``begin`` and
+    ``end`` are the places of its (perhaps compressed) records in the bytes."""
 
     base_offset: int
     next_offset: int
+    epoch: int
     attributes: int
     first_timestamp: int
     max_timestamp: int
@@ -83,7 +84,7 @@ def batches(data: bytes) -> list[Batch]:
             raise UnsupportedBatchError(f"message format v{data[at + _MAGIC_AT]}")
         if at + _HEADER.size > size:
             break
-        base, length, _, _, _, attributes, last_delta, first, latest, producer, _, _, count = (
+        base, length, epoch, _, _, attributes, last_delta, first, latest, producer, _, _, count = (
             _HEADER.unpack_from(data, at)
         )
         begin, end = at + _HEADER.size, at + _LENGTH_END + length
@@ -96,7 +97,16 @@ def batches(data: bytes) -> list[Batch]:
             break
         found.append(
             Batch(
-                base, base + last_delta + 1, attributes, first, latest, producer, count, begin, end
+                base,
+                base + last_delta + 1,
+                epoch,
+                attributes,
+                first,
+                latest,
+                producer,
+                count,
+                begin,
+                end,
             )
         )
         at = end

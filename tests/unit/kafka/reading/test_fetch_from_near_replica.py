@@ -40,6 +40,8 @@ class Cluster:
 class Manager:
     """kafka-python's connections, answered at once."""
 
+    broker_version_data = SimpleNamespace(api_version=lambda request: 12)
+
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
 

@@ -13,15 +13,16 @@ import numpy as np
 import pytest
 from kafka.record.default_records import DefaultRecordBatchBuilder
 
-from everflow.errors import FatalError, LogStartMovedError, RetriableError
+from everflow.errors import FatalError, LogStartMovedError, LogTruncatedError, RetriableError
 from everflow.kafka.connection_settings import connection_settings
-from everflow.kafka.reading.fetch_connection import Answer
+from everflow.kafka.reading.fetch_connection import Answer, DivergedError
 from everflow.kafka.reading.fetch_tap import FetchTap
 from everflow.kafka.reading.log_chunk import LogChunk
 from everflow.kafka.reading.log_reader import LogReader
+from everflow.kafka.reading.range_reader import RangeReader
 from everflow.kafka.reading.record_batches import UnsupportedBatchError
 from everflow.kafka.reading.taps import Taps
-from everflow.records import TopicPartition
+from everflow.records import OffsetRange, TopicPartition
 
 TP = TopicPartition("log", 0)
 TWO = TopicPartition("log", 1)
@@ -62,14 +63,16 @@ class Broker:
             tp: {at: list(one) if isinstance(one, list) else [one] for at, one in said.items()}
         }
         self.fetched: list[int] = []
+        self.epochs: list[int] = []
         self.waited: list[float] = []
         self.refreshed = 0
         self.replica = False
         self.now = 0.0
         self.fetch_bytes = 0
 
-    def fetch(self, tp: TopicPartition, offset: int) -> list[Said]:
+    def fetch(self, tp: TopicPartition, offset: int, epoch: int) -> list[Said]:
         self.fetched.append(offset)
+        self.epochs.append(epoch)
         return self.logs[tp][offset]
 
     def answer(self, coming: list[Said], timeout_s: float) -> Answer | None:
@@ -252,6 +255,23 @@ def test_a_fault_of_one_log_loses_nothing_of_another() -> None:
     assert tap.take({TP: 1, TWO: 1}, 1.0)[TP].values == [b"a"]
     with pytest.raises(LogStartMovedError):
         tap.take({TP: 1, TWO: 1}, 1.0)
+
+
+def test_a_log_that_was_cut_and_written_anew_is_not_read_on() -> None:
+    first = bytearray(batch(0, [b"a"]))
+    first[12:16] = (7).to_bytes(4, "big")
+    broker = Broker({0: bytes(first), 1: DivergedError(0)})
+    tap = tap_of(broker)
+    tap.go_to({TP: 0})
+    assert tap.take({TP: 2}, 1.0)[TP].values == [b"a"]
+    with pytest.raises(LogTruncatedError, match="log-0: the log was cut at offset 0") as told:
+        tap.take({TP: 2}, 1.0)
+    assert told.value.partition == TP
+    assert broker.epochs == [-1, 7]
+    broker = Broker({0: bytes(first), 1: DivergedError(0)})
+    reader = RangeReader({}, "g", True, taps=Taps(tap_of(broker), tap_of(broker)), tail_records=0)
+    with pytest.raises(FatalError, match="start again"):
+        reader.read({TP: OffsetRange(0, 2)}, 1.0)
 
 
 def read_or_reason(answer: bytes, **values: Any) -> list[bytes | None] | str:
