@@ -55,4 +55,5 @@ def test_the_notebook_runs_from_the_first_cell_to_the_last(tmp_path: Path) -> No
         for output in cell.get("outputs", [])
         if output.output_type == "stream"
     )
+    assert "--- cups so far" in said, "rows come below the cell that started the instance"
     assert [line for line in said.splitlines() if any(word in line for word in OF_THE_JVM)] == []

@@ -39,6 +39,7 @@ from everflow.dsl.in_time.versioned_tables import table_stores
 from everflow.dsl.lookups.lookup_joins import LookupJoins
 from everflow.dsl.options.materialized import Materialized
 from everflow.dsl.processing import Processing
+from everflow.dsl.topics.printing import Printing
 from everflow.dsl.topics.sinks import Partitioner, partitioner_of, target_of
 from everflow.errors import TopologyError
 from everflow.location import user_line
@@ -64,7 +65,7 @@ if TYPE_CHECKING:
     from everflow.dsl.ktable import KTable
 
 
-class KStream(LookupJoins, Processing):
+class KStream(LookupJoins, Processing, Printing):
     """A stream of records ``(key, value)``; ``edge`` holds their types and serdes.
 
     ``key_changed``: an operator before may have changed the key, so that a grouping has to

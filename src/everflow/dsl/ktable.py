@@ -201,6 +201,13 @@ class KTable(TableJoins):
         return KStream(self.graph, node, self.edge)
 
     @builder_call
+    def print_table(
+        self, title: str | None = None, *, rows: int = 20, name: str | None = None
+    ) -> None:
+        """Prints the table's changes as they come, as `KStream.print_table`."""
+        self.to_stream().print_table(title, rows=rows, name=name)
+
+    @builder_call
     def group_by(
         self,
         key: Expression,

@@ -68,7 +68,7 @@ KSTREAM: Names = {
     "selectKey": is_called("select_key", "stream.select_key(F.col('value.item'))"),
     "foreach": is_called("for_each", "stream.for_each(lambda key, value: print(key, value))"),
     "peek": is_called("peek", "stream.peek(lambda key, value: print(key, value))"),
-    "print": is_called("peek", "stream.peek(print)"),
+    "print": is_called("print_table", "stream.print_table()"),
     "merge": is_called("merge", "stream.merge(other)"),
     "split": is_called(
         "split",
@@ -141,7 +141,7 @@ KTABLE: Names = {
         "to_stream", "table.to_stream().for_each(lambda key, value: print(key, value))"
     ),
     "peek": is_called("to_stream", "table.to_stream().peek(lambda key, value: print(key, value))"),
-    "print": is_called("to_stream", "table.to_stream().peek(print)"),
+    "print": is_called("print_table", "table.print_table()"),
     "toTable": not_there("it is a table already"),
     "queryableStoreName": not_there(
         "a table's store has the name that was given as store='a-name'"
@@ -500,7 +500,7 @@ EVERFLOW: Names = {
         "what it carries are keywords: stream.repartition(name='by-item', partitions=4, "
         "key=serdes.string())"
     ),
-    "Printed": not_there("stream.peek(print)"),
+    "Printed": not_there("a stream prints itself: stream.print_table('orders')"),
     "Serdes": not_there(
         "they are in everflow.serdes: from everflow import serdes; serdes.string(), serdes.long(), "
         "serdes.json('a int')"

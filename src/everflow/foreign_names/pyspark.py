@@ -12,7 +12,7 @@ _ENDLESS = "a stream has no end, so it cannot be sorted, cut off or collected; "
 _LOOK = not_there(
     _ENDLESS
     + (
-        "to look at its records write stream.peek(print), or pipe some through "
+        "to look at its records write stream.print_table(), or pipe some through "
         "everflow.testing.TopologyTestDriver in a test"
     )
 )

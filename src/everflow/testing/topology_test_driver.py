@@ -38,6 +38,7 @@ from everflow.runtime.step.task_step import SinkOutput, StepResult, TaskStep
 from everflow.runtime.thread.failure_text import ending
 from everflow.runtime.thread.packing import packed
 from everflow.runtime.thread.road import job_segments, resident_road
+from everflow.runtime.thread.table_printer import tables
 from everflow.runtime.worker.column_client import ColumnClient
 from everflow.runtime.worker.dead_letters import letter_headers, take_letters
 from everflow.runtime.worker.isolation import Isolated, trial_of
@@ -324,6 +325,8 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
                     changes.keys, changes.values, changes.timestamps.tolist(), strict=True
                 )
                 self._outputs.add(RawRecord(topic, *parts) for parts in written)
+        tables.add(result.printed)
+        tables.flush()
         return self._deliver(result)
 
     def _new_request(self, ends: Mapping[str, int]) -> BatchRequest:

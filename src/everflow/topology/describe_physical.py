@@ -20,6 +20,7 @@ from everflow.topology.physical_plan import (
     Choice,
     FunctionOp,
     PhysicalPlan,
+    PrintOp,
     Projection,
     Segment,
     SinkOp,
@@ -141,6 +142,8 @@ def _of_op(op: StepOp) -> Iterator[Road]:
             yield Road(op.name, ARROW, f"the records whose answer is {answer}", None)
         case UnnestOp():
             yield Road(op.name, ARROW, "a record for each element of a list", None)
+        case PrintOp():
+            yield Road(op.name, ARROW, f"prints {op.rows} rows of a batch at most", op.where)
         case StatefulOp():
             stores = "store " + ", ".join(
                 spec.name for spec in (*op.stores, *op.reads, *op.looks_up)

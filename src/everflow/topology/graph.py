@@ -185,6 +185,15 @@ class TakeNode(Node):
     taken: bool
 
 
+@dataclass(frozen=True, kw_only=True)
+class PrintNode(Node):
+    """Prints rows of its input where the instance runs, under a ``title``; runs in a step."""
+
+    title: str
+    rows: int
+    label: str = "PRINTER"
+
+
 @dataclass(frozen=True)
 class UnnestNode(Node):
     """flat_map / flat_map_values given as an array Column: unnests the list in the input's value (a

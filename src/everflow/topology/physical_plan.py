@@ -182,6 +182,17 @@ class TakeOp:
     output: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class PrintOp:
+    """A PrintNode."""
+
+    name: str
+    title: str
+    rows: int
+    inputs: tuple[int, ...]
+    where: str | None
+
+
 @dataclass(frozen=True)
 class UnnestOp:
     """An UnnestNode."""
@@ -254,12 +265,12 @@ class SinkOp:
     where: str | None
 
 
-StepOp = TimeOp | FunctionOp | TakeOp | UnnestOp | StatefulOp | SinkOp
+StepOp = TimeOp | FunctionOp | TakeOp | UnnestOp | PrintOp | StatefulOp | SinkOp
 
 
 def in_turn(ops: Sequence[StepOp]) -> tuple[StepOp, ...]:
     """A step's operators, each behind those it reads, and those that run together side by side."""
-    makers = {op.output: op for op in ops if not isinstance(op, SinkOp)}
+    makers = {op.output: op for op in ops if not isinstance(op, SinkOp | PrintOp)}
     by_name = {op.name: op for op in ops if isinstance(op, StatefulOp)}
     found: dict[int, StepOp] = {}
 

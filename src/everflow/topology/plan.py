@@ -33,6 +33,7 @@ from everflow.topology.graph import (
     LookupOperator,
     MergeNode,
     Node,
+    PrintNode,
     ProcessorOperator,
     ProjectNode,
     SinkNode,
@@ -50,6 +51,7 @@ from everflow.topology.physical_plan import (
     GlobalTable,
     PhysicalPlan,
     PlannedStep,
+    PrintOp,
     Projection,
     Segment,
     SinkOp,
@@ -217,6 +219,8 @@ class _Planner:
                     yield self._place_projection(node, slot)
             case SinkNode():
                 self._place_sink(node)
+            case PrintNode():
+                self._place_print(node)
             case GlobalTableNode():
                 self._global_tables.append(self._global_table(node))
             case FunctionNode() | TakeNode() | UnnestNode() | StatefulNode():
@@ -339,6 +343,14 @@ class _Planner:
             )
         self.step_ops.append((op, level))
         yield out
+
+    def _place_print(self, node: PrintNode) -> None:
+        inputs = self._inputs(node)
+        level = self._step_level(node.name, inputs)
+        op = PrintOp(
+            name=node.name, title=node.title, rows=node.rows, inputs=inputs, where=node.where
+        )
+        self.step_ops.append((op, level))
 
     def _place_sink(self, node: SinkNode) -> None:
         inputs = self._inputs(node)

@@ -125,3 +125,26 @@ def test_a_run_ends_after_its_records_and_returns_them(cluster: Cluster, app: Ap
     records = streams.run(count=6, timeout="1 minute", collect=output)
     assert streams.state is ClientState.NOT_RUNNING
     assert sorted(records) == [(f"k{n}", n, 10 + n) for n in range(6)]
+
+
+@pytest.mark.parametrize("jobs", [False, True], ids=[RESIDENT, SPARK_JOB])
+def test_rows_of_committed_batches_come_to_the_drivers_terminal(
+    app: Application, cluster: Cluster, capsys: pytest.CaptureFixture[str], jobs: bool
+) -> None:
+    source = cluster.topic("in", 1)
+    builder = StreamsBuilder()
+    stream = builder.stream(source, key=serdes.string(), value=serdes.string())
+    lengths = stream.map_values(lambda value: len(value), returns="bigint")
+    lengths.map_values(F.col("value") + 1).print_table("lengths", rows=5)
+    stream.group_by_key().count(store="n").print_table("counts")
+    cluster.write(source, [text("k", "v", at) for at in range(1, 101)])
+    with app.running(builder.build(), spark_job_per_batch=jobs) as streams:
+        app.until_processed(streams, source)
+    lines = capsys.readouterr().out.splitlines()
+    assert "--- lengths" in lines
+    assert "--- counts" in lines
+    rows = [line for line in lines if line.startswith("1970") and line.endswith("  2")]
+    more = sum(int(line.split()[2]) for line in lines if line.startswith("... and"))
+    assert len(rows) >= 1
+    assert len(rows) + more == 100
+    assert any(line.endswith("100") for line in lines)

@@ -243,6 +243,25 @@ class BatchFigures(NamedTuple):
         )
 
 
+class Printed(NamedTuple):
+    """Rows of one ``print_table``, as texts. ``most``: how many are printed at once;
+    ``left_out``: how many more there were."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    most: int
+    left_out: int
+
+    def with_later(self, later: Printed) -> Printed:
+        """Both, as far as there is room."""
+        rows = [*self.rows, *later.rows]
+        too_many = max(0, len(rows) - self.most)
+        return self._replace(
+            rows=rows[: self.most], left_out=self.left_out + later.left_out + too_many
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class BatchResult:
     """What a finished job reports.
@@ -277,6 +296,7 @@ class BatchResult:
     figures: BatchFigures = field(default_factory=BatchFigures)
     left_out: list[str] = field(default_factory=list)
     """The first few records that failed and that a handler left out, each in a line."""
+    printed: list[Printed] = field(default_factory=list)
 
     @property
     def committed(self) -> bool:
@@ -299,6 +319,7 @@ class BatchResult:
             by_task(data["stream_times"]),
             by_task(data["positions"]),
         )
+        data["printed"] = [Printed(*one) for one in data["printed"]]
         data["figures"] = BatchFigures.of(data["figures"])
         return BatchResult(**data)
 

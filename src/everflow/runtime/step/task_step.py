@@ -32,6 +32,7 @@ from everflow.runtime.commit.batch import (
     BatchFailure,
     BatchRequest,
     BatchResult,
+    Printed,
     as_json,
     by_name,
     by_partition,
@@ -41,6 +42,7 @@ from everflow.runtime.step.changelog_rows import changes_from_rows, changes_to_r
 from everflow.runtime.step.extracted_times import extract_times
 from everflow.runtime.step.merge_order import merge_inputs, merge_tasks
 from everflow.runtime.step.partitioning import Partitions
+from everflow.runtime.step.printing import printed_of
 from everflow.runtime.step.record_ages import ages_read
 from everflow.runtime.step.stateful_ops import clock_name, run_stateful
 from everflow.runtime.step.step_failure import EarlierStepFailed, failure_of
@@ -63,6 +65,7 @@ from everflow.topology.physical_plan import (
     DEAD_LETTER_SLOT,
     FunctionOp,
     PhysicalPlan,
+    PrintOp,
     SinkOp,
     Source,
     StatefulOp,
@@ -107,6 +110,7 @@ class StepResult:
     dead_letters: EdgeBatch | None = None
     timings: dict[str, float] = field(default_factory=dict)
     ages: list[Ages] = field(default_factory=list)
+    printed: list[Printed] = field(default_factory=list)
     input_bytes: int = 0
     """Arrow bytes of step 0's input: what ``max.batch.bytes`` bounds."""
 
@@ -256,6 +260,9 @@ class TaskStep:
                             records[one.output] = done.output
                 elif isinstance(op, TimeOp):
                     pass  # before the merge
+                elif isinstance(op, PrintOp):
+                    shown_rows = printed_of(op, merge_tasks(in_order(_input_of(op, records))))
+                    result.printed += [shown_rows] if shown_rows.rows else []
                 elif isinstance(op, SinkOp):
                     result.outputs += _to_outputs(op, _input_of(op, records), by_index)
                 else:
@@ -329,7 +336,7 @@ def failed(error: Exception, hop_out: HopSchema | None) -> Iterator[pa.RecordBat
 
 
 def _input_of(
-    op: FunctionOp | TakeOp | UnnestOp | SinkOp, records: Mapping[int, EdgeBatch]
+    op: FunctionOp | TakeOp | UnnestOp | PrintOp | SinkOp, records: Mapping[int, EdgeBatch]
 ) -> EdgeBatch:
     return concat([records[slot] for slot in op.inputs])
 
@@ -450,6 +457,7 @@ def _to_control(result: StepResult) -> str:
             "stream_times": by_name(result.stream_times),
             "dropped": result.dropped,
             "ages": result.ages,
+            "printed": result.printed,
             "bytes": result.input_bytes,
         }
     )
@@ -476,5 +484,6 @@ def _from_control(control: str) -> StepResult:
         stream_times=by_task(data.get("stream_times", {})),
         dropped=data.get("dropped", {}),
         ages=[Ages(*ages) for ages in data.get("ages", ())],
+        printed=[Printed(*one) for one in data.get("printed", ())],
         input_bytes=data.get("bytes", 0),
     )

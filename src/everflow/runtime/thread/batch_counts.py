@@ -6,6 +6,7 @@ every such record, and of a micro-batch that may be a hundred thousand lines.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -14,6 +15,7 @@ from everflow.clock import Clock
 from everflow.metrics import Metrics
 from everflow.moves import counted, moves
 from everflow.runtime.commit.batch import BatchResult
+from everflow.runtime.thread.table_printer import tables
 from everflow.runtime.thread.thread_figures import ABORTED, ThreadFigures
 
 TOLD_EVERY_MS = 60_000.0
@@ -94,6 +96,7 @@ class BatchCounts:
             names.DROPPED_RECORDS, sum(sum(reasons.values()) for reasons in result.dropped.values())
         )
         self.tell(self.clock.monotonic_ms(), result.dropped)
+        tables.add(result.printed)
         if result.left_out:
             moves.warning("left out of a batch: %s", "; ".join(result.left_out))
 
@@ -101,3 +104,5 @@ class BatchCounts:
         """Tell what was dropped and is due; with ``math.inf`` all that is left, at the end."""
         for line in self._dropped.lines(dropped, now_ms):
             moves.warning("%s", line)
+        if now_ms == math.inf:
+            tables.flush()

@@ -164,6 +164,7 @@ class KafkaSink:
             timings=result.timings,
             figures=figures_of(result),
             left_out=left_out,
+            printed=result.printed,
         )
 
     def _write(
