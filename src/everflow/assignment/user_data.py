@@ -30,7 +30,18 @@ HOSTS_BUDGET_BYTES = 200_000
 """The host map is sent only while all copies of it, one per member, stay below this."""
 
 _MAGIC = b"ef"
-_DAMAGED = (zlib.error, ValueError, KeyError, TypeError, AttributeError)
+_DAMAGED = (
+    zlib.error,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    OverflowError,  # "Infinity" where a number should be
+    RecursionError,  # a hundred thousand brackets
+)
+_MOST_BYTES = 16 << 20
+"""Of user data, unpacked: the broker keeps at most 1 MB of all members, packed."""
+_MOST_TASKS = 1_000_000
 _EMPTY: Mapping[Any, Any] = MappingProxyType({})
 
 
@@ -277,10 +288,10 @@ def tasks_of_runs(text: str) -> frozenset[TaskId]:
         index, _, spans = part.partition(":")
         for span in spans.split(","):
             first, _, last = span.partition("-")
-            tasks.update(
-                TaskId(int(index), partition)
-                for partition in range(int(first), int(last or first) + 1)
-            )
+            partitions = range(int(first), int(last or first) + 1)
+            if len(partitions) + len(tasks) > _MOST_TASKS:
+                raise ValueError(f"more than {_MOST_TASKS} tasks")
+            tasks.update(TaskId(int(index), partition) for partition in partitions)
     return frozenset(tasks)
 
 
@@ -346,12 +357,22 @@ def _unpack(blob: bytes, what: str, newest: int) -> tuple[dict[str, Any], int, i
             f"that instance"
         )
     try:
-        body = json.loads(zlib.decompress(blob[4:]).decode("utf-8", "surrogatepass"))
+        body = json.loads(_unpacked(blob[4:]).decode("utf-8", "surrogatepass"))
     except _DAMAGED as failure:
         raise UserDataError(f"{what} are damaged: {failure!r}") from failure
     if not isinstance(body, dict):
         raise UserDataError(f"{what} are damaged: {type(body).__name__} where a record should be")
     return body, used, latest
+
+
+def _unpacked(packed: bytes) -> bytes:
+    """zlib's inverse, for texts of members; ValueError for what would unpack to more."""
+    unpacking = zlib.decompressobj()
+    text = unpacking.decompress(packed, _MOST_BYTES)
+    if not unpacking.eof:
+        why = f"more than {_MOST_BYTES} bytes" if unpacking.unconsumed_tail else "cut off"
+        raise ValueError(why)
+    return text
 
 
 def _text(value: object) -> str:

@@ -24,6 +24,7 @@ import shutil
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -36,6 +37,8 @@ from everflow.state.memory_folder import NOTHING_IN_MEMORY, MemoryFolder
 FORMAT = 1
 """Version of this layout; a higher one was written by a later release."""
 
+_PRIVATE = 0o700
+"""Stores hold the user's records, the log beside them what was said of them."""
 _LOCK = ".lock"
 _METADATA = "process-metadata"
 _DISTRUSTED = "distrusted"
@@ -137,7 +140,9 @@ class StateDirectory:
         memory: MemoryFolder,
     ) -> StateDirectory:
         _read_metadata(path, application_id)
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
+        with suppress(PermissionError):  # another user's folder that this one may write to
+            path.chmod(_PRIVATE)  # also one that is there already
         lock = _acquire(path)
         try:
             found = _read_metadata(path, application_id)

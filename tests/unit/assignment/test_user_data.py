@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 import zlib
 from contextlib import suppress
 from dataclasses import replace
@@ -133,6 +134,36 @@ def test_a_flipped_bit_never_goes_unnoticed(data: UserData, choice: st.DataObjec
 def test_a_body_of_another_shape_is_damage(body: bytes) -> None:
     with pytest.raises(UserDataError, match="damaged"):
         decode(b"ef\x02\x02" + zlib.compress(body))
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b'{"p": "' + b"x" * (17 << 20) + b'", "n": 1}', "more than 16777216 bytes"),
+        (b'{"p": "x", "n": 1, "o": "0:0-99999999999"}', "more than 1000000 tasks"),
+        (b'{"p": "x", "n": 1, "a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "Recursion"),
+        (b'{"p": "x", "n": Infinity}', "Overflow"),
+    ],
+    ids=["large", "many tasks", "nested", "infinite"],
+)
+def test_user_data_are_bounded_before_they_are_memory(body: bytes, why: str) -> None:
+    """A few bytes of a member may say a great deal: each member decodes the leader's, the leader
+    each member's."""
+    blob = b"ef\x02\x02" + zlib.compress(body)
+    assert len(blob) < 50_000
+    tracemalloc.start()
+    with pytest.raises(UserDataError, match=why):
+        decode(blob)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 64 << 20
+
+
+def test_user_data_that_are_cut_off_are_damage() -> None:
+    blob = encode(UserData(process_id="p" * 100))
+    for end in range(4, len(blob)):
+        with pytest.raises(UserDataError, match="damaged"):
+            decode(blob[:end])
 
 
 def test_a_newer_version_is_told_apart_and_names_its_writer() -> None:

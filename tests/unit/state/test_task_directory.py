@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -48,6 +49,21 @@ def test_a_second_process_is_refused_with_the_pid_of_the_first(tmp_path: Path) -
         [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True
     )
     assert said.stdout == ""
+
+
+def test_the_folder_is_private_to_its_user_also_one_that_was_there(tmp_path: Path) -> None:
+    """A umask that lets others read is a machine's affair, not that of who may read the records."""
+    there = tmp_path / "there"
+    there.mkdir(mode=0o755)
+    there.chmod(0o755)
+    before = os.umask(0)
+    try:
+        for path in (tmp_path / "new", there):
+            directory = opened(path)
+            assert stat.S_IMODE(directory.path.stat().st_mode) == 0o700
+            directory.close()
+    finally:
+        os.umask(before)
 
 
 def test_the_same_process_is_refused_too(tmp_path: Path) -> None:

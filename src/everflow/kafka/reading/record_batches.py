@@ -31,6 +31,8 @@ _STREAM_CODECS = {1: "gzip", 3: "lz4", 4: "zstd"}
 _SNAPPY = 2
 _XERIAL = b"\x82SNAPPY\x00"
 _XERIAL_HEADER_BYTES = 16
+_SNAPPY_GROWTH = 32
+"""Its shortest element, three bytes, stands for 64: more than 22 times as much cannot be."""
 _ABORT = b"\x00\x00"
 _RECORDS_AT_ONCE = 16_384
 """Columns of this many records stay in the processor's caches; below it, small batches are read
@@ -267,6 +269,8 @@ def _snappy_block(block: bytes) -> bytes:
         shift += 7
         if byte < 128:
             break
+    if size > _SNAPPY_GROWTH * len(block):
+        raise ValueError(f"{len(block)} bytes say that they hold {size}")
     return bytes(pa.Codec("snappy").decompress(block, size, asbytes=True))
 
 
