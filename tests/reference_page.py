@@ -75,7 +75,11 @@ SECTIONS = (
         "PunctuationType punctuate Stores KeyValueStore VersionedStore WindowStore SessionStore",
     ),
     Section("Serdes", "serdes.md", "serdes"),
-    Section("Running", "../SCALING.md", "KafkaStreams ClientState StateListener"),
+    Section(
+        "Running",
+        "../SCALING.md",
+        "KafkaStreams ClientState StateListener StreamThreadExceptionResponse",
+    ),
     Section("Settings", "configuration.md", "StreamsConfig"),
     Section(
         "Records that fail",

@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from everflow.runtime.restore.standby_listener import StandbyUpdateListener, SuspendReason
     from everflow.runtime.task_status import TaskStatus
     from everflow.runtime.tasks.task import TaskRole, TaskState
+    from everflow.runtime.thread.replacement import StreamThreadExceptionResponse
     from everflow.spark.session import session
     from everflow.state.versions import VersionedRecord
     from everflow.topology.program import Topology
@@ -156,6 +157,7 @@ __all__ = [
     "StoreKindError",
     "StoreNotFoundError",
     "Stores",
+    "StreamThreadExceptionResponse",
     "StreamsBuilder",
     "StreamsConfig",
     "StreamsMetadata",
@@ -218,6 +220,7 @@ _NAMES = {
     "records": "TaskId TopicPartition",
     "runtime.client_state": "ClientState IllegalStateError StateListener",
     "runtime.kafka_streams": "KafkaStreams",
+    "runtime.thread.replacement": "StreamThreadExceptionResponse",
     "runtime.query.key_metadata": "KeyQueryMetadata StreamsMetadata",
     "runtime.query.queries": "LagInfo",
     "runtime.query.query_errors": "InvalidStateStoreError StaleStateError StateElsewhereError "

@@ -325,11 +325,10 @@ KAFKA_STREAMS: Names = {
     "setStandbyUpdateListener": is_called(
         "set_standby_update_listener", "streams.set_standby_update_listener(mine)"
     ),
-    "setUncaughtExceptionHandler": not_there(
-        "there is no uncaught exception handler yet: an instance that cannot go on ends in state "
-        "ERROR, "
-        "streams.error says why, "
-        "streams.set_state_listener(...) is told, and run() raises"
+    "setUncaughtExceptionHandler": is_called(
+        "set_uncaught_exception_handler",
+        "streams.set_uncaught_exception_handler("
+        "lambda error: StreamThreadExceptionResponse.REPLACE_THREAD)",
     ),
     "metrics": is_called("metrics", "streams.metrics()"),
     "store": is_called("store", "streams.store('orders-per-key').get('a')"),
@@ -570,7 +569,11 @@ EVERFLOW: Names = {
     **VERSIONED_NAMES,
     "QueryableStoreTypes": is_called("KafkaStreams", "streams.store('orders-per-key')"),
     "StateQueryRequest": is_called("KafkaStreams", "streams.store('orders-per-key').get('a')"),
-    "StreamsUncaughtExceptionHandler": KAFKA_STREAMS["setUncaughtExceptionHandler"],
+    "StreamsUncaughtExceptionHandler": is_called(
+        "StreamThreadExceptionResponse",
+        "streams.set_uncaught_exception_handler("
+        "lambda error: StreamThreadExceptionResponse.REPLACE_THREAD)",
+    ),
     "StateRestoreListener": is_called(
         "RestoreListener", "streams.set_global_state_restore_listener(mine)"
     ),

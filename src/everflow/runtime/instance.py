@@ -42,6 +42,7 @@ from everflow.runtime.tasks.recovery import Recovery
 from everflow.runtime.tasks.task import ActiveTask, TaskState, TaskStore
 from everflow.runtime.tasks.task_manager import TaskManager, TaskServices
 from everflow.runtime.thread.batch_watchdog import any_stalled, end_hanging
+from everflow.runtime.thread.replacement import Uncaught
 from everflow.runtime.thread.stream_thread import StreamThread
 from everflow.runtime.thread.thread_ports import OpenJob, ThreadServices, ThreadSettings
 from everflow.runtime.thread_count import ThreadCount, ThreadCountPorts
@@ -166,6 +167,7 @@ class Instance:
             failed,
         )
         self.stop, self.pause, self.metrics, self.tracker = stop, pause, metrics, tracker
+        self.uncaught = Uncaught(lambda _: self.member.shut_down_application())
         self.book = GateBook()
         self.hosts = HostMap(clock)
         self.threads: list[StreamThread] = []
@@ -276,6 +278,7 @@ class Instance:
             on_warm=lambda: self.loop.post(self._look_at_tasks),
             paused=lambda: self.pause.paused or not self.global_tables.filled,
             global_tasks=self.global_tables.contexts,
+            uncaught=lambda *failed: self.uncaught.rest_ms(*failed),
             spawn=self.ports.spawn,
         )
         thread = StreamThread(

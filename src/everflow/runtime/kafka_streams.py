@@ -27,7 +27,7 @@ from everflow.metrics import Metrics
 from everflow.moves import moves
 from everflow.records import TaskId
 from everflow.runtime.banner import banner
-from everflow.runtime.client_state import ENDED, STOPPING, ClientState
+from everflow.runtime.client_state import ENDED, STOPPING, ClientState, IllegalStateError
 from everflow.runtime.cluster_ports import ClusterPorts, instance_settings
 from everflow.runtime.front.bounded_run import bounded_run
 from everflow.runtime.front.foreground import Foreground
@@ -46,6 +46,7 @@ from everflow.runtime.start_up import prepare_cluster, require_tasks
 from everflow.runtime.task_status import TaskStatus, copies_metrics, input_lag, statuses
 from everflow.runtime.tasks.task import TaskState
 from everflow.runtime.thread.batch_watchdog import troubles
+from everflow.runtime.thread.replacement import Uncaught
 from everflow.runtime.unclosed import close_at_exit, running_here
 from everflow.runtime.wiring import Ground, instance_log
 from everflow.state.memory_folder import MemoryFolder
@@ -59,6 +60,8 @@ log = logging.getLogger("everflow")
 
 END_S = 60.0
 """What an end may take besides the draining."""
+SPREADS_MS = 30_000.0
+"""How long an instance that has asked all to end stays for it."""
 
 
 class KafkaStreams(
@@ -104,6 +107,9 @@ class KafkaStreams(
         self._introduced = False
         self._tracker = RestoreTracker(self._metrics)
         self._standby_listener: StandbyUpdateListener = SilentStandbyListener()
+        self._uncaught = Uncaught(self._shut_down_all)
+        self._spreading: EverflowError | None = None
+        """For which all instances were asked to end."""
         self._pause = Pause()
         self._joined = False
         self._told_by_caller = False
@@ -280,6 +286,7 @@ class KafkaStreams(
         instance = self._life.instance = self._wired(
             ClusterPorts(ground, context, lambda: self._standby_listener, held)
         )
+        instance.uncaught = self._uncaught
         ports = self._query_ports(ground, instance)
         self._queries = store_queries(
             self._topology, blueprint, config.application_server, ports, self._clock
@@ -350,9 +357,27 @@ class KafkaStreams(
             draining=lambda: not self._life.stop.is_set(),
         )
 
+    def _shut_down_all(self, error: EverflowError) -> None:
+        """The handler of uncaught errors wants all instances to end: this one, too, with the
+        rebalance that tells the others, or without it where none comes."""
+        try:
+            self.shut_down_application()
+        except IllegalStateError as refused:
+            log.error("%s", refused)
+            return
+        self._spreading = self._life.error = error
+
+        def end_alone() -> None:
+            self._clock.wait(self._life.stop, SPREADS_MS)
+            self._life.fail(error)
+
+        on_thread("everflow-shut-down-all", end_alone)
+
     def _on_failed(self, error: EverflowError) -> None:
         if self.state in STOPPING:
             return
+        if error is self._spreading:
+            return  # all are asked to end, and this one with them
         self._metrics.add(names.FAILED_STREAM_THREADS, 1)
         log.debug("How the error that stops the instance came about", exc_info=error)
         log.log(

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
+from everflow.errors import ConfigError
 from everflow.runtime.client_state import ENDED, ClientState, IllegalStateError, StateListener
 from everflow.runtime.instance_life import Living
 from everflow.runtime.pause import Pause
 from everflow.runtime.restore.restore_listener import RestoreListener
 from everflow.runtime.restore.restore_progress import RestoreTracker
 from everflow.runtime.restore.standby_listener import StandbyUpdateListener
+from everflow.runtime.thread.replacement import (
+    MOST,
+    WITHIN_MS,
+    Uncaught,
+    UncaughtExceptionHandler,
+)
 from everflow.runtime.thread_count import ThreadCount
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.task_directory import StateDirectory
+from everflow.windows import Duration, duration_ms
 
 log = logging.getLogger("everflow")
 
@@ -24,6 +33,7 @@ class InstanceOperations(Living):
     _pause: Pause
     _tracker: RestoreTracker
     _standby_listener: StandbyUpdateListener
+    _uncaught: Uncaught
 
     def set_state_listener(self, listener: StateListener) -> None:
         """``listener(new, old)`` on every change, on the thread that made it: return quickly.
@@ -41,6 +51,40 @@ class InstanceOperations(Living):
         only."""
         self._require_created("a standby update listener is set")
         self._standby_listener = listener
+
+    def set_uncaught_exception_handler(
+        self,
+        handler: UncaughtExceptionHandler,
+        *,
+        most: int = MOST,
+        within: Duration = WITHIN_MS,
+    ) -> None:
+        """``handler(error)`` says what becomes of a stream thread that cannot go on (KIP-671).
+        Before `start` only.
+
+        REPLACE_THREAD: the thread begins anew: its workers are ended and fenced, its tasks
+        recovered. The task whose record or batch failed rests meanwhile (1 s, twice as long each
+        time, a minute at most), and its `TaskStatus.trouble` says why; the others go on. Where all
+        of the thread's tasks may be the cause, all of them rest. A thread is replaced ``most``
+        times ``within`` a time (text such as ``"10 minutes"``, ms or a timedelta), and only for
+        causes that may pass; then the instance ends.
+        SHUTDOWN_CLIENT: this instance ends in state ERROR, as without a handler.
+        SHUTDOWN_APPLICATION: all instances end, as after `shut_down_application`.
+
+        It is called on the failing thread. What it raises is logged, and the instance ends. Other
+        failures than a stream thread's (of the group's membership, of a missing topic) do not
+        reach it. Raises IllegalStateError after the start, ConfigError where ``most`` is below 1,
+        TopologyError for what is no duration.
+        """
+        self._require_created("an uncaught exception handler is set")
+        if most < 1:
+            raise ConfigError(
+                f"set_uncaught_exception_handler: most is at least 1, found {most}. To end at the "
+                f"first failure answer SHUTDOWN_CLIENT."
+            )
+        self._uncaught = replace(
+            self._uncaught, handler=handler, most=most, within_ms=duration_ms(within)
+        )
 
     def pause(self) -> None:
         """Process nothing, restore nothing, let standbys follow nothing, on this instance, until

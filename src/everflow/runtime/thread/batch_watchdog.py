@@ -54,6 +54,13 @@ def any_stalled(threads: Iterable[StreamThread], clock: Clock) -> bool:
 
 
 def troubles(threads: Iterable[StreamThread]) -> dict[TaskId, Trouble]:
-    """What keeps tasks from getting on, of those whose stream thread's batches fail."""
+    """What keeps tasks from getting on, of those whose stream thread's batches fail, or that rest
+    after they have failed."""
+    threads = list(threads)
     found = [(thread.trouble, list(thread.tasks)) for thread in threads]
-    return {task: trouble for trouble, tasks in found if trouble is not None for task in tasks}
+    failing = {task: trouble for trouble, tasks in found if trouble is not None for task in tasks}
+    return failing | {
+        task: trouble
+        for thread in threads
+        for task, trouble in thread.quarantine.troubles().items()
+    }

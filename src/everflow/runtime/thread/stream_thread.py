@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-import queue
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,9 +32,11 @@ from everflow.runtime.thread.batching import BatchSize, PlannedBatch, is_empty, 
 from everflow.runtime.thread.failure_text import ending, short
 from everflow.runtime.thread.record_search import RecordSearch
 from everflow.runtime.thread.repeated_failures import Trouble
+from everflow.runtime.thread.replacement import Quarantine, culprits
 from everflow.runtime.thread.struggle import Hung, Recovering, Struggle
 from everflow.runtime.thread.task_idling import TaskIdling
-from everflow.runtime.thread.thread_ports import Job, ThreadServices, ThreadSettings
+from everflow.runtime.thread.thread_commands import ThreadCommands
+from everflow.runtime.thread.thread_ports import Job, ThreadServices, ThreadSettings, batch_request
 from everflow.threads import Running
 
 log = logging.getLogger("everflow")
@@ -44,17 +45,6 @@ ABORT_PAUSE_MS = 50.0
 IDLE_WAIT_MS = 1_000.0
 FRESH_ENDS_MS = 20.0
 """How long a batch that is not full waits to hear where its logs end now."""
-
-
-@dataclass
-class _Add:
-    tasks: Sequence[ActiveTask]
-
-
-@dataclass
-class _Drop:
-    tasks: frozenset[TaskId]
-    done: Callable[[Sequence[ActiveTask]], None]
 
 
 @dataclass(kw_only=True)
@@ -76,6 +66,8 @@ class StreamThread:
     """The last batch whose workers the watchdog has ended; it says so before it does."""
     recovering: Recovering | None = None
     """While it recovers from a batch that failed: none of the tasks is processed."""
+    quarantine: Quarantine = field(default_factory=Quarantine)
+    """Tasks that rest, since they have failed."""
     cut_off: bool = False
     """The end of the instance has killed the workers of the batch in flight: its failure is no
     news."""
@@ -83,11 +75,8 @@ class StreamThread:
     """Wall clock of the last moment between batches: everything that was committed here until then
     is in the stores."""
 
-    _arriving: dict[TaskId, ActiveTask] = field(default_factory=dict)
-    """Given to this thread, not taken over yet."""
-
     def __post_init__(self) -> None:
-        self._commands: queue.SimpleQueue[_Add | _Drop] = queue.SimpleQueue()
+        self._commands = ThreadCommands()
         self._stop = threading.Event()
         self._job: Job | None = None
         self._next = BatchId("", 0, 0)
@@ -129,19 +118,18 @@ class StreamThread:
 
     def add(self, tasks: Sequence[ActiveTask]) -> None:
         """Recovered tasks for this thread, taken over before its next batch."""
-        self._arriving.update({task.id: task for task in tasks})
-        self._commands.put(_Add(tasks))
+        self._commands.add(tasks)
         self.wake.set()
 
     def drop(self, tasks: Collection[TaskId], done: Callable[[Sequence[ActiveTask]], None]) -> None:
         """Give up tasks after the batch in flight; ``done`` gets those it held, on this thread."""
-        self._commands.put(_Drop(frozenset(tasks), done))
+        self._commands.drop(tasks, done)
         self.wake.set()
 
     def held(self) -> list[ActiveTask]:
         """Its tasks, those it takes over before its next batch included; from any thread."""
         # First: a task is in `tasks` before it leaves here.
-        arriving = list(self._arriving.values())
+        arriving = self._commands.arriving()
         return list({task.id: task for task in (*arriving, *list(self.tasks.values()))}.values())
 
     def stop(self) -> None:
@@ -159,7 +147,7 @@ class StreamThread:
         try:
             self._warm_up()
             while not self._stop.is_set():
-                self.run_once()
+                self._turn()
             self._close(self.tasks)
         except StoppedError:
             self._close({})
@@ -170,6 +158,37 @@ class StreamThread:
             log.exception("Stream thread %d failed", self.number)
             self._fail(EverflowError(f"Stream thread {self.number} failed: {error!r}"))
             self._close({})
+
+    def _turn(self) -> None:
+        """`run_once`; where that fails, and the user's handler says so, go on as a new thread."""
+        try:
+            self.run_once()
+        except StoppedError:
+            raise
+        except Exception as error:
+            if not isinstance(error, EverflowError):  # a defect
+                log.exception("Stream thread %d failed", self.number)
+                error = EverflowError(f"Stream thread {self.number} failed: {error!r}")
+            now_ms = self.clock.monotonic_ms()
+            rest_ms = self.services.uncaught(self.number, error, now_ms)
+            if rest_ms is None:
+                raise error from None
+            failing = culprits(error, self.tasks, self._planned)
+            self.quarantine.put(failing, now_ms + rest_ms, self.clock.now_ms(), error)
+            self._begin_anew(error)
+
+    def _begin_anew(self, error: EverflowError) -> None:
+        """Nothing of what was is trusted (KIP-671): another job, and its tasks are recovered."""
+        self._close_job()
+        self.services.kill_workers(self.services.gate.take_pids(self.number))
+        for task in self.tasks.values():
+            if task.state is TaskState.RUNNING:
+                task.to(TaskState.RESTORING)
+        self._planned = self._search = self._stuck_at = None
+        self._struggle = self._no_struggle()
+        self._next = BatchId(self.new_incarnation(), 0, 0)
+        failure = BatchFailure(kind="retriable", error=str(error))
+        self.recovering = Recovering(failure, self.clock.monotonic_ms())
 
     def _warm_up(self) -> None:
         """Prepare the job and start the workers of its hops before the instance joins the group: an
@@ -208,6 +227,10 @@ class StreamThread:
         if not self._refused:
             self._take_commands()
         self._refused = False
+        resting = self.quarantine.resting(self.clock.monotonic_ms())
+        if self.tasks and resting >= self.tasks.keys():
+            self.clock.wait(self.wake, IDLE_WAIT_MS)
+            return False
         if self.recovering is not None:
             self._recover_after(self.recovering.failure)
             return False
@@ -252,24 +275,8 @@ class StreamThread:
 
     def _take_commands(self) -> None:
         self.wake.clear()
-        changed = False
-        while True:
-            try:
-                command = self._commands.get_nowait()
-            except queue.Empty:
-                break
-            if isinstance(command, _Add):
-                for task in command.tasks:
-                    self.tasks[task.id] = task
-                    self._arriving.pop(task.id, None)
-                changed = changed or bool(command.tasks)
-            else:
-                dropped = [
-                    self.tasks.pop(task) for task in sorted(command.tasks) if task in self.tasks
-                ]
-                changed = changed or bool(dropped)
-                command.done(dropped)
-        if changed:
+        if self._commands.take(self.tasks):
+            self.quarantine.keep(self.tasks)
             self._planned = None  # nothing of it was committed; positions still say where to begin
             self._stuck_at = None
             self._search = None
@@ -324,8 +331,11 @@ class StreamThread:
     def _available(self) -> dict[TopicPartition, OffsetRange]:
         """What is in the logs of its tasks and not yet processed."""
         ends = self.services.ends.ends()
+        resting = self.quarantine.resting(self.clock.monotonic_ms())
         return {
-            tp: OffsetRange(position, max(position, ends.get(tp, task.ends.get(tp, position))))
+            tp: OffsetRange(position, position)
+            if task.id in resting
+            else OffsetRange(position, max(position, ends.get(tp, task.ends.get(tp, position))))
             for task in self.tasks.values()
             for tp, position in task.positions.items()
         }
@@ -365,31 +375,17 @@ class StreamThread:
             self.services.gate.end(batch_id)
 
     def _request(self, batch_id: str, planned: PlannedBatch) -> BatchRequest:
-        """Of the tasks that have something to read, or that the wall clock may call."""
         calls = bool(planned.ranges) and not self.services.paused()
-        served = [
-            task
-            for _, task in sorted(self.tasks.items())
-            if (calls and task.id.subtopology in self.settings.clocked)
-            or not is_empty({tp: planned.ranges[tp] for tp in task.inputs if tp in planned.ranges})
-        ]
-        inputs = sorted(tp for task in served for tp in task.inputs if tp in planned.ranges)
-        return BatchRequest(
-            batch_id=batch_id,
-            thread=self.number,
-            attempt=planned.attempt,
-            guarantee=self.settings.guarantee,
-            transactional_id=self.settings.transactional_id,
-            wall_clock_ms=planned.wall_clock_ms,
-            gate=self.settings.gate_path,
-            ranges={tp: planned.ranges[tp] for tp in inputs},
-            log_ends={tp: planned.log_ends[tp] for tp in inputs},
-            tasks=[task.context() for task in served],
-            application_id=self.settings.application_id,
-            global_tasks=self.services.global_tasks(),
-            producer_config=self.settings.producer_config,
-            most_bytes=self.settings.limits.max_bytes,
-            waits=planned.waits,
+        clocked = self.settings.clocked if calls else ()
+        resting = self.quarantine.resting(self.clock.monotonic_ms())
+        return batch_request(
+            self.settings,
+            batch_id,
+            self.number,
+            planned,
+            [task for _, task in sorted(self.tasks.items())],
+            lambda task: task.id.subtopology in clocked and task.id not in resting,
+            self.services.global_tasks(),
         )
 
     # --- step 6 ----------------------------------------------------------------------------------
@@ -542,6 +538,8 @@ class StreamThread:
             ):  # then the sink applied the batch to all its stores
                 task.last_batch = batch_id
             read += moved
+            if moved:
+                self.quarantine.got_on(task.id)
         self._next = self._next._replace(counter=self._next.counter + 1)
         rest_ms = self._size.rest_ms(self.settings.limits, read, elapsed_ms)
         self._rested_ms = self.clock.monotonic_ms() + rest_ms
@@ -590,10 +588,4 @@ class StreamThread:
             self._close_job()
         except Exception:  # the session may be gone already
             log.debug("Stream thread %d: closing its job failed", self.number, exc_info=True)
-        while True:  # whoever waits for tasks to be given up must not wait for ever
-            try:
-                command = self._commands.get_nowait()
-            except queue.Empty:
-                return
-            if isinstance(command, _Drop):
-                command.done([known.pop(task) for task in sorted(command.tasks) if task in known])
+        self._commands.refuse(known)

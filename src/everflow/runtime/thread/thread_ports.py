@@ -12,6 +12,8 @@ from everflow.metrics import Metrics
 from everflow.runtime.commit.batch import BatchRequest, BatchResult, TaskContext
 from everflow.runtime.commit.commit_gate import GateBook
 from everflow.runtime.tasks.recovery import Recovery
+from everflow.runtime.tasks.task import ActiveTask
+from everflow.runtime.thread.batching import PlannedBatch, is_empty
 from everflow.runtime.topics.end_offsets import EndOffsets
 from everflow.threads import Spawn, on_thread
 
@@ -52,7 +54,8 @@ class ThreadSettings:
 class ThreadServices:
     """Effects of a stream thread. ``kill_workers(pids)`` returns when they are gone;
     ``on_failed(error)`` is called once, when the thread ends with an error. ``paused()``: process
-    nothing (KIP-834). ``global_tasks()``: where the global tables lie now."""
+    nothing (KIP-834). ``global_tasks()``: where the global tables lie now. ``uncaught(number,
+    error, now)``: see `Uncaught.rest_ms`."""
 
     open_job: OpenJob
     kill_workers: Callable[[Sequence[int]], None]
@@ -65,4 +68,42 @@ class ThreadServices:
     on_warm: Callable[[], None] = lambda: None
     paused: Callable[[], bool] = lambda: False
     global_tasks: Callable[[], list[TaskContext]] = list
+    uncaught: Callable[[int, EverflowError, float], float | None] = lambda *_: None
     spawn: Spawn = on_thread
+
+
+def batch_request(
+    settings: ThreadSettings,
+    batch_id: str,
+    number: int,
+    planned: PlannedBatch,
+    tasks: Sequence[ActiveTask],
+    called: Callable[[ActiveTask], bool],
+    global_tasks: list[TaskContext],
+) -> BatchRequest:
+    """What the workers of thread ``number`` are asked to do: for those of its tasks that have
+    something to read, or are ``called`` by the wall clock."""
+    served = [
+        task
+        for task in tasks
+        if called(task)
+        or not is_empty({tp: planned.ranges[tp] for tp in task.inputs if tp in planned.ranges})
+    ]
+    inputs = sorted(tp for task in served for tp in task.inputs if tp in planned.ranges)
+    return BatchRequest(
+        batch_id=batch_id,
+        thread=number,
+        attempt=planned.attempt,
+        guarantee=settings.guarantee,
+        transactional_id=settings.transactional_id,
+        wall_clock_ms=planned.wall_clock_ms,
+        gate=settings.gate_path,
+        ranges={tp: planned.ranges[tp] for tp in inputs},
+        log_ends={tp: planned.log_ends[tp] for tp in inputs},
+        tasks=[task.context() for task in served],
+        application_id=settings.application_id,
+        global_tasks=global_tasks,
+        producer_config=settings.producer_config,
+        most_bytes=settings.limits.max_bytes,
+        waits=planned.waits,
+    )

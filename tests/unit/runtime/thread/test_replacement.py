@@ -1,0 +1,207 @@
+"""A stream thread that cannot go on (KIP-671): what the handler's answers do, how often, and who
+rests meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from everflow.errors import (
+    EverflowError,
+    FatalError,
+    InternalTopicError,
+    RecordError,
+    TaskTimeoutError,
+)
+from everflow.records import CommittedOffset, TopicPartition
+from everflow.runtime.commit.batch import (
+    COMMITTED,
+    BadRecord,
+    BatchFailedError,
+    BatchFailure,
+    BatchRequest,
+    BatchResult,
+)
+from everflow.runtime.tasks.task import ActiveTask, TaskState
+from everflow.runtime.thread.batch_watchdog import troubles
+from everflow.runtime.thread.replacement import StreamThreadExceptionResponse, Uncaught
+from unit.runtime.thread.stream_thread_world import IN, OTHER, OTHER_TASK, TASK, World
+
+REPLACE = StreamThreadExceptionResponse.REPLACE_THREAD
+BAD = RecordError("no such city", topic="in", partition=0, offset=7)
+
+
+def uncaught(handler: Callable[[EverflowError], Any] | None, **limits: float) -> Uncaught:
+    asked: list[EverflowError] = []
+    policy = Uncaught(asked.append, handler, **cast(dict[str, Any], limits))
+    policy.asked = asked  # type: ignore[attr-defined]
+    return policy
+
+
+# --- the answer and its limits --------------------------------------------------------------------
+
+
+def test_without_a_handler_the_instance_ends() -> None:
+    assert uncaught(None).rest_ms(0, BAD, 0) is None
+
+
+def test_each_replacement_waits_longer_and_the_window_moves_on() -> None:
+    policy = uncaught(lambda _: REPLACE, most=3, within_ms=100_000)
+    assert [policy.rest_ms(0, BAD, at) for at in (0, 10, 20)] == [1_000, 2_000, 4_000]
+    assert policy.rest_ms(0, BAD, 30) is None, "the fourth within the window"
+    assert policy.rest_ms(1, BAD, 30) == 1_000, "another thread has its own count"
+    assert policy.rest_ms(0, BAD, 100_015) == 2_000, "two of them are long ago"
+
+
+def test_a_rest_is_a_minute_at_most() -> None:
+    policy = uncaught(lambda _: REPLACE, most=20)
+    assert max(policy.rest_ms(0, BAD, 0) or 0.0 for _ in range(20)) == 60_000
+
+
+@pytest.mark.parametrize("error", [FatalError("x"), InternalTopicError("x")])
+def test_what_only_a_restart_mends_replaces_nothing(error: EverflowError) -> None:
+    assert uncaught(lambda _: REPLACE).rest_ms(0, error, 0) is None
+
+
+@pytest.mark.parametrize("error", [TaskTimeoutError("x"), EverflowError("a defect")])
+def test_what_may_pass_replaces(error: EverflowError) -> None:
+    assert uncaught(lambda _: REPLACE).rest_ms(0, error, 0) == 1_000
+
+
+def test_a_handler_that_fails_or_answers_nonsense_ends_the_instance(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def broken(_: EverflowError) -> Any:
+        raise ZeroDivisionError
+
+    assert uncaught(broken).rest_ms(0, BAD, 0) is None
+    assert uncaught(lambda _: "REPLACE_THREAD").rest_ms(0, BAD, 0) is None
+    assert "handler failed" in caplog.text
+    assert "answered 'REPLACE_THREAD', which is no StreamThreadExceptionResponse" in caplog.text
+
+
+def test_the_whole_application_is_asked_to_end() -> None:
+    policy = uncaught(lambda _: StreamThreadExceptionResponse.SHUTDOWN_APPLICATION)
+    assert policy.rest_ms(0, BAD, 0) is None
+    assert policy.asked == [BAD]  # type: ignore[attr-defined]
+
+
+# --- the thread -----------------------------------------------------------------------------------
+
+
+class TwoTasks(World):
+    """`TASK` fails at offset 7 of its partition until it is mended; `OTHER_TASK` never does."""
+
+    def __init__(self, handler: Callable[[EverflowError], Any]) -> None:
+        super().__init__()
+        self.at = {IN: 0, OTHER: 0}
+        self.mended = False
+        self.behave = self.process
+        policy = Uncaught(lambda _: None, handler)
+        self.thread.services = replace(self.thread.services, uncaught=policy.rest_ms)
+        self.book.own([TASK, OTHER_TASK])
+        self.both = []
+        for name, tp in ((TASK, IN), (OTHER_TASK, OTHER)):
+            epoch = self.book.epoch(name)
+            task = ActiveTask(
+                id=name, inputs=(tp,), stores=(), state=TaskState.RUNNING, epoch=epoch
+            )
+            task.positions[tp] = 0
+            self.both.append(task)
+        self.thread.add(self.both)
+
+    def process(self, request: BatchRequest) -> BatchResult:
+        wanted = request.ranges.get(IN)
+        if not self.mended and wanted is not None and wanted.start <= 7 < wanted.end:
+            bad = BadRecord("in", 0, 7)
+            raise BatchFailedError(BatchFailure(kind="record", error="no such city", record=bad))
+        self.at.update({tp: wanted.end for tp, wanted in request.ranges.items()})
+        consumed = {tp: wanted.end for tp, wanted in request.ranges.items()}
+        return BatchResult(outcome=COMMITTED, consumed=consumed, counts={"in": 1})
+
+    def committed(
+        self, partitions: Sequence[TopicPartition]
+    ) -> Mapping[TopicPartition, CommittedOffset]:
+        self.done.append("committed")
+        return {tp: CommittedOffset(self.at[tp], "") for tp in partitions}
+
+    def go(self, turns: int = 4) -> None:
+        for _ in range(turns):
+            self.ends.poll_once()
+            self.thread._turn()
+
+
+def test_the_task_that_failed_rests_and_the_others_go_on() -> None:
+    world = TwoTasks(lambda _: REPLACE)
+    world.end = 10
+    world.go()
+    assert world.at == {IN: 0, OTHER: 10}, "the other task does not wait"
+    assert "failed" not in " ".join(world.done)
+    assert len(world.opened) == 2, "another job"
+    assert all(task.state is TaskState.RUNNING for task in world.both)
+    assert world.done.index("kill [99]") < world.done.index("fence app-p-0")
+    found = troubles([world.thread])
+    assert list(found) == [TASK]
+    assert "no such city" in found[TASK].text
+    world.end = 20
+    world.go()
+    assert world.at == {IN: 0, OTHER: 20}
+    world.mended = True
+    world.clock.advance(60_000)
+    world.go()
+    assert world.at == {IN: 20, OTHER: 20}
+    assert troubles([world.thread]) == {}
+
+
+def test_a_task_that_never_gets_well_ends_the_instance_after_so_many_replacements() -> None:
+    met: list[EverflowError] = []
+
+    def handler(error: EverflowError) -> StreamThreadExceptionResponse:
+        met.append(error)
+        return REPLACE
+
+    world = TwoTasks(handler)
+    world.end = 10
+
+    def go_on() -> None:
+        for _ in range(100):
+            world.go()
+            world.clock.advance(20_000)
+
+    with pytest.raises(RecordError, match="no such city"):
+        go_on()
+    assert len(met) == 6
+    assert world.at == {IN: 0, OTHER: 10}
+
+
+def test_without_a_culprit_all_tasks_of_the_thread_rest() -> None:
+    world = TwoTasks(lambda _: REPLACE)
+    world.mended = True
+    world.end = 10
+    process = world.process
+
+    def break_down(_: BatchRequest) -> BatchResult:
+        world.behave = process
+        raise ZeroDivisionError("a defect")
+
+    world.behave = break_down
+    world.go(2)
+    assert world.at == {IN: 0, OTHER: 0}
+    assert set(troubles([world.thread])) == {TASK, OTHER_TASK}
+    world.clock.advance(2_000)
+    world.go()
+    assert world.at == {IN: 10, OTHER: 10}
+
+
+def test_a_task_that_goes_takes_its_trouble_along() -> None:
+    world = TwoTasks(lambda _: REPLACE)
+    world.end = 10
+    world.go()
+    given: list[ActiveTask] = []
+    world.thread.drop([TASK], given.extend)
+    world.go(1)
+    assert [task.id for task in given] == [TASK]
+    assert troubles([world.thread]) == {}
