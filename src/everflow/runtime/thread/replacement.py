@@ -1,7 +1,7 @@
 """What becomes of a stream thread that cannot go on (KIP-671): the user's answer, and its limits.
 
 Kafka Streams replaces a thread as often as the handler says so. A cause that does not pass then
-costs a recovery and a batch again and again, for ever, and nobody is told (reference 5.5). So a
+costs a recovery and a batch again and again, for ever, and nobody is told. So a
 replacement is for causes that may pass, waits longer each time, and is given up when there were too
 many within a window.
 """

@@ -1,5 +1,7 @@
-"""What other threads want of a stream thread: take tasks over, give them up. It looks between two
-batches only, so that a batch never loses a task under its feet."""
+"""What other threads want of a stream thread: to take tasks over, to give them up.
+
+It looks between two batches only, so that a batch never loses a task under its feet.
+"""
 
 from __future__ import annotations
 
