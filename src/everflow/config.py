@@ -220,7 +220,10 @@ class StreamsConfig:
     scale_drain_ms: int = _key(120_000, time_ms(1_000))
     scale_up_delay_ms: int = _key(15_000, time_ms(0))
     scale_down_delay_ms: int = _key(180_000, time_ms(0))
-    clients: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, metadata={"key": False})
+    # Not in the representation: passwords are in it.
+    clients: Mapping[str, Mapping[str, Any]] = field(
+        default_factory=dict, metadata={"key": False}, repr=False
+    )
     given: frozenset[str] = field(
         default=frozenset(), metadata={"key": False}, compare=False, repr=False
     )
