@@ -300,6 +300,13 @@ class TaskTimeoutError(FatalError):
     code = "EF-TASK-TIMEOUT"
 
 
+class TableLoadError(FatalError):
+    """The rows of a `StreamsBuilder.global_table_from` cannot be loaded when an instance starts;
+    the cause is chained."""
+
+    code = "EF-TABLE-LOAD"
+
+
 class IllegalTransitionError(EverflowError):
     """A state machine was asked for a step that it does not have: a defect of everflow."""
 

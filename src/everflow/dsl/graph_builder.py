@@ -30,6 +30,7 @@ from everflow.topology.graph import (
     EdgeType,
     FunctionExpr,
     GlobalTableNode,
+    LoadedTableNode,
     Node,
     RepartitionTopic,
     SinkNode,
@@ -320,7 +321,9 @@ def _or_anew(where: str | None) -> str:
 
 
 def _travelling(node: Node) -> dict[str, object]:
-    """What of a node goes to the workers: all but Columns, which run in the JVM."""
+    """What of a node goes to the workers: all but Columns, which run in the JVM, and tables."""
+    if isinstance(node, LoadedTableNode):
+        return {}
     taken = {field.name: getattr(node, field.name) for field in fields(node)}
     if isinstance(node, SourceNode):
         taken["timestamp"] = taken.pop("reading").timestamp

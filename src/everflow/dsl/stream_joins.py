@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import Column
+from pyspark.sql import Column, DataFrame
 
 from everflow.dsl.builder_call import builder_call
 from everflow.dsl.expressions import Edge, Expression
@@ -136,8 +136,13 @@ def _joined(
         return _with_table(left, right, kind, call, **options)
     if isinstance(right, StreamJoins):
         return _with_stream(left, right, kind, call, **options)
+    cure = (
+        "; make a table of it: builder.global_table_from(dataframe, key=..., store=...)"
+        if isinstance(right, DataFrame)
+        else ""
+    )
     raise TopologyError(
-        f"{call.operator} takes a stream or a table, found {right!r}", where=call.where
+        f"{call.operator} takes a stream or a table, found {right!r}{cure}", where=call.where
     )
 
 

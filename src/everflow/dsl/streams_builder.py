@@ -22,6 +22,7 @@ from everflow.dsl.in_time.versioned_tables import table_stores
 from everflow.dsl.kstream import KStream
 from everflow.dsl.ktable import KTable
 from everflow.dsl.lookups.global_tables import GlobalKTable
+from everflow.dsl.lookups.loaded_tables import Frame, Key, loaded_table
 from everflow.dsl.options.materialized import Materialized
 from everflow.dsl.topics.record_time import time_of
 from everflow.dsl.topics.resets import reset_of
@@ -199,6 +200,29 @@ class StreamsBuilder(Telling):
             )
         self.graph.declare_store(store, "add_state_store")
         return self
+
+    @builder_call
+    def global_table_from(
+        self,
+        frame: Frame,
+        *,
+        key: Key,
+        refresh: Duration | None = None,
+        store: str | None = None,
+        name: str | None = None,
+    ) -> GlobalKTable:
+        """A `global_table` of the rows of a DataFrame, as every instance has it as a whole: for
+        ``stream.join(table, on=...)``, ``left_join``, ``lookup_join`` and queries. Spark loads it
+        when an instance starts, before that processes anything, and again every ``refresh`` (for
+        example ``timedelta(minutes=10)``): what is new takes the place of all that was, between two
+        micro-batches, and a refresh that fails leaves what was loaded last.
+
+        ``frame`` is a DataFrame, or a function that returns one and is called for each load (a
+        DataFrame of files lists them once). ``key``: a Column of it, a name, or a list of names
+        (a struct); no two rows may have the same, rows with a null key are left out. The value is
+        the row, a struct of all columns.
+        """
+        return loaded_table(self.graph, frame, key, refresh, store, name, user_line())
 
     def build(self) -> Topology:
         """The frozen topology; TopologyError if it reads nothing. The builder may be used further

@@ -10,7 +10,13 @@ from pathlib import Path
 from everflow.config import StreamsConfig
 from everflow.logs import log_path
 from everflow.topology.describe_physical import roads, summary
-from everflow.topology.graph import GlobalTableNode, SinkNode, SourceNode, StatefulNode
+from everflow.topology.graph import (
+    GlobalTableNode,
+    SinkNode,
+    SourceNode,
+    StatefulNode,
+    WholeTableNode,
+)
 from everflow.topology.plan import plan
 from everflow.topology.program import Topology
 from everflow.topology.subtopologies import cut
@@ -71,8 +77,8 @@ def topology_lines(topology: Topology) -> tuple[str, str, str]:
         for node in sinks
         if node.kind != "repartition"
     ]
-    tables = [node for node in topology.nodes if isinstance(node, GlobalTableNode)]
-    read += [node.topic for node in tables]
+    tables = [node for node in topology.nodes if isinstance(node, WholeTableNode)]
+    read += [node.topic for node in tables if isinstance(node, GlobalTableNode)]
     stores += [node.store.name for node in tables]
     rekeyed = len(
         {topic for node in sources if node.kind == "repartition" for topic in node.topics}

@@ -24,6 +24,7 @@ from everflow.runtime.commit.commit_gate import CommitGate, GateBackend
 from everflow.runtime.copies.freshness import Freshness
 from everflow.runtime.copies.global_tables import GlobalTables
 from everflow.runtime.copies.known_copies import Copies
+from everflow.runtime.copies.loaded_tables import LoadedTables
 from everflow.runtime.copies.state_cleaner import StateCleaner
 from everflow.runtime.copies.state_keeper import StateKeeper
 from everflow.runtime.copies.state_updater import StateUpdater, UpdaterServices
@@ -173,8 +174,14 @@ class ClusterPorts:
         nor holds them up."""
         ground, clock = self._ground, self._ground.clock
         tasks = ground.blueprint.global_tasks(ground.directory)
+        loaded = LoadedTables(
+            ground.blueprint.plan.loaded_tables,
+            ground.directory.loaded_tables,
+            lambda: [thread.batch_since_ms for thread in instance.threads],
+            clock,
+        )
         if not tasks:
-            return GlobalTables((), None, instance.failed, clock)
+            return GlobalTables((), None, instance.failed, clock, loaded)
         intake = global_records(ground, self._held)
         specs = {table.store.name: table.store for table in ground.blueprint.plan.global_tables}
 
@@ -218,7 +225,7 @@ class ClusterPorts:
             name="everflow-global-tables",
         )
         updater = StateUpdater(services, clock, acceptable_lag=sys.maxsize)
-        tables = GlobalTables(tasks, updater, instance.failed, clock)
+        tables = GlobalTables(tasks, updater, instance.failed, clock, loaded)
         return tables
 
     def copies(self, instance: Instance) -> Copies:

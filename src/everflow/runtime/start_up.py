@@ -103,7 +103,7 @@ def prepare_cluster(
         repartition=frozenset(needed.repartition),
         fingerprint=fingerprint(subs),
         layouts=layouts,
-        global_partitions={one.node.topic: counts[one.node.topic] for one in subs.global_tables},
+        global_partitions={topic: counts[topic] for topic in subs.global_topics},
     )
 
 

@@ -124,7 +124,7 @@ def analyse(
     text = _text(column)
     frame = _empty_frame(get_session(), normal_type(edge.key), normal_type(edge.value))
     try:
-        with _without_error_log(), waiting("analysing a Column"):
+        with without_error_log(), waiting("analysing a Column"):
             selected = frame.select(column)
             plan = selected._jdf.queryExecution().analyzed()
     except (AnalysisException, ParseException) as error:
@@ -317,7 +317,7 @@ def _field_hint(edge: EdgeType, error: Exception) -> str:
 
 
 @contextmanager
-def _without_error_log() -> Iterator[None]:
+def without_error_log() -> Iterator[None]:
     """pyspark logs each AnalysisException with its JVM stack to stderr; ours already says it in one
     line."""
     # By PySpark's own way: a plain logger of that name cannot take what PySpark logs with, and

@@ -7,6 +7,7 @@
         <task>/<store>-<n>/      one LMDB store; a rebuild goes to n + 1, as a cached environment
                                  would write into the removed file (failure scenario 18)
         .removed/                tasks that were given up, until `sweep` has deleted them
+        .loaded/                 global tables that Spark loads; nothing of it lasts over a start
 
 Stores in memory have the same layout elsewhere, see `memory_folder`; they are here from `open` to
 `close`.
@@ -43,6 +44,7 @@ _LOCK = ".lock"
 _METADATA = "process-metadata"
 _DISTRUSTED = "distrusted"
 _REMOVED = ".removed"
+_LOADED = ".loaded"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 _held: dict[Path, int] = {}
@@ -191,6 +193,11 @@ class StateDirectory:
                 known for known in self._metadata.transactional_ids if known not in gone
             )
         )
+
+    @property
+    def loaded_tables(self) -> Path:
+        """The folder of global tables that Spark loads."""
+        return self.path / _LOADED
 
     def tasks(self) -> list[TaskId]:
         """The tasks that have a folder here, sorted."""

@@ -12,6 +12,7 @@ import pyarrow as pa
 from everflow.handlers.given import Handlers
 from everflow.kafka.reading.log_chunk import LogChunk
 from everflow.kafka.reading.log_columns import LogColumns
+from everflow.operators.lookups.loaded_rows import loaded_rows
 from everflow.records import HEADERS, Bytes, Int64, StoreChanges, TaskId, TopicPartition
 from everflow.runtime.commit.batch import StorePlace, TaskContext
 from everflow.runtime.step.step_functions import UndecodableRecord
@@ -19,7 +20,7 @@ from everflow.runtime.thread.failure_text import ending
 from everflow.runtime.worker.global_records import GlobalRecords
 from everflow.state.store import InMemoryStore
 from everflow.testing.topics import RawRecord
-from everflow.topology.physical_plan import GlobalTable
+from everflow.topology.physical_plan import GlobalTable, LoadedTable
 
 Tell = Callable[[Iterable[RawRecord]], None]
 
@@ -30,12 +31,14 @@ class DriverTables:
     def __init__(
         self,
         tables: Sequence[GlobalTable],
+        loaded: Sequence[LoadedTable],
         stores: Mapping[str, InMemoryStore],
         handlers: Handlers,
         tell: Tell,
     ) -> None:
         self._tables = {table.source.topic: table for table in tables}
         self._offsets = dict.fromkeys(self._tables, 0)
+        self._loaded, self._due_ms = loaded, dict[str, int]()
         self._stores = stores
         self._intake = GlobalRecords(
             {topic: table.source for topic, table in self._tables.items()},
@@ -58,11 +61,30 @@ class DriverTables:
                 stores={table.store.name: StorePlace("", topic)},
             )
             for topic, table in self._tables.items()
+        ] + [
+            TaskContext(table.task, "", "", stores={table.store.name: StorePlace("", None)})
+            for table in self._loaded
         ]
+
+    def load(self, now_ms: int) -> None:
+        """Load those that are due by the driver's clock: all of them, the first time. Raises what
+        loading raises."""
+        for table in self._loaded:
+            name, refresh_ms = table.store.name, table.node.refresh_ms
+            if name in self._due_ms and (refresh_ms is None or now_ms < self._due_ms[name]):
+                continue
+            self._due_ms[name] = now_ms + (refresh_ms or 0)
+            rows, store = loaded_rows(table.node), self._stores[name]
+            gone = [key for key, _ in store.range(None, None)]
+            times = np.full(len(gone), now_ms, np.int64)
+            store.apply(StoreChanges(name, gone, [None] * len(gone), times))
+            for part in rows.chunks(now_ms):
+                store.apply(part)
 
     def rewind(self) -> None:
         """The topics are empty again."""
         self._offsets.update(dict.fromkeys(self._offsets, 0))
+        self._due_ms.clear()
 
     def filled(self, records: Sequence[RawRecord]) -> list[RawRecord]:
         """Put those of the tables' topics into the tables; gives the others. RecordError for one

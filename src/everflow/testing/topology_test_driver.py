@@ -106,7 +106,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         handlers = Handlers.of(dead_letter_topic, exception_handlers or {})
         self._collects = handlers.may_continue(PROCESSING)
         self._specs = {spec.name: spec for found in self._plan.stores().values() for spec in found}
-        kept = {table.store.name: table.store for table in self._plan.global_tables}
+        kept = {spec.name: spec for spec in self._plan.whole_stores()}
         self._kept = {**self._specs, **kept}
         self._stores = {name: memory_store(spec) for name, spec in self._kept.items()}
         self._stream_times: dict[TaskId, dict[str, int]] = {}
@@ -120,7 +120,11 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
             dead_letter_topic,
         )
         self._tables = DriverTables(
-            self._plan.global_tables, self._stores, handlers, self._outputs.add
+            self._plan.global_tables,
+            self._plan.loaded_tables,
+            self._stores,
+            handlers,
+            self._outputs.add,
         )
         self._inputs: list[InputTopic] = []
         self._sink = _MemorySink()
@@ -134,6 +138,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
             (self._plan.sources, [step.ops for step in self._plan.steps]), self._plan
         )
         self._steps = self._new_steps()
+        self._tables.load(self._wall_clock_ms)
 
     def _new_steps(self) -> list[TaskStep]:
         sources, operators = self._packed.copy()
@@ -170,6 +175,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         self._require_open()
         self._forget()
         self._steps = self._new_steps()
+        self._tables.load(self._wall_clock_ms)
 
     def _forget(self) -> None:
         self._stores.update((name, memory_store(spec)) for name, spec in self._kept.items())
@@ -258,9 +264,10 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         return spec, lambda: self._stores[name], self._plan.value_decoder(name)
 
     def advance_wall_clock_time(self, by: timedelta | int) -> None:
-        """Move the wall clock (ms or timedelta), and call what processors have it call; stream time
-        only moves with records."""
+        """Move the wall clock (ms or timedelta), load the global tables of DataFrames that are due,
+        and call what processors have it call; stream time only moves with records."""
         self._wall_clock_ms += int(by.total_seconds() * 1000) if isinstance(by, timedelta) else by
+        self._tables.load(self._wall_clock_ms)
         if self._plan.wall_clocks:
             self._pipe([])
 

@@ -19,10 +19,12 @@ from everflow.topology.graph import (
     FunctionExpr,
     GlobalTableNode,
     Graph,
+    LoadedTableNode,
     Node,
     SinkNode,
     SourceNode,
     StatefulNode,
+    WholeTableNode,
 )
 from everflow.topology.subtopologies import GlobalSubTopology, SubTopology, cut
 from everflow.topology.types import type_text
@@ -107,6 +109,10 @@ def _is_global(sub: SubTopology | GlobalSubTopology) -> bool:
 def topics_of(entry: Shown) -> tuple[str, ...]:
     """What a source reads."""
     node = entry.node
+    return _topics_of(node)
+
+
+def _topics_of(node: Node) -> tuple[str, ...]:
     if isinstance(node, GlobalTableNode):
         return (node.topic,)
     return node.topics if isinstance(node, SourceNode) else ()
@@ -158,12 +164,14 @@ def shown_nodes(sub: SubTopology | GlobalSubTopology) -> dict[str, Shown]:
     return shown
 
 
-def _shown_global(node: GlobalTableNode) -> dict[str, Shown]:
+def _shown_global(node: WholeTableNode) -> dict[str, Shown]:
     """The two nodes that Kafka Streams has for a global table."""
     source = Shown(
         name=node.source,
         kind="Source",
-        detail=f"topics: [{node.topic}]",
+        detail=f"rows: {node.told}"
+        if isinstance(node, LoadedTableNode)
+        else f"topics: [{', '.join(_topics_of(node))}]",
         node=node,
         successors=[node.name],
         size=2,

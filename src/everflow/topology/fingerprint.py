@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from everflow.state.store import StoreSpec
-from everflow.topology.graph import SourceNode
+from everflow.topology.graph import GlobalTableNode, SourceNode, WholeTableNode
 from everflow.topology.store_layouts import layout_of, serde_words
 from everflow.topology.subtopologies import SubTopologies, SubTopology
 
@@ -21,7 +21,7 @@ def fingerprint(subs: SubTopologies) -> tuple[str, ...]:
     """The sorted lines, without the application id: one per input topic, repartition topic written,
     and store."""
     kept = [
-        f"sub-topology {one.index} keeps all of topic {one.node.topic} in {_store(one.node.store)}"
+        f"sub-topology {one.index} keeps all of {_origin(one.node)} in {_store(one.node.store)}"
         for one in subs.global_tables
     ]
     return tuple(sorted([line for sub in subs.subtopologies for line in _lines(sub)] + kept))
@@ -40,6 +40,10 @@ def difference(mine: Sequence[str], theirs: Sequence[str]) -> str:
     if len(lines) > _LINES_SHOWN:
         shown.append(f"  ... and {len(lines) - _LINES_SHOWN} lines more")
     return "\n".join(shown)
+
+
+def _origin(node: WholeTableNode) -> str:
+    return f"topic {node.topic}" if isinstance(node, GlobalTableNode) else "a DataFrame"
 
 
 def _lines(sub: SubTopology) -> list[str]:

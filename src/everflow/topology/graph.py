@@ -7,7 +7,7 @@ Columns and operators are opaque here: this layer knows neither Spark nor stores
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
@@ -455,14 +455,43 @@ class StatefulNode(Node):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GlobalTableNode(Node):
-    """A table that every instance has as a whole: the records of all partitions of ``topic``, in
-    ``store``. ``source``: what Kafka Streams calls the node that reads it. No node's input, and
-    nothing of it runs in a batch: nodes look its store up."""
+class WholeTableNode(Node):
+    """A table that every instance has as a whole, in ``store``. ``source``: what Kafka Streams
+    calls the node that reads it. No node's input, and nothing of it runs in a batch: nodes look its
+    store up."""
 
     source: str
-    topic: str
     store: StoreSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlobalTableNode(WholeTableNode):
+    """The records of all partitions of ``topic``."""
+
+    topic: str
+
+
+class Rows(Protocol):
+    """The rows of a table, in the instance's process."""
+
+    def rows(self) -> Iterator[tuple[pa.Array, pa.Array]]:
+        """Keys and values in the types of the table's edge, as they are now; raises anything."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedTableNode(WholeTableNode):
+    """What ``rows`` gives at the start, and every ``refresh_ms`` again (None: never), each time as
+    a whole (note 033)."""
+
+    rows: Rows
+    refresh_ms: int | None
+
+    @property
+    def told(self) -> str:
+        """How often, in words."""
+        if self.refresh_ms is None:
+            return "loaded at the start"
+        return f"loaded every {self.refresh_ms / 1000:g} s"
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from everflow.records import TaskId
 from everflow.serdes import Serde
 from everflow.state.store import StoreSpec
 from everflow.topology.graph import (
@@ -21,6 +22,7 @@ from everflow.topology.graph import (
     EdgeType,
     JoinOperator,
     Link,
+    LoadedTableNode,
     LookupOperator,
     NodeOperator,
     ProcessorOperator,
@@ -309,6 +311,24 @@ class GlobalTable:
     source: Source
 
 
+@dataclass(frozen=True)
+class LoadedTable:
+    """A `LoadedTableNode`, and the number of its sub-topology."""
+
+    subtopology: int
+    node: LoadedTableNode
+
+    @property
+    def task(self) -> TaskId:
+        """The only one that it has."""
+        return TaskId(self.subtopology, 0)
+
+    @property
+    def store(self) -> StoreSpec:
+        """Of all its rows."""
+        return self.node.store
+
+
 @dataclass(frozen=True, kw_only=True)
 class PhysicalPlan:
     """Segments and steps of the whole application; the same for every stream thread."""
@@ -323,6 +343,7 @@ class PhysicalPlan:
     """Store -> slot of its changes (key and value bytes), which travel to the sink in the last
     step."""
     global_tables: tuple[GlobalTable, ...] = ()
+    loaded_tables: tuple[LoadedTable, ...] = ()
 
     @property
     def levels(self) -> int:
@@ -348,6 +369,13 @@ class PhysicalPlan:
                     )
         return {sub: tuple(specs.values()) for sub, specs in found.items()}
 
+    def whole_stores(self) -> tuple[StoreSpec, ...]:
+        """The stores of global tables, of topics and of DataFrames."""
+        return (
+            *(table.store for table in self.global_tables),
+            *(table.store for table in self.loaded_tables),
+        )
+
     @property
     def wall_clocks(self) -> Mapping[int, int]:
         """Sub-topologies that the wall clock has to look at, and how often (ms): as often as the
@@ -364,9 +392,9 @@ class PhysicalPlan:
         """Reads a store's value bytes (without the 8-byte timestamp) as the table shows them: of
         built-in aggregates the results, not the state that is kept for them. KeyError for an
         unknown store."""
-        for table in self.global_tables:
-            if table.store.name == store:
-                return table.store.value_serde.decode
+        for whole in self.whole_stores():
+            if whole.name == store:
+                return whole.value_serde.decode
         for step in self.steps:
             for op in step.ops:
                 specs = op.stores if isinstance(op, StatefulOp) else ()

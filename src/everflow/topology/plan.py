@@ -30,6 +30,7 @@ from everflow.topology.graph import (
     Graph,
     JoinOperator,
     Link,
+    LoadedTableNode,
     LookupOperator,
     MergeNode,
     Node,
@@ -49,6 +50,7 @@ from everflow.topology.physical_plan import (
     Choice,
     FunctionOp,
     GlobalTable,
+    LoadedTable,
     PhysicalPlan,
     PlannedStep,
     PrintOp,
@@ -155,6 +157,7 @@ class _Planner:
         self._outputs: dict[str, tuple[int, ...]] = {}
         self._sources: list[Source] = []
         self._global_tables: list[GlobalTable] = []
+        self._loaded_tables: list[LoadedTable] = []
         self._segments: dict[int, list[Projection | Choice]] = {}
         self.step_ops: list[tuple[StepOp, int]] = []
         self.level_of: dict[str, int] = {}
@@ -223,6 +226,8 @@ class _Planner:
                 self._place_print(node)
             case GlobalTableNode():
                 self._global_tables.append(self._global_table(node))
+            case LoadedTableNode():
+                self._loaded_tables.append(LoadedTable(self._sub[node.name], node))
             case FunctionNode() | TakeNode() | UnnestNode() | StatefulNode():
                 yield from self._place_step_op(node)
             case _:
@@ -458,6 +463,7 @@ class _Planner:
             headers=headers,
             changelog_slots=changelogs,
             global_tables=tuple(self._global_tables),
+            loaded_tables=tuple(self._loaded_tables),
         )
 
     def _reads_headers(self, segments: tuple[Segment, ...]) -> bool:

@@ -16,6 +16,7 @@ from everflow.topology.graph import (
     SinkNode,
     SourceNode,
     StatefulNode,
+    WholeTableNode,
 )
 from everflow.topology.plan import plan
 from everflow.topology.subtopologies import cut
@@ -41,7 +42,7 @@ class Topology(Graph, Telling):
     def in_memory(self) -> frozenset[str]:
         """The names of the stores that lie in memory."""
         stores = [spec for node in self.nodes for spec in getattr(node, "stores", ())]
-        stores += [node.store for node in self.nodes if isinstance(node, GlobalTableNode)]
+        stores += [node.store for node in self.nodes if isinstance(node, WholeTableNode)]
         return frozenset(spec.name for spec in stores if spec.in_memory)
 
     def __repr__(self) -> str:
@@ -59,11 +60,11 @@ class Topology(Graph, Telling):
             if isinstance(node, StatefulNode)
             for spec in node.stores
         ]
-        tables = [node for node in self.nodes if isinstance(node, GlobalTableNode)]
+        tables = [node for node in self.nodes if isinstance(node, WholeTableNode)]
         parts = {
             "reads": [
                 *(topic for node in sources for topic in node.topics),
-                *(node.topic for node in tables),
+                *(node.topic for node in tables if isinstance(node, GlobalTableNode)),
             ],
             "keeps": [*stores, *(node.store.name for node in tables)],
             "writes": [

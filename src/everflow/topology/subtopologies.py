@@ -22,6 +22,7 @@ from everflow.topology.graph import (
     SinkNode,
     SourceNode,
     StatefulNode,
+    WholeTableNode,
 )
 
 WINDOW_STORE_ADDITIONAL_RETENTION_MS = 86_400_000
@@ -66,7 +67,7 @@ class GlobalSubTopology:
     tasks."""
 
     index: int
-    node: GlobalTableNode
+    node: WholeTableNode
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,13 @@ class SubTopologies:
     def topics(self) -> tuple[str, ...]:
         """The user's topics, those of global tables included, sorted."""
         read = {topic for sub in self.subtopologies for topic in sub.source_topics}
-        return tuple(sorted(read | {one.node.topic for one in self.global_tables}))
+        return tuple(sorted(read | set(self.global_topics)))
+
+    @property
+    def global_topics(self) -> tuple[str, ...]:
+        """Those of global tables."""
+        nodes = [one.node for one in self.global_tables]
+        return tuple(node.topic for node in nodes if isinstance(node, GlobalTableNode))
 
 
 @dataclass(frozen=True)
@@ -98,13 +105,13 @@ def cut(topology: Graph) -> SubTopologies:
     """Group the nodes of ``topology`` and number the groups."""
     root_of = _groups(topology)
     sources = [(node.name, node) for node in topology.nodes if isinstance(node, SourceNode)]
-    kept = [(node.source, node) for node in topology.nodes if isinstance(node, GlobalTableNode)]
+    kept = [(node.source, node) for node in topology.nodes if isinstance(node, WholeTableNode)]
     in_order: list[tuple[str, Node]] = sorted([*sources, *kept], key=lambda named: named[0])
     roots = list(dict.fromkeys(root_of[node.name] for _, node in in_order))
     subtopologies, global_tables = [], []
     for index, root in enumerate(roots):
         nodes = tuple(node for node in topology.nodes if root_of[node.name] == root)
-        if isinstance(nodes[0], GlobalTableNode):
+        if isinstance(nodes[0], WholeTableNode):
             global_tables.append(GlobalSubTopology(index, nodes[0]))
         else:
             subtopologies.append(_subtopology(index, nodes))

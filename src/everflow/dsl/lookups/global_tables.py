@@ -30,9 +30,9 @@ from everflow.topology.graph import (
     PREPARE,
     EdgeType,
     FunctionNode,
-    GlobalTableNode,
     ProjectNode,
     StatefulNode,
+    WholeTableNode,
 )
 from everflow.topology.types import same_type, type_text
 
@@ -57,7 +57,7 @@ class GlobalKTable(Side):
     @property
     def _store(self) -> StoreSpec:
         node = self.graph.node(self.node)
-        assert isinstance(node, GlobalTableNode)
+        assert isinstance(node, WholeTableNode)
         return node.store
 
     def __repr__(self) -> str:

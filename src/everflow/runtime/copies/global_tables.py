@@ -17,6 +17,7 @@ from everflow.errors import EverflowError, TaskTimeoutError
 from everflow.moves import counted, moves
 from everflow.records import TaskId
 from everflow.retry import StoppedError
+from everflow.runtime.copies.loaded_tables import LoadedTables
 from everflow.runtime.copies.state_updater import FollowedTask, StateUpdater
 from everflow.runtime.tasks.task import StandbyTask, TaskStore, context_of
 from everflow.waits import waiting
@@ -28,7 +29,8 @@ LOOK_MS = 50.0
 
 
 class GlobalTables:
-    """See the module. ``updater`` follows nothing but ``tasks``; None where there are none.
+    """See the module. ``updater`` follows nothing but ``tasks``; None where there are none;
+    ``loaded``: those that Spark loads.
     ``failed``: the instance cannot go on. From any thread, but for `prepared`."""
 
     def __init__(
@@ -37,12 +39,14 @@ class GlobalTables:
         updater: StateUpdater | None,
         failed: Callable[[EverflowError], None],
         clock: Clock,
+        loaded: LoadedTables | None = None,
     ) -> None:
         self.tasks: Collection[TaskId] = frozenset(task.id for task in tasks)
         self._given = tasks
         self._updater = updater
         self._failed = failed
         self._clock = clock
+        self._loaded = loaded
         self._lock = threading.Lock()
         self._targets: dict[TaskId, tuple[Path, int]] = {}
         """Where each store was opened last, and the end of its topic's partition then."""
@@ -69,21 +73,27 @@ class GlobalTables:
     # --- the instance's side ---------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to read."""
+        """Begin to read, and to load."""
+        if self._loaded is not None:
+            self._loaded.start()
         if self._updater is not None:
             self._updater.add(self._given)
             self._updater.start()
 
     def await_filled(self, stop: threading.Event, patience_ms: float) -> None:
-        """Wait until every table was read up to the end that its topic had at the start. Raises
-        what refused a record, TaskTimeoutError without any progress for ``patience_ms``,
-        StoppedError."""
-        if self._updater is None:
-            return
+        """Wait until every table was read up to the end that its topic had at the start, or loaded.
+        Raises what refused a record, TaskTimeoutError without any progress of reading for
+        ``patience_ms``, TableLoadError, StoppedError."""
+        if self._updater is not None:
+            self._await_read(stop, patience_ms)
+        if self._loaded is not None:
+            self._loaded.await_loaded(stop)
+
+    def _await_read(self, stop: threading.Event, patience_ms: float) -> None:
         moves.info("Reading global tables: %s", counted(len(self.tasks), "partition"))
         deadline, before = Deadline(self._clock, patience_ms), -1
         with waiting("reading global tables"):
-            while not self.filled:
+            while not self._read():
                 if self._failure is not None:
                     raise self._failure
                 if stop.is_set():
@@ -106,6 +116,9 @@ class GlobalTables:
     @property
     def filled(self) -> bool:
         """Whether every table may be looked up in as it is followed now."""
+        return self._read() and (self._loaded is None or self._loaded.ready)
+
+    def _read(self) -> bool:
         self._look()
         with self._lock:
             return all(
@@ -121,17 +134,21 @@ class GlobalTables:
     def stores(self) -> Mapping[TaskId, tuple[TaskStore, ...]]:
         """The stores that may be read."""
         self._look()
+        loaded = {} if self._loaded is None else self._loaded.stores()
         with self._lock:
-            return dict(self._filled)
+            return {**self._filled, **loaded}
 
     def followed(self) -> Mapping[TaskId, FollowedTask]:
         """Figures of each task."""
-        return {} if self._updater is None else self._updater.followed()
+        loaded = {} if self._loaded is None else self._loaded.followed()
+        return loaded if self._updater is None else {**self._updater.followed(), **loaded}
 
     def close(self) -> None:
         """End with following; the stores are closed."""
         if self._updater is not None:
             self._updater.close()
+        if self._loaded is not None:
+            self._loaded.close()
 
     def _look(self) -> None:
         if self._updater is None:

@@ -465,6 +465,16 @@ def store_queries(
         )
         for table in blueprint.plan.global_tables
     ]
+    sites += [
+        StoreSite(
+            table.store,
+            table.subtopology,
+            1,
+            blueprint.plan.value_decoder(table.store.name),
+            everywhere=True,
+        )
+        for table in blueprint.plan.loaded_tables
+    ]
 
     def inputs(task: TaskId) -> list[TopicPartition]:
         read = blueprint.inputs.get(task.subtopology, ())
