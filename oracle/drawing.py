@@ -22,6 +22,8 @@ class Draw:
         self._streams: dict[str, tuple[bool, bool]] = {}
         self._several: dict[str, frozenset[str]] = {}
         self._tables: list[str] = []
+        self._views: list[str] = []
+        """Tables without a store of their own, filtered or mapped."""
         self._global_tables: list[str] = []
         self._used: set[str] = set()
 
@@ -84,11 +86,14 @@ class Draw:
         kept.append(node["store"])
 
     def _any(self) -> str:
-        return self._drawn.choice([*self._streams, *self._tables])
+        return self._drawn.choice([*self._streams, *self._tables, *self._views])
 
     def _derived(self, given: str, op: str, **more: Any) -> None:
-        if given in self._tables:
-            self._table(self._add(op, **{"in": given}, store=self._store(), **more))
+        if given in self._tables or given in self._views:
+            if self._tells_before(given) and self._drawn.random() < 0.5:
+                self._views.append(self._add(op, **{"in": given}, **more))
+            else:
+                self._table(self._add(op, **{"in": given}, store=self._store(), **more))
         else:
             self._stream(self._add(op, **{"in": given}, **more), *self._streams[given])
 
@@ -360,7 +365,7 @@ class Draw:
             self.program.unordered.append(self.program.outputs[-1])
 
     def _sinks(self) -> None:
-        for table in [name for name in self._tables if name not in self._used]:
+        for table in [name for name in self._tables + self._views if name not in self._used]:
             self._stream(self._add("to_stream", **{"in": table}), plain=False)
         for stream in [name for name in self._streams if name not in self._used]:
             self._sink(stream)

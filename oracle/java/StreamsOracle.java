@@ -39,12 +39,14 @@ import org.apache.kafka.streams.kstream.KTable;
 import org.apache.kafka.streams.kstream.KeyValueMapper;
 import org.apache.kafka.streams.kstream.Materialized;
 import org.apache.kafka.streams.kstream.Named;
+import org.apache.kafka.streams.kstream.Predicate;
 import org.apache.kafka.streams.kstream.SessionWindows;
 import org.apache.kafka.streams.kstream.SlidingWindows;
 import org.apache.kafka.streams.kstream.StreamJoined;
 import org.apache.kafka.streams.kstream.Suppressed;
 import org.apache.kafka.streams.kstream.TimeWindows;
 import org.apache.kafka.streams.kstream.ValueJoiner;
+import org.apache.kafka.streams.kstream.ValueMapper;
 import org.apache.kafka.streams.kstream.Windowed;
 import org.apache.kafka.streams.state.BuiltInDslStoreSuppliers;
 import org.apache.kafka.streams.state.DslKeyValueParams;
@@ -301,7 +303,8 @@ public final class StreamsOracle {
         private void filter(final String id, final JsonNode node) {
             final String without = node.get("without").asText();
             if (tables.containsKey(node.get("in").asText())) {
-                tables.put(id, table(node, "in").filter((k, v) -> !v.contains(without), kept(node)));
+                final Predicate<String, String> keeps = (k, v) -> !v.contains(without);
+                tables.put(id, node.has("store") ? table(node, "in").filter(keeps, kept(node)) : table(node, "in").filter(keeps));
             } else {
                 streams.put(id, stream(node, "in").filter((k, v) -> v != null && !v.contains(without)));
             }
@@ -310,7 +313,8 @@ public final class StreamsOracle {
         private void mapValues(final String id, final JsonNode node) {
             final String suffix = node.get("suffix").asText();
             if (tables.containsKey(node.get("in").asText())) {
-                tables.put(id, table(node, "in").mapValues(v -> v + suffix, kept(node)));
+                final ValueMapper<String, String> mapper = v -> v + suffix;
+                tables.put(id, node.has("store") ? table(node, "in").mapValues(mapper, kept(node)) : table(node, "in").mapValues(mapper));
             } else {
                 streams.put(id, stream(node, "in").mapValues(v -> v == null ? null : v + suffix));
             }

@@ -129,6 +129,10 @@ class GraphBuilder:
         self._nodes[node.name] = node
         return node.name
 
+    def has(self, name: str) -> bool:
+        """Whether there is a node called so."""
+        return name in self._nodes
+
     def node(self, name: str) -> Node:
         """The node called ``name``; KeyError."""
         return self._nodes[name]

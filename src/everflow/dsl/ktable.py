@@ -29,6 +29,7 @@ from everflow.dsl.expressions import (
 )
 from everflow.dsl.functions import TableFilter, TableMapper, key_value_function
 from everflow.dsl.graph_builder import GraphBuilder
+from everflow.dsl.in_time.table_updates import previous_updates
 from everflow.dsl.in_time.versioned_tables import is_versioned
 from everflow.dsl.kstream import KStream
 from everflow.dsl.options.materialized import Materialized
@@ -40,6 +41,7 @@ from everflow.dsl.table_groups import GroupCall
 from everflow.dsl.table_joins import TableJoins, stored
 from everflow.errors import TopologyError
 from everflow.location import user_line
+from everflow.operators.table_changes import VisibleUpdates
 from everflow.serdes import Serde
 from everflow.spark.expressions import analyse
 from everflow.state.store import StoreSpec
@@ -83,7 +85,7 @@ class KTable(TableJoins):
         name: str | None = None,
     ) -> KTable:
         """The entries for which ``predicate`` is true; an entry that fails is forwarded as a
-        deletion, as in Kafka Streams. ``store``: keeps them, for queries and joins."""
+        deletion, if it did not fail before. ``store``: keeps them, for queries and joins."""
         return self._filter("filter", predicate, store, name, negate=False)
 
     @builder_call
@@ -290,7 +292,13 @@ class KTable(TableJoins):
         return self._kept(made, edge, node_name, kept)
 
     def _kept(self, made: Node, edge: Edge, node_name: str, kept: _Kept) -> KTable:
-        """The table of a new node, in a store where one is asked for."""
+        """The table of a new node, in a store where one is asked for; a filter without one tells no
+        deletion of what was not there."""
+        before = None
+        if kept.filters and kept.store is None and not is_versioned(self.graph, self.node):
+            before = previous_updates(self.graph, self.node)
+        if before is not None:
+            return KTable(self.graph, self._visible(made, before, node_name), edge)
         return self._in_store(self.graph.add(made), edge, node_name, kept)
 
     def _in_store(self, node: str, edge: Edge, node_name: str, kept: _Kept) -> KTable:
@@ -303,10 +311,18 @@ class KTable(TableJoins):
                 kept.store,
                 kept.operator,
                 kept.where,
-                only_visible=kept.operator in ("filter", "filter_not")
-                and not is_versioned(self.graph, self.node),
+                only_visible=kept.filters and not is_versioned(self.graph, self.node),
             )
         return KTable(self.graph, node, edge)
+
+    def _visible(self, made: Node, before: str, node_name: str) -> str:
+        """The node of a filter's updates; ``made``: the filter, ``before``: what was."""
+        prepared: dict[str, Any] = {"label": PREPARE}
+        new = self.graph.add(replace(made, name=f"{node_name}-new", **prepared))
+        old = self.graph.add(replace(made, name=f"{node_name}-old", inputs=(before,), **prepared))
+        return self.graph.add(
+            StatefulNode(node_name, (old, new), made.out, made.where, "FILTER", VisibleUpdates())
+        )
 
 
 @dataclass(frozen=True)
@@ -318,6 +334,11 @@ class _Kept:
     store: str | Materialized | None
     name: str | None
     where: str | None
+
+    @property
+    def filters(self) -> bool:
+        """Whether the call is that of a filter."""
+        return self.operator in ("filter", "filter_not")
 
     def values_of(self, node: str) -> str:
         """The node that makes the values of ``node``."""

@@ -63,6 +63,29 @@ class PreviousValues:
 
 
 @dataclass(frozen=True)
+class VisibleUpdates:
+    """A filtered table's updates, the right side, without those of entries that were not there
+    before and are not now; the left side is what each entry was, row by row, filtered, too. (With
+    the sides changed: what the entries of those updates were.)"""
+
+    @property
+    def takes_null_keys(self) -> bool:
+        """See `JoinOperator`."""
+        return False
+
+    def join_tasks(
+        self, left: EdgeBatch, right: EdgeBatch, stores: Stores, stream_times: Mapping[int, int]
+    ) -> TasksResult:
+        """See `JoinOperator`."""
+        seen = valid(left.value) | valid(right.value)
+        return TasksResult(right if seen.all() else right.take(np.flatnonzero(seen)), {}, {}, {})
+
+    def decode_result(self, data: bytes) -> Any:
+        """It has no store."""
+        raise AssertionError("a table's updates have no store of their own")
+
+
+@dataclass(frozen=True)
 class TableChanges:
     """Puts together what was and what is: the left side is the old pair of group and value of each
     update, the right side the new one, row by row. A pair without a group or a value is none."""

@@ -1,0 +1,82 @@
+"""What entries of a table were before its updates: in its store, or computed from that (note 035).
+
+All calls belong to the thread that builds the topology.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import cast
+
+from pyspark.sql import functions as F
+
+from everflow.dsl.graph_builder import GraphBuilder
+from everflow.operators.joins import JoinedTable
+from everflow.operators.suppress import SuppressSpec
+from everflow.operators.table_changes import PreviousValues, VisibleUpdates
+from everflow.spark.expressions import analyse, spark_type
+from everflow.topology.graph import (
+    JOINER,
+    PREPARE,
+    FunctionNode,
+    Node,
+    ProjectNode,
+    StatefulNode,
+    StatefulOperator,
+)
+
+
+def previous_updates(graph: GraphBuilder, name: str) -> str | None:
+    """The node of what each update of a table's node had in its place before, row by row, null
+    where there was nothing; None where nobody knows it without a store of the table's own. Kafka
+    Streams calls these old values, and has them where the table, or what it is made of, is
+    materialized."""
+    node, called = graph.node(name), f"{name}-before"
+    if graph.has(called):
+        return called
+    if isinstance(node, StatefulNode):
+        made = _before_stateful(graph, node, called)
+    elif isinstance(node, ProjectNode | FunctionNode) and node.label not in (JOINER, "TOSTREAM"):
+        parent = previous_updates(graph, node.inputs[0])
+        made = None if parent is None else replace(node, inputs=(parent,))
+    else:
+        made = None
+    if made is None:
+        return None
+    labelled = {} if isinstance(made, StatefulNode) else {"label": PREPARE}
+    return graph.add(replace(made, name=called, **labelled))  # type: ignore[arg-type]
+
+
+def _before_stateful(graph: GraphBuilder, node: StatefulNode, called: str) -> Node | None:
+    operator = node.operator
+    if isinstance(operator, VisibleUpdates):
+        return replace(node, inputs=(node.inputs[1], node.inputs[0]), label=PREPARE)
+    if isinstance(operator, SuppressSpec):
+        return _never(node, called) if operator.by_window else None
+    if not node.stores or not hasattr(operator, "process_tasks") or node.stores[0].versioned:
+        return None
+    results = cast(StatefulOperator, operator).results
+    table = JoinedTable(node.stores[0], results, node.out.value)
+    return StatefulNode(
+        called,
+        (node.name,),
+        node.out,
+        node.where,
+        PREPARE,
+        PreviousValues(table, node.out.key),
+        reads=(table.spec,),
+    )
+
+
+def _never(node: Node, called: str) -> ProjectNode:
+    """Of results that come once for each key: nothing was there."""
+    nothing = F.lit(None).cast(spark_type(node.out.value))
+    value = replace(analyse(nothing, node.out, node.where), type=node.out.value)
+    return ProjectNode(
+        name=called,
+        inputs=(node.name,),
+        out=node.out,
+        where=node.where,
+        label=PREPARE,
+        value=value,
+    )
