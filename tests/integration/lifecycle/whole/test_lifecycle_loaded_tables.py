@@ -16,7 +16,7 @@ from everflow.spark.session import get_session
 from everflow.testing import wait_until
 from integration.lifecycle.lifecycle_cluster import CAUGHT_UP_S, Application, Cluster, text
 
-pytestmark = [pytest.mark.broker, pytest.mark.spark]
+pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.slow]
 
 TEXT = serdes.string()
 
