@@ -96,7 +96,7 @@ SECTIONS = (
     Section(
         "Tests with a broker",
         "testing.md#what-it-does-not-show",
-        "BrokerSecurity EmbeddedBroker KafkaProxy WireFault wait_until",
+        "BrokerSecurity EmbeddedBroker EmbeddedCluster KafkaProxy WireFault wait_until",
     ),
     Section(
         "Queries",

@@ -2,9 +2,9 @@
 
 What is here is public. Whoever reads the driver begins with `topology_test_driver`, then `topics`
 and `store_views`; the broker is `broker` (with `broker_guard`, the process that ends it with its
-owner), and `kafka_proxy` brings faults between it and its clients (`proxy_frames` knows the
-protocol). `simulation` runs whole groups in virtual time, for everflow's own tests and `everflow
-simulate`.
+owner), three of them are `cluster`, and `kafka_proxy` brings faults between it and its clients
+(`proxy_frames` knows the protocol). `simulation` runs whole groups in virtual time, for everflow's
+own tests and `everflow simulate`.
 May import everything; nothing below imports it.
 """
 
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from everflow.testing.broker import EmbeddedBroker
 from everflow.testing.broker_security import BrokerSecurity
+from everflow.testing.cluster import EmbeddedCluster
 from everflow.testing.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BrokerSecurity",
     "EmbeddedBroker",
+    "EmbeddedCluster",
     "InputTopic",
     "KafkaProxy",
     "KeyValueView",

@@ -110,6 +110,7 @@ class EmbeddedBroker:
         config: broker settings over ours.
         security: clients come in with a password over TLS (``bootstrap_servers``) or a
             certificate (``mutual_servers``); see `BrokerSecurity`. None: anybody.
+        cluster_id: of the cluster that it is a node of (`EmbeddedCluster`); None: of its own.
         progress: told one line when jars are downloaded.
     """
 
@@ -121,6 +122,7 @@ class EmbeddedBroker:
         heap: str = "512m",
         config: Mapping[str, str] | None = None,
         security: BrokerSecurity | None = None,
+        cluster_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> None:
         self._keep_data = data_folder is not None
@@ -130,6 +132,10 @@ class EmbeddedBroker:
         self._heap = heap
         self._config = dict(config or {})
         self._security = security
+        # Kafka's ids are base64 of 16 bytes; one that starts with a dash would be read as an
+        # option.
+        own_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "x")
+        self._cluster_id = cluster_id or own_id
         self._progress = progress
         self._guard: subprocess.Popen[bytes] | None = None
 
@@ -358,14 +364,17 @@ class EmbeddedBroker:
     def _format(self, class_path: str) -> None:
         if (self.data_folder / "log" / "meta.properties").exists():
             return
-        # Kafka's ids are base64 of 16 bytes; one that starts with a dash would be read as an
-        # option.
-        cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "x")
         command = [
             *self._java(class_path, "-Xmx128m", "-XX:TieredStopAtLevel=1"),
             "kafka.tools.StorageTool",
         ]
-        command += ["format", "-t", cluster_id, "-c", str(self.data_folder / "server.properties")]
+        command += [
+            "format",
+            "-t",
+            self._cluster_id,
+            "-c",
+            str(self.data_folder / "server.properties"),
+        ]
         command += self._security.scram() if self._security else []
         done = subprocess.run(
             command,

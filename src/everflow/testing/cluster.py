@@ -1,0 +1,170 @@
+"""Three real brokers: what one cannot show is that another one takes over."""
+
+from __future__ import annotations
+
+import socket
+import uuid
+from base64 import urlsafe_b64encode
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from types import TracebackType
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from everflow.testing.broker import EmbeddedBroker
+from everflow.testing.waiting import wait_until
+
+_REPLICATED = {
+    "min.insync.replicas": "2",
+    "offsets.topic.replication.factor": "3",
+    "transaction.state.log.replication.factor": "3",
+    "transaction.state.log.min.isr": "2",
+    "default.replication.factor": "3",
+    "offsets.topic.num.partitions": "4",
+    "transaction.state.log.num.partitions": "4",
+    # A follower that is away is out of the set soon.
+    "replica.lag.time.max.ms": "3000",
+    "controlled.shutdown.enable": "true",
+}
+_READY_S = 180.0
+
+
+class EmbeddedCluster:
+    """Three brokers on one machine (KRaft, replication 3, two replicas have to have a record).
+
+    ::
+
+        with EmbeddedCluster() as cluster:
+            cluster.create_topic("visits", partitions=4)
+            cluster.brokers[0].kill()
+            ...
+            cluster.brokers[0].restart()
+            cluster.wait_until_in_sync()
+
+    Owned by one thread; some 1 GB of memory. ``heap``: of each broker; ``config``: broker settings
+    over ours; ``progress``: told one line when jars are downloaded.
+    """
+
+    def __init__(
+        self,
+        *,
+        heap: str = "256m",
+        config: Mapping[str, str] | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> None:
+        ports, controllers = _free_ports(3), _free_ports(3)
+        voters = ",".join(f"{n}@127.0.0.1:{port}" for n, port in enumerate(controllers, 1))
+        cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "x")
+        self.brokers = tuple(
+            EmbeddedBroker(
+                port=port,
+                heap=heap,
+                cluster_id=cluster_id,
+                progress=progress,
+                config={
+                    **_REPLICATED,
+                    "node.id": str(number),
+                    "controller.quorum.voters": voters,
+                    "listeners": f"INSIDE://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}",
+                    **(config or {}),
+                },
+            )
+            for number, (port, controller) in enumerate(zip(ports, controllers, strict=True), 1)
+        )
+        """Node ids 1, 2, 3 in this order; each may be stopped, killed, paused and restarted."""
+
+    def __enter__(self) -> EmbeddedCluster:
+        try:
+            return self.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def start(self) -> EmbeddedCluster:
+        """Start all three at the same time, as none is ready without another; raises as
+        `EmbeddedBroker.start`."""
+        with ThreadPoolExecutor(len(self.brokers)) as pool:
+            for started in [pool.submit(broker.start) for broker in self.brokers]:
+                started.result()
+        wait_until(lambda: len(self._known()) == 3, _READY_S, "three brokers that know each other")
+        return self
+
+    def close(self) -> None:
+        """Stop them and delete their data."""
+        for broker in self.brokers:
+            broker.close()
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """``host:port`` of all three; those that are down are listed, too."""
+        return ",".join(broker.bootstrap_servers for broker in self.brokers)
+
+    def create_topic(
+        self, name: str, partitions: int = 1, config: Mapping[str, str] | None = None
+    ) -> None:
+        """Create a topic with three replicas, and wait until all are in sync. Raises KafkaException
+        where the brokers refuse it, AssertionError where they are late."""
+        topic = NewTopic(name, partitions, replication_factor=3, config=dict(config or {}))
+        admin = self._admin()  # it has to live until the answer
+        admin.create_topics([topic], operation_timeout=30)[name].result(30)
+        self.wait_until_in_sync()
+
+    def leader(self, topic: str, partition: int) -> EmbeddedBroker:
+        """The broker that leads a partition now. Raises AssertionError where none does."""
+        found = self._admin().list_topics(topic, timeout=10).topics[topic].partitions[partition]
+        assert found.leader > 0, f"{topic}-{partition} has no leader"
+        return self.brokers[found.leader - 1]
+
+    def wait_until_in_sync(self, timeout_s: float = 120.0) -> None:
+        """Until every partition of every topic has its leader and all replicas. Raises
+        AssertionError where that takes longer than ``timeout_s`` seconds."""
+        wait_until(lambda: not self._behind(), timeout_s, "replicas to be in sync", self._behind)
+
+    def roll(self) -> None:
+        """Restart one broker after the other, each once the replicas are in sync again."""
+        for broker in self.brokers:
+            broker.restart()
+            self.wait_until_in_sync()
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    def _admin(self) -> AdminClient:
+        return AdminClient({"bootstrap.servers": self.bootstrap_servers})
+
+    def _known(self) -> list[int]:
+        try:
+            return list(self._admin().list_topics(timeout=5).brokers)
+        except KafkaException:
+            return []
+
+    def _behind(self) -> list[str]:
+        try:
+            topics = self._admin().list_topics(timeout=5).topics
+        except KafkaException as error:
+            return [str(error)]
+        return [
+            f"{name}-{number}: leader {found.leader}, in sync {found.isrs} of {found.replicas}"
+            for name, topic in topics.items()
+            for number, found in topic.partitions.items()
+            if found.leader < 1 or len(found.isrs) < len(found.replicas)
+        ]
+
+
+def _free_ports(count: int) -> list[int]:
+    """Free a moment ago, all at the same time."""
+    with ExitStack() as held:
+        doors = [held.enter_context(socket.socket()) for _ in range(count)]
+        for door in doors:
+            door.bind(("127.0.0.1", 0))
+        return [door.getsockname()[1] for door in doors]
