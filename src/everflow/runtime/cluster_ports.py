@@ -301,6 +301,8 @@ class ClusterPorts:
             keep_alive_ms=min([config.keep_alive_ms, *clocks.values()]),
             clocked=frozenset(clocks),
             max_task_idle_ms=config.max_task_idle_ms,
+            functions=self._ground.blueprint.plan.functions,
+            may_continue=config.handlers().may_continue,
         )
 
     def recovery(self, instance: Instance, stop: threading.Event, *, pauses: bool) -> Recovery:

@@ -9,7 +9,8 @@ step operator. A slot that crosses a stage boundary is carried in the hop row
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
+from types import FunctionType
 from typing import Any
 
 import pyarrow as pa
@@ -377,6 +378,12 @@ class PhysicalPlan:
         )
 
     @property
+    def functions(self) -> bool:
+        """Whether it calls the user's Python functions: nobody knows what a call costs."""
+        columns = (one for segment in self.segments for one in segment.projections)
+        return any(map(_has_function, (*(op for step in self.steps for op in step.ops), *columns)))
+
+    @property
     def wall_clocks(self) -> Mapping[int, int]:
         """Sub-topologies that the wall clock has to look at, and how often (ms): as often as the
         fastest of their operators."""
@@ -406,3 +413,16 @@ class PhysicalPlan:
                     return spec.value_serde.decode
                 return op.operator.decode_result
         raise KeyError(store)
+
+
+def _has_function(value: Any) -> bool:
+    """Whether there is a function, or a processor, of somebody else in it."""
+    if isinstance(value, ColumnExpr):
+        return value.calls
+    if isinstance(value, ProcessorOperator):
+        return True
+    if isinstance(value, FunctionType):
+        return value.__module__ is None or not value.__module__.startswith("everflow.")
+    if isinstance(value, tuple | list | Mapping):
+        return any(map(_has_function, value.values() if isinstance(value, Mapping) else value))
+    return is_dataclass(value) and any(map(_has_function, vars(value).values()))

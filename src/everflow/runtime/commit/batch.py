@@ -359,6 +359,7 @@ class BatchFailure:
         code: stable identifier of the error where it has one (``EF-...``).
         record: the culprit where it is known.
         stage: of `everflow.handlers.response.STAGES`, which handler is asked about the record.
+        judged: a handler has said FAIL.
         exception: the error's class with its module, empty where no Python error is known.
         line: the innermost line of the user's program that was running.
         where: ``file:line`` of the operator that failed, or of each that may have.
@@ -374,6 +375,7 @@ class BatchFailure:
     details: str = ""
     stage: str = PROCESSING
     exception: str = ""
+    judged: bool = False
 
     KINDS: ClassVar[Mapping[str, str]] = {
         "record": "the user's code cannot take a record",

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from everflow.config import BatchLimits
 from everflow.moves import some
 from everflow.records import OffsetRange, TopicPartition
-from everflow.runtime.commit.batch import BatchFailure
+from everflow.runtime.commit.batch import BadRecord, BatchFailure
 
 FIRST_RECORDS = 100_000
 """Bound of the first batch of a thread: nothing is known yet of what a record costs."""
@@ -20,7 +20,8 @@ COLD_MS = 1_500
 """What the first full batch of a thread costs more than the next ones, whatever its size:
 connections, classes, compiled code."""
 SMALLEST_RECORDS = 1_000
-"""However slow the user's code is, a batch takes this many records (if there are as many)."""
+"""However slow everything is but the program itself, a batch takes this many records (if there
+are as many)."""
 GROWTH = 4
 """How fast the bound grows at the most while full batches end before the time they may take."""
 SHRINKING = 16
@@ -47,9 +48,15 @@ class BatchSize:
     cold: bool = True
 
     def after(
-        self, limits: BatchLimits, records: int, elapsed_ms: float, raw_bytes: int | None = None
+        self,
+        limits: BatchLimits,
+        records: int,
+        elapsed_ms: float,
+        raw_bytes: int | None = None,
+        computing_ms: float = 0.0,
     ) -> BatchSize:
-        """With one more finished batch."""
+        """With one more finished batch. ``computing_ms``: the part of its time that its records
+        cost, which bounds the next one below `SMALLEST_RECORDS` too."""
         size = self.bytes_per_record
         if raw_bytes is not None and records > 0:
             size = raw_bytes / records if size is None else (size + raw_bytes / records) / 2
@@ -64,6 +71,8 @@ class BatchSize:
                 int(bound * min(GROWTH, limits.target_ms / max(1.0, elapsed_ms))),
                 limits.max_records,
             )
+        if records > 0 and computing_ms > limits.target_ms:
+            bound = min(bound, max(1, int(records * limits.target_ms / computing_ms)))
         return BatchSize(bound, size, self.cold and not full)
 
     def rest_ms(self, limits: BatchLimits, records: int, elapsed_ms: float) -> float:
@@ -79,6 +88,10 @@ class BatchSize:
         return BatchSize(
             max(1, min(self.bound, records) // SHRINKING), self.bytes_per_record, self.cold
         )
+
+    def bounded(self, records: int) -> BatchSize:
+        """With this bound."""
+        return replace(self, bound=records)
 
     def no_larger_than(self, other: BatchSize) -> BatchSize:
         """With the bound of ``other`` if that is smaller."""
@@ -144,6 +157,14 @@ class PlannedBatch:
         """Whether it cannot have fewer records: a merge needs one of each input."""
         return all(r.end - r.start <= 1 for r in self.ranges.values())
 
+    def only_record(self) -> BadRecord | None:
+        """The one that it reads; None where there are others."""
+        found = [(tp, r.start) for tp, r in self.ranges.items() if r.end > r.start]
+        if len(found) != 1 or self.records != 1:
+            return None
+        (tp, offset) = found[0]
+        return BadRecord(tp.topic, tp.partition, offset)
+
     def parts(self, groups: Iterable[Collection[TopicPartition]]) -> list[PlannedBatch]:
         """A batch for each of the ``groups`` of partitions that has records, with nothing of the
         others: inputs of one task are merged and stay together."""
@@ -157,9 +178,7 @@ class PlannedBatch:
     def least(self, failure: BatchFailure, groups: Iterable[Collection[TopicPartition]]) -> bool:
         """Whether, after ``failure``, no smaller batch would get further or tell more; ``groups``
         as for `parts`."""
-        if failure.kind != "column":
-            return self.smallest
-        if failure.record is not None:
+        if failure.kind == "column" and failure.record is not None:
             return self.until(failure.record.place) is None
         return self.smallest and len(self.parts(groups)) < 2
 

@@ -16,7 +16,7 @@ TOLD_EVERY_MS = 5_000.0
 
 @dataclass
 class RecordSearch:
-    """``ends``: of the batch that failed first, among whose records it is; up to there batches do
+    """``ends``: of the batch that failed last, among whose records it is; up to there batches do
     not grow again."""
 
     ends: Mapping[TopicPartition, int]

@@ -10,7 +10,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from everflow import metrics as names
 from everflow.clock import Clock
@@ -28,9 +28,9 @@ from everflow.runtime.commit.batch import (
 )
 from everflow.runtime.tasks.task import ActiveTask, TaskState
 from everflow.runtime.thread.batch_counts import BatchCounts
-from everflow.runtime.thread.batching import BatchSize, PlannedBatch, is_empty, plan_ranges
+from everflow.runtime.thread.batching import PlannedBatch, is_empty, plan_ranges
 from everflow.runtime.thread.failure_text import ending, short
-from everflow.runtime.thread.record_search import RecordSearch
+from everflow.runtime.thread.narrowing import Narrowing, first_size
 from everflow.runtime.thread.repeated_failures import Trouble
 from everflow.runtime.thread.replacement import Quarantine, culprits
 from everflow.runtime.thread.struggle import Hung, Recovering, Struggle
@@ -80,16 +80,17 @@ class StreamThread:
         self._stop = threading.Event()
         self._job: Job | None = None
         self._next = BatchId("", 0, 0)
-        self._size = BatchSize()
+        self._narrowing = Narrowing(
+            limits=self.settings.limits,
+            size=first_size(self.settings.functions),
+            may_continue=self.settings.may_continue,
+        )
         self._planned: PlannedBatch | None = None
         self._refused = False
         """The last batch was aborted because a rebalance had ended in the middle of it."""
         self._stuck_at: Mapping[TopicPartition, int] | None = None
         self._struggle = self._no_struggle()
         self._idling = TaskIdling(self.settings.max_task_idle_ms)
-        self._search: RecordSearch | None = None
-        self._part = 0
-        """Which task's records were last run alone, to find the one for which a Column fails."""
         self._counts = BatchCounts(self.services.metrics, self.clock, self.number)
         self._last_job_ms = self.clock.monotonic_ms()
         self._rested_ms = 0.0
@@ -184,7 +185,8 @@ class StreamThread:
         for task in self.tasks.values():
             if task.state is TaskState.RUNNING:
                 task.to(TaskState.RESTORING)
-        self._planned = self._search = self._stuck_at = None
+        self._planned = self._stuck_at = None
+        self._narrowing.forget()
         self._struggle = self._no_struggle()
         self._next = BatchId(self.new_incarnation(), 0, 0)
         failure = BatchFailure(kind="retriable", error=str(error))
@@ -279,7 +281,7 @@ class StreamThread:
             self.quarantine.keep(self.tasks)
             self._planned = None  # nothing of it was committed; positions still say where to begin
             self._stuck_at = None
-            self._search = None
+            self._narrowing.forget()
             self._struggle = self._no_struggle()  # of other tasks, maybe hours ago
             self._begin_with(sorted({tp for task in self.tasks.values() for tp in task.inputs}))
 
@@ -309,7 +311,7 @@ class StreamThread:
                 f"The brokers have not answered for {self.settings.task_timeout_ms / 1000:g} s "
                 f"(task.timeout.ms)."
             )
-        most = self._size.records(self.settings.limits)
+        most = self._narrowing.size.records(self.settings.limits)
         available = self._available()
         if sum(r.end - r.start for r in available.values()) < most:
             # What came during the last batch need not wait for the one after the next.
@@ -361,7 +363,8 @@ class StreamThread:
             return None
         since = self.batch_since_ms = self.clock.monotonic_ms()
         self._counts.begin(since)
-        if self._search is not None and (line := self._search.told(planned, since)):
+        search = self._narrowing.search
+        if search is not None and (line := search.told(planned, since)):
             moves.info("Stream thread %d: %s", self.number, line)
         try:
             return self._opened_job().run(self._request(batch_id, planned))
@@ -372,6 +375,7 @@ class StreamThread:
         finally:
             self.batch_since_ms = None
             self._last_job_ms = self.clock.monotonic_ms()
+            self._narrowing.failed_after_ms = self._last_job_ms - since
             self.services.gate.end(batch_id)
 
     def _request(self, batch_id: str, planned: PlannedBatch) -> BatchRequest:
@@ -386,6 +390,7 @@ class StreamThread:
             [task for _, task in sorted(self.tasks.items())],
             lambda task: task.id.subtopology in clocked and task.id not in resting,
             self.services.global_tasks(),
+            self._narrowing.aside(planned),
         )
 
     # --- step 6 ----------------------------------------------------------------------------------
@@ -466,48 +471,33 @@ class StreamThread:
         smallest = planned is None or planned.least(failure, self._inputs())
         foreign = bad is not None and TopicPartition(bad.topic, bad.partition) not in owned
         if not foreign:
+            in_vain = self._struggle.in_vain(failure, smallest)
+            if (bad is not None or in_vain) and self._narrowing.set_aside(failure, planned):
+                log.warning(
+                    "Stream thread %d: the record is left to its handler: %s",
+                    self.number,
+                    planned.named() if bad is None and planned is not None else short(failure),
+                )
+                self._struggle = self._no_struggle()
+                self._next_attempt(short(failure))
+                return
             self._struggle.require_hope(
                 failure, smallest, planned.named() if planned is not None else ""
             )
         self._next_attempt(short(failure))
-        self._plan_smaller(failure)
+        if planned is not None:
+            self._plan_smaller(failure, planned)
         self._struggle.pause(self._stop)
 
-    def _plan_smaller(self, failure: BatchFailure) -> None:
-        """A batch whose worker ended twice (perhaps for lack of memory), or one
-        of whose records a Column cannot be computed for, runs again with fewer records."""
-        planned = self._planned
-        if planned is None:
-            return
-        column = failure.record if failure.kind == "column" else None
-        if column is not None and (before := planned.until(column.place)) is not None:
-            self._planned = before
-            return
-        if failure.kind in ("hang", "column") or (
-            failure.kind == "worker" and (planned.attempt > 1 or self._search)
-        ):
-            if not self._search and not planned.smallest:
-                log.warning(
-                    "Stream thread %d: its record is looked for in smaller batches", self.number
-                )
-            ends = {tp: r.end for tp, r in planned.ranges.items()}
-            self._search = self._search or RecordSearch(ends, self.clock.monotonic_ms())
-            # The next attempt may take as long again: the record that hangs is looked for one by
-            # one, not by halves.
-            self._size = self._size.shrunk(1 if failure.kind == "hang" else planned.records)
-        else:
-            return
-        if (
-            failure.kind == "column"
-            and planned.smallest
-            and (parts := planned.parts(self._inputs()))
-        ):
-            # Of one that does not fail the records are committed: the next one's turn.
-            self._part += 1
-            self._planned = parts[self._part % len(parts)]
-            return
-        ranges = plan_ranges(planned.ranges, self._size.records(self.settings.limits))
-        self._planned = replace(planned, ranges=ranges)
+    def _plan_smaller(self, failure: BatchFailure, planned: PlannedBatch) -> None:
+        looked_for = self._narrowing.search is not None
+        self._planned = self._narrowing.smaller(
+            failure, planned, self._inputs(), self.clock.monotonic_ms()
+        )
+        if not looked_for and self._narrowing.search is not None and not planned.smallest:
+            log.warning(
+                "Stream thread %d: its record is looked for in smaller batches", self.number
+            )
 
     def _inputs(self) -> list[Collection[TopicPartition]]:
         return [task.inputs for _, task in sorted(self.tasks.items())]
@@ -541,16 +531,9 @@ class StreamThread:
             if moved:
                 self.quarantine.got_on(task.id)
         self._next = self._next._replace(counter=self._next.counter + 1)
-        rest_ms = self._size.rest_ms(self.settings.limits, read, elapsed_ms)
+        rest_ms = self._narrowing.size.rest_ms(self.settings.limits, read, elapsed_ms)
         self._rested_ms = self.clock.monotonic_ms() + rest_ms
-        before, self._size = (
-            self._size,
-            self._size.after(self.settings.limits, read, elapsed_ms, result.counts.get("bytes")),
-        )
-        if self._search is not None and not self._search.over(self._positions()):
-            self._size = self._size.no_larger_than(before)
-        else:
-            self._search = None
+        self._narrowing.after(result, read, elapsed_ms, self._positions())
         log.debug(
             "Stream thread %d: batch %s, %d records in %.1f ms %s",
             self.number,

@@ -84,8 +84,12 @@ class Struggle:
         """Raise the error that ends the instance, where another attempt would be in vain.
         ``smallest``: the batch cannot have fewer records; ``records`` names them where they are
         few."""
-        if self._repeated.in_vain(failure, self.clock.monotonic_ms(), smallest):
+        if self.in_vain(failure, smallest):
             raise ending(failure, self._repeated.times(failure), records)
+
+    def in_vain(self, failure: BatchFailure, smallest: bool) -> bool:
+        """Whether another attempt would be in vain, after a failure that was noted."""
+        return self._repeated.in_vain(failure, self.clock.monotonic_ms(), smallest)
 
     def require_time(self, cause: str) -> None:
         """There is to be another attempt: TaskTimeoutError where there have been attempts for too

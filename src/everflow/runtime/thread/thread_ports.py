@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from everflow.config import BatchLimits
 from everflow.errors import EverflowError
 from everflow.metrics import Metrics
-from everflow.runtime.commit.batch import BatchRequest, BatchResult, TaskContext
+from everflow.runtime.commit.batch import BatchFailure, BatchRequest, BatchResult, TaskContext
 from everflow.runtime.commit.commit_gate import GateBook
 from everflow.runtime.tasks.recovery import Recovery
 from everflow.runtime.tasks.task import ActiveTask
@@ -36,7 +36,8 @@ OpenJob = Callable[[int], Job]
 class ThreadSettings:
     """What does not change while the thread lives. Times in ms. ``clocked``: sub-topologies whose
     tasks are in every batch, with records or without, since the wall clock calls methods of theirs;
-    ``keep_alive_ms`` is then as short as the shortest of their intervals."""
+    ``keep_alive_ms`` is then as short as the shortest of their intervals. ``functions``: the plan
+    has Python functions; ``may_continue(stage, node)`` as in `narrowing.Narrowing`."""
 
     application_id: str
     guarantee: str
@@ -48,6 +49,8 @@ class ThreadSettings:
     keep_alive_ms: float
     clocked: frozenset[int] = frozenset()
     max_task_idle_ms: int = 0
+    functions: bool = False
+    may_continue: Callable[[str, str | None], bool] = lambda stage, node: False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +83,7 @@ def batch_request(
     tasks: Sequence[ActiveTask],
     called: Callable[[ActiveTask], bool],
     global_tasks: list[TaskContext],
+    aside: Sequence[BatchFailure],
 ) -> BatchRequest:
     """What the workers of thread ``number`` are asked to do: for those of its tasks that have
     something to read, or are ``called`` by the wall clock."""
@@ -106,4 +110,5 @@ def batch_request(
         producer_config=settings.producer_config,
         most_bytes=settings.limits.max_bytes,
         waits=planned.waits,
+        aside=aside,
     )

@@ -6,7 +6,7 @@ Whoever decodes the log asks: there are the bytes of the record as they came, on
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -129,7 +129,7 @@ class Judge:
                 f"says RETRY)"
             ) from fault.cause
         if response is Response.FAIL and failure.kind != "undecodable":
-            raise fault.cause or EarlierStepFailed(failure)
+            raise _judged(fault)
         about = {
             "exception": failure.exception or failure.error.partition(":")[0],
             "stacktrace": failure.details,
@@ -139,6 +139,15 @@ class Judge:
             "attempt": self.attempt,
         }
         return failure.error, response.value, as_json(about)
+
+
+def _judged(fault: Fault) -> Exception:
+    """The error of a record that stops the instance."""
+    failure = replace(fault.failure, judged=True)
+    if isinstance(fault.cause, RecordFailure):
+        fault.cause.failure = failure
+        return fault.cause
+    return EarlierStepFailed(failure)
 
 
 def task_of(source: Source, batch: EdgeBatch, row: int) -> TaskId:

@@ -1,0 +1,134 @@
+"""What a stream thread makes of a batch that fails: one of fewer records, or without one of them.
+
+Owned by one thread. Pure but for what it remembers; times are monotonic ms (notes 041 and 042).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from everflow.config import BatchLimits
+from everflow.records import TopicPartition
+from everflow.runtime.commit.batch import BatchFailure, BatchResult
+from everflow.runtime.thread.batching import BatchSize, PlannedBatch, plan_ranges
+from everflow.runtime.thread.record_search import RecordSearch
+
+Inputs = Sequence[Collection[TopicPartition]]
+
+FIRST_WITH_FUNCTIONS = 1_000
+"""Bound of the first batch of a thread whose plan has Python functions: nobody knows yet what one
+of their calls costs."""
+_ONE_OF_THEM = frozenset({"worker", "hang", "column"})
+"""Kinds of failure that fewer records may not meet, and that a single one may have caused."""
+_COMPUTING = ("operators", "columns")
+"""Of a batch's timings, what grows with its records and with nothing else."""
+
+
+def first_size(functions: bool) -> BatchSize:
+    """``functions``: the plan has Python functions."""
+    return BatchSize(FIRST_WITH_FUNCTIONS) if functions else BatchSize()
+
+
+@dataclass(kw_only=True)
+class Narrowing:
+    """``may_continue(stage, node)``: whether a record that fails there need not stop the
+    instance."""
+
+    limits: BatchLimits
+    size: BatchSize
+    may_continue: Callable[[str, str | None], bool]
+    search: RecordSearch | None = None
+    failed_after_ms: float = 0.0
+    """How long the last batch ran that failed."""
+    _part: int = 0
+    """Which task's records were last run alone, to find the one for which a Column fails."""
+    _aside: dict[tuple[str, int, int], BatchFailure] = field(default_factory=dict)
+
+    def forget(self) -> None:
+        """Other tasks than before."""
+        self.search = None
+        self._aside.clear()
+
+    def aside(self, planned: PlannedBatch) -> tuple[BatchFailure, ...]:
+        """What earlier attempts failed on, of the records of a batch."""
+        return tuple(
+            failure
+            for (topic, partition, offset), failure in self._aside.items()
+            if (wanted := planned.ranges.get(TopicPartition(topic, partition))) is not None
+            and wanted.start <= offset < wanted.end
+        )
+
+    def set_aside(self, failure: BatchFailure, planned: PlannedBatch | None) -> bool:
+        """Whether the record of a failure is left to its handler from the next attempt on: it is
+        known, no handler has said FAIL, and it has not been tried yet."""
+        record = failure.record
+        if planned is None or failure.judged or failure.kind == "undecodable":
+            return False
+        if record is None and failure.kind in _ONE_OF_THEM:
+            record = planned.only_record()
+        if record is None or record.place in self._aside:
+            return False
+        if not self.may_continue(failure.stage, record.node):
+            return False
+        self._aside[record.place] = replace(failure, record=record)
+        return True
+
+    def after(
+        self, result: BatchResult, read: int, elapsed_ms: float, at: Mapping[TopicPartition, int]
+    ) -> None:
+        """A batch was committed; ``at``: where the tasks' inputs are now."""
+        before = self.size
+        computing_ms = sum(
+            spent for name, spent in result.timings.items() if name.startswith(_COMPUTING)
+        )
+        self.size = before.after(
+            self.limits, read, elapsed_ms, result.counts.get("bytes"), computing_ms
+        )
+        if self.search is not None and not self.search.over(at):
+            self.size = self.size.no_larger_than(before)
+        else:
+            self.search = None
+        for topic, partition, offset in list(self._aside):
+            if at.get(TopicPartition(topic, partition), 0) > offset:
+                del self._aside[topic, partition, offset]
+
+    def smaller(
+        self, failure: BatchFailure, planned: PlannedBatch, inputs: Inputs, now_ms: float
+    ) -> PlannedBatch:
+        """What to run after a failure whose attempt is counted in ``planned``: the same again, or
+        fewer records of it."""
+        column = failure.record if failure.kind == "column" else None
+        if column is not None and (before := planned.until(column.place)) is not None:
+            return before
+        records = self._records(failure, planned)
+        if records is None:
+            return planned
+        if failure.kind in _ONE_OF_THEM:
+            # It is among these: once they are behind, batches may grow again.
+            ends = {tp: r.end for tp, r in planned.ranges.items()}
+            self.search = self.search or RecordSearch(ends, now_ms)
+            self.search.ends = ends
+        self.size = self.size.bounded(records)
+        if failure.kind == "column" and planned.smallest and (parts := planned.parts(inputs)):
+            # Of one that does not fail the records are committed: the next one's turn.
+            self._part += 1
+            return parts[self._part % len(parts)]
+        ranges = plan_ranges(planned.ranges, self.size.records(self.limits))
+        return replace(planned, ranges=ranges)
+
+    def _records(self, failure: BatchFailure, planned: PlannedBatch) -> int | None:
+        """How many the next attempt takes; None: as many."""
+        repeated = planned.attempt > 1 or self.search is not None
+        if failure.kind in ("hang", "column") or (failure.kind == "worker" and repeated):
+            fewer = self.size.shrunk(planned.records).bound
+            return min(fewer, self._fitting(planned)) if failure.kind == "hang" else fewer
+        if repeated and self.failed_after_ms > self.limits.target_ms:
+            # Whatever the time-out was that it has met, half as much may not meet it.
+            return max(1, min(planned.records // 2, self._fitting(planned)))
+        return None
+
+    def _fitting(self, planned: PlannedBatch) -> int:
+        """How many would have ended in the time that a batch may take, had each cost the same."""
+        share = self.limits.target_ms / max(self.failed_after_ms, 1.0)
+        return max(1, int(planned.records * min(1.0, share)))
