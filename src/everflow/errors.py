@@ -193,7 +193,8 @@ class RecordTooLargeError(FatalError):
     (what the broker takes), or make the value smaller.
 
     Attributes: topics it may have been for; limit in bytes that it exceeds, None where it is not
-    known.
+    known; place: topic, partition, offset of the record that it was made of, and the node, None
+    where there is no single one.
     """
 
     code = "EF-RECORD-TOO-LARGE"
@@ -205,9 +206,10 @@ class RecordTooLargeError(FatalError):
         code: str | None = None,
         topics: tuple[str, ...] = (),
         limit: int | None = None,
+        place: tuple[str, int, int, str] | None = None,
     ) -> None:
         super().__init__(message, code=code)
-        self.topics, self.limit = topics, limit
+        self.topics, self.limit, self.place = topics, limit, place
 
 
 class ColumnError(FatalError):

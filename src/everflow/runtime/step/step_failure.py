@@ -13,15 +13,17 @@ from everflow.errors import (
     FatalError,
     GenerationChanged,
     LogStartMovedError,
+    RecordTooLargeError,
     RetriableError,
     StoreMismatchError,
     TaskMigratedError,
     UnknownOutcomeError,
 )
+from everflow.handlers.response import PRODUCTION
 from everflow.runtime.commit.batch import BadRecord, BatchFailure
 from everflow.runtime.step.step_functions import RecordFailure, UndecodableRecord
 from everflow.runtime.step.user_line import innermost_line
-from everflow.user_texts import error_text
+from everflow.user_texts import class_of, error_text
 
 MOST_DETAILS = 20_000
 
@@ -69,6 +71,16 @@ def failure_of(error: Exception) -> BatchFailure:
         return replace(error.failure, details=error.failure.details or details)
     kind = next(kind for classes, kind in _KINDS if isinstance(error, classes))
     own = isinstance(error, EverflowError)
+    if isinstance(error, RecordTooLargeError) and error.place is not None:
+        return BatchFailure(
+            kind=kind,
+            error=str(error),
+            code=error.code,
+            record=BadRecord(*error.place),
+            details=details,
+            stage=PRODUCTION,
+            exception=class_of(error),
+        )
     return BatchFailure(
         kind=kind,
         error=str(error) if own else error_text(error),

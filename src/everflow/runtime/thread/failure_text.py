@@ -90,7 +90,7 @@ def ending(failure: BatchFailure, times: int, records: str) -> FatalError:
     few records of the batch, ``in-0@7``, or empty where there were many."""
     about = (*places(failure), *_cure(failure))
     record = failure.record
-    if record is not None and failure.kind != "column":
+    if record is not None and failure.kind not in ("column", "fatal"):
         return RecordError(
             failure.error,
             topic=record.topic,

@@ -25,6 +25,9 @@ class Written(NamedTuple):
     topic: str
     size: int
     origin: str
+    place: tuple[str, int, int, str] | None = None
+    """Topic, partition, offset of the record that it was made of, and the node that made it; None
+    for an entry of a store."""
 
 
 def named(
@@ -58,6 +61,7 @@ def named(
         "on where it stopped.",
         topics=(found.topic,),
         limit=limit or None,
+        place=found.place,
     )
 
 
@@ -95,8 +99,10 @@ def _outputs(
     if asked.any():
         sizes = _sizes(output.keys) + _sizes(output.values)
         row = int(np.where(asked, sizes, -1).argmax())
-        origin = f"made of record {_place(output.batch, row, sources)}, by node {output.node}"
-        yield Written(names[row], int(sizes[row]), origin)
+        topic, partition, offset = _place(output.batch, row, sources)
+        origin = f"made of record {topic}-{partition}@{offset}, by node {output.node}"
+        place = (topic, partition, offset, output.node)
+        yield Written(names[row], int(sizes[row]), origin, place)
 
 
 def _sizes(column: pa.Array) -> Int64:
@@ -105,9 +111,9 @@ def _sizes(column: pa.Array) -> Int64:
     return found
 
 
-def _place(batch: EdgeBatch, row: int, sources: Collection[Source]) -> str:
+def _place(batch: EdgeBatch, row: int, sources: Collection[Source]) -> tuple[str, int, int]:
     topic = next(source.topic for source in sources if source.index == int(batch.source[row]))
-    return f"{topic}-{int(batch.partition[row])}@{int(batch.offset[row])}"
+    return topic, int(batch.partition[row]), int(batch.offset[row])
 
 
 def _size(key: bytes | None, value: bytes | None) -> int:
