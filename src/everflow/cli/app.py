@@ -24,6 +24,7 @@ from rich.console import Console
 
 from everflow import __version__, logs
 from everflow.cli import (
+    dlq_commands,
     machine_setup,
     new_project,
     record_commands,
@@ -408,5 +409,14 @@ def _errors_for_people(debug: bool) -> Iterator[list[str]]:
         raise typer.Exit(EXIT_FAILED) from None
 
 
-for group in (new_project, topics, record_commands, simulate, machine_setup, watch_commands):
+_GROUPS = (
+    new_project,
+    topics,
+    record_commands,
+    dlq_commands,
+    simulate,
+    machine_setup,
+    watch_commands,
+)
+for group in _GROUPS:
     group.register(app, _errors_for_people)

@@ -1,0 +1,298 @@
+"""Reads a topic of dead letters, and replays them, each once (note 043)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka import TopicPartition as ClientTopicPartition
+
+from everflow.cli.records import instant
+from everflow.config import StreamsConfig
+from everflow.errors import ConfigError
+from everflow.kafka.client_log import client_log
+from everflow.kafka.errors import classify
+from everflow.records import TopicPartition
+
+KAFKA_STREAMS = "__streams.errors."
+OWN = "__everflow.errors."
+REPLAYED_FROM = "__everflow.replayed.from"
+"""Header of a record that was replayed: the place of its dead letter."""
+REPLAYED = "__everflow.replayed"
+"""Header of what the dead letter topic gets in the same transaction: which letter was replayed."""
+AT_ONCE = 500
+"""Letters in a transaction."""
+_TIMEOUT_S = 30.0
+_POLL_S = 0.5
+
+Header = tuple[str, bytes | None]
+
+
+class LetterPlace(NamedTuple):
+    """Where a letter is in its topic."""
+
+    partition: int
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.partition}@{self.offset}"
+
+    @staticmethod
+    def parse(text: str) -> LetterPlace:
+        """Inverse of ``str``. ConfigError for anything else."""
+        partition, _, offset = text.partition("@")
+        if not (partition.isdecimal() and offset.isdecimal()):
+            raise ConfigError(f"{text!r} is no dead letter: write PARTITION@OFFSET, such as 0@17.")
+        return LetterPlace(int(partition), int(offset))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeadLetter:
+    """A record of a dead letter topic. Times in ms; ``own``: the record's own headers."""
+
+    place: LetterPlace
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    own: tuple[Header, ...]
+    about: dict[str, str]
+    """What the headers say of the error, by the ends of their names."""
+    replayed: bool = False
+
+    @property
+    def origin(self) -> str:
+        """Which record it was."""
+        about = self.about
+        return f"{about.get('topic')}-{about.get('partition')}@{about.get('offset')}"
+
+    @property
+    def error(self) -> str:
+        """Class and first line of the message."""
+        message = self.about.get("message", "").partition("\n")[0]
+        kind = self.about.get("exception", "")
+        known = message.startswith(kind.rpartition(".")[2] + ":")
+        return message if known else f"{kind}: {message}"
+
+    @property
+    def group(self) -> tuple[str, str, str]:
+        """Letters of one cause: the error's class, the node, the source topic."""
+        return (
+            self.about.get("exception", "?"),
+            self.about.get("node", "?") or "?",
+            self.about.get("topic", "?"),
+        )
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Which letters are meant; None: all. ``error``: text in the error's class or message."""
+
+    error: str | None = None
+    source: str | None = None
+    node: str | None = None
+    places: frozenset[LetterPlace] = frozenset()
+
+    def takes(self, letter: DeadLetter) -> bool:
+        """Whether it is one of them."""
+        about = letter.about
+        said = f"{about.get('exception', '')} {about.get('message', '')}"
+        return (
+            (self.error is None or self.error in said)
+            and (self.source is None or self.source == about.get("topic"))
+            and (self.node is None or self.node == about.get("node"))
+            and (not self.places or letter.place in self.places)
+        )
+
+
+class RawLetter(NamedTuple):
+    """A record of the topic."""
+
+    place: LetterPlace
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[Header]
+
+
+def letter_of(record: RawLetter) -> DeadLetter:
+    """What its headers say."""
+    about, own = {}, []
+    for name, data in record.headers:
+        for prefix in (KAFKA_STREAMS, OWN):
+            if name.startswith(prefix):
+                about[name.removeprefix(prefix)] = (data or b"").decode(errors="replace")
+                break
+        else:
+            own.append((name, data))
+    return DeadLetter(
+        place=record.place,
+        timestamp=record.timestamp,
+        key=record.key,
+        value=record.value,
+        own=tuple(own),
+        about=about,
+    )
+
+
+def letters(records: Iterable[RawLetter]) -> list[DeadLetter]:
+    """The dead letters in a topic's records, those that were replayed marked."""
+    found: dict[LetterPlace, DeadLetter] = {}
+    done: set[LetterPlace] = set()
+    for record in records:
+        replayed = next((data for name, data in record.headers if name == REPLAYED), None)
+        if replayed is not None:
+            done.add(LetterPlace.parse(replayed.decode()))
+        else:
+            found[record.place] = letter_of(record)
+    return [
+        replace(letter, replayed=True) if place in done else letter
+        for place, letter in found.items()
+    ]
+
+
+def stored(
+    config: StreamsConfig,
+    starts: dict[TopicPartition, int],
+    ends: dict[TopicPartition, int],
+) -> Iterator[RawLetter]:
+    """The committed records of a topic up to ``ends``."""
+    own = {
+        "group.id": "everflow-dlq",
+        "enable.auto.commit": False,
+        "isolation.level": "read_committed",
+        "auto.offset.reset": "earliest",
+        "enable.partition.eof": True,
+    }
+    consumer = Consumer({**config.consumer(), **own}, logger=client_log)
+    with closing(consumer):
+        left = {tp: end for tp, end in ends.items() if end > starts[tp]}
+        consumer.assign([ClientTopicPartition(*tp, starts[tp]) for tp in left])
+        while left:
+            message: Any = consumer.poll(_POLL_S)
+            for at in consumer.position([ClientTopicPartition(*tp) for tp in left]):
+                tp = TopicPartition(at.topic, at.partition)
+                if at.offset >= left[tp]:
+                    del left[tp]
+            if message is None:
+                continue
+            if (error := message.error()) is not None:
+                if error.code() != KafkaError._PARTITION_EOF:
+                    raise classify(error, f"reading {message.topic()}")
+                left.pop(TopicPartition(message.topic(), message.partition()), None)
+                continue
+            yield RawLetter(
+                LetterPlace(message.partition(), message.offset()),
+                message.timestamp()[1],
+                message.key(),
+                message.value(),
+                message.headers() or (),
+            )
+
+
+def groups(found: Iterable[DeadLetter]) -> list[tuple[tuple[str, str, str], list[DeadLetter]]]:
+    """Letters of one cause together, the most numerous first."""
+    by_group: dict[tuple[str, str, str], list[DeadLetter]] = {}
+    for letter in found:
+        by_group.setdefault(letter.group, []).append(letter)
+    return sorted(by_group.items(), key=lambda one: (-len(one[1]), one[0]))
+
+
+def line_of(letter: DeadLetter) -> str:
+    """A letter in a line."""
+    node = letter.about.get("node") or "-"
+    done = "  (replayed)" if letter.replayed else ""
+    parts = (str(letter.place), instant(letter.timestamp), letter.origin, node, letter.error)
+    return "\t".join(parts) + done
+
+
+def text_of(letter: DeadLetter) -> str:
+    """All there is of a letter."""
+    about = letter.about
+    lines = [
+        f"dead letter  {letter.place}{'  (replayed)' if letter.replayed else ''}",
+        f"record       {letter.origin}",
+        f"time         {instant(letter.timestamp)}",
+        *(
+            f"{name:<12} {about[name]}"
+            for name in ("stage", "node", "task", "attempt", "exception", "message")
+            if about.get(name)
+        ),
+        f"key          {letter.key!r}",
+        f"value        {letter.value!r}",
+        *(f"header       {name}={data!r}" for name, data in letter.own),
+    ]
+    stack = about.get("stacktrace", "").rstrip()
+    return "\n".join([*lines, *([stack] if stack else [])])
+
+
+class Replayer:
+    """Writes letters as the records that they were, and in the same transaction notes each in the
+    dead letter topic: whoever reads that finds which are done. Owned by one thread; another one for
+    the same topic ends this one, wherever it runs.
+
+    ``partitions(topic)``: how many it has.
+    """
+
+    def __init__(self, config: StreamsConfig, topic: str, partitions: Callable[[str], int]) -> None:
+        self._topic, self._partitions = topic, partitions
+        settings = {
+            "partitioner": "murmur2_random",
+            **config.producer(),
+            "transactional.id": f"everflow-dlq-{topic}",
+            "transaction.timeout.ms": 60_000,
+        }
+        self._producer = Producer(settings, logger=client_log)
+        try:
+            self._producer.init_transactions(_TIMEOUT_S)
+        except KafkaException as error:
+            raise classify(error.args[0], f"beginning to replay {topic}") from error
+
+    def replay(self, chosen: Sequence[DeadLetter], target: str | None) -> int:
+        """Into ``target``, or each into the topic it came from. How many."""
+        for start in range(0, len(chosen), AT_ONCE):
+            part = chosen[start : start + AT_ONCE]
+            try:
+                self._producer.begin_transaction()
+                for letter in part:
+                    self._write(letter, target or letter.about["topic"])
+                self._producer.commit_transaction(_TIMEOUT_S)
+            except KafkaException as error:
+                raise classify(error.args[0], f"replaying {self._topic}") from error
+        return len(chosen)
+
+    def _write(self, letter: DeadLetter, target: str) -> None:
+        partition = int(letter.about.get("partition", "-1"))
+        same = target == letter.about.get("topic") and partition < self._partitions(target)
+        place = f"{self._topic}-{letter.place}".encode()
+        self._produce(
+            target,
+            letter.value,
+            letter.key,
+            [*letter.own, (REPLAYED_FROM, place)],
+            partition if same else None,
+            letter.timestamp,
+        )
+        mark = str(letter.place).encode()
+        key = f"{REPLAYED}/{letter.place}".encode()
+        self._produce(self._topic, b"", key, [(REPLAYED, mark)], letter.place.partition, 0)
+
+    def _produce(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None,
+        headers: list[Header],
+        partition: int | None,
+        timestamp: int,
+    ) -> None:
+        where: dict[str, Any] = {} if partition is None else {"partition": partition}
+        where |= {"headers": headers, "timestamp": timestamp}
+        while True:
+            try:
+                self._producer.produce(topic, value, key, **where)
+                return
+            except BufferError:
+                self._producer.poll(_POLL_S)

@@ -1,0 +1,184 @@
+"""``everflow dlq``: its commands and options; `everflow.cli.dead_letters` does the work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from everflow.cli.cluster_options import (
+    LOCAL_BROKER,
+    ClientSettings,
+    Debug,
+    ErrorsForPeople,
+    Servers,
+)
+from everflow.errors import ConfigError
+
+if TYPE_CHECKING:
+    from everflow.cli.dead_letters import DeadLetter, Filter, Replayer
+
+Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="A topic of dead letters.")]
+Error = Annotated[str | None, typer.Option(help="Those with this text in the error.")]
+Source = Annotated[str | None, typer.Option("--from", help="Those that came from this topic.")]
+Node = Annotated[str | None, typer.Option(help="Those that failed at this node.")]
+
+
+@dataclass(frozen=True)
+class _Letters:
+    """An open topic of dead letters."""
+
+    found: list[DeadLetter]
+
+    def chosen(self, only: Filter) -> list[DeadLetter]:
+        return [letter for letter in self.found if only.takes(letter)]
+
+
+def register(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
+    """Add the commands to the ``everflow`` command."""
+    dlq = typer.Typer(
+        help="Look at dead letters, and replay them: records that an application has left out.",
+        no_args_is_help=True,
+    )
+    _add_list(dlq, errors_for_people)
+    _add_show(dlq, errors_for_people)
+    _add_group(dlq, errors_for_people)
+    _add_replay(dlq, errors_for_people)
+    app.add_typer(dlq, name="dlq")
+
+
+def _add_list(dlq: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
+    @dlq.command("list")
+    def list_letters(
+        topic: Topic,
+        servers: Servers = LOCAL_BROKER,
+        error: Error = None,
+        source: Source = None,
+        node: Node = None,
+        settings: ClientSettings = None,
+        debug: Debug = False,
+    ) -> None:
+        """Dead letters, a line each: its place, time, the record it was, node, error."""
+        with errors_for_people(debug), _letters(topic, servers, settings) as found:
+            from everflow.cli.dead_letters import Filter, line_of
+
+            for letter in found.chosen(Filter(error, source, node)):
+                typer.echo(line_of(letter))
+
+
+def _add_show(dlq: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
+    @dlq.command()
+    def show(
+        topic: Topic,
+        place: Annotated[
+            str, typer.Argument(metavar="PARTITION@OFFSET", help="As `everflow dlq list` has it.")
+        ],
+        servers: Servers = LOCAL_BROKER,
+        settings: ClientSettings = None,
+        debug: Debug = False,
+    ) -> None:
+        """All there is of a dead letter: the error with its stack, the record with its bytes."""
+        with errors_for_people(debug):
+            from everflow.cli.dead_letters import Filter, LetterPlace, text_of
+
+            wanted = LetterPlace.parse(place)
+            with _letters(topic, servers, settings) as found:
+                chosen = found.chosen(Filter(places=frozenset({wanted})))
+            if not chosen:
+                raise ConfigError(
+                    f"no dead letter {wanted} in {topic}; `everflow dlq list {topic}` shows them."
+                )
+            typer.echo(text_of(chosen[0]))
+
+
+def _add_group(dlq: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
+    @dlq.command()
+    def group(
+        topic: Topic,
+        servers: Servers = LOCAL_BROKER,
+        error: Error = None,
+        source: Source = None,
+        node: Node = None,
+        settings: ClientSettings = None,
+        debug: Debug = False,
+    ) -> None:
+        """Dead letters by cause: how many of an error, a node and a topic, and one of them."""
+        with errors_for_people(debug), _letters(topic, servers, settings) as found:
+            from everflow.cli.dead_letters import Filter, groups, line_of
+
+            for (kind, at, came_from), members in groups(found.chosen(Filter(error, source, node))):
+                open_ = sum(not letter.replayed for letter in members)
+                typer.echo(f"{len(members):,} ({open_:,} not replayed)\t{kind}\t{at}\t{came_from}")
+                typer.echo(f"  {line_of(members[0])}")
+
+
+def _add_replay(dlq: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
+    @dlq.command()
+    def replay(
+        topic: Topic,
+        servers: Servers = LOCAL_BROKER,
+        to: Annotated[
+            str | None, typer.Option(help="Into this topic; without: where each came from.")
+        ] = None,
+        error: Error = None,
+        source: Source = None,
+        node: Node = None,
+        places: Annotated[
+            list[str] | None,
+            typer.Option("--letter", metavar="PARTITION@OFFSET", help="This one; repeatable."),
+        ] = None,
+        dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell which.")] = False,
+        settings: ClientSettings = None,
+        debug: Debug = False,
+    ) -> None:
+        """Write dead letters again as the records that they were, each once: those that were
+        replayed are left out, also where an earlier replay was cut off."""
+        with errors_for_people(debug):
+            from everflow.cli.dead_letters import Filter, LetterPlace, line_of
+
+            only = Filter(error, source, node, frozenset(map(LetterPlace.parse, places or ())))
+            with _replaying(topic, servers, settings, dry_run, to) as (found, replayer):
+                chosen = [one for one in found.chosen(only) if not one.replayed]
+                if replayer is None:
+                    for letter in chosen:
+                        typer.echo(line_of(letter))
+                else:
+                    replayer.replay(chosen, to)
+            told = "would be replayed" if dry_run else "replayed"
+            typer.echo(f"{len(chosen):,} dead letter{'s' * (len(chosen) != 1)} {told}", err=True)
+
+
+@contextmanager
+def _letters(topic: str, servers: str, settings: list[str] | None) -> Iterator[_Letters]:
+    with _replaying(topic, servers, settings, True, None) as (found, _):
+        yield found
+
+
+@contextmanager
+def _replaying(
+    topic: str, servers: str, settings: list[str] | None, dry_run: bool, target: str | None
+) -> Iterator[tuple[_Letters, Replayer | None]]:
+    """What is in the topic, read after any other replay of it has been ended."""
+    from everflow.cli.cluster import client_config, connected, own_status
+    from everflow.cli.dead_letters import Replayer, letters, stored
+    from everflow.cli.records import partitions_of
+
+    config = client_config(servers, settings)
+    with own_status() as status, connected(config, status) as admin:
+        partitions = partitions_of(admin, topic)
+        if target is not None:
+            partitions_of(admin, target)
+        counts: dict[str, int] = {}
+
+        def count(name: str) -> int:
+            if name not in counts:
+                counts[name] = len(partitions_of(admin, name))
+            return counts[name]
+
+        replayer = None if dry_run else Replayer(config, topic, count)
+        starts = admin.list_offsets(partitions, "earliest", "read_committed")
+        ends = admin.list_offsets(partitions, "latest", "read_committed")
+        yield _Letters(letters(stored(config, starts, ends))), replayer

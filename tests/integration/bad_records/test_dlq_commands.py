@@ -1,0 +1,110 @@
+"""`everflow dlq` on a real broker: looked at, grouped, and replayed once each."""
+
+from __future__ import annotations
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from everflow.cli.app import app as command
+from integration.lifecycle.lifecycle_cluster import Cluster, Record
+
+pytestmark = pytest.mark.broker
+
+
+def letter(source: str, offset: int, value: bytes, error: str, node: str) -> Record:
+    headers = {
+        "__streams.errors.exception": error,
+        "__streams.errors.message": f"{error}: went wrong",
+        "__streams.errors.stacktrace": "Traceback: here",
+        "__streams.errors.topic": source,
+        "__streams.errors.partition": "1",
+        "__streams.errors.offset": str(offset),
+        "__everflow.errors.node": node,
+    }
+    own = (("own", b"header"),)
+    made = tuple((name, text.encode()) for name, text in headers.items())
+    return Record(f"k{offset}".encode(), value, 7_000 + offset, 0, own + made)
+
+
+class Dlq:
+    """The command on a topic of four letters."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.source, self.topic = cluster.topic("in", 2), cluster.topic("dead", 1)
+        made = [
+            letter(self.source, 3, b"v3", "ValueError", "parse"),
+            letter(self.source, 4, b"v4", "ValueError", "parse"),
+            letter(self.source, 9, b"v9", "KeyError", "look-up"),
+        ]
+        cluster.write(self.topic, made)
+
+    def __call__(self, *arguments: str) -> Result:
+        environment = {"EVERFLOW_BOOTSTRAP_SERVERS": self.cluster.bootstrap}
+        return CliRunner().invoke(command, ["dlq", *arguments], env=environment)
+
+
+@pytest.fixture
+def dlq(cluster: Cluster) -> Dlq:
+    return Dlq(cluster)
+
+
+def test_letters_are_listed_filtered_shown_and_grouped(dlq: Dlq) -> None:
+    listed = dlq("list", dlq.topic)
+    assert listed.exit_code == 0, listed.output
+    lines = listed.stdout.splitlines()
+    assert [line.split("\t")[0] for line in lines] == ["0@0", "0@1", "0@2"]
+    assert lines[2].split("\t")[2:] == [f"{dlq.source}-1@9", "look-up", "KeyError: went wrong"]
+    assert len(dlq("list", dlq.topic, "--error", "KeyError").stdout.splitlines()) == 1
+    assert len(dlq("list", dlq.topic, "--node", "parse").stdout.splitlines()) == 2
+    assert dlq("list", dlq.topic, "--from", "elsewhere").stdout == ""
+    shown = dlq("show", dlq.topic, "0@1").stdout
+    for part in (f"{dlq.source}-1@4", "b'v4'", "own=b'header'", "Traceback: here", "parse"):
+        assert part in shown
+    grouped = dlq("group", dlq.topic).stdout.splitlines()
+    assert grouped[0].startswith("2 (2 not replayed)\tValueError\tparse\t")
+    assert grouped[2].startswith("1 (1 not replayed)\tKeyError\tlook-up\t")
+    assert dlq("show", dlq.topic, "0@77").exit_code == 2
+    assert dlq("show", dlq.topic, "seven").exit_code == 2
+
+
+def test_each_letter_is_replayed_once(dlq: Dlq) -> None:
+    tried = dlq("replay", dlq.topic, "--dry-run", "--error", "ValueError")
+    assert "2 dead letters would be replayed" in tried.output
+    assert dlq.cluster.read(dlq.source) == []
+    done = dlq("replay", dlq.topic, "--error", "ValueError")
+    assert done.exit_code == 0, done.output
+    assert "2 dead letters replayed" in done.output
+    again = dlq("replay", dlq.topic, "--error", "ValueError")
+    assert "0 dead letters replayed" in again.output
+    found = dlq.cluster.read(dlq.source)
+    assert [(r.key, r.value, r.timestamp, r.partition) for r in found] == [
+        (b"k3", b"v3", 7_003, 1),
+        (b"k4", b"v4", 7_004, 1),
+    ]
+    assert found[0].headers == (
+        ("own", b"header"),
+        ("__everflow.replayed.from", f"{dlq.topic}-0@0".encode()),
+    )
+    rest = dlq("replay", dlq.topic)
+    assert "1 dead letter replayed" in rest.output
+    assert dlq("list", dlq.topic).stdout.count("(replayed)") == 3
+
+
+def test_letters_are_replayed_into_another_topic(dlq: Dlq) -> None:
+    other = dlq.cluster.topic("other", 1)
+    done = dlq("replay", dlq.topic, "--to", other, "--letter", "0@2")
+    assert done.exit_code == 0, done.output
+    assert [record.value for record in dlq.cluster.read(other)] == [b"v9"]
+    missing = dlq("replay", dlq.topic, "--to", "not-there-at-all")
+    assert missing.exit_code == 2
+    assert "no such topic: not-there-at-all" in missing.output
+
+
+def test_a_record_without_the_headers_is_listed_too(cluster: Cluster) -> None:
+    """Records without the headers are shown as what they are."""
+    plain = cluster.topic("plain", 1)
+    cluster.write(plain, [Record(b"k", b"v")])
+    result = Dlq(cluster)("list", plain)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("0@0\t")
