@@ -22,6 +22,9 @@ LOOK_S = 0.1
 HURRY_MS = 1_000.0
 """For so long a batch in flight may still end by itself where there is no time, or nobody who could
 take its commit."""
+HANGS_MS = 30_000.0
+"""A batch in flight that has not ended by then hangs: batches are planned to take a tenth of it,
+and the watchdog of those that hang has ended before."""
 LEAVE_S, LEAVE_WITHOUT_BROKER_S = 5.0, 1.0
 
 
@@ -112,21 +115,26 @@ class InstanceEnd:
             self._kill_workers(thread)
 
     def _await_thread(self, thread: StreamThread) -> None:
-        """Until its batch in flight has ended. By force where nobody wants to wait, or no broker
-        could take its commit: that is a worker's crash, which the next recovery of these tasks
-        makes up for (D6)."""
-        since_ms: float | None = None
+        """Until its batch in flight has ended. By force where nobody wants to wait, no broker could
+        take its commit, or it hangs: that is a worker's crash, which the next recovery of these
+        tasks makes up for (D6)."""
+        clock = self.instance.clock
+        hangs, since_ms = Deadline(clock, HANGS_MS), None
         while not thread.join(LOOK_S):
-            if not (self.hurry.is_set() or self._brokers_away()):
+            if not (self.hurry.is_set() or self._brokers_away() or hangs.expired()):
                 continue
-            now_ms = self.instance.clock.monotonic_ms()
+            now_ms = clock.monotonic_ms()
             since_ms = now_ms if since_ms is None else since_ms
-            if now_ms - since_ms >= HURRY_MS:
+            if now_ms - since_ms >= HURRY_MS or hangs.expired():
                 thread.cut_off = True
                 if self._kill_workers(thread):
                     self.cut_off = True
                     why = (
-                        "asked to stop now" if self.hurry.is_set() else "the brokers do not answer"
+                        "asked to stop now"
+                        if self.hurry.is_set()
+                        else f"it has not ended within {HANGS_MS / 1000:g} s"
+                        if hangs.expired()
+                        else "the brokers do not answer"
                     )
                     moves.info(
                         (
