@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from pathlib import Path
 
@@ -30,8 +31,8 @@ def test_a_shutdown_does_not_wait_for_a_batch_that_hangs(
 
     def hangs(value: str) -> str:
         reached.touch()
-        while True:
-            time.sleep(0.1)
+        threading.Event().wait()  # for ever
+        return value
 
     builder = StreamsBuilder()
     stream = builder.stream(source, key=serdes.string(), value=serdes.string())
