@@ -506,7 +506,7 @@ def _typed(name: str, raw: Any, annotation: str) -> Any:
             )
         if isinstance(raw, type) and name.endswith(("_class", "_extractor", "_handler")):
             return f"{raw.__module__}:{raw.__qualname__}"
-        if callable(raw) and name.endswith("_handler"):
+        if name.endswith("_handler") and (callable(raw) or isinstance(raw, Mapping)):
             return raw
         if isinstance(raw, (str, os.PathLike)):
             return os.fspath(raw)

@@ -207,7 +207,7 @@ _ERRORS = _group(
         "`errors.dead.letter.queue.topic.name`; where that names none, as `fail`), `continue` "
         "(left out; to that topic if there is one), `fail`, `retry-outages` (a service that does "
         "not answer, or with 401, 429 or 5xx, is asked again under `task.timeout.ms`), a function "
-        "of yours, or `module:name` of one",
+        "of yours, `module:name` of one, or a dict of these by the names of sources and operators",
         "a class; by default a record goes to the topic, and the application stops all the same",
     ),
     processing_exception_handler=KeyText(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any
 
 from everflow.errors import ConfigError, FatalError
@@ -34,6 +35,8 @@ def dead_letter_and_continue(context: ErrorHandlerContext, error: BaseException)
     return Response.DEAD_LETTER
 
 
+OTHERS = "*"
+"""In a dict of handlers by node: of every other one."""
 BUILT_IN: Mapping[str, ExceptionHandler] = {
     "dead-letter": dead_letter_and_continue,
     "fail": log_and_fail,
@@ -49,8 +52,26 @@ _KAFKA_STREAMS = {
 }
 
 
+@dataclass(frozen=True)
+class ByNode:
+    """Handlers of sources and operators, by the names of their nodes."""
+
+    own: Mapping[str, ExceptionHandler]
+    others: ExceptionHandler
+
+    def of(self, node: str | None) -> ExceptionHandler:
+        """The node's own, else that of the others."""
+        return self.others if node is None else self.own.get(node, self.others)
+
+    def __call__(self, context: ErrorHandlerContext, error: BaseException) -> Response:
+        """See `ExceptionHandler`."""
+        return self.of(context.processor_node_id)(context, error)
+
+
 def handler_setting(given: object) -> str | None:
     """What is wrong with the value of a setting that names a handler; None for a good one."""
+    if isinstance(given, Mapping):
+        return next(filter(None, map(handler_setting, given.values())), None)
     if callable(given) and not isinstance(given, type):
         return None
     text = str(given)
@@ -58,12 +79,17 @@ def handler_setting(given: object) -> str | None:
         return None
     return (
         f"is no handler: it is one of {', '.join(BUILT_IN)}, module:name of a function, or the "
-        f"function itself (context, error) -> everflow.Response"
+        f"function itself (context, error) -> everflow.Response; or a dict of them by the names of "
+        f"sources and operators, {OTHERS!r} for all others"
     )
 
 
 def handler_of(key: str, given: object) -> ExceptionHandler:
     """The handler that the setting ``key`` names. ConfigError where it cannot be loaded."""
+    if isinstance(given, Mapping):
+        made = {str(node): handler_of(key, one) for node, one in given.items()}
+        others = made.pop(OTHERS, dead_letter_and_continue)
+        return ByNode(made, others)
     if not isinstance(given, str):
         return given  # type: ignore[return-value]
     if name := _built_in(given):
@@ -73,13 +99,13 @@ def handler_of(key: str, given: object) -> ExceptionHandler:
         found: Any = importlib.import_module(module)
         for part in path.split("."):
             found = getattr(found, part)
-        made: ExceptionHandler = found() if isinstance(found, type) else found
+        loaded: ExceptionHandler = found() if isinstance(found, type) else found
     except Exception as failure:
         raise ConfigError(
             f"{key} = {given!r} cannot be loaded: {error_text(failure)}. Write module:name of a "
             f"function, or of a class without arguments."
         ) from failure
-    return made
+    return loaded
 
 
 def _built_in(text: str) -> str | None:
@@ -90,11 +116,10 @@ def _built_in(text: str) -> str | None:
 @dataclass(frozen=True)
 class Handlers:
     """Picklable. ``topic``: of the dead letters; None: there is none. ``by_stage``: left out, a
-    record is a dead letter. ``by_node``: a node's own handler, whatever the stage."""
+    record is a dead letter."""
 
     topic: str | None = None
     by_stage: Mapping[str, ExceptionHandler] = field(default_factory=dict)
-    by_node: Mapping[str, ExceptionHandler] = field(default_factory=dict)
 
     @staticmethod
     def of(topic: str | None, settings: Mapping[str, object]) -> Handlers:
@@ -107,6 +132,18 @@ class Handlers:
                 if stage in settings
             },
         )
+
+    def require_nodes(self, names: Collection[str]) -> None:
+        """ConfigError for a handler of a node that is none of these."""
+        for stage, handler in self.by_stage.items():
+            for node in handler.own if isinstance(handler, ByNode) else ():
+                if node not in names:
+                    near = get_close_matches(node, names, n=1)
+                    hint = f" Did you mean {near[0]}?" if near else ""
+                    raise ConfigError(
+                        f"{stage}.exception.handler has a handler for {node!r}, but there is no "
+                        f"such source or operator: `everflow describe` shows their names.{hint}"
+                    )
 
     def may_continue(self, stage: str, node: str | None = None) -> bool:
         """Whether a record that fails there need not stop the instance: else nobody has to be
@@ -141,5 +178,5 @@ class Handlers:
         return response
 
     def _handler(self, stage: str, node: str | None) -> ExceptionHandler:
-        own = None if node is None else self.by_node.get(node)
-        return own or self.by_stage.get(stage, dead_letter_and_continue)
+        handler = self.by_stage.get(stage, dead_letter_and_continue)
+        return handler.of(node) if isinstance(handler, ByNode) else handler

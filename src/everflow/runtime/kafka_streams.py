@@ -246,6 +246,7 @@ class KafkaStreams(
             log.warning(warning)
         check_clients(config)
         check_assignor(config.task_assignor_class)
+        config.handlers().require_nodes({node.name for node in self._topology.nodes})
         self._launch_spark_ahead()
         # 1. This process alone works on the state folder.
         path = Path(config.state_dir).expanduser()

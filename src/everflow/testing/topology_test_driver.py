@@ -104,6 +104,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         self._start_ms = self._wall_clock_ms = initial_wall_clock_ms
         self._dead_letter_topic = dead_letter_topic
         handlers = Handlers.of(dead_letter_topic, exception_handlers or {})
+        handlers.require_nodes({node.name for node in topology.nodes})
         self._collects = handlers.may_continue(PROCESSING)
         self._specs = {spec.name: spec for found in self._plan.stores().values() for spec in found}
         kept = {spec.name: spec for spec in self._plan.whole_stores()}

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import functions as F
 
 from everflow import ErrorHandlerContext, Response, StreamsBuilder, Topology, agg, serdes
-from everflow.errors import EverflowError, FatalError, RecordError
+from everflow.errors import ConfigError, EverflowError, FatalError, RecordError
 from everflow.testing import TestRecord, TopologyTestDriver
 
 pytestmark = pytest.mark.spark
@@ -231,6 +231,24 @@ class TestHandlers:
             pytest.raises(FatalError, match=r"no such n.*no handler today"),
         ):
             piped(driver, {"n": -1})
+
+    def test_an_operator_has_its_own(self) -> None:
+        builder = StreamsBuilder()
+        stream = builder.stream("in", key=serdes.string(), value=VALUE)
+        stream.map_values(fails_on_minus_one, returns="n bigint", name="parse").to("out")
+        topology = builder.build()
+        settings = {"processing": {"parse": "continue", "*": "fail"}}
+        with TopologyTestDriver(topology, exception_handlers=settings) as driver:
+            piped(driver, {"n": -1})
+            assert len(out(driver)) == GOOD
+        others = {"processing": {"parse": "fail", "*": "continue"}}
+        with (
+            TopologyTestDriver(topology, exception_handlers=others) as driver,
+            pytest.raises(RecordError, match="no such n"),
+        ):
+            piped(driver, {"n": -1})
+        with pytest.raises(ConfigError, match="Did you mean parse"):
+            TopologyTestDriver(topology, exception_handlers={"processing": {"prase": "fail"}})
 
     def test_a_handler_of_undecodable_records(self) -> None:
         topology = mapped(PROGRAMS["function"])
