@@ -9,13 +9,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from everflow.config import BatchLimits
+from everflow.moves import some
 from everflow.records import TopicPartition
 from everflow.runtime.commit.batch import BatchFailure, BatchResult
 from everflow.runtime.thread.batching import BatchSize, PlannedBatch, plan_ranges
-from everflow.runtime.thread.record_search import RecordSearch
 
 Inputs = Sequence[Collection[TopicPartition]]
 
+TOLD_EVERY_MS = 5_000.0
 FIRST_WITH_FUNCTIONS = 1_000
 """Bound of the first batch of a thread whose plan has Python functions: nobody knows yet what one
 of their calls costs."""
@@ -28,6 +29,38 @@ _COMPUTING = ("operators", "columns")
 def first_size(functions: bool) -> BatchSize:
     """``functions``: the plan has Python functions."""
     return BatchSize(FIRST_WITH_FUNCTIONS) if functions else BatchSize()
+
+
+@dataclass
+class RecordSearch:
+    """How the look for a record that fails its batch gets on. ``ends``: of the batch that failed
+    last, among whose records it is; up to there batches do not grow again."""
+
+    ends: Mapping[TopicPartition, int]
+    began_ms: float
+    _told_ms: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._told_ms = self.began_ms
+
+    def over(self, positions: Mapping[TopicPartition, int]) -> bool:
+        """Whether all those records are behind ``positions``."""
+        return all(positions.get(tp, end) >= end for tp, end in self.ends.items())
+
+    def told(self, planned: PlannedBatch, now_ms: float) -> str | None:
+        """Before ``planned`` runs, what to say to who waits; None where it was said a moment
+        ago."""
+        if now_ms - self._told_ms < TOLD_EVERY_MS:
+            return None
+        self._told_ms = now_ms
+        tried = some(
+            (f"{tp}@{r.start}" for tp, r in sorted(planned.ranges.items()) if r.end > r.start), 3
+        )
+        elapsed_s = (now_ms - self.began_ms) / 1000
+        return (
+            f"the record is still looked for, {elapsed_s:.0f} s so far: trying "
+            f"{planned.records:,} from {tried}"
+        )
 
 
 @dataclass(kw_only=True)
