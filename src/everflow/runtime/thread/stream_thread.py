@@ -27,6 +27,7 @@ from everflow.runtime.commit.batch import (
     BatchResult,
 )
 from everflow.runtime.tasks.task import ActiveTask, TaskState
+from everflow.runtime.tasks.thread_commands import ThreadCommands
 from everflow.runtime.thread.batch_counts import BatchCounts
 from everflow.runtime.thread.batching import PlannedBatch, is_empty, plan_ranges
 from everflow.runtime.thread.failure_text import ending, short
@@ -35,7 +36,6 @@ from everflow.runtime.thread.repeated_failures import Trouble
 from everflow.runtime.thread.replacement import Quarantine, culprits
 from everflow.runtime.thread.struggle import Hung, Recovering, Struggle
 from everflow.runtime.thread.task_idling import TaskIdling
-from everflow.runtime.thread.thread_commands import ThreadCommands
 from everflow.runtime.thread.thread_ports import Job, ThreadServices, ThreadSettings, batch_request
 from everflow.threads import Running
 
