@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from oracle.processors import CHILDREN
@@ -26,6 +27,7 @@ class Draw:
         """Tables without a store of their own, filtered or mapped."""
         self._global_tables: list[str] = []
         self._used: set[str] = set()
+        self._last = ""
 
     def drawn_program(self) -> Program:
         for _ in range(self._drawn.randint(1, 3)):
@@ -39,17 +41,50 @@ class Draw:
             table = self._add("global_table", topic=self._input(), store=store)
             self._global_tables.append(table)
             self.program.stores.append(store)
+        deep = self._drawn.random() < 0.85
         for _ in range(self._drawn.randint(2, 6)):
-            self._drawn.choice(
-                [self._filter, self._map, self._key, self._merge, self._aggregate, self._to_table]
-                + [self._group_table, self._group_table, self._suppress, self._cogroup]
+            step = self._drawn.choice(
+                [self._filter, self._map, self._key, self._merge, self._to_table, self._to_stream]
+                + [self._aggregate] * 5
+                + [self._group_table, self._suppress] * 3
+                + [self._cogroup] * 2
                 + [self._join] * 6
                 + [self._process] * 3
-                + [self._foreign] * 2
+                + [self._foreign] * 3
                 + [self._global_join] * 2 * len(self._global_tables)
-            )()
+            )
+            if deep:
+                self._turn_last_for(step)
+            step()
         self._sinks()
         return self.program
+
+    def _turn_last_for(self, step: Callable[[], None]) -> None:
+        """The next operator stands behind the last one, which becomes a stream or a table as it
+        needs: so each operator comes before each other."""
+        name = self.program.nodes[-1]["id"]
+        if name not in self._streams and name not in self._tables:
+            return
+        self._last = name
+        from_table = step in (self._group_table, self._suppress, self._foreign)
+        if step == self._join:
+            from_table = self._drawn.random() < 0.4
+        if from_table and name in self._streams:
+            self._to_table()
+        elif not from_table and name in self._tables and step not in (self._filter, self._map):
+            self._to_stream()
+        self._last = self.program.nodes[-1]["id"]
+
+    def _one_of(self, names: Iterable[str]) -> str:
+        """The last one where it is to be taken, else any."""
+        given = list(names)
+        return self._last if self._last in given else self._drawn.choice(given)
+
+    def _two_of(self, names: Iterable[str]) -> tuple[str, str]:
+        given = list(names)
+        one = self._one_of(given)
+        other = self._drawn.choice([name for name in given if name != one])
+        return (one, other) if self._drawn.random() < 0.6 else (other, one)
 
     # --- nodes ------------------------------------------------------------------------------------
 
@@ -86,7 +121,7 @@ class Draw:
         kept.append(node["store"])
 
     def _any(self) -> str:
-        return self._drawn.choice([*self._streams, *self._tables, *self._views])
+        return self._one_of([*self._streams, *self._tables, *self._views])
 
     def _derived(self, given: str, op: str, **more: Any) -> None:
         if given in self._tables or given in self._views:
@@ -104,11 +139,11 @@ class Draw:
         self._derived(self._any(), "map_values", suffix=self._drawn.choice("pqr"))
 
     def _key(self) -> None:
-        given = self._drawn.choice([*self._streams])
+        given = self._one_of(self._streams)
         self._stream(self._add("select_key", **{"in": given}), self._streams[given][0], True)
 
     def _merge(self) -> None:
-        left, right = (self._drawn.choice([*self._streams]) for _ in range(2))
+        left, right = self._one_of(self._streams), self._drawn.choice([*self._streams])
         # Several results of one record that come by two ways are told way by way, not in turn
         # (docs/differences.md).
         if left != right and not self._several[left] & self._several[right]:
@@ -122,14 +157,14 @@ class Draw:
             self._several[self.program.nodes[-1]["id"]] = several
 
     def _to_table(self) -> None:
-        given = self._drawn.choice([*self._streams])
+        given = self._one_of(self._streams)
         self._table(self._add("to_table", **{"in": given}, store=self._store(), **self._history()))
 
     def _process(self) -> None:
         streams = [name for name in self._streams if not self._in_turn(name)]
         if not streams:
             return
-        given = self._drawn.choice(streams)
+        given = self._one_of(streams)
         plain, changed = self._streams[given]
         does = self._drawn.choice([*("running", "running"), *_DOES])
         if does == "split":
@@ -167,8 +202,13 @@ class Draw:
         ticks = any(self._node(name).get("clock") for name in above | other)
         return ticks and bool(above & other)
 
+    def _to_stream(self) -> None:
+        if self._tables:
+            given = self._one_of(self._tables)
+            self._stream(self._add("to_stream", **{"in": given}), plain=False)
+
     def _aggregate(self) -> None:
-        given = self._drawn.choice([*self._streams])
+        given = self._one_of(self._streams)
         op = self._drawn.choice(["count", "reduce", "aggregate"])
         kind = self._drawn.choice([None, "time", "sliding", "session"])
         if kind is None:
@@ -192,14 +232,14 @@ class Draw:
             name for name in self._tables if self._tells_before(name) and not self._in_turn(name)
         ]
         if tables:
-            given = self._drawn.choice(tables)
+            given = self._one_of(tables)
             op = self._drawn.choice(["group_count", "group_reduce", "group_aggregate"])
             self._table(self._add(op, **{"in": given}, store=self._store()))
 
     def _foreign(self) -> None:
         if len(self._tables) < 2:
             return
-        left, right = self._drawn.sample(self._tables, 2)
+        left, right = self._two_of(self._tables)
         if self._above(left) & self._above(right) or not self._tells_before(left):
             return
         # An empty text is no entry for the original, on its way back (docs/differences.md).
@@ -209,13 +249,13 @@ class Draw:
         self._table(self._add("foreign", left=left, right=right, kind=kind, store=self._store()))
 
     def _global_join(self) -> None:
-        left, right = self._drawn.choice([*self._streams]), self._drawn.choice(self._global_tables)
+        left, right = self._one_of(self._streams), self._drawn.choice(self._global_tables)
         kind = self._drawn.choice(["inner", "left"])
         name = self._add("global_join", left=left, right=right, kind=kind)
         self._stream(name, *self._streams[left])
 
     def _cogroup(self) -> None:
-        left, right = (self._drawn.choice([*self._streams]) for _ in range(2))
+        left, right = self._one_of(self._streams), self._drawn.choice([*self._streams])
         if left == right or self._above(left) & self._above(right):
             return
         self._table(self._add("cogroup", left=left, right=right, store=self._store()))
@@ -227,7 +267,7 @@ class Draw:
             if not self._in_turn(name) and "history" not in self._node(name)
         ]
         if tables:
-            given = self._drawn.choice(tables)
+            given = self._one_of(tables)
             most = self._drawn.choice([None, None, 1, 2])
             wait = self._drawn.choice([0, 5, 50])
             name = self._add("suppress", **{"in": given}, store=self._store(), wait=wait, most=most)
@@ -237,7 +277,7 @@ class Draw:
         what = self._drawn.choice(["stream-table", "tables", "streams"])
         kind = self._drawn.choice(["inner", "left", "outer"])
         if what == "tables" and len(self._tables) > 1:
-            left, right = self._drawn.sample(self._tables, 2)
+            left, right = self._two_of(self._tables)
             if self._ticks(left, right):
                 return
             # What comes to a join by two ways, one through another join, is deleted twice in the
@@ -246,8 +286,7 @@ class Draw:
                 return
             self._table(self._add("join", left=left, right=right, kind=kind, store=self._store()))
         elif what == "stream-table" and self._tables:
-            left = self._drawn.choice([*self._streams])
-            right = self._drawn.choice(self._tables)
+            left, right = self._one_of(self._streams), self._one_of(self._tables)
             if self._ticks(left, right):
                 return
             # What several windows that close at once have come to: see `_merge`.
@@ -342,7 +381,7 @@ class Draw:
         plain = [name for name, (plain, _) in self._streams.items() if plain]
         if len(plain) < 2:
             return
-        left, right = self._drawn.sample(plain, 2)
+        left, right = self._two_of(plain)
         # A record that comes to both sides, and to one of them twice: see `_merge`.
         if self._above(left) & self._above(right) and self._merged(left, right):
             return

@@ -1,7 +1,8 @@
 """Runs one comparison on cases drawn from a seed.
 
-Usage: ``oracle/run.py [streams|columns|instances] [--cases N] [--seed S] [--json FILE]``. Ends with
-1 where anything differs, after it has said what.
+Usage: ``oracle/run.py [streams|columns|instances|coverage] [--cases N] [--seed S] [--json FILE]``.
+Ends with 1 where anything differs, after it has said what. ``coverage`` only counts what so many
+cases of ``streams`` would have, and ends with 1 where a pair of stateful operators is never drawn.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]
 
 from everflow.spark.session import get_session  # noqa: E402
-from oracle import columns, instances, streams  # noqa: E402
+from oracle import book, columns, instances, streams  # noqa: E402
 
 EVERY_S = 10.0
 Report: TypeAlias = columns.Report | streams.Report | instances.Report
@@ -29,15 +30,17 @@ def main() -> int:
     parser.add_argument(
         "name",
         nargs="?",
-        choices=["streams", "columns", "instances"],
+        choices=["streams", "columns", "instances", "coverage"],
         default="streams",
-        help="operators against Kafka Streams (default), twins of Columns against Spark, or one "
-        "instance against several that are killed",
+        help="operators against Kafka Streams (default), twins of Columns against Spark, one "
+        "instance against several that are killed, or which operators are drawn",
     )
     parser.add_argument("--cases", type=int, default=1000, help="how many are drawn")
     parser.add_argument("--seed", type=int, default=1, help="what they are drawn from")
     parser.add_argument("--json", type=Path, help="write the report to this file", metavar="FILE")
     arguments = parser.parse_args()
+    if arguments.name == "coverage":
+        return _covered(arguments.cases, arguments.seed)
     session = None if arguments.name == "instances" else get_session()
     began = time.monotonic()
     reports: Iterator[Report]
@@ -63,6 +66,16 @@ def main() -> int:
     if session is not None:
         session.stop()
     return 0 if report.clean else 1
+
+
+def _covered(cases: int, seed: int) -> int:
+    drawn = book.drawn_book(-(-cases // streams.SCRIPTS_A_PROGRAM), seed)
+    for name, count in drawn.operators.most_common():
+        print(f"{name}: {count}")
+    for name, count in drawn.counted().items():
+        print(f"{name}: {count}")
+    print(f"{drawn.programs} programs: {drawn.said()}")
+    return 1 if drawn.missing else 0
 
 
 def _followed(reports: Iterator[Report]) -> Report:

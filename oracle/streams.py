@@ -7,7 +7,6 @@ import json
 import random
 import subprocess
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -18,8 +17,8 @@ from bench.java_program import java_command
 from everflow import Topology
 from everflow.jvm.jars import resolve_jars
 from everflow.testing import InputTopic, TopologyTestDriver
+from oracle.book import Book, drawn_programs, programs_with
 from oracle.cuts import Records, batches, left_out
-from oracle.drawing import Draw
 from oracle.processors import TEXT
 from oracle.programs import Node, Program, built, script
 
@@ -35,13 +34,13 @@ LETTERS = "abcpqrtxyz&_-"
 
 @dataclass
 class Report:
-    """A case is a program with one script. ``programs``: in how many each operator was."""
+    """A case is a program with one script. ``book``: in how many each operator was."""
 
     seed: int
     cases: int = 0
     equal: int = 0
     differing: list[str] = field(default_factory=list)
-    programs: Counter[str] = field(default_factory=Counter)
+    book: Book = field(default_factory=Book)
 
     @property
     def clean(self) -> bool:
@@ -51,24 +50,28 @@ class Report:
     @property
     def operators(self) -> list[str]:
         """What was compared."""
-        return sorted(self.programs)
+        return sorted(self.book.operators)
 
     def said(self) -> str:
         """What became of the cases, in lines."""
-        counts = ", ".join(f"{name} {count}" for name, count in self.programs.most_common())
-        return f"{self.equal} equal, {len(self.differing)} differ\n  in programs: {counts}"
+        counts = ", ".join(f"{name} {count}" for name, count in self.book.operators.most_common())
+        equal = f"{self.equal} equal, {len(self.differing)} differ"
+        return f"{equal}\n  in programs: {counts}\n  {self.book.said()}"
 
     def more(self) -> dict[str, object]:
         """What the figures of this comparison alone are."""
-        return {"programs": dict(self.programs)}
+        return {"programs": dict(self.book.operators), "pairs": self.book.counted()}
 
 
-def compare(cases: int, seed: int) -> Iterator[Report]:
-    """Compares ``cases`` cases of ``seed``; the report so far after each program."""
+def compare(cases: int, seed: int, having: str | None = None) -> Iterator[Report]:
+    """Compares ``cases`` cases of ``seed``, of programs ``having`` this of `book.STATEFUL`; the
+    report so far after each program."""
     drawn, report = random.Random(seed), Report(seed)
     with _kafka_streams() as ask:
-        while report.cases < cases:
-            program = Draw(drawn).drawn_program()
+        own = random.Random(drawn.random())
+        for program in drawn_programs(own) if having is None else programs_with(having, own):
+            if report.cases >= cases:
+                return
             topology = built(program)
             scripts = [
                 batches(script(program, drawn, drawn.randint(1, RECORDS)), drawn, topology)
@@ -84,7 +87,7 @@ def _compare(
     one_by_one = [[record for batch in cut for record in batch] for cut in scripts]
     times = [_times(records) for records in one_by_one] if program.versioned else []
     answer = ask({**asdict(program), "scripts": one_by_one, "as_of": times})
-    report.programs.update(set(program.shape().split()))
+    report.book.add(program)
     with TopologyTestDriver(topology, emit_every_update=True) as driver:
         told_here = [_run(driver, program, cut) for cut in scripts]
     theirs = answer()
