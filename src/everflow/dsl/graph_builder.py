@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from everflow.dsl.ktable import KTable
 
 _LEGAL = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+_PATTERN = re.compile(r"[*+?|()\[\]{}^$\\]")
 
 
 @dataclass(frozen=True)
@@ -337,7 +338,10 @@ def _travelling(node: Node) -> dict[str, object]:
 def check_name(what: str, name: object, where: str | None) -> None:
     """TopologyError unless ``name`` is text that Kafka allows in topic names."""
     if not isinstance(name, str) or not _LEGAL.fullmatch(name) or name in (".", ".."):
+        pattern = what == "topic" and isinstance(name, str) and _PATTERN.search(name)
+        cure = f"; a pattern is given as stream(re.compile({name!r}))" if pattern else ""
         raise TopologyError(
-            f"{name!r} cannot name a {what}: 1 to 249 letters, digits, '.', '_' or '-' are allowed",
+            f"{name!r} cannot name a {what}: 1 to 249 letters, digits, '.', '_' or '-' are allowed"
+            f"{cure}",
             where=where,
         )

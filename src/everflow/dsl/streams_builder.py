@@ -52,6 +52,7 @@ class _Keywords:
     value: object | None
     offset_reset: object | None
     timestamp: object | None
+    pattern: re.Pattern[str] | None = None
 
 
 class StreamsBuilder(Telling):
@@ -75,7 +76,7 @@ class StreamsBuilder(Telling):
     @builder_call
     def stream(
         self,
-        topics: str | Sequence[str],
+        topics: str | Sequence[str] | re.Pattern[str],
         *,
         key: Serde | None = None,
         value: Serde | None = None,
@@ -83,7 +84,10 @@ class StreamsBuilder(Telling):
         offset_reset: str | timedelta | None = None,
         timestamp: Timestamp | None = None,
     ) -> KStream:
-        """The records of one or several topics. Serdes default to ``serdes.bytes_()``.
+        """The records of one or several topics, or of those whose whole names match a pattern,
+        ``re.compile("orders-.*")``: the ones that are there when an instance starts (and are not
+        internal); a topic that appears later is read from the next start of the instances. Serdes
+        default to ``serdes.bytes_()``. Records keep their headers.
 
         ``offset_reset``: where to begin without a committed offset, ``earliest``, ``latest``,
         ``none`` (an error), or so long ago (a timedelta, ``by_duration:PT12H``); left out, as
@@ -95,7 +99,8 @@ class StreamsBuilder(Telling):
         record that gets a negative time is dropped and counted.
         """
         where = user_line()
-        given = _Keywords(key, value, offset_reset, timestamp)
+        pattern = topics if isinstance(topics, re.Pattern) else None
+        given = _Keywords(key, value, offset_reset, timestamp, pattern)
         node, edge = self._source("stream", _topics(topics, where), given, name, where)
         return KStream(self.graph, node, edge)
 
@@ -242,7 +247,8 @@ class StreamsBuilder(Telling):
         key, value = given.key, given.value
         reset = reset_of(given.offset_reset, where)
         key_serde, value_serde = _serdes(operator, key, value, where)
-        self.graph.claim_topics(topics, where)
+        if given.pattern is None:
+            self.graph.claim_topics(topics, where)
         edge = Edge.of(key_serde, value_serde)
         timestamp = time_of(given.timestamp, edge, operator, where)
         node_name = self.graph.node_name(name, "KSTREAM-SOURCE-", where)
@@ -254,7 +260,7 @@ class StreamsBuilder(Telling):
             topics,
             key_serde,
             value_serde,
-            reading=Reading(offset_reset=reset, timestamp=timestamp),
+            reading=Reading(offset_reset=reset, timestamp=timestamp, pattern=given.pattern),
         )
         return self.graph.add(node), edge
 
@@ -272,14 +278,12 @@ def _topics(given: object, where: str | None) -> tuple[str, ...]:
     if isinstance(given, str):
         return (given,)
     if isinstance(given, re.Pattern):
-        raise TopologyError(
-            (
-                f"stream: topic patterns are not there yet, found {given.pattern!r}; name the "
-                f"topics: "
-                f"stream(['orders', 'returns'])"
-            ),
-            where=where,
-        )
+        if not isinstance(given.pattern, str) or not given.pattern:
+            raise TopologyError(
+                f"stream takes a pattern of text, re.compile('orders-.*'), found {given!r}",
+                where=where,
+            )
+        return (given.pattern,)
     if isinstance(given, Iterable) and not isinstance(given, bytes | Mapping):
         return tuple(given)
     raise TopologyError(

@@ -59,6 +59,7 @@ from everflow.runtime.wiring import (
 )
 from everflow.state.lmdb_store import LmdbStore
 from everflow.threads import Running, on_thread
+from everflow.topology.patterns import matched, pattern_sources
 
 TICK_S = 0.1
 FENCE_S = 5.0
@@ -358,7 +359,16 @@ class ClusterPorts:
             blueprint.application_id, partitions, external, names, frozenset(tables)
         )
         describe = lambda: ground.admin.describe_topics(names, WATCH_REQUEST_S)  # noqa: E731
-        self._watch = TopicWatch(describe, changes, instance.failed, ground.clock)
+        self._watch = TopicWatch(describe, changes, instance.failed, ground.clock, self._newcomers)
+
+    def _newcomers(self) -> dict[str, str]:
+        """Topics that a pattern of the program names and that came after the start."""
+        blueprint, admin = self._ground.blueprint, self._ground.admin
+        if not pattern_sources(blueprint.topology):
+            return {}
+        existing = admin.list_topics(WATCH_REQUEST_S).keys() - blueprint.partitions.keys()
+        found = matched(blueprint.topology, existing, blueprint.application_id)
+        return {topic: str(source.where) for topic, source in found.items()}
 
     def create(self, task: TaskId) -> ActiveTask:
         """A task in state CREATED."""

@@ -42,7 +42,7 @@ from everflow.runtime.restore.changelogs import Changelogs
 from everflow.runtime.restore.restore_progress import RestoreTracker
 from everflow.runtime.restore.standby_listener import SilentStandbyListener, StandbyUpdateListener
 from everflow.runtime.shutdown import InstanceShutdown
-from everflow.runtime.start_up import prepare_cluster, require_tasks
+from everflow.runtime.start_up import prepare_cluster, require_tasks, with_existing_topics
 from everflow.runtime.task_status import TaskStatus, copies_metrics, input_lag, statuses
 from everflow.runtime.tasks.task import TaskState
 from everflow.runtime.thread.batch_watchdog import troubles
@@ -266,7 +266,8 @@ class KafkaStreams(
         # what is stored.
         admin = ClusterAdmin(config.admin(), stop=stop)
         held.callback(admin.close)
-        blueprint = prepare_cluster(self._topology, config, admin, directory, self._clock, stop)
+        topology = with_existing_topics(self._topology, config, admin)
+        blueprint = prepare_cluster(topology, config, admin, directory, self._clock, stop)
         require_tasks(blueprint)
         if self._observer is not None:
             self._observer.know(
@@ -290,7 +291,7 @@ class KafkaStreams(
         instance.uncaught = self._uncaught
         ports = self._query_ports(ground, instance)
         self._queries = store_queries(
-            self._topology, blueprint, config.application_server, ports, self._clock
+            topology, blueprint, config.application_server, ports, self._clock
         )
         instance.start()
         self._joined = True

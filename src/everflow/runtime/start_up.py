@@ -14,7 +14,7 @@ from everflow.config import StreamsConfig
 from everflow.errors import RetriableError, TopologyError
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.writing.fencing import fence_all
-from everflow.moves import counted, moves
+from everflow.moves import counted, moves, some
 from everflow.records import CommittedOffset, TopicPartition
 from everflow.retry import StoppedError, retrying
 from everflow.runtime.commit.batch import format_metadata, of_kafka_streams, parse_metadata
@@ -26,6 +26,7 @@ from everflow.state.task_directory import StateDirectory
 from everflow.topology.fingerprint import fingerprint
 from everflow.topology.graph import SourceNode
 from everflow.topology.offset_metadata import require_room, room_for_layouts
+from everflow.topology.patterns import pattern_sources, with_topics
 from everflow.topology.physical_plan import PhysicalPlan
 from everflow.topology.plan import emitting_every_update, plan, with_default_extractor
 from everflow.topology.program import Topology
@@ -103,8 +104,26 @@ def prepare_cluster(
         repartition=frozenset(needed.repartition),
         fingerprint=fingerprint(subs),
         layouts=layouts,
+        topology=topology,
         global_partitions={topic: counts[topic] for topic in subs.global_topics},
     )
+
+
+def with_existing_topics(
+    topology: Topology, config: StreamsConfig, admin: ClusterAdmin
+) -> Topology:
+    """The topology whose patterns are replaced by the topics there are. TaskTimeoutError (no
+    broker), TopologyError (none matches, or one that another source reads)."""
+    if not pattern_sources(topology):
+        return topology
+    admin.wait_until_reachable(config.task_timeout_ms / 1000, lambda line: log.warning("%s", line))
+    found = with_topics(topology, admin.list_topics(), config.application_id)
+    for source in pattern_sources(found):
+        assert source.reading.pattern is not None
+        moves.info(
+            "The pattern %s is that of %s", source.reading.pattern.pattern, some(source.topics, 12)
+        )
+    return found
 
 
 def _planned(topology: Topology, subs: SubTopologies, config: StreamsConfig) -> PhysicalPlan:

@@ -57,6 +57,7 @@ from everflow.testing.store_views import KeyValueView, SessionView, VersionedVie
 from everflow.testing.topics import InputTopic, OutputTopic, RawRecord
 from everflow.topology.graph import SinkNode
 from everflow.topology.hops import HopInput
+from everflow.topology.patterns import pattern_sources, with_topics
 from everflow.topology.physical_plan import PhysicalPlan, Source
 from everflow.topology.plan import emitting_every_update, plan, with_default_extractor
 from everflow.topology.program import Topology, checked_topology
@@ -81,6 +82,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         initial_wall_clock_ms: the driver's wall clock, moved by `advance_wall_clock_time` only.
         default_timestamp_extractor: what gives records their time where their source does not say;
             None: it is theirs, and a negative one stops.
+        topics: the topics there are, for sources that have a pattern.
     """
 
     __test__ = False
@@ -95,8 +97,10 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         emit_every_update: bool = False,
         initial_wall_clock_ms: int = 0,
         default_timestamp_extractor: TimestampExtractor | None = None,
+        topics: Collection[str] = (),
     ) -> None:
         checked_topology(topology, "TopologyTestDriver")
+        topology = _with_topics(topology, topics, application_id)
         topology = with_default_extractor(topology, default_timestamp_extractor)
         subs = cut(topology)
         chosen = emitting_every_update(topology) if emit_every_update else topology
@@ -516,6 +520,17 @@ def _dead(letters: EdgeBatch, topic: str, topics: dict[int, str]) -> Iterator[Ra
         strict=True,
     ):
         yield RawRecord(topic, key, value["value"], time, tuple(headers))
+
+
+def _with_topics(topology: Topology, topics: Collection[str], application_id: str) -> Topology:
+    if not topics and (sources := pattern_sources(topology)):
+        raise TopologyError(
+            f"the source at {sources[0].where} reads the topics of a pattern, "
+            f"{sources[0].topics[0]!r}; say which there are: TopologyTestDriver(topology, "
+            "topics=['orders-eu', 'orders-us'])",
+            where=user_line(),
+        )
+    return with_topics(topology, topics, application_id)
 
 
 def _no_announcement(request: BatchRequest, level: int) -> None:

@@ -213,6 +213,8 @@ def _in_order(shown: dict[str, Shown], names: dict[str, Shown] | list[str]) -> l
 
 def _kind(node: Node) -> tuple[str, str]:
     if isinstance(node, SourceNode):
+        if node.reading.pattern is not None and node.topics == (node.reading.pattern.pattern,):
+            return "Source", f"topics: {node.topics[0]}"
         return "Source", f"topics: [{', '.join(sorted(node.topics))}]"
     if isinstance(node, SinkNode):
         if isinstance(node.topic, str):

@@ -53,13 +53,19 @@ def _lines(sub: SubTopology) -> list[str]:
     }
     # Not the types of the user's topics: what an instance reads of a record is its own affair until
     # it is stored.
-    lines = [f"{at} reads topic {topic}" for topic in sub.source_topics]
+    lines = [f"{at} reads {_named(sources[topic], topic)}" for topic in sub.source_topics]
     lines += [
         f"{at} reads repartition topic {topic} ({_types(sources[topic])})"
         for topic in sub.repartition_sources
     ]
     lines += [f"{at} writes repartition topic {topic}" for topic in sub.repartition_sinks]
-    return lines + [f"{at} has {_store(store)}" for store in sub.stores]
+    # A pattern once: an instance that starts when there is one topic more fits the others.
+    return list(dict.fromkeys(lines)) + [f"{at} has {_store(store)}" for store in sub.stores]
+
+
+def _named(source: SourceNode, topic: str) -> str:
+    pattern = source.reading.pattern
+    return f"topic {topic}" if pattern is None else f"topics that match {pattern.pattern}"
 
 
 def _types(node: SourceNode) -> str:

@@ -7,6 +7,7 @@ Columns and operators are opaque here: this layer knows neither Spark nor stores
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, field
 from types import MappingProxyType
@@ -110,10 +111,12 @@ class Reading:
         offset_reset: None: ``auto.offset.reset`` says it.
         timestamp: where the records' time comes from; None: ``default.timestamp.extractor`` says
             it. Those of a repartition topic have the time with which they were written.
+        pattern: which topics are read (`everflow.topology.patterns`); None: those that are named.
     """
 
     offset_reset: str | None = None
     timestamp: TimestampExtractor | ColumnExpr | None = None
+    pattern: re.Pattern[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -138,7 +141,7 @@ class SourceNode(Node):
         found = self.extractor
         if not isinstance(found, TimestampExtractor) or not found.remembers:
             return {}
-        alone = len(self.topics) == 1
+        alone = len(self.topics) == 1 and self.reading.pattern is None
         return {topic: self.name if alone else f"{self.name}/{topic}" for topic in self.topics}
 
 

@@ -404,9 +404,17 @@ MISTAKES: dict[str, tuple[Mistake, str]] = {
         lambda b, s: b.stream("x", key=serdes.string),
         r"is not a serde; write for example serdes\.string\(\)",
     ),
-    "a topic pattern": (
-        lambda b, s: b.stream(re.compile("a.*")),
-        r"topic patterns are not there yet, found 'a\.\*'; name",
+    "a topic pattern as text": (
+        lambda b, s: b.stream("in.*"),
+        r"cannot name a topic.*; a pattern is given as stream\(re\.compile\('in\.\*'\)\)",
+    ),
+    "a pattern of bytes": (
+        lambda b, s: b.stream(re.compile(b"a.*")),
+        r"takes a pattern of text, re\.compile\('orders-\.\*'\)",
+    ),
+    "a pattern for a table": (
+        lambda b, s: b.table(re.compile("a.*"), store="t"),
+        "table reads one topic",
     ),
     "a number for a topic": (
         lambda b, s: b.stream(7),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.tasks.task import ActiveTask, StandbyTask, TaskRole, TaskStore
 from everflow.state.store import StoreSpec
+from everflow.topology.graph import Graph
 from everflow.topology.physical_plan import PhysicalPlan
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ class Blueprint:
         repartition: full names of the repartition topics.
         fingerprint: what must be the same in all instances (`topology.fingerprint`).
         global_partitions: topic of each global table -> partition count.
+        topology: the program, with the topics that its patterns have found.
         layouts: what is written beside committed offsets of all stores (`topology.store_layouts`).
     """
 
@@ -40,6 +42,7 @@ class Blueprint:
     fingerprint: tuple[str, ...] = ()
     layouts: str = ""
     global_partitions: Mapping[str, int] = field(default_factory=dict)
+    topology: Graph = field(default_factory=lambda: Graph(()))
 
     def task(self, task: TaskId, directory: StateDirectory) -> ActiveTask:
         """A task in state CREATED, with its inputs and stores."""

@@ -178,6 +178,8 @@ class TopicWatch:
     Args:
         read: describes the existing ones of the topics; blocks.
         failed: told once, on the watch's thread; then the watch ends.
+        newcomers: topics that a pattern names and that are not read, with the line of the source;
+            blocks. Each is told once.
     """
 
     def __init__(
@@ -186,7 +188,9 @@ class TopicWatch:
         changes: TopicChanges,
         failed: Callable[[EverflowError], None],
         clock: Clock,
+        newcomers: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
+        self._newcomers, self._told = newcomers, set[str]()
         self._read, self._changes, self._failed, self._clock = read, changes, failed, clock
         self._stop = threading.Event()
 
@@ -201,7 +205,26 @@ class TopicWatch:
         changed = self._changes.after(now)
         if changed is not None:
             self._failed(changed)
+        else:
+            self._tell_newcomers()
         return changed is not None
+
+    def _tell_newcomers(self) -> None:
+        try:
+            newcomers = self._newcomers()
+        except EverflowError as error:
+            log.debug("New topics cannot be looked for now: %s", error)
+            return
+        for topic, where in newcomers.items():
+            if topic not in self._told:
+                self._told.add(topic)
+                log.warning(
+                    "Topic %s matches the pattern of the source at %s and is not read: it came "
+                    "after this instance has started. Start the instances again, one after the "
+                    "other, to read it",
+                    topic,
+                    where,
+                )
 
     def start(self) -> None:
         """Note what the topics are, then watch them from a thread until `close`. Blocks for one
