@@ -80,7 +80,7 @@ class BranchedKStream(Telling):
     @builder_call
     def branch(self, condition: Expression, *, name: str | None = None) -> BranchedKStream:
         """Add a branch for the records that no earlier branch took and for which ``condition`` is
-        true."""
+        true. Headers stay."""
         where = user_line()
         key = name or str(len(self._branches) + 1)
         child = self._claimed(key, where)
@@ -96,7 +96,7 @@ class BranchedKStream(Telling):
 
     @builder_call
     def default_branch(self, *, name: str | None = None) -> dict[str, KStream]:
-        """The branches, with one for the records that no branch took."""
+        """The branches, with one for the records that no branch took. Headers stay."""
         where = user_line()
         key = name or "0"
         child = self._claimed(key, where)

@@ -122,7 +122,8 @@ class CogroupedKStream(_Cogroups):
         name: str | None = None,
     ) -> KTable:
         """The table of the aggregates, which begin with ``initializer()``; nulls as in
-        `KGroupedStream.aggregate`. ``returns``: the aggregate's type, or ``value``: its serde."""
+        `KGroupedStream.aggregate`. ``returns``: the aggregate's type, or ``value``: its serde.
+        A result has the headers of the record that made it."""
         options = {"initializer": initializer, "store": store, "returns": returns, "value": value}
         return self._aggregated({**options, "name": name}, user_line())
 
@@ -146,7 +147,8 @@ class TimeWindowedCogroupedKStream(_Cogroups):
         name: str | None = None,
     ) -> KTable:
         """As `CogroupedKStream.aggregate`; the table's keys are `Windowed`, and null values reach
-        the aggregators (not those of sliding windows)."""
+        the aggregators (not those of sliding windows).
+        A result has the headers of the record that made it."""
         options = {"initializer": initializer, "store": store, "returns": returns, "value": value}
         return self._aggregated({**options, "name": name}, user_line())
 
@@ -169,7 +171,8 @@ class SessionWindowedCogroupedKStream(_Cogroups):
         name: str | None = None,
     ) -> KTable:
         """As `CogroupedKStream.aggregate`, per session; ``merger`` gets (key, aggregate, aggregate)
-        or (aggregate, aggregate), the earlier session's first, where two become one."""
+        or (aggregate, aggregate), the earlier session's first, where two become one.
+        A result has the headers of the record that made it."""
         options = {"initializer": initializer, "store": store, "returns": returns, "value": value}
         return self._aggregated({**options, "merger": merger, "name": name}, user_line())
 

@@ -61,7 +61,7 @@ class _Groups(Telling):
     ) -> KTable:
         """Number of records per key (and window or session), ``bigint``. Records with a null key
         are skipped; those with a null value where there are no windows, or sliding ones. ``ttl``:
-        as in `aggregate`."""
+        as in `aggregate`. A result has the headers of the record that made it."""
         aggregation = self._aggregation("count", store, name, user_line(), ttl)
         return aggregation.built_in({"count": agg.count()}, bare=True)
 
@@ -76,7 +76,8 @@ class _Groups(Telling):
     ) -> KTable:
         """``reducer(aggregate, value)`` over the values of each key (and window or session); the
         first value is taken as it is, None deletes. Sessions that merge are reduced, too:
-        ``reducer(earlier, later)``. ``ttl``: as in `aggregate`."""
+        ``reducer(earlier, later)``. ``ttl``: as in `aggregate`.
+        A result has the headers of the record that made it."""
         return self._aggregation("reduce", store, name, user_line(), ttl).reduce(reducer)
 
     def _aggregation(
@@ -127,6 +128,7 @@ class _Groups(Telling):
         be called like an option: it is told by being an aggregate. ``ttl``: without windows, how
         long (stream time) a key's aggregate stays behind its latest record; then it is deleted, the
         table gets a tombstone, and the key's next record begins anew.
+        A result has the headers of the record that made it.
         """
         options: dict[str, Any] = {
             "store": store,
@@ -282,7 +284,7 @@ class SessionWindowedKStream(_WindowedKStream):
     ) -> KTable:
         """As `KGroupedStream.aggregate`, per session. With functions also ``merger``, called with
         (key, aggregate, aggregate) or (aggregate, aggregate), the earlier session's first, where
-        two become one."""
+        two become one. A result has the headers of the record that made it."""
         options: dict[str, Any] = {
             "store": store,
             "initializer": initializer,

@@ -50,7 +50,8 @@ class KGroupedTable(Telling):
 
     @builder_call
     def count(self, *, store: str | Materialized | None = None, name: str | None = None) -> KTable:
-        """Number of entries per group, ``bigint``; 0 for one that has lost all of them."""
+        """Number of entries per group, ``bigint``; 0 for one that has lost all of them.
+        A result has the headers of the change that made it."""
         aggregation = _TableAggregation(self, None, "count", store, name, user_line())
         return aggregation.built_in({"count": agg.count()}, bare=True)
 
@@ -64,7 +65,8 @@ class KGroupedTable(Telling):
         name: str | None = None,
     ) -> KTable:
         """``subtractor(aggregate, old)`` for what an entry was, ``adder(aggregate, new)`` for what
-        it is; the first value is taken as it is, None deletes."""
+        it is; the first value is taken as it is, None deletes.
+        A result has the headers of the change that made it."""
         where = user_line()
         aggregation = _TableAggregation(self, None, "reduce", store, name, where)
         return aggregation.reduced(adder, subtractor)
@@ -89,6 +91,7 @@ class KGroupedTable(Telling):
 
         A group that has lost all its entries has the count 0, the sum and the mean null; None of a
         function deletes. A field may be called like an option: it is told by being an aggregate.
+        A result has the headers of the change that made it.
         """
         options: dict[str, Any] = {"store": store, "name": name, "initializer": initializer}
         options |= {"adder": adder, "subtractor": subtractor, "returns": returns, "value": value}

@@ -87,12 +87,12 @@ class KStream(LookupJoins, Processing, Printing):
 
     @builder_call
     def filter(self, predicate: Expression, *, name: str | None = None) -> KStream:
-        """Records for which ``predicate`` is true (a NULL is not)."""
+        """Records for which ``predicate`` is true (a NULL is not). Headers stay."""
         return self._filter("filter", predicate, name, negate=False)
 
     @builder_call
     def filter_not(self, predicate: Expression, *, name: str | None = None) -> KStream:
-        """The records that ``filter`` would leave out."""
+        """The records that ``filter`` would leave out. Headers stay."""
         return self._filter("filter_not", predicate, name, negate=True)
 
     @builder_call
@@ -107,7 +107,7 @@ class KStream(LookupJoins, Processing, Printing):
     ) -> KStream:
         """New key and value: ``map(key=Column, value=Column)``, a Column ``struct<key, value>``, or
         a function that returns ``(key, value)`` with ``returns=(key type, value type)``. A grouping
-        behind it repartitions."""
+        behind it repartitions. Headers stay."""
         where = user_line()
         for part, given in (("key", key), ("value", value)):
             checked_column(given, part, "map", where)
@@ -139,6 +139,7 @@ class KStream(LookupJoins, Processing, Printing):
         function with ``returns=``.
 
         Fields called ``name`` and ``returns`` are told from the options by being Columns.
+        Headers stay.
         """
         where = user_line()
         node_name, returns, fields = fields_from_options(name, returns, fields)
@@ -165,13 +166,14 @@ class KStream(LookupJoins, Processing, Printing):
     def select_key(
         self, mapper: Expression, *, returns: object = None, name: str | None = None
     ) -> KStream:
-        """A new key; a grouping behind it repartitions, even where keys turn out equal."""
+        """A new key; a grouping behind it repartitions, even where keys turn out equal.
+        Headers stay."""
         return self._keyed("select_key", mapper, returns, name, user_line())
 
     @builder_call
     def peek(self, action: Callable[..., object], *, name: str | None = None) -> KStream:
         """Calls ``action`` for every record and passes it on; may run again after a failure, also
-        under exactly-once."""
+        under exactly-once. Headers stay."""
         where = user_line()
         self._needs_function("peek", action, where)
         return self._function("KSTREAM-PEEK-", "PEEK", "peek", action, self.edge, name, where)
@@ -196,7 +198,7 @@ class KStream(LookupJoins, Processing, Printing):
     ) -> KStream:
         """Any number of records for each: a Column ``array<struct<key, value>>``, or a function
         that returns an iterable of ``(key, value)`` with ``returns=(key type, value type)``. Null
-        and empty give none."""
+        and empty give none. Headers stay."""
         where = user_line()
         if not is_column(mapper, "flat_map", where):
             edge = self._pair_edge("flat_map", mapper, returns, where)
@@ -221,7 +223,7 @@ class KStream(LookupJoins, Processing, Printing):
         self, mapper: Expression, *, returns: object = None, name: str | None = None
     ) -> KStream:
         """Any number of values under the same key: an array Column, or a function that returns an
-        iterable of values with ``returns=`` (the type of one value)."""
+        iterable of values with ``returns=`` (the type of one value). Headers stay."""
         where = user_line()
         if not is_column(mapper, "flat_map_values", where):
             edge = self._value_edge("flat_map_values", mapper, returns, where)
@@ -236,7 +238,7 @@ class KStream(LookupJoins, Processing, Printing):
     @builder_call
     def merge(self, *others: KStream, name: str | None = None) -> KStream:
         """The records of all streams, which must have equal types; there is no order between them
-        but record time."""
+        but record time. Headers stay."""
         where = user_line()
         if not others:
             raise TopologyError("merge needs at least one other stream", where=where)
@@ -258,13 +260,13 @@ class KStream(LookupJoins, Processing, Printing):
     def split(self, *, name: str | None = None) -> BranchedKStream:
         """Begin to split the stream: ``.branch(predicate, name=...)`` as often as needed, then
         ``.default_branch(name=...)`` or ``.no_default_branch()``, which give the dict of branches.
-        The first predicate that is true takes a record."""
+        The first predicate that is true takes a record. Headers stay."""
         return self.graph.faces.branched(self, name, user_line())
 
     @builder_call
     def branch(self, default: str | None = None, **predicates: Expression) -> dict[str, KStream]:
         """``split`` in one call: ``stream.branch(big=F.col("value.n") > 9,
-        default="rest")["big"]``."""
+        default="rest")["big"]``. Headers stay."""
         branched = self.graph.faces.branched(self, None, user_line())
         for name, condition in predicates.items():
             branched.branch(condition, name=name)
@@ -290,7 +292,7 @@ class KStream(LookupJoins, Processing, Printing):
         task.
 
         ``partitions`` fixes the number of partitions, ``partitioner`` says each record's, as in
-        `to`. Records with a null key are dropped."""
+        `to`. Records with a null key are dropped. Headers stay."""
         where = user_line()
         checked = self.graph.check_repartition_name(name, "repartition", where)
         if partitions is not None and (not isinstance(partitions, int) or partitions < 1):
@@ -311,7 +313,7 @@ class KStream(LookupJoins, Processing, Printing):
         key_serde: Serde | None = None,
     ) -> KGroupedStream:
         """Group by a new key, through the repartition topic
-        ``<application.id>-<name>-repartition``."""
+        ``<application.id>-<name>-repartition``. Headers stay."""
         where = user_line()
         checked = self.graph.check_repartition_name(name, "group_by", where)
         keyed = self._keyed("group_by", key, returns, checked, where)
@@ -322,7 +324,8 @@ class KStream(LookupJoins, Processing, Printing):
     @builder_call
     def group_by_key(self, *, name: str | None = None) -> KGroupedStream:
         """Group by the key there is. After an operator that changes the key the records go through
-        the repartition topic ``<application.id>-<name>-repartition``, and ``name`` is needed."""
+        the repartition topic ``<application.id>-<name>-repartition``, and ``name`` is needed.
+        Headers stay."""
         where = user_line()
         if self.key_changed:
             name = self.graph.check_repartition_name(name, "group_by_key", where)
@@ -342,7 +345,7 @@ class KStream(LookupJoins, Processing, Printing):
         null key are dropped. ``store``, ``ttl``: as in `StreamsBuilder.table`.
 
         After an operator that changes the key the records go through a repartition topic named
-        after ``name``, or ``store``.
+        after ``name``, or ``store``. Headers stay.
         """
         where = user_line()
         store = self.graph.claim_store(store, "to_table", where)
@@ -372,7 +375,7 @@ class KStream(LookupJoins, Processing, Printing):
 
         ``key``, ``value``: serdes, by default those the stream has. ``partitioner``: a Column, or a
         function of (topic, key, value, number of partitions), that gives each record's partition,
-        several of them, none ([]: it is dropped) or NULL: as its key says.
+        several of them, none ([]: it is dropped) or NULL: as its key says. Headers stay.
         """
         where = user_line()
         target = target_of(topic, self.edge, where)

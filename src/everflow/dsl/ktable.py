@@ -85,7 +85,8 @@ class KTable(TableJoins):
         name: str | None = None,
     ) -> KTable:
         """The entries for which ``predicate`` is true; an entry that fails is forwarded as a
-        deletion, if it did not fail before. ``store``: keeps them, for queries and joins."""
+        deletion, if it did not fail before. ``store``: keeps them, for queries and joins. Headers
+        stay."""
         return self._filter("filter", predicate, store, name, negate=False)
 
     @builder_call
@@ -96,7 +97,7 @@ class KTable(TableJoins):
         store: str | Materialized | None = None,
         name: str | None = None,
     ) -> KTable:
-        """The entries that ``filter`` would leave out."""
+        """The entries that ``filter`` would leave out. Headers stay."""
         return self._filter("filter_not", predicate, store, name, negate=True)
 
     @builder_call
@@ -110,7 +111,8 @@ class KTable(TableJoins):
         **fields: Column,
     ) -> KTable:
         """A new value for every entry: a Column, ``field=Column`` arguments (a struct), or a
-        function with ``returns=``. ``store``: keeps the result, for queries and joins."""
+        function with ``returns=``. ``store``: keeps the result, for queries and joins.
+        Headers stay."""
         where = user_line()
         node_name, returns, fields = fields_from_options(name, returns, fields)
         if isinstance(store, Column):
@@ -149,7 +151,7 @@ class KTable(TableJoins):
         that makes one, or a function of (key, value) or (key, value, context). Called for
         deletions, too, with None. ``returns``: the type of the new value, where it is another one;
         ``stores``: what it may use, as of `KStream.process`; ``store``: keeps the result, for
-        queries and joins."""
+        queries and joins. Headers stay."""
         call = ProcessorCall("transform_values", transformer, stores, name, user_line())
         kept = _Kept("transform_values", store, name, call.where)
         edge = self.edge
@@ -182,13 +184,15 @@ class KTable(TableJoins):
 
         ``store``: keeps what is held back. Stream time advances with records only: the last windows
         wait for the next record, of any key, in the same partition.
+        Headers are those of the update.
         """
         node = suppressed_node(self, suppressed, store, name, user_line())
         return KTable(self.graph, node, self.edge)
 
     @builder_call
     def to_stream(self, *, name: str | None = None) -> KStream:
-        """The table's changes as a stream; deletions are records with a null value."""
+        """The table's changes as a stream; deletions are records with a null value.
+        Headers stay."""
         where = user_line()
         node_name = self.graph.node_name(name, "KTABLE-TOSTREAM-", where)
         node = self.graph.add(
@@ -226,7 +230,7 @@ class KTable(TableJoins):
         ``returns=(key type, value type)``.
 
         An entry without a new key or value is in no group. The table needs a store (``store=`` in
-        the call that makes it): what an entry was is looked up there.
+        the call that makes it): what an entry was is looked up there. Headers stay.
         """
         where = user_line()
         checked_column(value, "value", "group_by", where)

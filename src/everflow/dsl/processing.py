@@ -80,7 +80,7 @@ class Processing(HasEdge):
         stores that are there: another processor's or ``builder.add_state_store``'s, which is then
         shared, a table's or a global table's, to be read as of each record. With ``children``,
         names of streams that ``forward(record, child)`` may choose, the result is the dict of them;
-        else it is the stream.
+        else it is the stream. Headers are those that are forwarded.
         """
         call = ProcessorCall("process", processor, stores, name, user_line())
         edge = self.edge
@@ -106,7 +106,8 @@ class Processing(HasEdge):
     ) -> KStream:
         """As `process`, of processors that keep the key of the record they were given, so that
         nothing behind has to be repartitioned; ``returns`` is the type of the value. A method that
-        a clock calls cannot forward here: it has no record."""
+        a clock calls cannot forward here: it has no record.
+        Headers are those that are forwarded."""
         call = ProcessorCall("process_values", processor, stores, name, user_line())
         edge = self.edge
         if returns is not None:
@@ -135,7 +136,7 @@ class Processing(HasEdge):
         (or key) goes on. One that is more than ``grace`` (left out: ``within``) behind stream time
         is dropped as ``late``: what it would repeat may be forgotten. Kafka Streams has none
         (KIP-655); after an operator that changes the key the records go through a repartition
-        topic called after ``name``, or ``store``.
+        topic called after ``name``, or ``store``. Headers stay.
         """
         where = user_line()
         call = _Deduplication(

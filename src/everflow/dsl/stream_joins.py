@@ -70,6 +70,7 @@ class StreamJoins(Side):
 
         Behind an operator that changes the key a side goes through a repartition topic called after
         ``name``. Records without a match, a value or a key are left out.
+        A result has the headers of the record that made it.
         """
         options: dict[str, Any] = {"windows": windows, "grace": grace, "returns": returns}
         options |= {"store": store, "name": name}
@@ -90,7 +91,8 @@ class StreamJoins(Side):
         **fields: Column,
     ) -> KStream:
         """As `join`; a record without a match, or without a key, comes with a null ``right``: at
-        once beside a table, beside a stream when its window and the grace are over."""
+        once beside a table, beside a stream when its window and the grace are over.
+        A result has the headers of the record that made it."""
         options: dict[str, Any] = {"windows": windows, "grace": grace, "returns": returns}
         options |= {"store": store, "name": name}
         return _joined(self, other, JoinKind.LEFT, joiner, options, fields, on)
@@ -107,7 +109,8 @@ class StreamJoins(Side):
         name: str | Column | None = None,
         **fields: Column,
     ) -> KStream:
-        """As `left_join` of two streams, for both sides."""
+        """As `left_join` of two streams, for both sides.
+        A result has the headers of the record that made it."""
         options: dict[str, Any] = {"windows": windows, "grace": None, "returns": returns}
         options |= {"store": store, "name": name}
         return _joined(self, other, JoinKind.OUTER, joiner, options, fields)

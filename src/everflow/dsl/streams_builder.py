@@ -126,7 +126,7 @@ class StreamsBuilder(Telling):
         record's time; an update that is older than the history is ignored, and counted.
         ``timestamp`` as in `stream`.
         ``ttl``: how long (stream time) an entry stays behind its record; then it is deleted, and
-        the table gets a tombstone; older updates are ignored.
+        the table gets a tombstone; older updates are ignored. Headers stay.
         """
         where = user_line()
         if not isinstance(topic, str):

@@ -46,6 +46,7 @@ class TableJoins(Side):
         ``store``: keeps the result in a store of its own, which another join needs. ``name``: with
         ``on`` it is needed, for the topics ``<name>-asks-repartition`` and
         ``<name>-answers-repartition`` and the store ``<name>-asks``.
+        A result has the headers of the change that made it.
         """
         options = {"returns": returns, "store": store, "name": name}
         return _joined(self, other, JoinKind.INNER, joiner, options, fields, on)
@@ -62,7 +63,8 @@ class TableJoins(Side):
         name: str | Column | None = None,
         **fields: Column,
     ) -> KTable:
-        """As `join`, for all keys of this table; ``right`` is null where the other has none."""
+        """As `join`, for all keys of this table; ``right`` is null where the other has none.
+        A result has the headers of the change that made it."""
         options = {"returns": returns, "store": store, "name": name}
         return _joined(self, other, JoinKind.LEFT, joiner, options, fields, on)
 
@@ -77,7 +79,8 @@ class TableJoins(Side):
         name: str | Column | None = None,
         **fields: Column,
     ) -> KTable:
-        """As `join`, for the keys of either table; the side that has none is null."""
+        """As `join`, for the keys of either table; the side that has none is null.
+        A result has the headers of the change that made it."""
         options = {"returns": returns, "store": store, "name": name}
         return _joined(self, other, JoinKind.OUTER, joiner, options, fields)
 

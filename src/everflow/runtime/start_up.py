@@ -70,8 +70,7 @@ def prepare_cluster(
     _fence_recorded(config, directory, clock, stop)
     # 4. The user's topics, and whether their partitions fit together.
     subs = cut(topology)
-    found = admin.describe_topics(subs.topics)
-    counts = {name: described.partitions for name, described in found.items()}
+    counts = {name: one.partitions for name, one in admin.describe_topics(subs.topics).items()}
     needed = internal_topics(
         subs,
         counts,

@@ -58,7 +58,7 @@ class TimedJoins(StreamJoins):
 
         ``store``: keeps the other side's records for tolerance and grace; what waits is in
         ``<store>-waiting``. Behind an operator that changes the key a side goes through a
-        repartition topic called after ``name``.
+        repartition topic called after ``name``. A result has the left record's headers.
         """
         options: dict[str, Any] = {"how": how, "grace": grace, "tolerance": tolerance}
         options |= {"returns": returns, "store": store, "name": name}
@@ -85,6 +85,7 @@ class TimedJoins(StreamJoins):
 
         It is the join of two streams in windows, by another name:
         ``join(other, windows=JoinWindows(before, after).grace(grace), store=...)``.
+        A result has the headers of the record that made it.
         """
         options: dict[str, Any] = {"how": how, "grace": grace, "before": before, "after": after}
         options |= {"returns": returns, "store": store, "name": name}

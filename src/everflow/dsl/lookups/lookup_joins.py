@@ -60,6 +60,7 @@ class LookupJoins(TimedJoins):
         time were over.
 
         Results have their records' times; those of one key that have waited come in their order.
+        A result has its record's headers.
         """
         options: dict[str, Any] = {"grace": grace, "timeout": timeout, "on_timeout": on_timeout}
         options |= {"most_per_key": most_per_key}
