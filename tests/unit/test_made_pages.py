@@ -124,8 +124,8 @@ def test_the_keywords_that_stand_for_option_objects_are_there() -> None:
     methods = [
         method
         for one in classes
-        for name, method in vars(one).items()
-        if not name.startswith("_") and callable(method)
+        for name, method in inspect.getmembers(one, callable)
+        if not name.startswith("_")
     ]
     methods.append(Materialized)
     known = {name for method in methods for name in inspect.signature(method).parameters}

@@ -377,9 +377,7 @@ def test_table_operators_turn_into_tombstones_and_pass_them(variant: str) -> Non
             [("k", n(1)), ("k", n(2)), ("k", None), ("l", n(0))]
         )
         kept = driver.create_output_topic("kept", TEXT, VALUE).read_key_values()
-        assert kept == [("k", None), ("k", n(2)), ("k", None), ("l", None)], (
-            "also where nothing was visible before"
-        )
+        assert kept == [("k", n(2)), ("k", None)], "nothing of what was never visible"
         names = driver.create_output_topic("mapped", TEXT, TEXT).read_key_values()
         assert names == [("k", "x"), ("k", "x"), ("k", None), ("l", "x")]
 

@@ -174,5 +174,5 @@ def test_wrong_names_are_refused(proxy: KafkaProxy) -> None:
         proxy.hold("Prodcue")
     with pytest.raises(ValueError, match="a refusal of 'Metadata' cannot be made"):
         proxy.refuse("Metadata", 3)
-    with pytest.raises(AssertionError, match=r"waited 0\.1 s for <Fault: drop EndTxn"):
+    with pytest.raises(AssertionError, match=r"waited 0\.1 s for <WireFault: drop EndTxn"):
         proxy.drop("EndTxn").wait(timeout_s=0.1)
