@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +19,7 @@ import pyarrow as pa
 from everflow import serdes
 from everflow.operators.aggregate import AggregateSpec
 from everflow.operators.fold import valid
+from everflow.operators.folds.over_layout import OverLayout
 from everflow.operators.grouping import (
     Groups,
     KeyedRows,
@@ -31,8 +31,6 @@ from everflow.operators.grouping import (
 from everflow.operators.python_aggregate import PythonAggregateSpec
 from everflow.operators.user_code import written_bytes
 from everflow.records import EdgeBatch, Int64, StoreChanges, TasksResult
-from everflow.serdes import Serde
-from everflow.serdes.base import ResultDecoder
 from everflow.serdes.windowed import START_BYTES, STORE_SUFFIX_BYTES
 from everflow.state.store import StoreView
 
@@ -42,7 +40,7 @@ EACH_UPDATE = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class CountWindowSpec:
+class CountWindowSpec(OverLayout[AggregateSpec | PythonAggregateSpec]):
     """``layout``: the aggregate, whose windows are over record numbers; ``numbers``: the store of
     how many records of each key there were.
 
@@ -52,44 +50,14 @@ class CountWindowSpec:
     window's records.
     """
 
-    layout: AggregateSpec | PythonAggregateSpec
     numbers: str
     early: int = EACH_UPDATE
     emit_every_update: bool = False
 
     @property
-    def store(self) -> str:
-        """Of the windows."""
-        return self.layout.store
-
-    @property
-    def key_serde(self) -> Serde:
-        """Of the keys without their windows."""
-        return self.layout.key_serde
-
-    @property
-    def value_serde(self) -> Serde:
-        """Of the stored values."""
-        return self.layout.value_serde
-
-    @property
-    def result(self) -> pa.DataType:
-        """Arrow type of the output's value."""
-        return self.layout.result
-
-    @property
     def result_key(self) -> pa.DataType:
         """Arrow type of the output's key."""
         return self.layout.result_key
-
-    def decode_result(self, data: bytes) -> Any:
-        """What the table shows for stored bytes."""
-        return self.layout.decode_result(data)
-
-    @property
-    def results(self) -> ResultDecoder:
-        """See `StatefulOperator`."""
-        return self.layout.results
 
     def process_tasks(
         self,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial, reduce
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +19,7 @@ import pyarrow as pa
 from everflow.operators.aggregate import AggregateSpec
 from everflow.operators.folds.folding import FOLDS, fold, parts, running
 from everflow.operators.folds.items import Items
+from everflow.operators.folds.over_layout import Layout, OverLayout
 from everflow.operators.grouping import Tasks
 from everflow.operators.python_aggregate import PythonAggregateSpec
 from everflow.operators.session_book import SessionBook, read_sessions
@@ -26,60 +27,23 @@ from everflow.operators.session_fold import SessionFold
 from everflow.operators.turns import TaskTurn, turns_of
 from everflow.operators.user_code import function_failure, require_users
 from everflow.records import EdgeBatch, Int64, StoreChanges, TasksResult
-from everflow.serdes import Serde
-from everflow.serdes.base import ResultDecoder
 from everflow.serdes.windowed import python_keys, session_key, split_session_key, windowed_key_type
 from everflow.state.changelog import TIMESTAMP_BYTES
 from everflow.state.store import StoreView
 from everflow.windows import SessionWindows
 
 TOMBSTONE = -1
-Layout = TypeVar("Layout", AggregateSpec, PythonAggregateSpec)
 
 
 @dataclass(frozen=True)
-class _Sessions(Generic[Layout]):
+class _Sessions(OverLayout[Layout]):
     """What both have in common: ``layout`` is the same aggregate without sessions."""
 
-    layout: Layout
     windows: SessionWindows
     retention_ms: int | None = field(default=None, kw_only=True)
     """Of the store, None = that of the windows: what it does not show any more is not extended, as
     in Kafka Streams."""
     emit_every_update: bool = field(default=False, kw_only=True)
-
-    @property
-    def store(self) -> str:
-        return self.layout.store
-
-    @property
-    def key_serde(self) -> Serde:
-        """Of the keys without their sessions."""
-        return self.layout.key_serde
-
-    @property
-    def value_serde(self) -> Serde:
-        """Of the stored values."""
-        return self.layout.value_serde
-
-    @property
-    def result(self) -> pa.DataType:
-        """Arrow type of the output's value."""
-        return self.layout.result
-
-    @property
-    def result_key(self) -> pa.DataType:
-        """Arrow type of the output's key."""
-        return windowed_key_type(self.key_serde.type)
-
-    def decode_result(self, data: bytes) -> Any:
-        """What the table shows for stored bytes."""
-        return self.layout.decode_result(data)
-
-    @property
-    def results(self) -> ResultDecoder:
-        """See `StatefulOperator`."""
-        return self.layout.results
 
     def process_tasks(
         self,

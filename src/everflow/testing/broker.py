@@ -86,6 +86,12 @@ _SETTINGS = {
 }
 
 
+def new_cluster_id() -> str:
+    """As Kafka makes them: base64 of 16 bytes; one that starts with a dash would be read as an
+    option."""
+    return urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "x")
+
+
 class EmbeddedBroker:
     """A single-node Kafka broker, up within a few seconds and gone with the process that started
     it.
@@ -132,10 +138,7 @@ class EmbeddedBroker:
         self._heap = heap
         self._config = dict(config or {})
         self._security = security
-        # Kafka's ids are base64 of 16 bytes; one that starts with a dash would be read as an
-        # option.
-        own_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "x")
-        self._cluster_id = cluster_id or own_id
+        self._cluster_id = cluster_id or new_cluster_id()
         self._progress = progress
         self._guard: subprocess.Popen[bytes] | None = None
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import socket
-import uuid
-from base64 import urlsafe_b64encode
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -14,7 +12,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from everflow.testing.broker import EmbeddedBroker
+from everflow.testing.broker import EmbeddedBroker, new_cluster_id
 from everflow.testing.waiting import wait_until
 
 _REPLICATED = {
@@ -57,7 +55,7 @@ class EmbeddedCluster:
     ) -> None:
         ports, controllers = _free_ports(3), _free_ports(3)
         voters = ",".join(f"{n}@127.0.0.1:{port}" for n, port in enumerate(controllers, 1))
-        cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "x")
+        cluster_id = new_cluster_id()
         self.brokers = tuple(
             EmbeddedBroker(
                 port=port,

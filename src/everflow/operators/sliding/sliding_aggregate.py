@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from everflow.operators.aggregate import AggregateSpec
 from everflow.operators.folds.folding import parts
+from everflow.operators.folds.over_layout import Layout, OverLayout
 from everflow.operators.grouping import Tasks
 from everflow.operators.python_aggregate import PythonAggregateSpec
 from everflow.operators.sliding.sliding_book import SlidingBook, stored_windows
@@ -25,60 +26,23 @@ from everflow.operators.sliding.sliding_fold import Contributions, SlidingFold, 
 from everflow.operators.turns import Turns, turns_of
 from everflow.operators.user_code import function_failure, require_users
 from everflow.records import EdgeBatch, Int64, StoreChanges, TasksResult
-from everflow.serdes import Serde
-from everflow.serdes.base import ResultDecoder
 from everflow.serdes.windowed import python_keys, window_store_keys, windowed_key_type
 from everflow.state.store import StoreView
 from everflow.windows import SlidingWindows
 
-Layout = TypeVar("Layout", AggregateSpec, PythonAggregateSpec)
 _LOG_ENTRIES = 1 << 18
 """As many are folded at a time: a record is in as many windows as there are records near it, and
 the log of a whole batch of one key would take gigabytes."""
 
 
 @dataclass(frozen=True)
-class _Sliding(Generic[Layout]):
+class _Sliding(OverLayout[Layout]):
     """What both have in common: ``layout`` is the same aggregate without windows."""
 
-    layout: Layout
     windows: SlidingWindows
     retention_ms: int
     """Of the store: what it does not show any more is not extended, as in Kafka Streams."""
     emit_every_update: bool = field(default=False, kw_only=True)
-
-    @property
-    def store(self) -> str:
-        return self.layout.store
-
-    @property
-    def key_serde(self) -> Serde:
-        """Of the keys without their windows."""
-        return self.layout.key_serde
-
-    @property
-    def value_serde(self) -> Serde:
-        """Of the stored values."""
-        return self.layout.value_serde
-
-    @property
-    def result(self) -> pa.DataType:
-        """Arrow type of the output's value."""
-        return self.layout.result
-
-    @property
-    def result_key(self) -> pa.DataType:
-        """Arrow type of the output's key."""
-        return windowed_key_type(self.key_serde.type)
-
-    def decode_result(self, data: bytes) -> Any:
-        """What the table shows for stored bytes."""
-        return self.layout.decode_result(data)
-
-    @property
-    def results(self) -> ResultDecoder:
-        """See `StatefulOperator`."""
-        return self.layout.results
 
     def process_tasks(
         self,
