@@ -25,6 +25,8 @@ class FakeLog:
     start: int = 0
     unsuited_from: int = 1 << 62
     """From here on only librdkafka can read it."""
+    damage: RetriableError | None = None
+    """Told instead of its records."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,8 @@ class FakeTap:
             raise FatalError(f"{tp} does not exist")
         if self.logs[tp].start > at:
             raise LogStartMovedError(f"{tp}: offset {at} is outside the log", tp)
+        if (damage := self.logs[tp].damage) is not None and at < end:
+            raise damage
         if not self.client and at < end and self.logs[tp].unsuited_from <= at:
             raise UnsupportedBatchError("message format v1")
 

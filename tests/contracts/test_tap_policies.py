@@ -224,6 +224,21 @@ def test_after_a_fault_the_consumer_has_everything_for_a_while() -> None:
     assert followed.bulk == [ONE]
 
 
+def test_a_log_near_its_end_that_cannot_be_read_does_not_hold_up_those_far_behind() -> None:
+    world = World(5, 30)
+    followed = Followed(world)
+    followed.follower.follow({ONE: 0, TWO: 0})
+    world.logs[ONE].damage = RetriableError("log-0, offset 0: the record batch cannot be read")
+    followed.follower.poll(100, 1, world.ends(), 0.05)
+    assert followed.follower.far_behind == {TWO: 1}
+    followed.follower.poll(100, 1 << 20, world.ends(), 0.05)
+    assert followed.follower.positions == {ONE: 0, TWO: 30}
+    with pytest.raises(RetriableError, match="log-0, offset 0"):
+        followed.poll()
+    world.logs[ONE].damage = None
+    assert followed.poll().values == {ONE: numbers(0, 5)}
+
+
 def test_a_broker_that_does_not_answer_is_given_up_after_a_while() -> None:
     world = World(30)
     followed = Followed(world)

@@ -143,12 +143,13 @@ class CopyFollower:
         that is far behind, waiting at most ``timeout_s`` seconds for the first. ``ends``: last
         stable offsets, as far as known; nothing is read beyond them.
 
-        Raises RetriableError (broker away: go on polling) and FatalError as classified in
-        `everflow.kafka.errors`.
+        Raises RetriableError (broker away, a log with a batch that cannot be read: go on polling)
+        if nothing else came, and FatalError as classified in `everflow.kafka.errors`.
         """
         self._place(ends)
         found = FollowedRound()
         far, bulk = self.far_behind, self._bulk
+        fault: RetriableError | None = None
         if not far:
             self.rest()
         try:
@@ -161,13 +162,27 @@ class CopyFollower:
             )
         except LogStartMovedError as moved:
             self._gone(self._near, found, moved)
-        if bulk is None or not far:
-            return found
+        except RetriableError as failure:
+            fault = failure  # of one log it may be; those that are far behind do not wait for it
+        if bulk is not None and far:
+            self._read_bulk(bulk, found, ends, bulk_bytes, 0.0 if found.chunks else timeout_s)
+        if fault is not None and not found.chunks and not found.gone:
+            raise fault
+        return found
+
+    def _read_bulk(
+        self,
+        bulk: Tap,
+        found: FollowedRound,
+        ends: Mapping[TopicPartition, int],
+        bulk_bytes: int,
+        timeout_s: float,
+    ) -> None:
+        """Add the next slice of those that are far behind to what was found. Where bulk reading
+        cannot go on, the consumer does."""
         self._bulk_used_s = self._clock()
         try:
-            found.chunks.update(
-                self._slice(bulk, ends, bulk_bytes, 0.0 if found.chunks else timeout_s)
-            )
+            found.chunks.update(self._slice(bulk, ends, bulk_bytes, timeout_s))
         except LogStartMovedError as moved:
             self._gone(bulk, found, moved)
         except UnsupportedBatchError as reason:
@@ -180,7 +195,6 @@ class CopyFollower:
             self._hand_over(starts)
             for tp, at in starts.items():
                 _log.info("%s: librdkafka reads on for a while (%s) from offset %d", tp, fault, at)
-        return found
 
     def rest(self) -> None:
         """Drop the connection for reading in bulk if it has not been used for a while; for who does
