@@ -58,6 +58,9 @@ class LatencyPlan:
     measured_s: float = 30.0
     idle_s: float = 70.0
     partitions: int = PARTITIONS
+    name: str = "bench-latency"
+    # Whether each key is counted once before all else.
+    filled: bool = False
 
 
 def measure(
@@ -84,7 +87,7 @@ def _run_once(
     run: int,
     log_folder: Path,
 ) -> Iterator[Measurement]:
-    application_id = f"bench-latency-{system}-{guarantee.replace('_', '-')}-{run}"
+    application_id = f"{plan.name}-{system}-{guarantee.replace('_', '-')}-{run}"
     state_dir = Path(tempfile.mkdtemp(prefix="bench-state-"))
     job = Job(
         bootstrap_servers=bootstrap_servers,
@@ -95,7 +98,8 @@ def _run_once(
         output_topic=f"{application_id}-output",
         state_dir=state_dir,
     )
-    phases = schedule(plan.rates, plan.warm_up_s, plan.measured_s, plan.idle_s)
+    fill = plan.keys if plan.filled else 0
+    phases = schedule(plan.rates, plan.warm_up_s, plan.measured_s, plan.idle_s, fill)
     files = log_folder / application_id
     keys = ["--keys", str(plan.keys)]
     processor = run_live(

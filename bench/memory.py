@@ -21,12 +21,16 @@ def tree_memory_mib(pid: int) -> float:
     Proportional set size where Linux gives it, so that pages shared by forked workers count once;
     else RSS.
     """
+    return sum(process_memory_bytes(process) for process in process_tree(pid)) / 2**20
+
+
+def process_tree(pid: int) -> list[psutil.Process]:
+    """The process and all its living descendants; empty if it has ended."""
     try:
         root = psutil.Process(pid)
-        processes = [root, *root.children(recursive=True)]
+        return [root, *root.children(recursive=True)]
     except psutil.NoSuchProcess:
-        return 0.0
-    return sum(process_memory_bytes(process) for process in processes) / 2**20
+        return []
 
 
 def process_memory_bytes(process: psutil.Process, *, own: bool = False) -> int:
@@ -49,13 +53,8 @@ def process_memory_bytes(process: psutil.Process, *, own: bool = False) -> int:
 def tree_processor_s(pid: int) -> float:
     """Processor seconds, user and system, of the process and its living descendants and of those
     that they waited for."""
-    try:
-        root = psutil.Process(pid)
-        processes = [root, *root.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return 0.0
     total = 0.0
-    for process in processes:
+    for process in process_tree(pid):
         try:
             total += sum(process.cpu_times()[:4])
         except psutil.Error:
@@ -105,4 +104,43 @@ class MemoryPeak(ProcessorUse):
 
     def _sample(self) -> None:
         self.peak_mib = max(self.peak_mib, tree_memory_mib(self._pid))
+        super()._sample()
+
+
+class StateUse(ProcessorUse):
+    """Samples what a system with much state uses, too: the bytes that the tree read from and wrote
+    to disks, as the kernel counts them (a page when it is fetched, and when it gets dirty), and its
+    memory without mapped files."""
+
+    def __init__(self, pid: int) -> None:
+        self.own_peak_mib = 0.0
+        self._disk: dict[int, tuple[int, int]] = {}
+        super().__init__(pid)
+
+    def stop(self) -> None:
+        """End the sampling, with a last sample: the tree should be alive still. Idempotent."""
+        if not self._stopped.is_set():
+            super().stop()
+            self._sample()
+
+    @property
+    def read_bytes(self) -> int:
+        """Read by all processes so far."""
+        return sum(read for read, _ in self._disk.values())
+
+    @property
+    def written_bytes(self) -> int:
+        """Written by all processes so far."""
+        return sum(written for _, written in self._disk.values())
+
+    def _sample(self) -> None:
+        own = 0
+        for process in process_tree(self._pid):
+            own += process_memory_bytes(process, own=True)
+            try:
+                used = process.io_counters()
+            except (psutil.Error, AttributeError):
+                continue
+            self._disk[process.pid] = (used.read_bytes, used.write_bytes)
+        self.own_peak_mib = max(self.own_peak_mib, own / 2**20)
         super()._sample()

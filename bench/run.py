@@ -26,6 +26,9 @@ from bench import (
     throughput,
 )
 from bench.elastic import Load
+from bench.growth import runs as growth
+from bench.growth.cases import DIMENSIONS, PAGES, GrowthPlan
+from bench.growth.limits import CannotMeasureError
 from bench.java_program import FLINK_MAIN, FLINK_SOURCES, NoJavaCompilerError, java_command
 from bench.programs import drain, live
 from bench.programs.catalogue import OPERATORS, PROGRAMS, WHOLE
@@ -59,9 +62,11 @@ BESIDE_KAFKA_STREAMS = (
     "scaleout",
     "failover",
     "restore",
+    "growth",
 )
 BENCHES = (*BESIDE_KAFKA_STREAMS, "memory", "fairness", "assignor")
 MEASURES = ("throughput", "latency")
+KEYS = 100_000
 KEYS_PER_TASK = {"scaleout": 1_000_000, "failover": 100_000}
 BROKER_HEAP = "1g"
 
@@ -69,18 +74,19 @@ BROKER_HEAP = "1g"
 def main(arguments: list[str] | None = None) -> int:
     """Exit code 0 when every run ended with right output; 1 otherwise, with the reason on
     stderr."""
-    options = _parser().parse_args(arguments)
+    options = _options(arguments)
     measurements: list[Measurement] = []
     failure: str | None = None
     folder = Path(tempfile.mkdtemp(prefix=f"everflow-bench-{options.bench}-"))
     print(f"logs: {folder}", flush=True)
     try:
         launchers = (
-            _launchers(options.systems, folder) if options.bench in BESIDE_KAFKA_STREAMS else {}
+            _launchers(options.systems, folder)
+            if options.bench in BESIDE_KAFKA_STREAMS and _is_of_systems(options)
+            else {}
         )
-        # The assignor is a pure decision: it needs no broker.
         with _broker(
-            "" if options.bench == "assignor" else options.bootstrap_servers, folder
+            options.bootstrap_servers if _is_of_systems(options) else "", folder
         ) as bootstrap_servers:
             for measurement in _measure(options, bootstrap_servers, launchers, folder):
                 measurements.append(measurement)
@@ -91,6 +97,7 @@ def main(arguments: list[str] | None = None) -> int:
         memory_growth.MemoryGrowsError,
         fairness.UnfairError,
         assignor.SlowError,
+        CannotMeasureError,
     ) as error:
         failure = str(error)
     rows = summarise(measurements)
@@ -129,16 +136,18 @@ def _parser() -> argparse.ArgumentParser:
         help=f"throughput: {','.join(GUARANTEES)}; else {GUARANTEES[0]}",
     )
     parser.add_argument(
-        "--keys", type=_positive, default=100_000, help="distinct keys (default %(default)s)"
+        "--keys",
+        type=_numbers,
+        help=f"distinct keys (default {KEYS}); growth: several, comma-separated",
     )
     parser.add_argument(
         "--threads", type=_positive, default=2, help="stream threads (default %(default)s)"
     )
     parser.add_argument(
         "--partitions",
-        type=_positive,
-        default=PARTITIONS,
-        help="latency, programs: of the input, and so tasks (default %(default)s)",
+        type=_numbers,
+        help=f"latency, programs: of the input, and so tasks (default {PARTITIONS}); "
+        "growth: several",
     )
     parser.add_argument(
         "--bootstrap-servers",
@@ -148,28 +157,56 @@ def _parser() -> argparse.ArgumentParser:
         "--records",
         type=_positive,
         help="throughput: 2,000,000; programs: each has its own; fairness: 2,000,000 a thread; "
-        "restore: 3,000,000",
+        "restore: 3,000,000; growth: 1,000,000",
     )
     parser.add_argument(
         "--timeout",
         type=float,
         default=600.0,
-        help="throughput, programs, restore: s per run (default %(default)s)",
+        help="throughput, programs, restore, growth: s per run (default %(default)s)",
     )
+    _add_memory(parser)
+    _add_programs(parser)
+    _add_latency(parser)
+    _add_elastic(parser)
+    _add_growth(parser)
+    return parser
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    """Growth takes several keys and partitions, the others one each."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.bench != "growth":
+        for name, default in (("keys", KEYS), ("partitions", PARTITIONS)):
+            given = getattr(options, name) or (default,)
+            if len(given) > 1:
+                parser.error(f"--{name}: {options.bench} takes one number")
+            setattr(options, name, given[0])
+    elif FLINK_SQL in options.systems:
+        parser.error(f"--systems: growth has no program for {FLINK_SQL}")
+    return options
+
+
+def _is_of_systems(options: argparse.Namespace) -> bool:
+    """Whether a system runs, and so a broker: the assignor is a pure decision, and a store's pages
+    are counted without either."""
+    return options.bench != "assignor" and (
+        options.bench != "growth" or tuple(options.dimensions) != (PAGES,)
+    )
+
+
+def _add_memory(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batches",
         type=_positive,
         default=2_000,
         help="memory: micro-batches (default %(default)s)",
     )
-    _add_programs(parser)
-    _add_latency(parser)
-    _add_elastic(parser)
-    return parser
 
 
 def _add_programs(parser: argparse.ArgumentParser) -> None:
-    programs = parser.add_argument_group("programs, operators")
+    programs = parser.add_argument_group("programs, operators, growth")
     programs.add_argument(
         "--programs",
         type=_one_of(tuple(PROGRAMS)),
@@ -187,7 +224,7 @@ def _add_programs(parser: argparse.ArgumentParser) -> None:
 def _add_latency(parser: argparse.ArgumentParser) -> None:
     only_latency = parser.add_argument_group("latency, programs")
     only_latency.add_argument(
-        "--rates", type=_rates, default=(100, 1_000, 10_000), help="records/s, comma-separated"
+        "--rates", type=_numbers, default=(100, 1_000, 10_000), help="records/s, comma-separated"
     )
     only_latency.add_argument(
         "--warm-up", type=float, help="s per rate, not measured (latency: 20, programs: 8)"
@@ -237,6 +274,22 @@ def _add_elastic(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_growth(parser: argparse.ArgumentParser) -> None:
+    growing = parser.add_argument_group("growth")
+    growing.add_argument(
+        "--dimensions",
+        type=_one_of(DIMENSIONS),
+        default=DIMENSIONS,
+        help=f"of {','.join(DIMENSIONS)} (default all)",
+    )
+    growing.add_argument("--sizes", type=_numbers, help="bytes of a value, comma-separated")
+    growing.add_argument(
+        "--changed", type=_numbers, help="pages: keys that change in a commit, comma-separated"
+    )
+    growing.add_argument("--limit-mib", type=_positive, help="memory: of an instance")
+    growing.add_argument("--state-mib", type=_positive, help="memory: values of all keys")
+
+
 def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
@@ -244,7 +297,7 @@ def _positive(text: str) -> int:
     return value
 
 
-def _rates(text: str) -> tuple[int, ...]:
+def _numbers(text: str) -> tuple[int, ...]:
     return tuple(_positive(part) for part in text.split(","))
 
 
@@ -281,6 +334,8 @@ def _measure(
         return throughput.measure(_throughput(options), bootstrap_servers, launchers, folder)
     if options.bench == "latency":
         return latency.measure(_latency(options), bootstrap_servers, launchers, folder)
+    if options.bench == "growth":
+        return growth.measure(_growth(options), bootstrap_servers, launchers, folder)
     if options.bench == "restore":
         restoring = restore.RestorePlan(
             records=options.records or 3_000_000,
@@ -367,6 +422,30 @@ def _latency(options: argparse.Namespace) -> latency.LatencyPlan:
         measured_s=options.seconds or 30.0,
         idle_s=options.idle,
         partitions=options.partitions,
+    )
+
+
+def _growth(options: argparse.Namespace) -> GrowthPlan:
+    """What is not given is the plan's own."""
+    given = {
+        "keys": options.keys,
+        "partitions": options.partitions,
+        "sizes": options.sizes,
+        "changed": options.changed,
+        "records": options.records,
+        "runs": options.runs,
+        "limit_mib": options.limit_mib,
+        "state_mib": options.state_mib,
+        "warm_up_s": options.warm_up,
+        "measured_s": options.seconds,
+    }
+    return GrowthPlan(
+        guarantee=(options.guarantee or GUARANTEES[:1])[0],
+        dimensions=options.dimensions,
+        measures=options.measure,
+        threads=options.threads,
+        timeout_s=options.timeout,
+        **{name: value for name, value in given.items() if value is not None},
     )
 
 

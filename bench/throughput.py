@@ -134,15 +134,17 @@ def time_run(
     progress: GroupProgress,
     timeout_s: float,
     is_something_left: Callable[[], bool] = lambda: False,
+    done: int = 0,
 ) -> Timing:
     """Poll the group until its offsets cover the input, and nothing is left behind it; or until
-    the process has ended, where it does so by itself."""
+    the process has ended, where it does so by itself. `done` records were committed before its
+    start."""
     total = progress.total_records()
     first_commit_at: float | None = None
     while True:
         committed = progress.committed_records()
         now = time.monotonic()
-        if committed > 0 and first_commit_at is None:
+        if committed > done and first_commit_at is None:
             first_commit_at = now
         if process.ends_when_done:
             if process.ended:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import time
+from collections.abc import Iterator
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
@@ -22,7 +23,7 @@ def verify_counts(bootstrap_servers: str, topic: str, records: int) -> None:
     """Raise `WrongOutputError` unless the last counts sum up to `records` and each key's count only
     rises."""
     counts: dict[bytes, int] = {}
-    for key, value in read_all(bootstrap_servers, topic):
+    for key, value in each_record(bootstrap_servers, topic):
         (count,) = struct.unpack(">q", value)
         before = counts.get(key, 0)
         if count <= before:
@@ -39,6 +40,12 @@ def verify_counts(bootstrap_servers: str, topic: str, records: int) -> None:
 
 def read_all(bootstrap_servers: str, topic: str) -> list[tuple[bytes, bytes]]:
     """Every record up to the present end, in order within each partition."""
+    return list(each_record(bootstrap_servers, topic))
+
+
+def each_record(bootstrap_servers: str, topic: str) -> Iterator[tuple[bytes, bytes]]:
+    """The records of `read_all` one by one, for outputs that are too large for a list. Raises
+    `WrongOutputError` if nothing comes for a while before the end."""
     ends = end_offsets(bootstrap_servers, topic)
     consumer = Consumer(
         {
@@ -50,7 +57,6 @@ def read_all(bootstrap_servers: str, topic: str) -> list[tuple[bytes, bytes]]:
             "enable.partition.eof": True,
         }
     )
-    rows: list[tuple[bytes, bytes]] = []
     open_partitions = {partition for partition, end in ends.items() if end > 0}
     try:
         consumer.assign(
@@ -62,14 +68,16 @@ def read_all(bootstrap_servers: str, topic: str) -> list[tuple[bytes, bytes]]:
                 raise WrongOutputError(
                     f"{topic}: partitions {sorted(open_partitions)} not read to their end in time"
                 )
-            for message in consumer.consume(FETCH_RECORDS, FETCH_TIMEOUT_S):
+            messages = consumer.consume(FETCH_RECORDS, FETCH_TIMEOUT_S)
+            if messages:
+                deadline = time.monotonic() + READ_TIMEOUT_S
+            for message in messages:
                 error = message.error()
                 if error is None:
-                    rows.append((message.key() or b"", message.value() or b""))
+                    yield message.key() or b"", message.value() or b""
                 elif error.name() == "_PARTITION_EOF":
                     open_partitions.discard(message.partition())
                 else:
                     raise WrongOutputError(f"{topic}: cannot be read: {error}")
     finally:
         consumer.close()
-    return rows

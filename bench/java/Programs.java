@@ -60,6 +60,7 @@ final class Programs {
             case "cities" -> cities(builder, input, output);
             case "fleets" -> fleets(builder, input, output);
             case "once" -> once(builder, input, output);
+            case "latest" -> latest(builder, input, output);
             default -> throw new IllegalArgumentException("No such program: " + program);
         }
         return builder;
@@ -376,6 +377,12 @@ final class Programs {
             .filter((key, payment) -> payment.amount() > 0)
             .processValues(() -> new FirstOfKey<Payment>(within.toMillis()), "seen")
             .to(output, Produced.with(TEXT, json(Payment.class)));
+    }
+
+    private static void latest(final StreamsBuilder builder, final String input, final String output) {
+        builder.table(input, Consumed.with(TEXT, TEXT), Materialized.<String, String, KeyValueStore<Bytes, byte[]>>as("latest-values"))
+            .toStream()
+            .to(output, Produced.with(TEXT, TEXT));
     }
 
     private static final class FirstOfKey<V> implements FixedKeyProcessor<String, V, V> {

@@ -306,3 +306,16 @@ def chain() -> StreamsBuilder:
         .to(_output())
     )
     return builder
+
+
+def latest() -> StreamsBuilder:
+    """A table of each key's last value, and its changes (`bench growth`)."""
+    builder = StreamsBuilder()
+    table = builder.table(
+        os.environ[INPUT_TOPIC_VARIABLE],
+        key=serdes.string(),
+        value=serdes.string(),
+        store="latest-values",
+    )
+    table.to_stream().to(_output())
+    return builder

@@ -73,6 +73,34 @@ def test_programs_bench_compares_the_outputs_of_both_systems(tmp_path: Path) -> 
     }
 
 
+@pytest.mark.slow
+@pytest.mark.broker
+@pytest.mark.spark
+def test_growth_bench_runs_both_systems_on_a_state_that_was_filled_before(tmp_path: Path) -> None:
+    """Their outputs are checked key by key, those of the fill and of the second start."""
+    rows_file = tmp_path / "rows.json"
+    command = [sys.executable, "-m", "bench.run", "growth", "--json", str(rows_file)]
+    command += ["--dimensions", "keys,sizes,pages", "--keys", "2000", "--sizes", "1000"]
+    command += ["--records", "10000", "--changed", "10", "--warm-up", "2", "--seconds", "2"]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=ELASTIC_TIMEOUT_S, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads(rows_file.read_text())
+    measured = {(row["case"], row["system"], row["metric"]) for row in rows if row["value"] > 0}
+    figures = {
+        "2,000 keys": ("throughput", "throughput_fill", "processor_per_record"),
+        "records of 1,000 bytes": ("throughput", "throughput_bytes", "throughput_fill"),
+        "2,000 keys at 1,000": ("latency_p50", "latency_p99"),
+    }
+    assert measured >= {
+        (case, system, metric)
+        for case, named in figures.items()
+        for system in ("everflow", "kafka-streams")
+        for metric in named
+    } | {("2,000 keys, 10 changed", "everflow", "pages_per_commit")}
+
+
 ELASTIC = ["--keys-per-task", "2000", "--rate", "200", "--settle", "3"]
 
 

@@ -1,0 +1,1 @@
+"""What becomes of a system as keys, partitions, records and state grow (`bench growth`)."""

@@ -1,0 +1,111 @@
+"""The pure parts of `bench growth`: inputs, what must come out of them, cases; the pages of a
+commit, counted on a small store; the memory of a group."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from bench.growth import pages
+from bench.growth.cases import GrowthPlan, latency_cases, throughput_cases
+from bench.growth.inputs import LATEST, Input, check
+from bench.growth.limits import CannotMeasureError, limited, memory_group
+from bench.systems import COUNT, Launch
+from bench.verify import WrongOutputError
+
+Rows = list[tuple[bytes, bytes]]
+
+
+def outputs(made: Input) -> Rows:
+    """Every change, as a system without a cache writes it."""
+    counts: dict[bytes, int] = {}
+
+    def changes() -> Iterator[tuple[bytes, bytes]]:
+        for key, value in (*made.fill(), *made.updates()):
+            counts[key] = counts.get(key, 0) + 1
+            yield key, value if made.program == LATEST else struct.pack(">q", counts[key])
+
+    return list(changes())
+
+
+@pytest.mark.parametrize("program", [COUNT, LATEST])
+@pytest.mark.parametrize("keys", [1, 7, 300])
+def test_what_comes_out_of_the_input_is_as_it_must_be(program: str, keys: int) -> None:
+    made = Input(program, keys=keys, records=500, value_bytes=20)
+    assert len({key for key, _ in made.fill()}) == keys
+    assert all(len(value) == 20 for _, value in made.updates())
+    check(made, outputs(made), "here")
+
+
+@pytest.mark.parametrize("program", [COUNT, LATEST])
+@pytest.mark.parametrize("damage", ["lost", "twice", "late", "wrong value"])
+def test_an_output_that_is_not_voids_the_figures(program: str, damage: str) -> None:
+    made = Input(program, keys=7, records=50, value_bytes=20)
+    rows = outputs(made)
+    if damage == "lost":
+        rows.pop()
+    elif damage == "twice":
+        rows.append(rows[-1])
+    elif damage == "late":
+        rows.insert(0, rows.pop())
+    else:
+        rows[-1] = (rows[-1][0], struct.pack(">q", 999) if program == COUNT else b"x" * 20)
+    with pytest.raises((WrongOutputError, ValueError)):
+        check(made, rows, "here")
+
+
+def test_one_dimension_grows_at_a_time() -> None:
+    plan = GrowthPlan("exactly_once_v2", keys=(10, 20), partitions=(3,), sizes=(100, 100_000))
+    cases = {case.name: case for case in throughput_cases(plan)}
+    assert list(cases) == [
+        "10 keys",
+        "20 keys",
+        "3 partitions",
+        "records of 100 bytes",
+        "records of 100,000 bytes",
+        "state of 4,096 MiB, no limit",
+        "state of 4,096 MiB in 2,048 MiB",
+    ]
+    assert cases["20 keys"].partitions == 4
+    assert cases["3 partitions"].made.keys == 100_000
+    large = cases["records of 100,000 bytes"].made
+    assert large.records * large.value_bytes <= 512 << 20
+    assert cases["state of 4,096 MiB in 2,048 MiB"].limit_bytes == 2 << 30
+    assert list(latency_cases(plan)) == [
+        ("10 keys", 10, 4),
+        ("20 keys", 20, 4),
+        ("3 partitions", 100_000, 3),
+    ]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counted with Linux' /proc")
+def test_a_commit_writes_the_pages_of_what_changes_not_of_what_is_held() -> None:
+    """Ten keys are ten leaves at most, and a few pages above them and for the metadata."""
+    rows = {
+        (figure.case, figure.metric): figure.value
+        for figure in pages.measure(keys=[1_000, 20_000], changed=[1, 10])
+    }
+    for held in ("1,000", "20,000"):
+        one = rows[f"{held} keys, 1 changed", "pages_per_commit"]
+        ten = rows[f"{held} keys, 10 changed", "pages_per_commit"]
+        assert 3 <= one <= 12
+        assert one < ten <= one + 2 * 9
+
+
+def test_a_limited_system_has_no_more_memory_than_its_group() -> None:
+    """It is itself, not a shell, that runs in the group."""
+    script = "import os; print(os.getpid(), flush=True); bytearray(256 << 20)"
+    try:
+        with memory_group(64 << 20) as group:
+            launch = limited(Launch([sys.executable, "-c", script]), group)
+            with subprocess.Popen(launch.command, stdout=subprocess.PIPE, text=True) as child:
+                said, _ = child.communicate(timeout=60)
+    except CannotMeasureError as refused:
+        pytest.skip(str(refused))
+    assert int(said) == child.pid
+    assert child.returncode == -9
+    assert not group.exists()
