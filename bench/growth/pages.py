@@ -58,7 +58,7 @@ def measure(keys: Sequence[int], changed: Sequence[int]) -> Iterator[Measurement
                 print(
                     f"{held:,} keys: {size / 2**20:,.0f} MiB, filled in {fill_s:.1f} s", flush=True
                 )
-                for one in changed:
+                for one in (some for some in changed if some <= held):
                     yield from _figures(held, one, _commits(store, held, one))
             finally:
                 store.close()
@@ -91,7 +91,7 @@ def _commits(store: LmdbStore, held: int, changed: int) -> list[Commit]:
     rng = np.random.default_rng(LOAD_SEED)
     commits = []
     for count in range(2, COMMITS + 4):
-        drawn = rng.choice(held, size=min(changed, held), replace=False).tolist()
+        drawn = rng.choice(held, size=changed, replace=False).tolist()
         before, began = _written(), time.monotonic()
         _write(store, drawn, count)
         took = time.monotonic() - began
