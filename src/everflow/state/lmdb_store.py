@@ -29,6 +29,7 @@ from everflow.records import Int64, StoreChanges
 from everflow.state import changelog, stored_keys
 from everflow.state.disk import disk_errors
 from everflow.state.lmdb_env import FLUSH_MARKER, StoreEnvironment
+from everflow.state.reading_ahead import ReadingAhead
 from everflow.state.store import VERSIONED
 from everflow.state.store_meta import Owner, StoreMeta
 from everflow.state.store_snapshot import KEY_VALUE, SEGMENT_MS_MIN, StoreSnapshot, segments_of
@@ -71,6 +72,7 @@ class LmdbStore:
         self.path = path
         self.kind = kind
         self._env = environment
+        self._ahead = ReadingAhead(environment.read)
         names = {KEY_VALUE: _DATA, VERSIONED: _SEGMENTS + _DATA}.get(kind, _SEGMENTS)
         self._meta = environment.database(_META)
         self._databases: list[Any] = [environment.database(name) for name in names]
@@ -104,7 +106,7 @@ class LmdbStore:
         """The committed content at this moment; short, and no write by this thread inside it."""
         shown = VersionedSnapshot if self.kind == VERSIONED else StoreSnapshot
         with self._env.read() as txn:
-            yield shown(txn, self._read_meta(txn), self._databases)
+            yield shown(txn, self._read_meta(txn), self._databases, self._ahead)
 
     def meta(self) -> StoreMeta:
         """Position, owner and the rest, read in one transaction."""
@@ -271,7 +273,7 @@ class LmdbStore:
                 txn: lmdb.Transaction[bytes], meta: StoreMeta, reached: _Reached
             ) -> StoreMeta:
                 if meta.kind == KEY_VALUE:
-                    _write_sorted(txn, self._databases[0], ordered, final, reached)
+                    self._write_sorted(txn, self._databases[0], ordered, final, reached)
                     return meta
                 return self._write_segments(txn, meta, meta.kind, ordered, final, -1, reached)
 
@@ -280,9 +282,9 @@ class LmdbStore:
         def write_versions(
             txn: lmdb.Transaction[bytes], meta: StoreMeta, reached: _Reached
         ) -> StoreMeta:
-            before = VersionedSnapshot(txn, meta, self._databases)
+            before = VersionedSnapshot(txn, meta, self._databases, self._ahead)
             latest, older = version_changes(before, keys, values, times)
-            _write_sorted(txn, self._databases[-1], sorted(latest), latest, _nothing)
+            self._write_sorted(txn, self._databases[-1], sorted(latest), latest, _nothing)
             newest_ms = int(np.max(times, initial=-1))
             return self._write_segments(
                 txn, meta, EARLIER, sorted(older), older, newest_ms, reached
@@ -310,10 +312,44 @@ class LmdbStore:
         live = [segment for segment in np.unique(segments).tolist() if segment in slots]
         for segment in live:
             chosen = [ordered[at] for at in np.flatnonzero(segments == segment).tolist()]
-            _write_sorted(txn, self._databases[slots[segment]], chosen, final, reached)
+            self._write_sorted(txn, self._databases[slots[segment]], chosen, final, reached)
         if not live:
             reached("applying")
         return meta
+
+    def _write_sorted(
+        self,
+        txn: lmdb.Transaction[bytes],
+        database: Any,
+        ordered: Sequence[bytes],
+        final: dict[bytes, bytes | None],
+        reached: Callable[[str], None],
+    ) -> None:
+        """Write ``ordered`` (sorted keys, each once) into one database; append if all lie behind
+        the present."""
+        short = ordered
+        if stored_keys.has_long(ordered):
+            short = [key for key in ordered if len(key) <= stored_keys.SHORT_BYTES]
+            for key in ordered:
+                if len(key) > stored_keys.SHORT_BYTES:
+                    _write_long(txn, database, key, final[key])
+        values = list(map(final.__getitem__, short))
+        stored = stored_keys.encode_short(short)
+        deleted: list[bytes] = []
+        items: list[Any] = list(zip(stored, values, strict=True))
+        if None in values:
+            deleted = [key for key, value in items if value is None]
+            items = [item for item in items if item[1] is not None]
+        half = len(items) // 2
+        with txn.cursor(database) as cursor:
+            append = bool(items) and (not cursor.last() or cursor.key() < items[0][0])
+            if not append:  # a page is read before it is changed
+                self._ahead.fetch(stored, database)
+            cursor.putmulti(items[:half], append=append)
+            reached("applying")
+            cursor.putmulti(items[half:], append=append)
+        for key in deleted:
+            txn.delete(key, db=database)
 
     def _advance(
         self, txn: lmdb.Transaction[bytes], meta: StoreMeta, newest_ms: int, times: Int64
@@ -333,38 +369,6 @@ class LmdbStore:
             if segment >= oldest:
                 segments[segment % RING] = segment
         return replace(meta, segments=segments, stream_time=reached_ms)
-
-
-def _write_sorted(
-    txn: lmdb.Transaction[bytes],
-    database: Any,
-    ordered: Sequence[bytes],
-    final: dict[bytes, bytes | None],
-    reached: Callable[[str], None],
-) -> None:
-    """Write ``ordered`` (sorted keys, each once) into one database; append if all lie behind the
-    present."""
-    short = ordered
-    if stored_keys.has_long(ordered):
-        short = [key for key in ordered if len(key) <= stored_keys.SHORT_BYTES]
-        for key in ordered:
-            if len(key) > stored_keys.SHORT_BYTES:
-                _write_long(txn, database, key, final[key])
-    values = list(map(final.__getitem__, short))
-    stored = stored_keys.encode_short(short)
-    deleted: list[bytes] = []
-    items: list[Any] = list(zip(stored, values, strict=True))
-    if None in values:
-        deleted = [key for key, value in items if value is None]
-        items = [item for item in items if item[1] is not None]
-    half = len(items) // 2
-    with txn.cursor(database) as cursor:
-        append = bool(items) and (not cursor.last() or cursor.key() < items[0][0])
-        cursor.putmulti(items[:half], append=append)
-        reached("applying")
-        cursor.putmulti(items[half:], append=append)
-    for key in deleted:
-        txn.delete(key, db=database)
 
 
 def _nothing(name: str) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from everflow.records import Int64
 from everflow.state import changelog, stored_keys
+from everflow.state.reading_ahead import ReadingAhead
 from everflow.state.store import VERSIONED
 from everflow.state.store_meta import StoreMeta
 
@@ -27,8 +28,13 @@ class StoreSnapshot:
     thread."""
 
     def __init__(
-        self, txn: lmdb.Transaction[bytes], meta: StoreMeta, databases: Sequence[Any]
+        self,
+        txn: lmdb.Transaction[bytes],
+        meta: StoreMeta,
+        databases: Sequence[Any],
+        ahead: ReadingAhead,
     ) -> None:
+        self._ahead = ahead
         self._txn = txn
         self._databases = databases
         self.meta = meta
@@ -76,15 +82,17 @@ class StoreSnapshot:
     def _get(self, keys: Sequence[bytes], database: Any) -> list[bytes | None]:
         # One lookup a key beats sorting for `getmulti`: 18 against 38 ms for 50,000 keys.
         get: Callable[..., bytes | None] = self._txn.get
-        if not stored_keys.has_long(keys):
-            return list(map(get, stored_keys.encode_short(keys), repeat(None), repeat(database)))
+        long = stored_keys.has_long(keys)
+        stored = list(map(stored_keys.encode, keys)) if long else stored_keys.encode_short(keys)
+        self._ahead.fetch(stored, database)
+        found = list(map(get, stored, repeat(None), repeat(database)))
+        if not long:
+            return found
         return [
-            get(stored_keys.encode(key), None, database)
+            entry
             if len(key) <= stored_keys.SHORT_BYTES
-            else stored_keys.read_bucket(get(stored_keys.encode(key), None, database)).get(
-                key[stored_keys.SHORT_BYTES :]
-            )
-            for key in keys
+            else stored_keys.read_bucket(entry).get(key[stored_keys.SHORT_BYTES :])
+            for key, entry in zip(keys, found, strict=True)
         ]
 
     def range(self, start: bytes | None, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
@@ -99,11 +107,13 @@ class StoreSnapshot:
             self._databases if self._one else [self._databases[slot] for slot in self.meta.segments]
         )
         long = {at for at, ends in enumerate(bounds) if stored_keys.has_long(ends)}
+        starts = [stored_keys.lower_bound(start) for start, _ in bounds]
         for database in databases:
+            self._ahead.fetch(starts, database)
             with self._txn.cursor(database) as cursor:
-                for at, (start, end) in enumerate(bounds):
+                for at, (_, end) in enumerate(bounds):
                     behind = stored_keys.PREFIX + end
-                    more = cursor.set_range(stored_keys.lower_bound(start))
+                    more = cursor.set_range(starts[at])
                     while more and (key := cursor.key()) < behind:
                         if stored_keys.is_bucket(key):  # of a long key that begins like the bounds
                             long.add(at)

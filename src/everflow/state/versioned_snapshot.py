@@ -15,6 +15,7 @@ import lmdb
 
 from everflow.state import stored_keys
 from everflow.state.changelog import unpack_value
+from everflow.state.reading_ahead import ReadingAhead
 from everflow.state.store_meta import StoreMeta
 from everflow.state.store_snapshot import SEGMENT_MS_MIN, StoreSnapshot
 from everflow.state.versions import OPEN, Version
@@ -31,9 +32,13 @@ class VersionedSnapshot(StoreSnapshot):
     """A `VersionsView` of one moment; as a `StoreView` it shows the latest versions."""
 
     def __init__(
-        self, txn: lmdb.Transaction[bytes], meta: StoreMeta, databases: Sequence[Any]
+        self,
+        txn: lmdb.Transaction[bytes],
+        meta: StoreMeta,
+        databases: Sequence[Any],
+        ahead: ReadingAhead,
     ) -> None:
-        super().__init__(txn, meta, databases[-1:])
+        super().__init__(txn, meta, databases[-1:], ahead)
         self._ring = databases[:-1]
 
     @property
