@@ -286,7 +286,9 @@ def _add_growth(parser: argparse.ArgumentParser) -> None:
     growing.add_argument(
         "--changed", type=_numbers, help="pages: keys that change in a commit, comma-separated"
     )
-    growing.add_argument("--limit-mib", type=_positive, help="memory: of an instance")
+    growing.add_argument(
+        "--limits-mib", type=_limits, help="memory: of an instance, 0: all; comma-separated"
+    )
     growing.add_argument("--state-mib", type=_positive, help="memory: values of all keys")
 
 
@@ -299,6 +301,10 @@ def _positive(text: str) -> int:
 
 def _numbers(text: str) -> tuple[int, ...]:
     return tuple(_positive(part) for part in text.split(","))
+
+
+def _limits(text: str) -> tuple[int, ...]:
+    return tuple(0 if part == "0" else _positive(part) for part in text.split(","))
 
 
 def _one_of(allowed: tuple[str, ...]) -> Callable[[str], tuple[str, ...]]:
@@ -434,7 +440,7 @@ def _growth(options: argparse.Namespace) -> GrowthPlan:
         "changed": options.changed,
         "records": options.records,
         "runs": options.runs,
-        "limit_mib": options.limit_mib,
+        "limits_mib": options.limits_mib,
         "state_mib": options.state_mib,
         "warm_up_s": options.warm_up,
         "measured_s": options.seconds,

@@ -23,8 +23,8 @@ LATENCY_RATE = 1_000
 
 @dataclass(frozen=True)
 class GrowthPlan:
-    """What to measure. `records` are those behind the fill; `limit_mib` and `state_mib` are of the
-    state that is larger than memory; `measures`: throughput, latency."""
+    """What to measure. `records` are those behind the fill; `limits_mib` (0: none) and `state_mib`
+    are of the state that is larger than memory; `measures`: throughput, latency."""
 
     guarantee: str
     dimensions: Sequence[str] = DIMENSIONS
@@ -34,7 +34,7 @@ class GrowthPlan:
     changed: Sequence[int] = (100, 1_000, 10_000, 100_000)
     measures: Sequence[str] = ("throughput", "latency")
     records: int = 1_000_000
-    limit_mib: int = 2_048
+    limits_mib: Sequence[int] = (0, 2_048)
     state_mib: int = 4_096
     threads: int = 2
     runs: int = 1
@@ -69,9 +69,10 @@ def throughput_cases(plan: GrowthPlan) -> Iterator[Case]:
             yield Case(f"records of {size:,} bytes", made)
     if MEMORY in plan.dimensions:
         made = Input(LATEST, plan.state_mib * 2**20 // STATE_BYTES, plan.records, STATE_BYTES)
-        state = f"state of {plan.state_mib:,} MiB"
-        yield Case(f"{state}, no limit", made)
-        yield Case(f"{state} in {plan.limit_mib:,} MiB", made, limit_bytes=plan.limit_mib * 2**20)
+        for limit in plan.limits_mib:
+            where = f"in {limit:,} MiB" if limit else "no limit"
+            name = f"state of {plan.state_mib:,} MiB, {where}"
+            yield Case(name, made, limit_bytes=limit * 2**20 or None)
 
 
 def latency_cases(plan: GrowthPlan) -> Iterator[tuple[str, int, int]]:

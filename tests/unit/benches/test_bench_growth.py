@@ -68,13 +68,13 @@ def test_one_dimension_grows_at_a_time() -> None:
         "records of 100 bytes",
         "records of 100,000 bytes",
         "state of 4,096 MiB, no limit",
-        "state of 4,096 MiB in 2,048 MiB",
+        "state of 4,096 MiB, in 2,048 MiB",
     ]
     assert cases["20 keys"].partitions == 4
     assert cases["3 partitions"].made.keys == 100_000
     large = cases["records of 100,000 bytes"].made
     assert large.records * large.value_bytes <= 512 << 20
-    assert cases["state of 4,096 MiB in 2,048 MiB"].limit_bytes == 2 << 30
+    assert cases["state of 4,096 MiB, in 2,048 MiB"].limit_bytes == 2 << 30
     assert list(latency_cases(plan)) == [
         ("10 keys", 10, 4),
         ("20 keys", 20, 4),
