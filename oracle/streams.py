@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from bench.java_program import java_command
 from everflow import Topology
@@ -28,6 +28,8 @@ SCRIPTS_A_PROGRAM = 8
 SHORT_LIVED = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 """A JVM that runs for minutes, beside others: half its time would go into compiling."""
 RECORDS = 25
+Both: TypeAlias = "tuple[dict[str, Any], dict[str, Any]]"
+"""What everflow and Kafka Streams told of one script."""
 LETTERS = "abcpqrtxyz&_-"
 """All keys that there can be."""
 
@@ -67,7 +69,7 @@ def compare(cases: int, seed: int, having: str | None = None) -> Iterator[Report
     """Compares ``cases`` cases of ``seed``, of programs ``having`` this of `book.STATEFUL`; the
     report so far after each program."""
     drawn, report = random.Random(seed), Report(seed)
-    with _kafka_streams() as ask:
+    with kafka_streams() as ask:
         own = random.Random(drawn.random())
         for program in drawn_programs(own) if having is None else programs_with(having, own):
             if report.cases >= cases:
@@ -81,33 +83,48 @@ def compare(cases: int, seed: int, having: str | None = None) -> Iterator[Report
             yield report
 
 
-def _compare(
-    program: Program, topology: Topology, scripts: list[list[Records]], ask: Any, report: Report
-) -> None:
-    one_by_one = [[record for batch in cut for record in batch] for cut in scripts]
-    times = [_times(records) for records in one_by_one] if program.versioned else []
+def told_by_both(
+    program: Program, topology: Topology, cuts: list[list[Records]], ask: Any
+) -> list[Both]:
+    """What everflow and Kafka Streams, whom ``ask`` asks, make of one program with each of these
+    scripts, cut into micro-batches: ``outputs`` by topic, and ``stores``, made comparable."""
+    one_by_one = [[record for batch in cut for record in batch] for cut in cuts]
+    times = [times_asked(records) for records in one_by_one] if program.versioned else []
     answer = ask({**asdict(program), "scripts": one_by_one, "as_of": times})
-    report.book.add(program)
     with TopologyTestDriver(topology, emit_every_update=True) as driver:
-        told_here = [_run(driver, program, cut) for cut in scripts]
+        told_here = [_run(driver, program, cut) for cut in cuts]
     theirs = answer()
     if "error" in theirs:
         raise RuntimeError(f"Kafka Streams: {theirs['error']}\n{json.dumps(asdict(program))}")
-    for cut, ours, run in zip(scripts, told_here, theirs["runs"], strict=True):
-        if any(len(batch) > 1 for batch in cut):
-            _leave_out(program, ours, run)
-        _forget_headers(program, ours, run)
+    both = list(zip(told_here, theirs["runs"], strict=True))
+    for cut, (ours, run) in zip(cuts, both, strict=True):
+        _make_comparable(program, cut, ours, run)
+    return both
+
+
+def _make_comparable(program: Program, cut: list[Records], *both: dict[str, Any]) -> None:
+    """Leaves out what is different on purpose, or not settled (docs/differences.md)."""
+    if any(len(batch) > 1 for batch in cut):
+        _leave_out(program, *both)
+    _forget_headers(program, *both)
+    for one in both:
         for topic in program.unordered:
-            for told in (ours, run):
-                told["outputs"].get(topic, []).sort(key=json.dumps)
+            one["outputs"].get(topic, []).sort(key=json.dumps)
         for topic in program.by_key:
-            for told in (ours, run):
-                told["outputs"].get(topic, []).sort(key=lambda result: str(result[0]))
+            one["outputs"].get(topic, []).sort(key=lambda result: str(result[0]))
+
+
+def _compare(
+    program: Program, topology: Topology, scripts: list[list[Records]], ask: Any, report: Report
+) -> None:
+    report.book.add(program)
+    both = told_by_both(program, topology, scripts, ask)
+    for cut, (ours, theirs) in zip(scripts, both, strict=True):
         report.cases += 1
-        if ours == run:
+        if ours == theirs:
             report.equal += 1
         else:
-            report.differing.append(_told(program, cut, ours, run))
+            report.differing.append(_told(program, cut, ours, theirs))
 
 
 def _leave_out(program: Program, *told: dict[str, Any]) -> None:
@@ -140,7 +157,7 @@ def _forget_headers(program: Program, *told: dict[str, Any]) -> None:
                     result[3] = []
 
 
-def _times(records: Records) -> list[int]:
+def times_asked(records: Records) -> list[int]:
     """At which a versioned store is looked up behind a script."""
     latest = max(record[3] for record in records)
     return list(range(max(0, latest - 70), latest + 8, 7))
@@ -171,7 +188,7 @@ def _run(driver: TopologyTestDriver, program: Program, cut: list[Records]) -> di
         ]
         for name in program.stores
     }
-    times = _times([record for records in cut for record in records])
+    times = times_asked([record for records in cut for record in records])
     for name in program.versioned:
         store = driver.get_versioned_store(name)
         asked = [(key, time, store.get_as_of(key, time)) for key in LETTERS for time in times]
@@ -231,7 +248,7 @@ def _told(program: Program, cut: list[Records], ours: Any, theirs: Any) -> str:
 
 
 @contextmanager
-def _kafka_streams() -> Iterator[Any]:
+def kafka_streams() -> Iterator[Any]:
     """Asks Kafka Streams, in a process of its own, what it makes of a program and its scripts;
     what is returned waits for the answer."""
     with tempfile.TemporaryDirectory(prefix="everflow-oracle-") as folder:

@@ -49,7 +49,7 @@ final class OracleProcessors {
             case "timed" -> Stores.timestampedKeyValueStoreBuilder(Stores.persistentTimestampedKeyValueStore(name), Serdes.String(), Serdes.String());
             case "windows" -> Stores.windowStoreBuilder(Stores.persistentWindowStore(name, RETENTION, Duration.ofMillis(1), false), Serdes.String(), Serdes.String());
             case "sessions" -> Stores.sessionStoreBuilder(Stores.persistentSessionStore(name, RETENTION), Serdes.String(), Serdes.String());
-            default -> Stores.versionedKeyValueStoreBuilder(Stores.persistentVersionedKeyValueStore(name, HISTORY), Serdes.String(), Serdes.String());
+            default -> Stores.versionedKeyValueStoreBuilder(new OracleVersions(name, HISTORY), Serdes.String(), Serdes.String());
         };
     }
 

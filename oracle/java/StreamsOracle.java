@@ -297,7 +297,11 @@ public final class StreamsOracle {
 
         private static Materialized<String, String, KeyValueStore<Bytes, byte[]>> kept(final JsonNode node) {
             final String store = node.get("store").asText();
-            return node.has("history") ? Materialized.as(Stores.persistentVersionedKeyValueStore(store, ms(node, "history"))) : Materialized.as(store);
+            if (!node.has("history")) {
+                return Materialized.as(store);
+            }
+            final Duration history = ms(node, "history");
+            return Materialized.as(node.has("as_it_is") ? Stores.persistentVersionedKeyValueStore(store, history) : new OracleVersions(store, history));
         }
 
         private void filter(final String id, final JsonNode node) {

@@ -1,0 +1,130 @@
+"""Cases that the oracle is not left to draw: scenarios, and where the original is at fault."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from pyspark.sql import SparkSession
+
+from everflow import serdes
+from everflow.state.lmdb_store import LmdbStore
+from everflow.state.versions import VersionsView, record_as_of
+from everflow.testing import TopologyTestDriver
+from oracle.cuts import Records, batches
+from oracle.processors import TEXT
+from oracle.programs import KEYS, Program, built, script
+from oracle.streams import kafka_streams, times_asked, told_by_both
+
+pytestmark = pytest.mark.spark
+
+RAW = serdes.bytes_()
+Told = Callable[[Program, list[list[Records]]], list[Any]]
+
+
+@pytest.fixture(scope="module")
+def told(spark: SparkSession) -> Iterator[Told]:
+    """What both make of a program's scripts."""
+    with kafka_streams() as ask:
+        yield lambda program, cuts: told_by_both(program, built(program), cuts, ask)
+
+
+def _versions(history: int, **more: Any) -> Program:
+    table = {"op": "table", "id": "n0", "topic": "in0", "store": "versions", "history": history}
+    nodes = [
+        {**table, **more},
+        {"op": "to_stream", "id": "n1", "in": "n0"},
+        {"op": "sink", "id": "n2", "in": "n1", "topic": "out0"},
+    ]
+    return Program(nodes, inputs=["in0"], outputs=["out0"], versioned=["versions"])
+
+
+def _one_by_one(*records: tuple[str | None, int]) -> list[Records]:
+    return [[["in0", "a", value, time, []]] for value, time in records]
+
+
+def test_a_deletion_at_the_time_of_the_latest_version_is_a_version(told: Told) -> None:
+    """Kafka Streams forgets it, where the key has no version before: what is older and comes later
+    is the latest. The oracle's Java program gives its stores each deletion twice, which mends it;
+    the first half of the test is what the original does by itself."""
+    cut = _one_by_one(("x", 100), (None, 100), ("y", 96))
+    [(ours, theirs)] = told(_versions(5, as_it_is=True), [cut])
+    assert ours["stores"]["versions"] == []
+    assert {value for _, _, value, _ in theirs["stores"]["versions"]} == {"y"}
+    [(ours, theirs)] = told(_versions(5), [cut])
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("kind", ["inner", "outer"])
+def test_scenario_16_streams_of_different_pace_in_one_batch(kind: str, told: Told) -> None:
+    """A minute of one stream and an hour of the other, 1,000 records each, in one batch: stream
+    time does not run ahead with the second."""
+    join = {"op": "join", "id": "n2", "left": "n0", "right": "n1", "kind": kind, "store": "joined"}
+    program = Program(
+        [
+            {"op": "stream", "id": "n0", "topic": "in0"},
+            {"op": "stream", "id": "n1", "topic": "in1"},
+            {**join, "windows": {"before": 4_000, "after": 4_000, "grace": 1_000}},
+            {"op": "sink", "id": "n3", "in": "n2", "topic": "out0"},
+        ],
+        inputs=["in0", "in1"],
+        outputs=["out0"],
+        unordered=["out0"] if kind == "outer" else [],
+    )
+    pace = {"in0": 60, "in1": 3_600}
+    records = [
+        [topic, KEYS[at % 2], f"{topic}-{at}", 10_000 + at * step, []]
+        for topic, step in pace.items()
+        for at in range(1_000)
+    ]
+    end = [["in0", "z", "last", 10**7, []]], [["in1", "z", "last", 10**7, []]]
+    # The order in which a task takes them: of both topics the earlier record.
+    in_order = sorted(records, key=lambda record: (record[3], record[0]))
+    [(ours, theirs)] = told(program, [[in_order, *end]])
+    assert ours == theirs
+    met = {value.split("&")[0] for _, value, _, _ in ours["outputs"]["out0"]}
+    assert met >= {f"in0-{at}" for at in range(1_000)}
+
+
+@pytest.mark.parametrize("history", [5, 40])
+def test_scenario_28_a_restored_versioned_store_has_its_history(
+    history: int, told: Told, tmp_path: Path
+) -> None:
+    """Versions that a changelog gave back, in chunks with several of one key, are those that Kafka
+    Streams had."""
+    drawn, program = random.Random(28), _versions(history)
+    topology = built(program)
+    cuts = [batches(script(program, drawn, 60), drawn, topology) for _ in range(8)]
+    for at, (cut, (_, theirs)) in enumerate(zip(cuts, told(program, cuts), strict=True)):
+        changelog, size = _changelog(program, cut), drawn.randint(8, 60)
+        store = LmdbStore.open(
+            tmp_path / str(at), kind="versioned", retention_ms=history, map_bytes=1 << 22
+        )
+        store.claim("i")
+        for start in range(0, len(changelog), size):
+            chunk = changelog[start : start + size]
+            times = np.array([one.timestamp for one in chunk], np.int64)
+            keys, values = [one.key for one in chunk], [one.value for one in chunk]
+            store.load_chunk(keys, values, times, start + len(chunk))
+        with store.snapshot() as snapshot:
+            view = cast(VersionsView, snapshot)
+            found = [
+                [key, time, kept.value, kept.timestamp]
+                for key in KEYS
+                for time in times_asked([record for batch in cut for record in batch])
+                if (kept := record_as_of(view, key.encode(), time, history, bytes.decode))
+            ]
+        store.close()
+        assert found == theirs["stores"]["versions"]
+
+
+def _changelog(program: Program, cut: list[Records]) -> Any:
+    with TopologyTestDriver(built(program), application_id="app") as driver:
+        given = driver.create_input_topic("in0", TEXT, TEXT)
+        for records in cut:
+            driver.pipe_batch({given: [(key, value, time) for _, key, value, time, _ in records]})
+        return list(driver.create_output_topic("app-versions-changelog", RAW, RAW).read_records())
