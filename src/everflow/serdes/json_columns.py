@@ -32,7 +32,8 @@ _ODD = (
 _CHUNK_ROWS, _CHUNK_BYTES = 16_384, 2_000_000
 """What is read at once: many rows cost no less each, and memory."""
 _FEW = 2000
-"""A call of Arrow's parser costs as much as so many rows one by one."""
+"""A call of Arrow's parser costs as much as so many small rows one by one. Large ones are read a
+few at a time in any case: as objects they take six times their bytes and more."""
 _MOST_ODD = 0.5
 _MOST_LEVELS = 500
 """Fewer than orjson takes. A row that is shorter, or has fewer brackets, has no more levels."""
@@ -40,7 +41,7 @@ _MOST_LEVELS = 500
 
 def read(data: pa.Array, type_: pa.DataType) -> tuple[pa.Array, Faults]:
     """What `read_rows` gives for the rows of ``data`` (``pa.binary()``), in a part of the time."""
-    if len(data) < _FEW:
+    if len(data) < _FEW and data.nbytes <= _CHUNK_BYTES:
         return read_rows(data.to_pylist(), type_)
     in_columns = pa.types.is_struct(type_) and _readable(type_)
     size = max(1, min(_CHUNK_ROWS, _CHUNK_BYTES * len(data) // max(1, data.nbytes)))

@@ -26,6 +26,9 @@ _Texts = Callable[[pa.Array], pa.Array]
 _UNFIT = (pa.ArrowException, TypeError, ValueError, OverflowError)
 _FEW = 400
 """So many rows cost as much in columns as one by one."""
+_COLUMN_BYTES, _OBJECT_BYTES = 4_000_000, 1_000_000
+"""What is written at once of large values, in columns and by value: as objects they take up to
+sixteen times as much."""
 _ESCAPED = r'["\\\x00-\x1f]'
 _QUOTE, _NOTHING = pa.scalar('"'), pa.scalar("")
 _TIMES = (pa.timestamp("us", "UTC"), pa.timestamp("us"), pa.date32())
@@ -63,18 +66,22 @@ def write_columns(values: pa.Array) -> pa.Array:
     """As `write`, in columns. Raises one of `_UNFIT` where `write_rows` must be asked."""
     values.validate(full=True)  # a string may hold bytes that are no text
     texts = _texts(values.type)
-    return _in_chunks(values, 16_384, lambda some: texts(some).cast(pa.binary()))
+    return _in_chunks(values, 16_384, _COLUMN_BYTES, lambda some: texts(some).cast(pa.binary()))
 
 
 def _by_value(values: pa.Array) -> pa.Array:
     written = _row_writer(values.type)
     # of 2,048 values at once each takes three times as long: their memory is no more at hand
     return _in_chunks(
-        values, 1024, lambda some: pa.array(list(map(written, some.to_pylist())), pa.binary())
+        values,
+        1024,
+        _OBJECT_BYTES,
+        lambda some: pa.array(list(map(written, some.to_pylist())), pa.binary()),
     )
 
 
-def _in_chunks(values: pa.Array, size: int, texts: _Texts) -> pa.Array:
+def _in_chunks(values: pa.Array, size: int, most_bytes: int, texts: _Texts) -> pa.Array:
+    size = max(1, min(size, most_bytes * len(values) // max(1, values.nbytes)))
     if len(values) <= size:
         return texts(values)
     starts = range(0, len(values), size)
