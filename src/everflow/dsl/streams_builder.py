@@ -24,7 +24,7 @@ from everflow.dsl.ktable import KTable
 from everflow.dsl.lookups.global_tables import GlobalKTable
 from everflow.dsl.lookups.loaded_tables import Frame, Key, loaded_table
 from everflow.dsl.options.materialized import Materialized
-from everflow.dsl.topics.record_time import time_of
+from everflow.dsl.topics.record_time import idle_ms_of, time_of
 from everflow.dsl.topics.resets import reset_of
 from everflow.errors import TopologyError
 from everflow.foreign_names import Telling
@@ -44,7 +44,7 @@ FACES = Faces(KStream, KGroupedStream, KTable, BranchedKStream, KGroupedTable)
 Timestamp = TimestampExtractor | type[TimestampExtractor] | Expression
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Keywords:
     """How a topic is read, as the user said it."""
 
@@ -52,6 +52,7 @@ class _Keywords:
     value: object | None
     offset_reset: object | None
     timestamp: object | None
+    idle_advance: Duration | None
     pattern: re.Pattern[str] | None = None
 
 
@@ -83,6 +84,7 @@ class StreamsBuilder(Telling):
         name: str | None = None,
         offset_reset: str | timedelta | None = None,
         timestamp: Timestamp | None = None,
+        idle_advance: Duration | None = None,
     ) -> KStream:
         """The records of one or several topics, or of those whose whole names match a pattern,
         ``re.compile("orders-.*")``: the ones that are there when an instance starts (and are not
@@ -97,10 +99,22 @@ class StreamsBuilder(Telling):
         timestamp), or a function of (value), (key, value), (key, value, record) or (key, value,
         record, partition_time) that gives ms; left out, as ``default.timestamp.extractor`` says. A
         record that gets a negative time is dropped and counted.
+
+        ``idle_advance``: how long a partition is silent before its time goes on by the wall clock,
+        so that windows close without a record, ``"30 seconds"``; left out, it stands still. Records
+        that come later and are older than that are late; what it was moved to is kept with the
+        committed offsets.
         """
         where = user_line()
         pattern = topics if isinstance(topics, re.Pattern) else None
-        given = _Keywords(key, value, offset_reset, timestamp, pattern)
+        given = _Keywords(
+            key=key,
+            value=value,
+            offset_reset=offset_reset,
+            timestamp=timestamp,
+            idle_advance=idle_advance,
+            pattern=pattern,
+        )
         node, edge = self._source("stream", _topics(topics, where), given, name, where)
         return KStream(self.graph, node, edge)
 
@@ -116,6 +130,7 @@ class StreamsBuilder(Telling):
         name: str | None = None,
         offset_reset: str | timedelta | None = None,
         timestamp: Timestamp | None = None,
+        idle_advance: Duration | None = None,
     ) -> KTable:
         """A topic read as a changelog and kept in ``store`` (with a changelog topic of its own):
         the last value of each key.
@@ -124,7 +139,7 @@ class StreamsBuilder(Telling):
         history="1 hour")`` makes it a versioned table (KIP-889): it also keeps what the values
         were, for so long behind stream time. A stream that is joined to it sees it as of each
         record's time; an update that is older than the history is ignored, and counted.
-        ``timestamp`` as in `stream`.
+        ``timestamp`` and ``idle_advance`` as in `stream`.
         ``ttl``: how long (stream time) an entry stays behind its record; then it is deleted, and
         the table gets a tombstone; older updates are ignored. Headers stay.
         """
@@ -138,7 +153,13 @@ class StreamsBuilder(Telling):
         source_name = None if name is None else f"{name}-source"
         if name is not None:
             self.graph.burn(1)  # the original burns the source's number where the table has a name
-        given = _Keywords(key, value, offset_reset, timestamp)
+        given = _Keywords(
+            key=key,
+            value=value,
+            offset_reset=offset_reset,
+            timestamp=timestamp,
+            idle_advance=idle_advance,
+        )
         source, edge = self._source("table", (topic,), given, source_name, where)
         stores, operator = table_stores(self.graph, store, edge, "table", where, ttl)
         node_name = self.graph.node_name(name, "KTABLE-SOURCE-", where)
@@ -260,7 +281,12 @@ class StreamsBuilder(Telling):
             topics,
             key_serde,
             value_serde,
-            reading=Reading(offset_reset=reset, timestamp=timestamp, pattern=given.pattern),
+            reading=Reading(
+                offset_reset=reset,
+                timestamp=timestamp,
+                pattern=given.pattern,
+                idle_ms=idle_ms_of(given.idle_advance, operator, where),
+            ),
         )
         return self.graph.add(node), edge
 

@@ -165,6 +165,27 @@ class SuppressSpec:
                 changes[partition] = [made]
         return TasksResult(self._shown(batch, given), changes, after, {})
 
+    def advance_tasks(
+        self,
+        ticks: EdgeBatch,
+        sides: Sequence[EdgeBatch],
+        stores: Stores,
+        stream_times: Mapping[int, int],
+    ) -> TasksResult:
+        """See `TimedOperator`."""
+        given, changes = list[_Given](), dict[int, list[StoreChanges]]()
+        for row, partition in enumerate(ticks.partition.tolist()):
+            buffer = _Buffer(
+                spec=self,
+                view=stores[partition][self.store],
+                stream_time=int(ticks.timestamp[row]),
+            )
+            given += buffer.passed(row)
+            made = buffer.changes()
+            if len(made):
+                changes[partition] = [made]
+        return TasksResult(self._shown(ticks, given), changes, {}, {})
+
     def _shown(self, batch: EdgeBatch, given: list[_Given]) -> EdgeBatch:
         given.sort(key=lambda one: one.by)  # stable: one record's are in order already
         stored = [one for one in given if one.entry.row < 0]
@@ -250,8 +271,7 @@ class _Buffer:
             known, by = self.held.get((place, update.key)), update.entry.row
             count = 1 if known is None else known.updates + 1
             self._hold(place, update.key, update.entry._replace(updates=count))
-            while self.queue and self.queue[0][0] <= self.stream_time - self.spec.held_ms:
-                yield from self._oldest_out(by)
+            yield from self._due(by)
             early = self.spec.early
             if early is not None and count == early.records:
                 yield from self._out(place, update.key, by)
@@ -259,6 +279,15 @@ class _Buffer:
                 if self.spec.bounds.stops:
                     raise self._full()
                 yield from self._oldest_out(by)
+
+    def passed(self, by: int) -> Iterator[_Given]:
+        """What comes out with stream time alone."""
+        self._load([])
+        yield from self._due(by)
+
+    def _due(self, by: int) -> Iterator[_Given]:
+        while self.queue and self.queue[0][0] <= self.stream_time - self.spec.held_ms:
+            yield from self._oldest_out(by)
 
     def changes(self) -> StoreChanges:
         """Of the store: what is not held any more, then what came in."""

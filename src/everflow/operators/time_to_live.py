@@ -116,6 +116,29 @@ class TimeToLiveSpec:
             parts.append(self._together(inner, batch, quiet, stores, before))
         return _one(parts)
 
+    def advance_tasks(
+        self,
+        ticks: EdgeBatch,
+        sides: Sequence[EdgeBatch],
+        stores: Stores,
+        stream_times: Mapping[int, int],
+    ) -> TasksResult:
+        """See `TimedOperator`: entries end."""
+        parts = [
+            _Task(
+                spec=self,
+                inner=self.inner,
+                batch=ticks,
+                rows=np.array([row], np.int64),
+                counted=np.ones(1, bool),
+                partition=partition,
+                views=stores[partition],
+                stream_time=stream_times[partition],
+            ).passed()
+            for row, partition in enumerate(ticks.partition.tolist())
+        ]
+        return _one(parts)
+
     def _together(
         self,
         inner: AggregateSpec | PythonAggregateSpec | TableSpec,
@@ -181,6 +204,14 @@ class _Task:
             return False
         return next(self._due(last), None) is None
 
+    def passed(self) -> TasksResult:
+        """What ends with stream time alone, which its only row says."""
+        row = int(self.rows[0])
+        now = int(self.batch.timestamp[row])
+        stored, due = self._load_due(now, set())
+        self._end(row, now)
+        return self._result(due, now, stored)
+
     def run(self) -> TasksResult:
         """All records, one by one where it matters."""
         batch, rows, ttl_ms = self.batch, self.rows, self.spec.ttl_ms
@@ -195,11 +226,7 @@ class _Task:
         written = written_bytes(
             self.spec.key_serde, batch.key.take(pa.array(rows)), self.spec.store, batch, rows
         ).to_pylist()
-        due = [key for key, _ in self._due(after)]
-        self.ends = [(_end_of(key), key[_TIME.size :]) for key in due]
-        heapify(self.ends)
-        self._load({key for key in written if key is not None} | {key for _, key in self.ends})
-        stored = set(self.times)
+        stored, due = self._load_due(after, {key for key in written if key is not None})
         columns = (
             rows.tolist(),
             self.counted.tolist(),
@@ -218,6 +245,15 @@ class _Task:
             self.part.append(row)
         self._flush()
         return self._result(due, after, stored)
+
+    def _load_due(self, now: int, keys: set[bytes]) -> tuple[set[bytes], list[bytes]]:
+        """What is stored of these keys, and of the entries that are to be looked at until ``now``;
+        and the index keys of those."""
+        due = [key for key, _ in self._due(now)]
+        self.ends = [(_end_of(key), key[_TIME.size :]) for key in due]
+        heapify(self.ends)
+        self._load(keys | {key for _, key in self.ends})
+        return set(self.times), due
 
     def _due(self, now: int) -> Iterator[tuple[bytes, bytes]]:
         return self.views[self.spec.index].range(None, _indexed(now + 1, b""))

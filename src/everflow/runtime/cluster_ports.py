@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any, cast
@@ -59,10 +59,12 @@ from everflow.runtime.wiring import (
 )
 from everflow.state.lmdb_store import LmdbStore
 from everflow.threads import Running, on_thread
-from everflow.topology.patterns import matched, pattern_sources
+from everflow.topology.sources.patterns import matched, pattern_sources
 
 TICK_S = 0.1
 FENCE_S = 5.0
+CONSUMED_S = 1.0
+"""How long a stream thread waits to learn how far the group is."""
 WATCH_REQUEST_S = 5.0
 
 
@@ -302,6 +304,7 @@ class ClusterPorts:
             keep_alive_ms=min([config.keep_alive_ms, *clocks.values()]),
             clocked=frozenset(clocks),
             max_task_idle_ms=config.max_task_idle_ms,
+            idle=self._ground.blueprint.plan.idle,
             functions=self._ground.blueprint.plan.functions,
             may_continue=config.handlers().may_continue,
         )
@@ -385,6 +388,18 @@ class ClusterPorts:
     def kill_workers(self, number: int, pids: Sequence[int]) -> None:
         """SIGKILL."""
         kill_and_wait(pids, self._ground.clock)
+
+    def consumed(self, topics: Collection[str]) -> bool:
+        """Whether the group has consumed all that is in the topics; False where nobody knows."""
+        ground = self._ground
+        partitions = ground.blueprint.partitions
+        asked = [TopicPartition(topic, p) for topic in topics for p in range(partitions[topic])]
+        try:
+            ends = ground.admin.end_offsets(asked, ground.isolation)
+            done = ground.admin.committed(ground.config.application_id, asked, CONSUMED_S)
+        except EverflowError:
+            return False
+        return all(end == 0 or (tp in done and done[tp].offset >= end) for tp, end in ends.items())
 
     def fence(self, own: bool) -> None:
         """By a producer with the same transactional id."""

@@ -120,6 +120,10 @@ class InstancePorts(Protocol):
     def kill_workers(self, number: int, pids: Sequence[int]) -> None:
         """End these processes of a stream thread; returns when they are gone."""
 
+    def consumed(self, topics: Collection[str]) -> bool:
+        """Whether the application has consumed all that is in the topics; False where nobody
+        knows."""
+
     def is_worker(self, pid: int) -> bool: ...
     def fence(self, own: bool) -> None:
         """Abort what this process's transactional ids have left open; ``own`` False: what those of
@@ -278,6 +282,7 @@ class Instance:
             on_warm=lambda: self.loop.post(self._look_at_tasks),
             paused=lambda: self.pause.paused or not self.global_tables.filled,
             global_tasks=self.global_tables.contexts,
+            consumed=self.ports.consumed,
             uncaught=lambda *failed: self.uncaught.rest_ms(*failed),
             spawn=self.ports.spawn,
         )

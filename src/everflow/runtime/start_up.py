@@ -26,10 +26,10 @@ from everflow.state.task_directory import StateDirectory
 from everflow.topology.fingerprint import fingerprint
 from everflow.topology.graph import SourceNode
 from everflow.topology.offset_metadata import require_room, room_for_layouts
-from everflow.topology.patterns import pattern_sources, with_topics
 from everflow.topology.physical_plan import PhysicalPlan
 from everflow.topology.plan import emitting_every_update, plan, with_default_extractor
 from everflow.topology.program import Topology
+from everflow.topology.sources.patterns import pattern_sources, with_topics
 from everflow.topology.store_layouts import from_json, layouts_to_keep, require_readable, to_text
 from everflow.topology.subtopologies import InternalTopics, SubTopologies, cut, internal_topics
 from everflow.topology.timestamps import extractor_named

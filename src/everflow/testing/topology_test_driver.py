@@ -39,6 +39,7 @@ from everflow.runtime.thread.failure_text import ending
 from everflow.runtime.thread.packing import packed
 from everflow.runtime.thread.road import job_segments, resident_road
 from everflow.runtime.thread.table_printer import tables
+from everflow.runtime.topics.silence import Moves
 from everflow.runtime.worker.column_client import ColumnClient
 from everflow.runtime.worker.dead_letters import letter_headers, take_letters
 from everflow.runtime.worker.isolation import Isolated, trial_of
@@ -52,15 +53,16 @@ from everflow.serdes import Serde
 from everflow.spark.column_service import NotComputableError
 from everflow.spark.job_columns import JobColumns
 from everflow.state.store import InMemoryStore, StoreSpec, memory_store
+from everflow.testing.driver_silence import DriverSilence
 from everflow.testing.driver_tables import DriverTables, log_columns
 from everflow.testing.store_views import KeyValueView, SessionView, VersionedView, WindowView
 from everflow.testing.topics import InputTopic, OutputTopic, RawRecord
 from everflow.topology.graph import SinkNode
 from everflow.topology.hops import HopInput
-from everflow.topology.patterns import pattern_sources, with_topics
 from everflow.topology.physical_plan import PhysicalPlan, Source
 from everflow.topology.plan import emitting_every_update, plan, with_default_extractor
 from everflow.topology.program import Topology, checked_topology
+from everflow.topology.sources.patterns import pattern_sources, with_topics
 from everflow.topology.subtopologies import cut
 from everflow.topology.timestamps import TimestampExtractor
 from everflow.waits import waiting
@@ -131,6 +133,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
             handlers,
             self._outputs.add,
         )
+        self._silence = DriverSilence(self._plan, self._stream_times)
         self._inputs: list[InputTopic] = []
         self._sink = _MemorySink()
         self._decoder = LogDecoder.of(self._plan, handlers)
@@ -185,6 +188,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
     def _forget(self) -> None:
         self._stores.update((name, memory_store(spec)) for name, spec in self._kept.items())
         self._stream_times.clear()
+        self._silence.forget()
         self._offsets.update(dict.fromkeys(self._offsets, 0))
         self._tables.rewind()
         self._outputs.clear()
@@ -270,11 +274,16 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
 
     def advance_wall_clock_time(self, by: timedelta | int) -> None:
         """Move the wall clock (ms or timedelta), load the global tables of DataFrames that are due,
-        and call what processors have it call; stream time only moves with records."""
+        and call what processors have it call; stream time only moves with records, and where a
+        source has an ``idle_advance``."""
         self._wall_clock_ms += int(by.total_seconds() * 1000) if isinstance(by, timedelta) else by
         self._tables.load(self._wall_clock_ms)
         if self._plan.wall_clocks:
             self._pipe([])
+        for subtopology in self._silence.subtopologies:
+            moves = self._silence.moves(subtopology, self._wall_clock_ms)
+            if moves:
+                self._pipe([], moves)
 
     @property
     def wall_clock_ms(self) -> int:
@@ -306,23 +315,28 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
             [record for topic, listed in records.items() for record in topic.written(listed)]
         )
 
-    def _pipe(self, records: Sequence[RawRecord]) -> None:
+    def _pipe(self, records: Sequence[RawRecord], moves: Moves | None = None) -> None:
         """Run ``records`` as one micro-batch, then whatever they put into repartition topics. Those
-        of global tables' topics are in the tables before."""
+        of global tables' topics are in the tables before. ``moves``: to what the first one moves
+        the times of silent sources."""
         self._require_open()
         pending = [self._tables.filled(records)]
+        moves = moves or {}
         while pending:
-            looped = self._micro_batch(pending.pop(0))
+            taken = pending.pop(0)
+            looped = self._micro_batch(taken, moves)
+            self._silence.read({one.topic for one in taken}, moves, self._wall_clock_ms)
+            moves = {}
             if looped:
                 pending.append(looped)
 
-    def _micro_batch(self, records: Sequence[RawRecord]) -> list[RawRecord]:
+    def _micro_batch(self, records: Sequence[RawRecord], moves: Moves) -> list[RawRecord]:
         rows, ends = [], dict(self._offsets)
         for record in records:
             offset = ends[record.topic]
             rows.append((record, offset))
             ends[record.topic] = offset + 1
-        self._request = self._new_request(ends)
+        self._request = self._new_request(ends, moves)
         result = self._step_result(rows)
         self._offsets = ends
         for task, times in result.stream_times.items():
@@ -341,7 +355,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         tables.flush()
         return self._deliver(result)
 
-    def _new_request(self, ends: Mapping[str, int]) -> BatchRequest:
+    def _new_request(self, ends: Mapping[str, int], moves: Moves) -> BatchRequest:
         tasks = [
             TaskId(sub, 0) for sub in sorted({source.subtopology for source in self._plan.sources})
         ]
@@ -363,6 +377,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
             ],
             application_id=self._plan.application_id,
             global_tasks=self._tables.contexts(),
+            idle=moves,
         )
 
     def _current(self) -> BatchRequest:

@@ -111,12 +111,16 @@ class Reading:
         offset_reset: None: ``auto.offset.reset`` says it.
         timestamp: where the records' time comes from; None: ``default.timestamp.extractor`` says
             it. Those of a repartition topic have the time with which they were written.
-        pattern: which topics are read (`everflow.topology.patterns`); None: those that are named.
+        pattern: which topics are read (`everflow.topology.sources.patterns`); None: those that
+            are named.
+        idle_ms: how long a partition is silent before its time goes on by the wall clock (note
+            025); None: it never does.
     """
 
     offset_reset: str | None = None
     timestamp: TimestampExtractor | ColumnExpr | None = None
     pattern: re.Pattern[str] | None = None
+    idle_ms: int | None = None
 
 
 @dataclass(frozen=True)
@@ -141,8 +145,13 @@ class SourceNode(Node):
         found = self.extractor
         if not isinstance(found, TimestampExtractor) or not found.remembers:
             return {}
+        return self.names_of_topics()
+
+    def names_of_topics(self, what: str = "") -> dict[str, str]:
+        """A name for something that is kept of each topic beside the committed offsets."""
         alone = len(self.topics) == 1 and self.reading.pattern is None
-        return {topic: self.name if alone else f"{self.name}/{topic}" for topic in self.topics}
+        names = {topic: self.name if alone else f"{self.name}/{topic}" for topic in self.topics}
+        return {topic: f"{name}{what}" for topic, name in names.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,6 +275,24 @@ class StatefulOperator(Protocol):
 
 
 @runtime_checkable
+class TimedOperator(Protocol):
+    """An operator that gives results, or ends entries, when stream time moves on: one that can be
+    told so without a record (note 025)."""
+
+    def advance_tasks(
+        self,
+        ticks: EdgeBatch,
+        sides: Sequence[EdgeBatch],
+        stores: Mapping[int, Mapping[str, StoreView]],
+        stream_times: Mapping[int, int],
+    ) -> TasksResult:
+        """What becomes of tasks whose stream time reaches that of their row in ``ticks``, which
+        lies behind all records and is none: its key and value are null. ``sides``: the batch's
+        records, which the operator has had; ``stores`` show what became of them, those of other
+        tables as before the batch; ``stream_times``: after them."""
+
+
+@runtime_checkable
 class LookupOperator(Protocol):
     """What a `StatefulNode` runs that looks records up in global tables (note 026), which are whole
     on every instance: one input, no store of its own. Frozen, travels by pickle."""
@@ -381,7 +408,8 @@ class SharingProcessor:
     stores and times in each task.
 
     ``clocks``: when each of ``wall_clocks`` was last due in each task, -1 = never. ``links``: who
-    hands it records while they run.
+    hands it records while they run. ``idle``: to what stream time is moved behind the records, in
+    tasks whose sources are silent.
     """
 
     name: str
@@ -392,6 +420,7 @@ class SharingProcessor:
     stream_times: Mapping[int, int]
     clocks: Mapping[int, Mapping[str, int]]
     links: tuple[Link, ...] = ()
+    idle: Mapping[int, int] = field(default_factory=dict)
 
 
 @runtime_checkable

@@ -33,6 +33,7 @@ from everflow.topology.graph import (
     WaitingOperator,
     clocks_of,
 )
+from everflow.topology.sources.idle_sources import IdleSource
 from everflow.topology.timestamps import TimestampExtractor
 
 DEAD_LETTER_SLOT = 0
@@ -73,6 +74,8 @@ class Source:
     own_times: bool = True
     """Whether its records keep the times that they have in Kafka: a negative one stops the
     application."""
+    idle: IdleSource | None = None
+    """How its silence moves stream time; None: not at all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,6 +230,8 @@ class StatefulOp:
     reaches them; empty: none does."""
     links: tuple[Link, ...] = ()
     """Those of them that hand it records directly."""
+    idle: tuple[str, ...] = ()
+    """The sources whose silence moves its stream time, by the names under which theirs is kept."""
 
     @property
     def inputs(self) -> tuple[int, ...]:
@@ -393,6 +398,15 @@ class PhysicalPlan:
                 every_ms = op.look_every_ms if isinstance(op, StatefulOp) else None
                 if isinstance(op, StatefulOp) and every_ms is not None:
                     found[op.subtopology] = min(every_ms, found.get(op.subtopology, every_ms))
+        return found
+
+    @property
+    def idle(self) -> Mapping[int, Mapping[str, IdleSource]]:
+        """Inputs whose silence moves stream time, by sub-topology and topic."""
+        found: dict[int, dict[str, IdleSource]] = {}
+        for source in self.sources:
+            if source.idle is not None:
+                found.setdefault(source.subtopology, {})[source.topic] = source.idle
         return found
 
     def value_decoder(self, store: str) -> Callable[[bytes], Any]:

@@ -67,6 +67,7 @@ from everflow.topology.physical_plan import (
     in_turn,
 )
 from everflow.topology.shared_stores import together, ways_to
+from everflow.topology.sources.idle_sources import idle_sources, sources_of
 from everflow.topology.timestamps import TimeFunction, TimestampExtractor
 
 _Graph = TypeVar("_Graph", bound=Graph)
@@ -152,6 +153,7 @@ class _Planner:
         self._app = app
         self._floor = floor
         self._together = together(topology)
+        self._idle = idle_sources(topology, app)
         self._slots: list[Slot] = []
         self._slot("dead-letters", DEAD_LETTER_TYPE, DECODING, in_step=True)
         self._outputs: dict[str, tuple[int, ...]] = {}
@@ -252,6 +254,7 @@ class _Planner:
                     merged=False,
                     slot=slot,
                     own_times=node.extractor is None,
+                    idle=self._idle.get(node.name, {}).get(topic),
                 )
             )
             yield slot if node.extractor is None else self._place_times(node, topic, slot)
@@ -345,9 +348,16 @@ class _Planner:
                 where=node.where,
                 together=group,
                 links=links,
+                idle=self._idle_names(node),
             )
         self.step_ops.append((op, level))
         yield out
+
+    def _idle_names(self, node: Node) -> tuple[str, ...]:
+        if not self._idle:
+            return ()
+        found = (self._idle.get(source.name, {}) for source in sources_of(self._topology, node))
+        return tuple(one.kept for topics in found for one in topics.values())
 
     def _place_print(self, node: PrintNode) -> None:
         inputs = self._inputs(node)

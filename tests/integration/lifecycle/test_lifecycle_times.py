@@ -160,6 +160,44 @@ def test_a_task_waits_for_the_late_input_and_then_goes_on_without_it(
     assert [record.timestamp for record in cluster.read(out)] == [10, 15, 20, 25, 30]
 
 
+def closing_in_silence(source: str, direct: str, rekeyed: str) -> Topology:
+    """Counts of windows of a second, as they close; behind a repartition topic, too."""
+    builder = StreamsBuilder()
+    stream = builder.stream(source, key=TEXT, value=TEXT, idle_advance="1 second")
+    again = stream.map(lambda key, value: (value, key), returns=("string", "string"))
+    for one, store in ((stream, direct), (again, rekeyed)):
+        windowed = one.group_by_key(name=store).windowed_by(TimeWindows.of_size("1 second"))
+        final = windowed.emit_strategy(EmitStrategy.on_window_close()).count(store=store)
+        final.to_stream().to(store)
+    return builder.build()
+
+
+def test_windows_close_in_silence_and_stay_closed_behind_a_restart(
+    app: Application, cluster: Cluster
+) -> None:
+    source, direct, rekeyed = (cluster.topic(name, 2) for name in ("in", "direct", "rekeyed"))
+    program = closing_in_silence(source, direct, rekeyed)
+    cluster.write(source, [text("a", "x", 1_000), text("b", "y", 1_100), text("a", "x", 1_200)])
+
+    def closed(topic: str) -> list[tuple[bytes | None, bytes | None, int]]:
+        found = [(one.key, one.value, one.timestamp) for one in cluster.read(topic)]
+        return sorted((key and key[:1], value and value[-1:], time) for key, value, time in found)
+
+    wanted = {
+        direct: [(b"a", b"\x02", 1_200), (b"b", b"\x01", 1_100)],
+        rekeyed: [(b"x", b"\x02", 1_200), (b"y", b"\x01", 1_100)],
+    }
+    with app.running(program):
+        for topic, results in wanted.items():
+            wait_until(lambda: closed(topic) == results, 90.0, f"{topic}'s windows")  # noqa: B023
+    shutil.rmtree(app.folder)  # what they were moved to is beside the offsets alone
+    cluster.write(source, [text("a", "x", 1_300), text("b", "y", 1_400)])
+    with app.running(program) as streams:
+        app.until_processed(streams, source, f"{app.id}-{rekeyed}-repartition")
+        assert float(streams.metrics()[DROPPED_RECORDS]) == 4
+    assert {topic: closed(topic) for topic in wanted} == wanted
+
+
 def spread(topic: str, key: str, value: str, partitions: int) -> Any:
     """Of 3 partitions: by the key, the last one, all, none."""
     return [None, partitions - 1, list(range(partitions)), []][int(value)]

@@ -1,4 +1,7 @@
-"""What ``timestamp=`` of a source may be: an extractor, a Column, a Python function."""
+"""What ``timestamp=`` and ``idle_advance=`` of a source may be.
+
+A time is what an extractor, a Column or a Python function says.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,10 @@ from everflow.spark.expressions import analyse
 from everflow.topology.graph import ColumnExpr
 from everflow.topology.timestamps import EXTRACTORS, TimeFunction, TimestampExtractor
 from everflow.topology.types import type_text
+from everflow.windows import Duration, duration_ms
 
 Time = TimestampExtractor | ColumnExpr
+LEAST_IDLE_MS = 1_000
 
 
 def time_of(given: object, edge: Edge, operator: str, where: str | None) -> Time | None:
@@ -33,6 +38,21 @@ def time_of(given: object, edge: Edge, operator: str, where: str | None) -> Time
     if is_column(given, part, where):
         return _column_time(given, edge, part, where)
     return _function_time(given, part, where)
+
+
+def idle_ms_of(given: Duration | None, operator: str, where: str | None) -> int | None:
+    """``idle_advance`` in ms; None stays None. TopologyError for less than a second."""
+    if given is None:
+        return None
+    idle_ms = duration_ms(given)
+    if idle_ms < LEAST_IDLE_MS:
+        raise TopologyError(
+            f"{operator}: idle_advance says how long a partition is silent before its time goes on "
+            f"by the wall clock, and is at least 1 second, as records are that long on their way; "
+            f"found {idle_ms} ms; write for example idle_advance='30 seconds'",
+            where=where,
+        )
+    return idle_ms
 
 
 def _column_time(column: Column, edge: Edge, part: str, where: str | None) -> ColumnExpr:

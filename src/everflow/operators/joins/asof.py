@@ -6,7 +6,7 @@ and grace behind it: a left record that is not later than the grace finds all it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -86,6 +86,28 @@ class AsOfJoin:
             events.after,
             {reason: count for reason, count in dropped.items() if count},
         )
+
+    def advance_tasks(
+        self,
+        ticks: EdgeBatch,
+        sides: Sequence[EdgeBatch],
+        stores: Stores,
+        stream_times: Mapping[int, int],
+    ) -> TasksResult:
+        """See `TimedOperator`: left records are not held back any more."""
+        none = np.empty(0, np.int64)
+        asking, puts = ticks.take(none), sides[1].take(none)
+        events = _Events.of_ticks(ticks, stream_times)
+        if self.held is None:
+            return TasksResult(
+                asking.with_columns(value=joined(asking.value, pa.nulls(0, self.type))), {}, {}, {}
+            )
+        released = self._released(asking, events, stores)
+        keys = written_bytes(self.right.key_serde, puts.key, self.right.name, puts)
+        found = self._found(released, events, puts, keys, none, stores)
+        shown = np.arange(len(found)) if self.kind.keeps_left else np.flatnonzero(valid(found))
+        output = come_out(ticks.take(released.at), released, joined(released.value, found))
+        return TasksResult(output.take(shown), released.changes, {}, {})
 
     def decode_result(self, data: bytes) -> Any:
         """The bytes of its own stores as they are: no table shows them."""
@@ -204,6 +226,23 @@ class _Events:
     keyless: Int64
     of_right: Int64
     dropped: dict[str, int]
+
+    @staticmethod
+    def of_ticks(ticks: EdgeBatch, before: Mapping[int, int]) -> _Events:
+        """No records, but times that the tasks' stream times reach."""
+        none = np.empty(0, np.int64)
+        return _Events(
+            both=ticks.with_columns(value=pa.nulls(len(ticks))),
+            rows=none,
+            running=ticks.timestamp,
+            until=np.array([before[one] for one in ticks.partition.tolist()], np.int64),
+            before=before,
+            after={},
+            asking=none,
+            keyless=none,
+            of_right=none,
+            dropped={},
+        )
 
     @staticmethod
     def of(

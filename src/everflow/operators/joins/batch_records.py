@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -57,6 +57,19 @@ class BatchRecords:
     def live_of(self, left: bool) -> Int64:
         """Places of the live records of a side."""
         return np.flatnonzero(self.live & (self.of_left == left))
+
+    @staticmethod
+    def of_ticks(
+        left: JoinSide,
+        right: JoinSide,
+        ticks: EdgeBatch,
+        nothing: EdgeBatch,
+        before: Mapping[int, int],
+    ) -> BatchRecords:
+        """No records, but times that the tasks' stream times reach; ``nothing``: of the right
+        side."""
+        found = BatchRecords.of(left, right, ticks, nothing, before=before, left_first=True)
+        return replace(found, advancing=found.times == found.stream_times, dropped={})
 
     @staticmethod
     def of(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +11,11 @@ import pyarrow as pa
 
 from everflow.operators.fold import valid
 from everflow.operators.grouping import stream_times as running_times
-from everflow.operators.joins.held_back import HeldBack, TimeMakers, come_out
+from everflow.operators.joins.held_back import HeldBack, Released, TimeMakers, come_out
 from everflow.operators.joins.joined_table import JoinedTable
 from everflow.operators.joins.joined_values import JoinKind, Stores, joined
 from everflow.operators.joins.versions_as_of import Asks, held_as_of
-from everflow.records import EdgeBatch, TasksResult
+from everflow.records import EdgeBatch, Int64, TasksResult
 from everflow.topology.hops import appended
 
 
@@ -53,11 +53,7 @@ class GraceJoin:
             stream_times,
             stores,
         )
-        by = asking.take(released.at)
-        asks = Asks(by.partition, released.keys, released.times, by.seq)
-        held = held_as_of(self.table, asks, right, stores, first=self.table_first)
-        shown = np.arange(len(by)) if self.kind.keeps_left else np.flatnonzero(valid(held.values))
-        output = come_out(by, released, joined(released.value, held.values)).take(shown)
+        output, shown = self._joined(asking.take(released.at), released, right, stores)
         dropped = {"null-value": int(np.count_nonzero(~valued))}
         keyless = np.flatnonzero(valued & ~keyed)
         if self.kind.keeps_left:
@@ -70,6 +66,29 @@ class GraceJoin:
             after,
             {reason: count for reason, count in dropped.items() if count},
         )
+
+    def advance_tasks(
+        self,
+        ticks: EdgeBatch,
+        sides: Sequence[EdgeBatch],
+        stores: Stores,
+        stream_times: Mapping[int, int],
+    ) -> TasksResult:
+        """See `TimedOperator`."""
+        none = np.empty(0, np.int64)
+        clock = TimeMakers(ticks.partition, ticks.timestamp)
+        released = self.held.release(ticks.take(none), none, clock, stream_times, stores)
+        output, _ = self._joined(ticks.take(released.at), released, sides[1], stores)
+        return TasksResult(output, released.changes, {}, {})
+
+    def _joined(
+        self, by: EdgeBatch, released: Released, right: EdgeBatch, stores: Stores
+    ) -> tuple[EdgeBatch, Int64]:
+        """The results of records that come out ``by`` others, and which of them give one."""
+        asks = Asks(by.partition, released.keys, released.times, by.seq)
+        held = held_as_of(self.table, asks, right, stores, first=self.table_first)
+        shown = np.arange(len(by)) if self.kind.keeps_left else np.flatnonzero(valid(held.values))
+        return come_out(by, released, joined(released.value, held.values)).take(shown), shown
 
     def decode_result(self, data: bytes) -> Any:
         """The bytes of its own store as they are: no table shows them."""

@@ -10,7 +10,7 @@ it, ``before + after + grace``, as in Kafka Streams.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,6 +100,25 @@ class StreamStreamJoin:
             waiting = WaitingRecords(self.waiting, {True: self.left, False: self.right})
             waiting.settle(records, met.here, met.stored, stores, results, changes)
         return TasksResult(results.in_order(), changes, records.after, records.dropped)
+
+    def advance_tasks(
+        self,
+        ticks: EdgeBatch,
+        sides: Sequence[EdgeBatch],
+        stores: Stores,
+        stream_times: Mapping[int, int],
+    ) -> TasksResult:
+        """See `TimedOperator`: windows of records close that nothing has met."""
+        nothing = sides[1].take(np.empty(0, np.int64))
+        records = BatchRecords.of_ticks(self.left, self.right, ticks, nothing, stream_times)
+        results = JoinedResults(records, ticks, nothing)
+        results.without_match(records.keyless)
+        changes: dict[int, list[StoreChanges]] = {partition: [] for partition in records.after}
+        if self.waiting is not None:
+            waiting = WaitingRecords(self.waiting, {True: self.left, False: self.right})
+            met = np.zeros(len(records), bool)
+            waiting.settle(records, met, {}, stores, results, changes)
+        return TasksResult(results.in_order(), changes, {}, {})
 
     def decode_result(self, data: bytes) -> Any:
         """See `JoinOperator`."""

@@ -15,7 +15,7 @@ from everflow.operators.joins.joined_table import JoinedTable
 from everflow.operators.joins.joined_values import JoinKind, Stores
 from everflow.operators.joins.stream_global import looked_up
 from everflow.operators.lookups.told_records import ToldRecords
-from everflow.operators.lookups.waiting_room import BEFORE_ALL, TaskEvents, WaitingRoom
+from everflow.operators.lookups.waiting_room import BEFORE_ALL, NO_ROW, TaskEvents, WaitingRoom
 from everflow.operators.user_code import written_bytes
 from everflow.records import EdgeBatch, Int64, TasksResult
 from everflow.state.store import StoreSpec, WholeView
@@ -59,6 +59,43 @@ class _Waiting:
     def decode_result(self, data: bytes) -> Any:
         """The bytes of its own store as they are: no table shows them."""
         return data
+
+    def advance_tasks(
+        self,
+        ticks: EdgeBatch,
+        sides: Sequence[EdgeBatch],
+        stores: Stores,
+        stream_times: Mapping[int, int],
+    ) -> TasksResult:
+        """See `TimedOperator`: who waits by stream time waits no longer."""
+        none = np.empty(0, np.int64)
+        asking = self._asking(sides[0]).take(none)
+        told = ToldRecords(
+            room=self.room,
+            asking=asking,
+            places=none,
+            found=pa.nulls(0, self.table.type),
+            by=asking,
+        )
+        for row, partition in enumerate(ticks.partition.tolist()):
+            at: Int64 = ticks.timestamp[row : row + 1]
+            events = TaskEvents(
+                rows=np.array([NO_ROW]),
+                places=ticks.seq[row : row + 1] * 2,
+                times=at,
+                stream_times=at,
+                misses=(),
+                updates=(),
+                stream_time=int(at[0]),
+            )
+            told.add(partition, self.room.settle(events, stores[partition][self.room.store.name]))
+        output = told.output(none, pa.nulls(0, self.table.type), kept=self.kind.keeps_left)
+        missing = told.dropped(kept=self.kind.keeps_left)
+        return TasksResult(output, told.changes, {}, {"not-found": missing} if missing else {})
+
+    def _asking(self, side: EdgeBatch) -> EdgeBatch:
+        """The stream's records, of what comes in."""
+        return side
 
     def _settled(
         self,
@@ -201,7 +238,7 @@ class GlobalLookupJoin(_Waiting):
         if not stores:
             raise AssertionError("a lookup join is asked for its tasks")
         keys, values = side.value.flatten()
-        asking, without = _valued(side.with_columns(value=values), values)
+        asking, without = _valued(self._asking(side), values)
         keys = keys.filter(pa.array(valid(values)))
         keyed = np.flatnonzero(valid(keys))
         written = written_bytes(spec.key_serde, keys.take(keyed), spec.name, asking, keyed)
@@ -235,6 +272,9 @@ class GlobalLookupJoin(_Waiting):
         seen = {*waited, *done.changes}
         done.clocks.update({partition: {SEEN: whole.mark} for partition in seen})
         return _counted(done, without)
+
+    def _asking(self, side: EdgeBatch) -> EdgeBatch:
+        return side.with_columns(value=side.value.flatten()[1])
 
     def _waited(
         self, stores: Stores, clocks: Mapping[int, Mapping[str, int]], mark: int

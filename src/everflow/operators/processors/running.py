@@ -140,6 +140,14 @@ class Running:
         else:
             self._process(record)
 
+    def passed(self, stream_time: int) -> None:
+        """Stream time has gone on behind all records, by the wall clock."""
+        turn, before = self.turn, self.turn.stream_time
+        if not 0 <= before < stream_time:
+            return
+        turn.origin, turn.row, turn.stream_time = self._origins.own, NO_ROW, stream_time
+        self._punctuate(before)
+
     def call(self, methods: Sequence[str]) -> None:
         """The methods that the wall clock calls, behind all records."""
         turn, now_ms = self.turn, self._place.wall_clock_ms

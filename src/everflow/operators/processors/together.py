@@ -93,7 +93,8 @@ class _Task:
         self._turns = [Turn(stream_time=time, time=max(0, time)) for time in times]
         self._entries: dict[str, Entries | VersionEntries] = {}
         self._due = [self._due_of(one) for one in members]
-        self.is_due = any(any(due.values()) for due in self._due)
+        self._idle = [one.idle.get(partition, 0) for one in members]
+        self.is_due = any(self._idle) or any(any(due.values()) for due in self._due)
 
     def run(self, rows: Sequence[Int64], changed: Sequence[Sequence[Int64]]) -> None:
         """``rows``: of each processor's records; ``changed``: of the updates of each of its
@@ -120,6 +121,8 @@ class _Task:
                 running[number].take(rows[number][begin:end])
             else:
                 tables[number][table].put(begin, end)
+        for one, idle_ms in zip(running, self._idle, strict=True):
+            one.passed(idle_ms)
         for one, due in zip(running, self._due, strict=True):
             one.call([name for name, times in due.items() if times])
         for one in running:

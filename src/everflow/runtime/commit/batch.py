@@ -142,6 +142,10 @@ class BatchRequest:
     aside: Sequence[BatchFailure] = ()
     """What earlier attempts failed on: the handlers decide about each record (note 041)."""
 
+    idle: Mapping[TaskId, Mapping[str, int]] = field(default_factory=dict)
+    """To what the times of silent sources are moved behind the records (note 025), by task and the
+    name under which a source's time is kept; for tasks that read all there is."""
+
     def ending(self, ends: Mapping[TopicPartition, int]) -> BatchRequest:
         """The same request with ranges that end at ``ends``."""
         return replace(
@@ -159,6 +163,7 @@ class BatchRequest:
                 "tasks": [task.to_dict() for task in self.tasks],
                 "global_tasks": [task.to_dict() for task in self.global_tasks],
                 "aside": [failure.to_dict() for failure in self.aside],
+                "idle": by_name(self.idle),
             }
         )
 
@@ -174,6 +179,7 @@ class BatchRequest:
             data["waits"] = tuple(TopicPartition(*tp) for tp in data["waits"])
         for tasks in ("tasks", "global_tasks"):
             data[tasks] = [TaskContext.from_dict(task) for task in data[tasks]]
+        data["idle"] = by_task(data["idle"])
         data["aside"] = tuple(map(BatchFailure.from_dict, data["aside"]))
         return BatchRequest(**data)
 

@@ -9,6 +9,7 @@ import numpy as np
 from everflow.operators.user_code import UserFunctionError
 from everflow.records import EdgeBatch, TaskId, TasksResult
 from everflow.runtime.commit.batch import BadRecord, BatchRequest
+from everflow.runtime.step.idle_times import Moved, advanced, times_of
 from everflow.runtime.step.step_functions import RecordFailure
 from everflow.runtime.step.step_stores import TaskStores
 from everflow.state.store import StoreView
@@ -33,18 +34,27 @@ def run_stateful(
     stores: TaskStores,
     sources: Mapping[int, Source],
     request: BatchRequest,
+    idle: Moved,
 ) -> list[TasksResult]:
     """Run an operator, or processors that share stores, on the tasks that have records, or that a
-    clock may call; `stores` shows their changes to those behind them. RecordFailure."""
+    clock may call, and move the stream times of those that are ``idle``; `stores` shows their
+    changes to those behind them. RecordFailure."""
     sides = [_sides(op, records) for op in group]
-    tasks = _tasks(group, sides, request)
-    if not tasks:
-        return [TasksResult(empty_like(op.type.key, op.type.value), {}, {}, {}) for op in group]
+    moved = [times_of(op, idle) for op in group]
+    tasks = _tasks(group, sides, moved, request)
     try:
-        if isinstance(group[0].operator, ProcessorOperator):
-            done = _run_processors(group, sides, tasks, stores, sources, request)
+        if not tasks:
+            done = [TasksResult(empty_like(op.type.key, op.type.value), {}, {}, {}) for op in group]
+        elif isinstance(group[0].operator, ProcessorOperator):
+            done = _run_processors(group, sides, tasks, moved, stores, sources, request)
         else:
             done = [_run(group[0], sides[0], tasks, stores, request.wall_clock_ms)]
+        for result in done:
+            _remember(tasks, result, stores)
+        return [
+            advanced(op, result, mine, times, stores)
+            for op, result, mine, times in zip(group, done, sides, moved, strict=True)
+        ]
     except UserFunctionError as error:
         op = next((one for one in group if one.name == error.node), group[0])
         cause = error.__cause__ or error
@@ -52,11 +62,6 @@ def run_stateful(
             raise RecordFailure(None, op.where, cause) from cause
         record = BadRecord(sources[error.source].topic, error.partition, error.offset, op.name)
         raise RecordFailure(record, op.where, cause) from cause
-    for result in done:
-        for partition, listed in result.changes.items():
-            for changes in listed:
-                stores.remember(tasks[partition], changes)
-    return done
 
 
 def clock_name(node: str, method: str) -> str:
@@ -74,15 +79,27 @@ def _sides(op: StatefulOp, records: Mapping[int, EdgeBatch]) -> list[EdgeBatch]:
     ]
 
 
+def _remember(tasks: _Tasks, done: TasksResult, stores: TaskStores) -> None:
+    for partition, listed in done.changes.items():
+        for changes in listed:
+            stores.remember(tasks[partition], changes)
+
+
 def _tasks(
-    group: Sequence[StatefulOp], sides: Sequence[Sequence[EdgeBatch]], request: BatchRequest
+    group: Sequence[StatefulOp],
+    sides: Sequence[Sequence[EdgeBatch]],
+    moved: Sequence[Mapping[int, int]],
+    request: BatchRequest,
 ) -> _Tasks:
     subtopology = group[0].subtopology
-    partitions = np.unique(np.concatenate([one.partition for mine in sides for one in mine]))
-    tasks = {partition: TaskId(subtopology, partition) for partition in partitions.tolist()}
+    found = np.unique(np.concatenate([one.partition for mine in sides for one in mine]))
+    partitions = set(found.tolist())
+    if isinstance(group[0].operator, ProcessorOperator):
+        partitions = partitions.union(*moved)
+    tasks = {partition: TaskId(subtopology, partition) for partition in sorted(partitions)}
     if any(op.look_every_ms is not None for op in group):
-        found = (one.task for one in request.tasks if one.task.subtopology == subtopology)
-        tasks |= {task.partition: task for task in found}
+        mine = (one.task for one in request.tasks if one.task.subtopology == subtopology)
+        tasks |= {task.partition: task for task in mine}
     return tasks
 
 
@@ -124,13 +141,14 @@ def _run_processors(
     group: Sequence[StatefulOp],
     sides: Sequence[Sequence[EdgeBatch]],
     tasks: _Tasks,
+    moved: Sequence[Mapping[int, int]],
     stores: TaskStores,
     sources: Mapping[int, Source],
     request: BatchRequest,
 ) -> list[TasksResult]:
     """Processors, told of their stores and clocks and of where they are."""
     sharing = []
-    for op, mine in zip(group, sides, strict=True):
+    for op, mine, idle in zip(group, sides, moved, strict=True):
         assert isinstance(op.operator, ProcessorOperator)
         sharing.append(
             SharingProcessor(
@@ -142,6 +160,7 @@ def _run_processors(
                 stream_times=_times(op, tasks, stores),
                 clocks=_clocks(op, tasks, stores),
                 links=op.links,
+                idle=idle,
             )
         )
     topics = {index: source.topic for index, source in sources.items()}

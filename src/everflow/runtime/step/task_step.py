@@ -40,6 +40,7 @@ from everflow.runtime.commit.batch import (
 )
 from everflow.runtime.step.changelog_rows import changes_from_rows, changes_to_rows
 from everflow.runtime.step.extracted_times import extract_times
+from everflow.runtime.step.idle_times import moved, source_times
 from everflow.runtime.step.merge_order import merge_inputs, merge_tasks
 from everflow.runtime.step.partitioning import Partitions
 from everflow.runtime.step.printing import printed_of
@@ -227,34 +228,23 @@ class TaskStep:
         has left."""
         by_index = {source.index: source for source in self.sources}
         by_name = {op.name: op for op in self.ops if isinstance(op, StatefulOp)}
-        records = dict(hop.batches)
         if self.level:
-            result = _from_control(hop.control)
+            records, result = dict(hop.batches), _from_control(hop.control)
         else:
-            times = [op for op in self.ops if isinstance(op, TimeOp)]
-            extracted = extract_times(times, hop, by_index, request)
-            records, consumed = merge_inputs(
-                hop, self.sources, request.ranges, request.log_ends, request.waits
-            )
-            result = StepResult(
-                consumed=consumed,
-                stream_times=extracted.stream_times(consumed, request),
-                dropped=extracted.dropped(consumed),
-                ages=ages_read(hop, by_index, consumed, _newest(request)),
-                input_bytes=hop.bytes,
-            )
+            records, result = self._taken(request, hop, by_index)
         result.timings = timings
+        idle = moved(request, self.sources, result.consumed)
         with (
             timed(timings, "operators"),
             TaskStores(
-                self.stores, request.tasks, self._shared_stores(), request.global_tasks
+                self.stores, request.tasks, self._shared_stores(bool(idle)), request.global_tasks
             ) as stores,
         ):
             for op in self.ops:
                 if isinstance(op, StatefulOp):
                     if op.output not in records:  # else it ran with those it shares stores with
                         group = [by_name[name] for name in op.together] or [op]
-                        run = run_stateful(group, records, stores, by_index, request)
+                        run = run_stateful(group, records, stores, by_index, request, idle)
                         for one, done in zip(group, run, strict=True):
                             result.add(one, done)
                             records[one.output] = done.output
@@ -279,15 +269,38 @@ class TaskStep:
         result.dead_letters = letters if letters is not None and len(letters) else None
         yield _result_row(self.sink(request, result, self.sources))
 
-    def _shared_stores(self) -> frozenset[str]:
+    def _taken(
+        self, request: BatchRequest, hop: HopInput, sources: Mapping[int, Source]
+    ) -> tuple[dict[int, EdgeBatch], StepResult]:
+        """The records that step 0 consumes, timed and merged."""
+        times = [op for op in self.ops if isinstance(op, TimeOp)]
+        extracted = extract_times(times, hop, sources, request)
+        records, consumed = merge_inputs(
+            hop, self.sources, request.ranges, request.log_ends, request.waits
+        )
+        stream_times = extracted.stream_times(consumed, request)
+        for task, names in source_times(hop, self.sources, request, consumed).items():
+            stream_times.setdefault(task, {}).update(names)
+        return records, StepResult(
+            consumed=consumed,
+            stream_times=stream_times,
+            dropped=extracted.dropped(consumed),
+            ages=ages_read(hop, sources, consumed, _newest(request)),
+            input_bytes=hop.bytes,
+        )
+
+    def _shared_stores(self, idle: bool) -> frozenset[str]:
         """Stores that more than one operator of this step reads: those need the batch's own changes
-        on top (D5)."""
+        on top (D5). So do those of operators whose stream time moves behind the batch's
+        records (``idle``)."""
         users: dict[str, set[str]] = {}
+        twice = set[str]()
         for op in self.ops:
             if isinstance(op, StatefulOp):
                 for spec in op.stores:  # processors that share one run as one operator
                     users.setdefault(spec.name, set()).add((*op.together, op.name)[0])
-        return frozenset(name for name, found in users.items() if len(found) > 1)
+                    twice |= {spec.name} if idle and op.idle else set()
+        return frozenset(twice.union(name for name, of in users.items() if len(of) > 1))
 
     def _arrived_changes(
         self, records: Mapping[int, EdgeBatch]

@@ -7,11 +7,11 @@ in time by what earlier batches took, so that a rebalance never waits long.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from everflow.config import BatchLimits
 from everflow.moves import some
-from everflow.records import OffsetRange, TopicPartition
+from everflow.records import OffsetRange, TaskId, TopicPartition
 from everflow.runtime.commit.batch import BadRecord, BatchFailure
 
 FIRST_RECORDS = 100_000
@@ -134,7 +134,7 @@ def is_empty(ranges: Mapping[TopicPartition, OffsetRange]) -> bool:
     return all(r.end <= r.start for r in ranges.values())
 
 
-@dataclass
+@dataclass(kw_only=True)
 class PlannedBatch:
     """A batch to run: kept over attempts, so that a retry reads the same range (D6)."""
 
@@ -144,6 +144,8 @@ class PlannedBatch:
     wall_clock_ms: int = 0
     """The machine's clock when it was planned: whatever goes by it gives the same again in a
     retry."""
+    idle: Mapping[TaskId, Mapping[str, int]] = field(default_factory=dict)
+    """To what the times of silent sources are moved (`everflow.runtime.topics.silence`)."""
     waits: tuple[TopicPartition, ...] | None = ()
     """Inputs at whose end the merge stops (`everflow.runtime.thread.task_idling.Look`)."""
 

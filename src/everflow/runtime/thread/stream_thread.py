@@ -37,6 +37,7 @@ from everflow.runtime.thread.replacement import Quarantine, culprits
 from everflow.runtime.thread.struggle import Hung, Recovering, Struggle
 from everflow.runtime.thread.task_idling import TaskIdling
 from everflow.runtime.thread.thread_ports import Job, ThreadServices, ThreadSettings, batch_request
+from everflow.runtime.topics.silence import Moves, Silence
 from everflow.threads import Running
 
 log = logging.getLogger("everflow")
@@ -91,8 +92,9 @@ class StreamThread:
         self._stuck_at: Mapping[TopicPartition, int] | None = None
         self._struggle = self._no_struggle()
         self._idling = TaskIdling(self.settings.max_task_idle_ms)
+        self._silence = Silence(self.settings.idle, self.services.consumed)
         self._counts = BatchCounts(self.services.metrics, self.clock, self.number)
-        self._last_job_ms = self.clock.monotonic_ms()
+        self._last_job_ms = self._looked_ms = self.clock.monotonic_ms()
         self._rested_ms = 0.0
         """Until when it leaves records for the next batch's commit (`commit.interval.ms`)."""
         self._running: Running | None = None
@@ -207,7 +209,7 @@ class StreamThread:
         only has standbys alive."""
         batch_id = str(BatchId(self.new_incarnation(), 0, 0))
         self.services.gate.begin(batch_id, self.number, self.settings.guarantee, {})
-        request = self._request(batch_id, PlannedBatch({}, {}))
+        request = self._request(batch_id, PlannedBatch(ranges={}, log_ends={}))
         try:
             self._opened_job().run(request)
         except BatchFailedError as failure:
@@ -255,7 +257,8 @@ class StreamThread:
             return False
         planned = self._planned or self._plan()
         if planned is None:
-            self._wait(min(IDLE_WAIT_MS, self._keep_alive_left_ms(), self._idling.left_ms))
+            left_ms = min(self._idling.left_ms, self._silence.left_ms)
+            self._wait(min(IDLE_WAIT_MS, self._keep_alive_left_ms(), left_ms))
             return False
         # 5. Run it; the workers commit through the gate.
         self._planned = planned
@@ -320,15 +323,37 @@ class StreamThread:
         log_ends = {tp: r.end for tp, r in available.items()}
         look = self._idling.look(self._inputs(), available, self.clock.monotonic_ms())
         ranges = plan_ranges(look.of(available), most)
+        idle = self._silent(available)
         if is_empty(ranges) or self._stuck_at == log_ends or self.services.paused():
             # An empty batch now and then keeps the Python workers alive (idle for a minute, Spark
             # ends them: design section 7).
-            if self._keep_alive_left_ms() > 0:
+            if self._keep_alive_left_ms() > 0 and not idle:
                 return None
             ranges = {tp: OffsetRange(r.start, r.start) for tp, r in available.items()}
         else:
             self.services.metrics.add(names.ENFORCED_PROCESSING, look.enforced)
-        return PlannedBatch(ranges, log_ends, 0, self.clock.now_ms(), look.waits)
+        return PlannedBatch(
+            ranges=ranges,
+            log_ends=log_ends,
+            wall_clock_ms=self.clock.now_ms(),
+            idle=idle,
+            waits=look.waits,
+        )
+
+    def _silent(self, available: Mapping[TopicPartition, OffsetRange]) -> Moves:
+        """Which sources' times the next batch moves on by their silence: none while nobody knows
+        where the logs end."""
+        ends, now_ms = self.services.ends, self.clock.monotonic_ms()
+        if not self.settings.idle or self.services.paused() or ends.failing_ms() > 0:
+            return {}
+        resting = self.quarantine.resting(now_ms)
+        tasks = [
+            task
+            for task in self.tasks.values()
+            if task.id not in resting and ends.ends().keys() >= set(task.inputs)
+        ]
+        self._looked_ms = now_ms
+        return self._silence.look(tasks, available, now_ms)
 
     def _available(self) -> dict[TopicPartition, OffsetRange]:
         """What is in the logs of its tasks and not yet processed."""
@@ -530,6 +555,7 @@ class StreamThread:
             read += moved
             if moved:
                 self.quarantine.got_on(task.id)
+        self._silence.moved(self.tasks.values(), planned.idle, self._looked_ms)
         self._next = self._next._replace(counter=self._next.counter + 1)
         rest_ms = self._narrowing.size.rest_ms(self.settings.limits, read, elapsed_ms)
         self._rested_ms = self.clock.monotonic_ms() + rest_ms

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from everflow.config import BatchLimits
@@ -16,6 +16,7 @@ from everflow.runtime.tasks.task import ActiveTask
 from everflow.runtime.thread.batching import PlannedBatch, is_empty
 from everflow.runtime.topics.end_offsets import EndOffsets
 from everflow.threads import Spawn, on_thread
+from everflow.topology.sources.idle_sources import IdleSource
 
 
 class Job(Protocol):
@@ -36,7 +37,8 @@ OpenJob = Callable[[int], Job]
 class ThreadSettings:
     """What does not change while the thread lives. Times in ms. ``clocked``: sub-topologies whose
     tasks are in every batch, with records or without, since the wall clock calls methods of theirs;
-    ``keep_alive_ms`` is then as short as the shortest of their intervals. ``functions``: the plan
+    ``keep_alive_ms`` is then as short as the shortest of their intervals. ``idle``: inputs whose
+    silence moves stream time, by sub-topology and topic. ``functions``: the plan
     has Python functions; ``may_continue(stage, node)`` as in `narrowing.Narrowing`."""
 
     application_id: str
@@ -49,6 +51,7 @@ class ThreadSettings:
     keep_alive_ms: float
     clocked: frozenset[int] = frozenset()
     max_task_idle_ms: int = 0
+    idle: Mapping[int, Mapping[str, IdleSource]] = field(default_factory=dict)
     functions: bool = False
     may_continue: Callable[[str, str | None], bool] = lambda stage, node: False
 
@@ -57,7 +60,8 @@ class ThreadSettings:
 class ThreadServices:
     """Effects of a stream thread. ``kill_workers(pids)`` returns when they are gone;
     ``on_failed(error)`` is called once, when the thread ends with an error. ``paused()``: process
-    nothing (KIP-834). ``global_tasks()``: where the global tables lie now. ``uncaught(number,
+    nothing (KIP-834). ``consumed(topics)``: whether the application has consumed all that is in
+    them. ``global_tasks()``: where the global tables lie now. ``uncaught(number,
     error, now)``: see `Uncaught.rest_ms`."""
 
     open_job: OpenJob
@@ -71,6 +75,7 @@ class ThreadServices:
     on_warm: Callable[[], None] = lambda: None
     paused: Callable[[], bool] = lambda: False
     global_tasks: Callable[[], list[TaskContext]] = list
+    consumed: Callable[[Collection[str]], bool] = lambda topics: True
     uncaught: Callable[[int, EverflowError, float], float | None] = lambda *_: None
     spawn: Spawn = on_thread
 
@@ -86,11 +91,12 @@ def batch_request(
     aside: Sequence[BatchFailure],
 ) -> BatchRequest:
     """What the workers of thread ``number`` are asked to do: for those of its tasks that have
-    something to read, or are ``called`` by the wall clock."""
+    something to read, are ``called`` by the wall clock, or have a silent source."""
     served = [
         task
         for task in tasks
         if called(task)
+        or task.id in planned.idle
         or not is_empty({tp: planned.ranges[tp] for tp in task.inputs if tp in planned.ranges})
     ]
     inputs = sorted(tp for task in served for tp in task.inputs if tp in planned.ranges)
@@ -110,5 +116,6 @@ def batch_request(
         producer_config=settings.producer_config,
         most_bytes=settings.limits.max_bytes,
         waits=planned.waits,
+        idle=planned.idle,
         aside=aside,
     )

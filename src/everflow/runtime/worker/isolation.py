@@ -190,7 +190,8 @@ def _prefix(
         end = int(columns.offsets[count]) if count < len(columns) else request.ranges[tp].end
         ends[tp] = end
         part[tp] = columns.before(end)
-    return replace(request.ending(ends), log_ends=ends, waits=None), part
+    # It is not all there is: nobody's time is moved behind it.
+    return replace(request.ending(ends), log_ends=ends, waits=None, idle={}), part
 
 
 def _halved(

@@ -251,6 +251,9 @@ class SimulatedPorts:
             self.workers.kill(number)
             self.clock.park(KILL_WORKERS_MS)
 
+    def consumed(self, topics: Collection[str]) -> bool:
+        return False  # no source of its programs counts its silence
+
     def is_worker(self, pid: int) -> bool:
         return True
 

@@ -22,6 +22,7 @@ from everflow.runtime.tasks.task import ActiveTask, TaskState, TaskStore
 from everflow.runtime.thread.stream_thread import StreamThread
 from everflow.runtime.thread.thread_ports import ThreadServices, ThreadSettings
 from everflow.runtime.topics.end_offsets import EndOffsets
+from everflow.topology.sources.idle_sources import IdleSource
 
 IN = TopicPartition("in", 0)
 TASK = TaskId(0, 0)
@@ -32,7 +33,7 @@ class World:
     """A log of one partition, a job whose behaviour the test sets, and a record of everything that
     was done."""
 
-    def __init__(self) -> None:
+    def __init__(self, idle: Mapping[int, Mapping[str, IdleSource]] | None = None) -> None:
         self.clock = ManualClock(1_000)
         self.end = 0
         self.committed_offset = 0
@@ -76,6 +77,7 @@ class World:
             limits=limits,
             task_timeout_ms=10_000,
             keep_alive_ms=30_000,
+            idle=idle or {},
         )
         self.thread = StreamThread(
             number=0,

@@ -8,6 +8,8 @@ from dataclasses import replace
 
 import pytest
 
+from everflow.errors import RetriableError
+from everflow.records import OffsetRange, TopicPartition
 from everflow.runtime.commit.batch import (
     ABORTED,
     BatchFailedError,
@@ -16,6 +18,7 @@ from everflow.runtime.commit.batch import (
     BatchResult,
 )
 from everflow.runtime.tasks.task import ActiveTask, TaskState
+from everflow.topology.sources.idle_sources import IdleSource
 from unit.runtime.thread.stream_thread_world import IN, OTHER, OTHER_TASK, TASK, World
 
 
@@ -296,3 +299,63 @@ def test_tasks_come_and_go_without_a_new_job(world: World) -> None:
     assert len({request.batch_id for request in world.requests}) == 3
     assert world.opened == [0]
     assert world.done == []
+
+
+def idle_world() -> World:
+    """Its source moves time after 5 s, and its worker does what it is asked to."""
+    world = World(idle={0: {"in": IdleSource("in/idle", 5_000)}})
+
+    def commit(request: BatchRequest) -> BatchResult:
+        times = {"in/idle": 100 * world.end, **request.idle.get(TASK, {})}
+        return replace(world.commit(request), stream_times={TASK: times})
+
+    world.behave = commit
+    world.give_task()
+    world.end = 3
+    world.turn()
+    assert world.turn()
+    assert not world.turn()  # from here on it is silent, and a second goes by
+    return world
+
+
+def test_a_silent_source_makes_a_batch_that_moves_its_time() -> None:
+    world = idle_world()
+    world.clock.advance(3_999)
+    assert not world.turn()  # it waits for no longer than it has to
+    assert world.turn()
+    assert world.requests[-1].idle == {TASK: {"in/idle": 5_300}}
+    assert world.requests[-1].ranges == {IN: OffsetRange(3, 3)}
+    assert world.thread.tasks[TASK].stream_times["in/idle"] == 5_300
+    world.clock.advance(5_000)
+    assert world.turn()
+    assert world.requests[-1].idle == {TASK: {"in/idle": 10_300}}
+
+
+def test_an_attempt_again_moves_time_to_the_same() -> None:
+    world = idle_world()
+    works, world.behave = world.behave, lambda request: BatchResult(outcome=ABORTED, reason="no")
+    world.clock.advance(4_000)
+    assert not world.turn()
+    world.behave = works
+    world.clock.advance(9_000)
+    assert world.turn()
+    assert world.requests[-1].idle == world.requests[-2].idle == {TASK: {"in/idle": 5_300}}
+
+
+def test_silence_is_no_silence_while_nobody_knows_the_ends_or_all_is_paused() -> None:
+    world = idle_world()
+    world.clock.advance(6_000)
+    world.paused = True
+    assert not world.turn()
+    world.paused = False
+    ends = world.ends._read
+
+    def refused(partitions: object) -> dict[TopicPartition, int]:
+        raise RetriableError("no answer")
+
+    world.ends._read = refused
+    world.ends.poll_once()
+    world.clock.advance(1)
+    assert not world.turn()
+    world.ends._read = ends
+    assert world.turn()
