@@ -47,6 +47,7 @@ class Process:
         folder: Path,
         command: Sequence[str],
         settings: Mapping[str, Any],
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.instance, self.number, self.settings = instance, number, settings
         self._points = folder / f"points-{instance}"
@@ -57,11 +58,10 @@ class Process:
         self.gone_s: float | None = None
         self._view, self._seen = View(), 0
         with self.log.open("wb") as log:
-            environment = {**os.environ, ENVIRONMENT_VARIABLE: str(self._points)}
             self.process = subprocess.Popen(
                 command,
                 cwd=ROOT,
-                env=environment,
+                env={**os.environ, ENVIRONMENT_VARIABLE: str(self._points), **(environment or {})},
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -96,12 +96,21 @@ class Process:
     def arm(self, point: str) -> None:
         """The next of its processes that comes to a point of `everflow.runtime.worker.crash_points`
         stops there."""
-        (self._points / f"{point}.reached").unlink(missing_ok=True)
+        for left in ("reached", "go"):  # of one that was killed there
+            (self._points / f"{point}.{left}").unlink(missing_ok=True)
         (self._points / point).touch()
 
     def reached(self, point: str) -> bool:
         """Whether a process stands there."""
         return (self._points / f"{point}.reached").exists()
+
+    def caught(self, point: str) -> int:
+        """The process that stands there, by its pid."""
+        return int((self._points / f"{point}.reached").read_text())
+
+    def passed(self, point: str) -> bool:
+        """Whether the process that was let go has gone on."""
+        return not (self._points / f"{point}.go").exists()
 
     def go(self, point: str) -> None:
         """Let it go on."""
@@ -130,6 +139,7 @@ class Group:
     partitions: int
     settings: Mapping[str, Any] = field(default_factory=dict)
     processes: list[Process] = field(default_factory=list)
+    module: str = "chaos.elastic_instance"
 
     # --- instances -------------------------------------------------------------------------------
 
@@ -154,9 +164,16 @@ class Group:
             **settings,
         }
         events = self.folder / f"instance-{instance}.life-{number}.events"
-        command = [sys.executable, "-m", "chaos.elastic_instance", str(events), json.dumps(merged)]
-        self.processes.append(Process(instance, number, self.folder, command, settings))
+        prefix, environment = self.around(instance)
+        command = [*prefix, sys.executable, "-m", self.module, str(events), json.dumps(merged)]
+        self.processes.append(
+            Process(instance, number, self.folder, command, settings, environment)
+        )
         return self.processes[-1]
+
+    def around(self, _instance: int) -> tuple[Sequence[str], Mapping[str, str]]:
+        """What an instance's command line begins with, and its environment beside ours."""
+        return (), {}
 
     def leave(self, instance: int) -> None:
         """A clean stop on purpose: the instance hands its tasks over, then leaves."""
@@ -250,6 +267,7 @@ class Group:
         timeout_s: float,
         *,
         but: Process | None = None,
+        poll_s: float = POLL_S,
     ) -> None:
         """Poll; GroupFailedError when the time is over or an instance has ended, except ``but``."""
         deadline = time.monotonic() + timeout_s
@@ -263,7 +281,7 @@ class Group:
                     )
             if time.monotonic() > deadline:
                 raise self.failure(f"waited {timeout_s:.0f} s for {what}")
-            pause.wait(POLL_S)
+            pause.wait(poll_s)
 
     def failure(self, what: str) -> GroupFailedError:
         """An error with the views and the ends of the logs."""

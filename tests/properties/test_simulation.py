@@ -34,6 +34,7 @@ from everflow.testing.simulation.bounce import BouncePlan, rolling_bounce
 from everflow.testing.simulation.checks import Checks, InvariantError
 from everflow.testing.simulation.forecast import Step, forecast
 from everflow.testing.simulation.history import History
+from everflow.testing.simulation.log import SimulatedLog
 from everflow.testing.simulation.recovery import SimulatedRecoveryPorts
 from everflow.testing.simulation.scenario import Scenario, draw, run
 from everflow.testing.simulation.settings import SimulatedSubTopology, SimulationSettings, Timings
@@ -163,7 +164,18 @@ def first_broken(seeds: int = 60) -> str | None:
 
 def test_without_the_gate_a_batch_is_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commit_gate, "decide", lambda *_: Decision(True))
-    assert first_broken() == "I3"
+    assert first_broken(20) == "I3"
+
+
+def test_offsets_that_are_still_pending_are_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who reads what was committed last, and not what is stable, begins too early."""
+
+    def any_committed(self: SimulatedLog, partitions: Any) -> dict[TopicPartition, Any]:
+        self._require_available()
+        return {tp: self.committed[tp] for tp in partitions if tp in self.committed}
+
+    monkeypatch.setattr(SimulatedLog, "stable_committed", any_committed)
+    assert first_broken(20) == "I3"
 
 
 def test_a_sink_that_applies_before_it_commits_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

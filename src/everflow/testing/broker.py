@@ -110,6 +110,7 @@ class EmbeddedBroker:
         data_folder: where topics and ``broker.log`` live; kept afterwards, and used again if it
         holds a
             broker's data. None: a temporary folder, deleted by ``close``.
+        host: the address of this machine that clients come in at, without ``security``.
         port: the port clients connect to; None: a free one.
         heap: the broker's largest heap, in Java's notation; its JVM hears ``KAFKA_OPTS``, too, as
         in Kafka's scripts.
@@ -124,6 +125,7 @@ class EmbeddedBroker:
         self,
         data_folder: Path | str | None = None,
         *,
+        host: str = "127.0.0.1",
         port: int | None = None,
         heap: str = "512m",
         config: Mapping[str, str] | None = None,
@@ -133,6 +135,7 @@ class EmbeddedBroker:
     ) -> None:
         self._keep_data = data_folder is not None
         self._folder = Path(data_folder).absolute() if data_folder is not None else None
+        self._host = host
         self._wanted_port = port
         self._ports: dict[str, int] | None = None
         self._heap = heap
@@ -265,7 +268,7 @@ class EmbeddedBroker:
         restarts."""
         if self._ports is None:
             raise SetupError("the embedded broker has no address before start()", code="EF-BROKER")
-        return f"127.0.0.1:{self._ports[self._doors[0]]}"
+        return f"{self._host}:{self._ports[self._doors[0]]}"
 
     @property
     def mutual_servers(self) -> str:
@@ -287,7 +290,7 @@ class EmbeddedBroker:
         before the start."""
         if self._ports is None:
             raise SetupError("the embedded broker has no address before start()", code="EF-BROKER")
-        return f"127.0.0.1:{self._ports[INSIDE]}"
+        return f"{self._host}:{self._ports[INSIDE]}"
 
     @property
     def _doors(self) -> tuple[str, ...]:
@@ -345,7 +348,7 @@ class EmbeddedBroker:
 
     def _write_settings(self, ports: Mapping[str, int]) -> None:
         controller = f"127.0.0.1:{ports['CONTROLLER']}"
-        inside = f"{INSIDE}://127.0.0.1:{ports[INSIDE]}"
+        inside = f"{INSIDE}://{self._host}:{ports[INSIDE]}"
         settings = {
             **_SETTINGS,
             "log.dirs": str(self.data_folder / "log"),

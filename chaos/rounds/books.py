@@ -1,0 +1,280 @@
+"""Everything that a chaos run checks, together: outputs, stores, dead letters, counters, files."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from chaos.rounds.analyses import (
+    Analysis,
+    Finding,
+    Read,
+    kept_order,
+    list_members,
+    listed,
+    members,
+    numbers,
+    pairs,
+    read_again,
+    stored_window_of,
+    versions,
+    window_of,
+    written_once,
+)
+from chaos.rounds.fleet import Place
+from chaos.rounds.follower import Follower, Reads
+from chaos.rounds.orders import KEYS, REGION_OF, Order, Truth, Window, truth_of
+from chaos.rounds.program import (
+    COPIES,
+    DEAD,
+    LISTS,
+    PAIRS,
+    PAIRS_STORE,
+    REGIONS,
+    SHOPS,
+    SHOPS_STORE,
+    WINDOWS_STORE,
+    topic,
+)
+from everflow.state.changelog import pack_value, unpack_value
+from everflow.state.lmdb_store import LmdbStore
+
+_LETTER = re.compile(rb'^order (\d+)|"n": ?(\d+)')
+
+
+@dataclass
+class Report:
+    """The result in the format of all chaos runs, and what this one is about."""
+
+    rounds: int
+    seed: int
+    faults: dict[str, int] = field(default_factory=dict)
+    lost: int = 0
+    duplicated: int = 0
+    stores_wrong: int = 0
+    stores_wiped: int = 0
+    findings: dict[str, int] = field(default_factory=dict)
+    """By analysis."""
+    dead_letters_wrong: int = 0
+    dropped_wrong: int = 0
+    orders: dict[str, int] = field(default_factory=dict)
+    """By kind."""
+    remarks: list[str] = field(default_factory=list)
+
+    @property
+    def clean(self) -> bool:
+        """Nothing lost, nothing twice, nothing wrong."""
+        return not self.remarks
+
+    def note(self, findings: Iterable[Finding]) -> None:
+        """Count them, and keep what they say."""
+        for finding in findings:
+            name = finding.analysis.value
+            self.findings[name] = self.findings.get(name, 0) + 1
+            self.lost += finding.analysis in (Analysis.LOST, Analysis.UNSEEN)
+            self.duplicated += finding.analysis is Analysis.DUPLICATE
+            self.remarks.append(str(finding))
+
+    def told(self) -> dict[str, Any]:
+        """For ``--json``."""
+        shown = {key: value for key, value in vars(self).items() if key != "remarks"}
+        return {**shown, "remarks": self.remarks[:50]}
+
+
+def letter_number(value: bytes | None) -> int:
+    """The order that a dead letter holds; -1 for none."""
+    found = _LETTER.search(value or b"")
+    return int(found[1] or found[2]) if found else -1
+
+
+class Visible:
+    """What a reader has seen so far of every result; looks at each record once."""
+
+    def __init__(self, follower: Follower, application: str) -> None:
+        self._follower, self._application = follower, application
+        self._looked: Counter[tuple[str, int]] = Counter()
+        self._copies: set[int] = set()
+        self._pairs: set[tuple[int, int]] = set()
+        self._regions: set[int] = set()
+        self._dead: set[int] = set()
+        self._lists: dict[Window, set[int]] = {}
+
+    def missing(self, orders: Sequence[Order]) -> str:
+        """What of their results is not there yet, in words; "" for nothing."""
+        self._look()
+        truth = truth_of(orders)
+        lists = sum(len(all_of - self._lists.get(w, set())) for w, all_of in truth.lists.items())
+        left = {
+            COPIES: len(truth.copies - self._copies),
+            PAIRS: len(truth.pairs - self._pairs),
+            REGIONS: len(truth.regions.keys() - self._regions),
+            LISTS: lists,
+            DEAD: len(truth.dead - self._dead),
+        }
+        return ", ".join(f"{count} of {name}" for name, count in left.items() if count)
+
+    def _look(self) -> None:
+        self._copies.update(numbers(self._new(COPIES)))
+        self._pairs.update(pairs(self._new(PAIRS)))
+        self._regions.update(numbers(self._new(REGIONS)))
+        self._dead.update(letter_number(read.value) for read in self._new(DEAD))
+        for read in self._new(LISTS):
+            self._lists[window_of(read.key or b"")] = set(listed(read.value or b""))
+
+    def _new(self, name: str) -> list[Read]:
+        found: list[Read] = []
+        full = topic(self._application, name)
+        for partition, reads in self._follower.reads()[full].items():
+            found += reads[self._looked[name, partition] : (end := len(reads))]
+            self._looked[name, partition] = end
+        return found
+
+
+# --- outputs --------------------------------------------------------------------------------------
+
+
+def check_outputs(
+    application: str, truth: Truth, early: Reads, late: Reads, report: Report
+) -> None:
+    """All seven analyses of every output; the dead letters, too."""
+
+    def read(name: str) -> Mapping[int, Sequence[Read]]:
+        return late.get(topic(application, name), {})
+
+    def flat(name: str) -> list[Read]:
+        return [one for found in read(name).values() for one in found]
+
+    report.note(members(COPIES, truth.copies, numbers(flat(COPIES)), lambda n: n % KEYS))
+    report.note(kept_order(COPIES, read(COPIES)))
+    report.note(members(PAIRS, truth.pairs, pairs(flat(PAIRS)), lambda pair: pair[0] % KEYS))
+    report.note(
+        members(REGIONS, truth.regions, numbers(flat(REGIONS)), lambda n: (n % KEYS, n % 12))
+    )
+    for one in flat(REGIONS):
+        told = json.loads(one.value or b"")
+        if told["region"] != truth.regions.get(told["n"]):
+            text = f"{told} at {one.partition}@{one.offset}"
+            report.note([Finding(Analysis.ABORTED_READ, REGIONS, text)])
+    last, findings = versions(LISTS, read(LISTS), window_of)
+    report.note(findings)
+    report.note(list_members(LISTS, truth.lists, last))
+    letters = [letter_number(one.value) for one in flat(DEAD)]
+    wrong = members(DEAD, truth.dead, letters, lambda n: n % KEYS)
+    report.dead_letters_wrong += len(wrong)
+    report.note(wrong)
+    for name, found in early.items():
+        report.note(read_again(name, found, late.get(name, {})))
+
+
+def check_changelogs(application: str, early: Reads, report: Report) -> None:
+    """4, 5 and 6 on the changelogs: what two writers at once would show first."""
+    for name, found in early.items():
+        store = store_of(application, name)
+        if store == WINDOWS_STORE:
+            report.note(versions(name, found, stored_window_of)[1])
+        elif store is not None and store.startswith(PAIRS_STORE):
+            report.note(written_once(name, found))
+
+
+def store_of(application: str, changelog: str) -> str | None:
+    """The store whose changelog a topic is."""
+    if changelog == topic(application, SHOPS):
+        return SHOPS_STORE
+    head, tail = f"{application}-", "-changelog"
+    if changelog.startswith(head) and changelog.endswith(tail):
+        return changelog[len(head) : -len(tail)]
+    return None
+
+
+# --- stores ---------------------------------------------------------------------------------------
+
+
+def fold(reads: Iterable[Read], position: int) -> dict[bytes, bytes]:
+    """What a changelog's records before ``position`` leave behind, as it is stored."""
+    folded: dict[bytes, bytes] = {}
+    for read in reads:
+        if read.offset >= position or read.key is None:
+            continue
+        if read.value is None:
+            folded.pop(read.key, None)
+        else:
+            folded[read.key] = pack_value(read.timestamp, read.value)
+    return folded
+
+
+def check_stores(
+    application: str,
+    truth: Truth,
+    copies: Mapping[Place, Path],
+    owners: Mapping[str, int],
+    changelogs: Reads,
+    report: Report,
+) -> None:
+    """Every copy is the fold of its changelog up to its own position (I2); those of the owners
+    (task -> instance) are at its end, and all of them together hold the truth."""
+    logs = {store_of(application, name): found for name, found in changelogs.items()}
+    owned: dict[str, dict[bytes, bytes]] = {}
+    for (instance, task, name), folder in copies.items():
+        reads = logs.get(name, {}).get(int(task.split("_")[1]), ())
+        store = LmdbStore.open(folder)
+        position = store.meta().position or 0
+        with store.snapshot() as view:
+            content = dict(view.range(None, None))
+        store.close()
+        where = f"instance {instance}, task {task}, store {name}, position {position}"
+        folded = fold(reads, position)
+        if content != folded:
+            differs = sum(content.get(key) != folded.get(key) for key in {*content, *folded})
+            _wrong(report, f"{where}: {differs} of {len(folded)} keys differ from the changelog")
+        if owners.get(task) == instance:
+            owned.setdefault(name, {}).update(content)
+            behind = [read for read in reads if read.offset >= position]
+            if behind:
+                _wrong(report, f"{where}: owned, and {len(behind)} records follow")
+    shops = {k.decode(): unpack_value(v)[1].decode() for k, v in owned.get(SHOPS_STORE, {}).items()}
+    if shops != dict(REGION_OF):
+        _wrong(report, f"the table of shops holds {shops}")
+    lists = {
+        stored_window_of(key): listed(unpack_value(value)[1])
+        for key, value in owned.get(WINDOWS_STORE, {}).items()
+    }
+    wrong = list_members("the stores of windows", truth.lists, lists)
+    report.stores_wrong += bool(wrong)
+    report.note(wrong)
+
+
+def _wrong(report: Report, text: str) -> None:
+    report.stores_wrong += 1
+    report.remarks.append(text)
+
+
+def check_files(
+    before: Mapping[Place, tuple[str, int]],
+    after: Mapping[Place, tuple[str, int]],
+    report: Report,
+) -> None:
+    """A store whose folder or file is another one than before was wiped, or built anew."""
+    for place, file in before.items():
+        if after.get(place) != file:
+            report.stores_wiped += 1
+            report.remarks.append(f"the store of {place} was {file}, and is {after.get(place)}")
+
+
+# --- counters -------------------------------------------------------------------------------------
+
+
+def check_dropped(truth: Truth, probed: int, expected: int, total: int, report: Report) -> None:
+    """``probed`` records of late orders were counted while nothing else happened, ``expected`` of
+    them should be; ``total`` over all: a killed instance takes what it has not told with it, and
+    nothing is ever counted twice."""
+    if probed != expected:
+        report.dropped_wrong += abs(probed - expected)
+        report.remarks.append(f"{expected} late records were dropped in quiet, {probed} counted")
+    if total > truth.dropped:
+        report.dropped_wrong += total - truth.dropped
+        report.remarks.append(f"{truth.dropped} records were dropped, {total} counted")

@@ -1,0 +1,262 @@
+"""One chaos run: three instances, load, rounds of faults, and the books.
+
+``./run chaos [--rounds N] [--seed S] [--kinds a,b] [--json FILE] [--keep FOLDER]``. Ends with 1
+unless everything is clean. The seed replays the schedule.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench.topics import REQUEST_TIMEOUT_S
+from chaos.rounds.books import (
+    Report,
+    Visible,
+    check_changelogs,
+    check_dropped,
+    check_files,
+    check_outputs,
+    check_stores,
+    store_of,
+)
+from chaos.rounds.fleet import SETTLE_S, Fleet, Place
+from chaos.rounds.follower import Follower, read_all
+from chaos.rounds.load import Load
+from chaos.rounds.mutations import MUTATIONS
+from chaos.rounds.orders import DROPS_OF_A_LATE_ORDER, SHOPS, Kind, Order, kinds_of, truth_of
+from chaos.rounds.program import (
+    COPIES,
+    INPUTS,
+    LARGEST_COPY_BYTES,
+    OUTPUTS,
+    PARTITIONS,
+    topic,
+)
+from chaos.rounds.schedule import INSTANCES, FaultKind, Round, draw
+from chaos.rounds.strikes import Strikes
+from chaos.rounds.surroundings import Network, network, possible
+from everflow.testing.broker import EmbeddedBroker
+
+APPLICATION = "chaos"
+RATE = 60.0
+FILL = 40 * len(SHOPS)
+"""Orders before the load: enough for the time of every partition to have begun."""
+PROBES = 7
+QUIET_S = 2.0
+REMARKS_SHOWN = 40
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run is made of; ``kinds``: those that may be drawn."""
+
+    rounds: int
+    seed: int
+    kinds: frozenset[FaultKind] = frozenset(FaultKind)
+    instances: int = INSTANCES
+    rate: float = RATE
+    mutation: str = ""
+
+    def schedule(self) -> list[Round]:
+        """From the seed."""
+        return draw(self.rounds, self.seed, self.kinds, self.instances)
+
+
+@dataclass
+class ChaosRun:
+    """One run of a plan; `run` once. Everything under ``folder`` stays."""
+
+    plan: Plan
+    folder: Path
+    report: Report = field(init=False)
+    _held: ExitStack = field(default_factory=ExitStack)
+    _pause: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self.report = Report(self.plan.rounds, self.plan.seed)
+
+    def run(self, rounds: Sequence[Round] | None = None) -> Report:
+        """All rounds (those of the seed, where none are given), then the checks."""
+        with self._held:
+            self._open()
+            files = self.fleet.files()
+            drawn = self.plan.schedule() if rounds is None else rounds
+            for number, one in enumerate(drawn, 1):
+                files = self._round(number, len(drawn), one, files)
+            self._finish()
+        return self.report
+
+    # --- the parts -------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        net: Network = network()
+        self._held.callback(net.close)
+        self.broker = self._held.enter_context(
+            EmbeddedBroker(self.folder / "broker", host=net.host, heap="768m")
+        )
+        for name in (*INPUTS, *OUTPUTS):
+            config = {"max.message.bytes": str(LARGEST_COPY_BYTES)} if name == COPIES else {}
+            self.broker.create_topic(topic(APPLICATION, name), PARTITIONS, config)
+        servers = self.broker.bootstrap_servers
+        self.fleet = Fleet(APPLICATION, servers, self.folder, net)
+        self.fleet.mutation = self.plan.mutation
+        self._held.callback(self.fleet.close)
+        self.fleet.open(
+            self.plan.instances,
+            FaultKind.FULL_DISK in self.plan.kinds,
+            FaultKind.CLOCK in self.plan.kinds,
+        )
+        self.load = Load(servers, APPLICATION, self.plan.seed, self.plan.rate)
+        self.load.fill(FILL)
+        for instance in range(1, self.plan.instances + 1):
+            self.fleet.launch(instance)
+        self.fleet.wait_spread()
+        self.topics = self._topics()
+        self.follower = Follower(servers, self.topics)
+        self.follower.start()
+        self._held.callback(self.follower.stop)
+        self.visible = Visible(self.follower, APPLICATION)
+        self._wait_visible(self.load.sent())
+        self.load.start()
+        self._held.callback(self.load.stop)
+        self.strikes = Strikes(self.fleet, self.broker, self.load)
+
+    def _topics(self) -> dict[str, int]:
+        """Outputs and changelogs."""
+        found = self.broker._admin().list_topics(timeout=REQUEST_TIMEOUT_S).topics
+        outputs = {topic(APPLICATION, name) for name in OUTPUTS}
+        return {
+            name: len(one.partitions)
+            for name, one in found.items()
+            if name in outputs or store_of(APPLICATION, name) is not None
+        }
+
+    def _round(
+        self, number: int, of: int, one: Round, files: dict[Place, tuple[str, int]]
+    ) -> dict[Place, tuple[str, int]]:
+        since = time.monotonic()
+        print(f"round {number}/{of}: {one}", flush=True)
+        for fault in one.faults:
+            self.strikes.strike(fault)
+        for fault in self.strikes.heal():
+            name = fault.kind.value
+            self.report.faults[name] = self.report.faults.get(name, 0) + 1
+        self.fleet.wait_spread()
+        sent = self.load.sent()
+        self._wait_visible(sent)
+        now = self.fleet.files()
+        check_files(files, now, self.report)
+        took = time.monotonic() - since
+        print(f"  healed, {len(sent):,} orders came through, {took:.0f} s", flush=True)
+        return {**files, **now}
+
+    def _wait_visible(self, orders: Sequence[Order]) -> None:
+        left = [""]
+
+        def visible() -> bool:
+            left[0] = self.visible.missing(orders)
+            return not left[0]
+
+        try:
+            self.fleet.wait("every result to be there", visible, SETTLE_S)
+        except Exception as error:
+            # What does not come is what the books are for.
+            self.report.remarks.append(f"not there after {SETTLE_S:.0f} s: {left[0]} ({error})")
+            if "waited" not in str(error):
+                raise
+
+    # --- the end ---------------------------------------------------------------------------------
+
+    def _finish(self) -> None:
+        self.load.stop()
+        self._wait_visible(self.load.sent())
+        before = self._settled_drops()
+        self.load.send_now([Kind.LATE] * PROBES)
+        orders = self.load.sent()
+        self._wait_visible(orders)
+        probed = self._settled_drops(before + PROBES * DROPS_OF_A_LATE_ORDER) - before
+        owners = {
+            task: process.instance
+            for process in self.fleet.living()
+            for task in process.view().active
+        }
+        for process in self.fleet.living():
+            self.fleet.stop(process.instance)
+        self.follower.stop()
+        truth, report = truth_of(orders), self.report
+        report.orders = dict(kinds_of(orders))
+        early = self.follower.reads()
+        late = read_all(self.broker.bootstrap_servers, self.topics)
+        check_outputs(APPLICATION, truth, early, late, report)
+        check_changelogs(APPLICATION, early, report)
+        check_stores(APPLICATION, truth, self.fleet.stores(), owners, early, report)
+        expected = PROBES * DROPS_OF_A_LATE_ORDER
+        check_dropped(truth, probed, expected, self.fleet.dropped(), report)
+
+    def _settled_drops(self, wanted: int | None = None) -> int:
+        """What the counters say, once they have not moved for a while (and say what is wanted)."""
+        seen, since = [-1], [0.0]
+
+        def settled() -> bool:
+            now = self.fleet.dropped()
+            if now != seen[0]:
+                seen[0], since[0] = now, time.monotonic()
+            waited_s = time.monotonic() - since[0]
+            enough = wanted is None or now >= wanted or waited_s > 10 * QUIET_S
+            return enough and waited_s >= QUIET_S
+
+        self.fleet.wait("quiet counters of dropped records", settled, SETTLE_S)
+        return seen[0]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """0 if everything is clean."""
+    parser = argparse.ArgumentParser(prog="./run chaos", description="faults under load")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=None, help="default: drawn, and printed")
+    parser.add_argument(
+        "--kinds",
+        default=",".join(kind.value for kind in FaultKind),
+        help="the faults that may be drawn, with commas; default: all",
+    )
+    parser.add_argument(
+        "--mutation",
+        default="",
+        choices=("", *MUTATIONS),
+        help="a guard of the product to take away: then it must fail",
+    )
+    parser.add_argument("--json", type=Path, default=None, metavar="FILE")
+    parser.add_argument(
+        "--keep", type=Path, default=None, help="where logs stay; default: a temporary folder"
+    )
+    options = parser.parse_args(arguments)
+    seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 32)
+    asked = frozenset(FaultKind(name) for name in options.kinds.split(","))
+    with tempfile.TemporaryDirectory(prefix="ef-chaos-") as temporary:
+        folder = options.keep or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        kinds = asked & possible(Path(temporary))
+        left_out = ", ".join(sorted(kind.value for kind in asked - kinds))
+        print(f"seed {seed}" + (f"; impossible here: {left_out}" if left_out else ""), flush=True)
+        plan = Plan(options.rounds, seed, kinds, mutation=options.mutation)
+        report = ChaosRun(plan, folder).run()
+    print("\n".join(report.remarks[:REMARKS_SHOWN]))
+    text = json.dumps(report.told(), indent=1)
+    print(text)
+    if options.json is not None:
+        options.json.write_text(text + "\n")
+    return 0 if report.clean else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

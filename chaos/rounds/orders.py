@@ -1,0 +1,189 @@
+"""The input of a chaos run, and what must come of it. Pure: all of it follows from a seed and from
+how many of which kind were asked for."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+from chaos.rounds.program import (
+    LARGEST_COPY_BYTES,
+    PAIR_MS,
+    UNLUCKY,
+    UNLUCKY_LATER,
+    WINDOW_MS,
+)
+
+BEGAN_MS = 1_700_000_000_000 - 1_700_000_000_000 % WINDOW_MS
+"""The time of the first order."""
+STEP_MS = 20
+LATE_MS = 10 * 86_400_000
+"""So much before its place lies the time of an order that comes late: too late for every window."""
+KEYS = 97
+SHOPS = tuple(f"shop-{number}" for number in range(12))
+REGION_OF: Mapping[str, str] = {
+    shop: ("north", "south", "west")[number % 3] for number, shop in enumerate(SHOPS)
+}
+
+
+class Kind(Enum):
+    """What is special about an order."""
+
+    GOOD = "good"
+    FILTERED = "filtered"
+    LATE = "late"
+    NOT_JSON = "not-json"
+    DIVIDES_BY_ZERO = "divides-by-zero"
+    UNLUCKY = "unlucky"
+    UNLUCKY_LATER = "unlucky-later"
+    OVERSIZED = "oversized"
+
+
+POISON = (Kind.NOT_JSON, Kind.DIVIDES_BY_ZERO, Kind.UNLUCKY, Kind.UNLUCKY_LATER)
+NOWHERE = frozenset({Kind.FILTERED, Kind.NOT_JSON, Kind.DIVIDES_BY_ZERO, Kind.UNLUCKY})
+"""Of these nothing is in any output."""
+DEAD_KINDS = frozenset({*POISON, Kind.OVERSIZED})
+DROPS_OF_A_LATE_ORDER = 2
+"""The join of the streams drops it, and the windows do."""
+
+
+class Order(NamedTuple):
+    """Number ``n`` of the orders; times in ms."""
+
+    n: int
+    kind: Kind
+
+    @property
+    def key(self) -> str:
+        return f"customer-{self.n % KEYS}"
+
+    @property
+    def shop(self) -> str:
+        return SHOPS[self.n % len(SHOPS)]
+
+    @property
+    def time_ms(self) -> int:
+        return BEGAN_MS + self.n * STEP_MS - (LATE_MS if self.kind is Kind.LATE else 0)
+
+    @property
+    def window_ms(self) -> int:
+        """The start of its window."""
+        return self.time_ms - self.time_ms % WINDOW_MS
+
+    @property
+    def paid(self) -> bool:
+        """Whether a payment follows, of the same number and key."""
+        return self.n % 2 == 0 and self.kind in (Kind.GOOD, Kind.FILTERED)
+
+    @property
+    def payment_ms(self) -> int:
+        return self.time_ms + 7
+
+    def value(self) -> bytes:
+        """As it is sent."""
+        if self.kind is Kind.NOT_JSON:
+            return f"order {self.n}, not JSON".encode()
+        amounts = {Kind.FILTERED: 0, Kind.UNLUCKY: UNLUCKY, Kind.UNLUCKY_LATER: UNLUCKY_LATER}
+        note = "-"
+        if self.kind is Kind.OVERSIZED:  # drawn: one letter again and again would be compressed
+            note = random.Random(self.n).randbytes(LARGEST_COPY_BYTES).hex()
+        return json.dumps(
+            {
+                "n": self.n,
+                "shop": self.shop,
+                "amount": amounts.get(self.kind, 100 + self.n),
+                "split": 0 if self.kind is Kind.DIVIDES_BY_ZERO else 4,
+                "note": note,
+            }
+        ).encode()
+
+    def payment(self) -> bytes:
+        """The value of its payment."""
+        return json.dumps({"n": self.n, "paid": 1}).encode()
+
+
+class Orders:
+    """Draws the kinds of the orders that come by themselves; those that are asked for come between
+    them."""
+
+    def __init__(self, seed: int) -> None:
+        self._chance = random.Random(f"orders-{seed}")
+        self._next = 0
+
+    def next(self, kind: Kind | None = None) -> Order:
+        """The next order; of the kind, where one is asked for."""
+        drawn = self._chance.random()
+        if kind is None:
+            # No late ones before every partition's time has passed what they are compared with.
+            late = drawn < 0.02 and self._next > 20 * len(SHOPS)
+            kind = Kind.LATE if late else Kind.FILTERED if drawn < 0.1 else Kind.GOOD
+        order = Order(self._next, kind)
+        self._next += 1
+        return order
+
+
+Window = tuple[str, int]
+"""A shop, and the start of a window in ms."""
+
+
+@dataclass
+class Truth:
+    """What must have come of orders, whatever happened; ``pairs`` are of (order, payment)."""
+
+    copies: set[int] = field(default_factory=set)
+    pairs: set[tuple[int, int]] = field(default_factory=set)
+    regions: dict[int, str] = field(default_factory=dict)
+    lists: dict[Window, set[int]] = field(default_factory=lambda: defaultdict(set))
+    dead: set[int] = field(default_factory=set)
+    late: int = 0
+
+    @property
+    def dropped(self) -> int:
+        """What the counters of dropped records must say."""
+        return self.late * DROPS_OF_A_LATE_ORDER
+
+
+def truth_of(orders: Iterable[Order]) -> Truth:
+    """An undisturbed run's results."""
+    truth = Truth()
+    orders = list(orders)
+    for order in orders:
+        if order.kind in DEAD_KINDS:
+            truth.dead.add(order.n)
+        if order.kind in NOWHERE or order.kind is Kind.OVERSIZED:
+            continue
+        truth.copies.add(order.n)
+        if order.kind is Kind.LATE:
+            truth.late += 1
+        if order.kind is not Kind.UNLUCKY_LATER:
+            truth.regions[order.n] = REGION_OF[order.shop]
+            if order.kind is not Kind.LATE:
+                truth.lists[order.shop, order.window_ms].add(order.n)
+    truth.pairs = _pairs(orders, truth.copies)
+    return truth
+
+
+def _pairs(orders: Sequence[Order], alive: set[int]) -> set[tuple[int, int]]:
+    by_key: dict[str, list[Order]] = defaultdict(list)
+    for order in orders:
+        if order.n in alive and order.kind is not Kind.LATE:
+            by_key[order.key].append(order)
+    found = set()
+    reach = PAIR_MS // (STEP_MS * KEYS) + 1
+    here = {order.n: order for mine in by_key.values() for order in mine}
+    for paid in (order for order in orders if order.paid):
+        # Orders of one key are KEYS numbers apart.
+        for n in (paid.n + turn * KEYS for turn in range(-reach, reach + 1)):
+            if n in here and abs(here[n].time_ms - paid.payment_ms) <= PAIR_MS:
+                found.add((n, paid.n))
+    return found
+
+
+def kinds_of(orders: Iterable[Order]) -> Counter[str]:
+    """How many of each kind."""
+    return Counter(order.kind.value for order in orders)

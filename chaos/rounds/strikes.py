@@ -1,0 +1,351 @@
+"""Does a fault to a fleet, shows that it happened, and heals it.
+
+A fault is a generator: up to its `yield` it is done, behind it it is shown to have happened and
+undone. Between them others may be done.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import psutil
+
+from chaos.elastic_group import POLL_S, Process
+from chaos.rounds.fleet import SESSION_MS, Fleet
+from chaos.rounds.load import Load
+from chaos.rounds.orders import POISON, Kind
+from chaos.rounds.schedule import Fault, FaultKind
+from everflow.runtime.worker.crash_points import APPLYING
+from everflow.testing.broker import EmbeddedBroker
+
+REACH_S = 120.0
+END_S = 120.0
+TAKEN_S = 180.0
+LONGEST_OUTAGE_S = 3.0
+EARLY_POLL_S = 0.02
+ORPHAN_S = 3.0
+"""In which a worker that was let go has done its worst."""
+BACK_S = 4.0
+"""In which an instance whose network is back joins the group again."""
+NO_ROOM = "EF-STATE-DISK"
+
+
+class NotDoneError(AssertionError):
+    """A fault did not happen: what the round shows is worth nothing."""
+
+
+@dataclass
+class Strikes:
+    """Faults of a run; `strike` each, then `heal` all. Owned by one thread."""
+
+    fleet: Fleet
+    broker: EmbeddedBroker
+    load: Load
+    _open: list[tuple[Fault, Iterator[None]]] = field(default_factory=list)
+    _pause: threading.Event = field(default_factory=threading.Event)
+
+    def strike(self, fault: Fault) -> None:
+        """Do it. NotDoneError where that cannot be."""
+        self._pause.wait(fault.wait_s)
+        going = self._of(fault.kind)(fault)
+        next(going)
+        self._open.append((fault, going))
+
+    def heal(self) -> list[Fault]:
+        """Undo everything; gives what is shown to have happened. NotDoneError for what did not."""
+        healed = []
+        while self._open:
+            fault, going = self._open.pop(0)
+            for _ in going:
+                pass
+            healed.append(fault)
+        return healed
+
+    def _of(self, kind: FaultKind) -> Callable[[Fault], Iterator[None]]:
+        return {
+            FaultKind.KILL_INSTANCE: self._kill_instance,
+            FaultKind.KILL_DRIVER: self._kill_instance,
+            FaultKind.KILL_WORKER: self._kill_worker,
+            FaultKind.KILL_JVM: self._kill_jvm,
+            FaultKind.KILL_BROKER: self._broker_goes,
+            FaultKind.RESTART_BROKER: self._broker_goes,
+            FaultKind.PAUSE: self._pause_instance,
+            FaultKind.HOLD_WORKER: self._hold_worker,
+            FaultKind.ORPHAN: self._orphan,
+            FaultKind.STALL: self._stall,
+            FaultKind.CUT: self._cut,
+            FaultKind.FULL_DISK: self._full_disk,
+            FaultKind.CLOCK: self._clock,
+            FaultKind.POISON: self._records,
+            FaultKind.OVERSIZED: self._records,
+        }[kind]
+
+    # --- processes -------------------------------------------------------------------------------
+
+    def _kill_instance(self, fault: Fault) -> Iterator[None]:
+        process = self.fleet.of(fault.instance)
+        since = time.monotonic()
+        self.fleet.kill(fault.instance, whole=fault.kind is FaultKind.KILL_INSTANCE)
+        _require(process.process.returncode == -signal.SIGKILL, fault, "it ended otherwise")
+        yield
+        self._rest(since, fault.away_s)
+        self.fleet.launch(fault.instance)
+
+    def _kill_worker(self, fault: Fault) -> Iterator[None]:
+        process = self._busy(fault)
+        pid = self._caught(process, fault) if fault.point else self._some_worker(process, fault)
+        worker = psutil.Process(pid)
+        process.family()
+        worker.kill()
+        psutil.wait_procs([worker], timeout=30)
+        _require(not _lives(pid), fault, f"process {pid} lives")
+        yield
+
+    def _kill_jvm(self, fault: Fault) -> Iterator[None]:
+        process = self.fleet.of(fault.instance)
+        self.fleet.may_end.add(fault.instance)
+        machines = [one for one in process.family() if "java" in _name(one)]
+        _require(bool(machines), fault, "it has no JVM")
+        for machine in machines:
+            machine.kill()
+        _require(not psutil.wait_procs(machines, timeout=30)[1], fault, "its JVM lives")
+        since = time.monotonic()
+        yield
+        # It knows that it cannot go on: its workers went with Spark.
+        self._ended(process)
+        self._rest(since, fault.away_s)
+        self.fleet.launch(fault.instance)
+
+    def _pause_instance(self, fault: Fault) -> Iterator[None]:
+        process = self._busy(fault)
+        tasks, since = self.fleet.active(fault.instance), time.monotonic()
+        family = process.family()
+        for one in family:
+            with suppress(psutil.NoSuchProcess):
+                one.suspend()
+        yield
+        self._taken(tasks, fault)
+        self._rest(since, SESSION_MS / 1000 + fault.away_s)
+        _require(_stopped(family), fault, "it did not stand still")
+        for one in reversed(family):
+            with suppress(psutil.NoSuchProcess):
+                one.resume()
+
+    def _hold_worker(self, fault: Fault) -> Iterator[None]:
+        process, since = self._busy(fault), time.monotonic()
+        pid = self._caught(process, fault)
+        yield
+        self._rest(since, fault.away_s)
+        process.go(fault.point)
+        self._waits(
+            lambda: process.passed(fault.point) or not _lives(pid), fault, "the end of the hold"
+        )
+
+    def _orphan(self, fault: Fault) -> Iterator[None]:
+        """A worker in the middle of a batch outlives everything else of its instance, which starts
+        again on the same disk."""
+        process, tasks = self._busy(fault), self.fleet.active(fault.instance)
+        pid = self._caught(process, fault)
+        family = [one for one in process.family() if one.pid != pid]
+        process.gone_s = time.time()
+        for one in family:
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
+        process.process.wait(30)
+        psutil.wait_procs(family, timeout=30)
+        _require(_lives(pid), fault, "the orphan died with its instance")
+        moves = self.fleet.moves()
+        if not fault.early:
+            self.fleet.launch(fault.instance)
+        yield
+        if fault.early:
+            self._waits(
+                lambda: self.fleet.moves() > moves,
+                fault,
+                "others to begin",
+                poll_s=EARLY_POLL_S,
+            )
+        elif fault.point != APPLYING:  # there it holds the store's lock: nobody gets on before it
+            what = f"{', '.join(sorted(tasks))} to run again"
+            self._waits(lambda: self.fleet.run_somewhere(tasks), fault, what, timeout_s=TAKEN_S)
+        if not fault.early:
+            self._rest(time.monotonic(), fault.away_s)
+        _require(_lives(pid), fault, "the orphan did not live so long")
+        process.go(fault.point)
+        self._waits(lambda: process.passed(fault.point), fault, "the orphan to go on")
+        if fault.early:
+            self._rest(time.monotonic(), fault.away_s)
+            self.fleet.launch(fault.instance)
+        self._rest(time.monotonic(), ORPHAN_S)
+        with suppress(psutil.NoSuchProcess):
+            psutil.Process(pid).kill()
+
+    def _stall(self, fault: Fault) -> Iterator[None]:
+        """A worker stands still in the middle of a batch while its instance loses the group, and
+        finds it again."""
+        process, tasks = self._busy(fault), self.fleet.active(fault.instance)
+        pid = self._caught(process, fault)
+        since = time.monotonic()
+        self.fleet.network.cut(fault.instance)
+        yield
+        self._taken(tasks, fault)
+        self._rest(since, SESSION_MS / 1000)
+        self.fleet.network.mend(fault.instance)
+        self._rest(time.monotonic(), BACK_S + fault.away_s)
+        held = _lives(pid)
+        process.go(fault.point)
+        if held:  # else its instance has ended it, as it may
+            self._waits(
+                lambda: process.passed(fault.point) or not _lives(pid), fault, "the end of it"
+            )
+
+    # --- surroundings ----------------------------------------------------------------------------
+
+    def _broker_goes(self, fault: Fault) -> Iterator[None]:
+        if fault.kind is FaultKind.KILL_BROKER:
+            self.broker.kill()
+        else:
+            self.broker.stop()
+        _require(not self.broker.running, fault, "the broker runs")
+        self._pause.wait(min(fault.away_s, LONGEST_OUTAGE_S))
+        self.broker.start()
+        yield
+
+    def _cut(self, fault: Fault) -> Iterator[None]:
+        self._busy(fault)
+        tasks, since = self.fleet.active(fault.instance), time.monotonic()
+        self.fleet.network.cut(fault.instance)
+        _require(not self.fleet.reaches(fault.instance), fault, "the broker is reached")
+        yield
+        self._taken(tasks, fault)
+        self._rest(since, SESSION_MS / 1000 + fault.away_s)
+        self.fleet.network.mend(fault.instance)
+        self._waits(lambda: self.fleet.reaches(fault.instance), fault, "the network")
+
+    def _full_disk(self, fault: Fault) -> Iterator[None]:
+        process, disk = self._busy(fault), self.fleet.disks[fault.instance]
+        self.fleet.may_end.add(fault.instance)
+        disk.fill()
+        _require(disk.free_bytes() == 0, fault, f"{disk.free_bytes()} bytes are free")
+        yield
+        self._ended(process)
+        told = process.log.read_text(errors="replace")
+        _require(NO_ROOM in told, fault, f"it ended, but said nothing of {NO_ROOM}")
+        disk.empty()
+        self.fleet.launch(fault.instance)
+
+    def _clock(self, fault: Fault) -> Iterator[None]:
+        process, clock = self.fleet.of(fault.instance), self.fleet.clocks[fault.instance]
+        clock.turn(fault.minutes)
+        since = time.monotonic()
+        yield
+
+        def shown() -> bool:
+            last = process.events.last("lag")
+            off_s = 0.0 if last is None else last.at_s - time.time()
+            return off_s * (1 if fault.minutes > 0 else -1) > abs(fault.minutes) * 30
+
+        if process.gone_s is None:
+            self._waits(shown, fault, "an event at the wrong time")
+        self._rest(since, fault.away_s)
+        clock.turn(0)
+
+    # --- records ---------------------------------------------------------------------------------
+
+    def _records(self, fault: Fault) -> Iterator[None]:
+        kinds: Sequence[Kind] = POISON if fault.kind is FaultKind.POISON else (Kind.OVERSIZED,)
+        self.load.ask([kind for kind in kinds for _ in range(fault.records)])
+        yield
+        # That they arrive where they should is the checker's.
+        self._waits(lambda: self.load.asked_for == 0, fault, "the bad records to be sent")
+
+    # --- small things ----------------------------------------------------------------------------
+
+    def _busy(self, fault: Fault) -> Process:
+        """The instance, once it runs a task."""
+        self._waits(lambda: bool(self.fleet.active(fault.instance)), fault, "a task to run there")
+        return self.fleet.of(fault.instance)
+
+    def _caught(self, process: Process, fault: Fault) -> int:
+        process.arm(fault.point)
+        self._waits(lambda: process.reached(fault.point), fault, f"a worker at {fault.point}")
+        return process.caught(fault.point)
+
+    def _some_worker(self, process: Process, fault: Fault) -> int:
+        def workers() -> list[int]:
+            return [
+                one.pid
+                for one in process.family()[1:]
+                if "python" in _name(one) and not _children(one)
+            ]
+
+        self._waits(lambda: bool(workers()), fault, "a worker")
+        return workers()[-1]
+
+    def _taken(self, tasks: frozenset[str], fault: Fault) -> None:
+        what = f"others to take over {', '.join(sorted(tasks))}"
+        self._waits(
+            lambda: self.fleet.run_somewhere(tasks, but=fault.instance),
+            fault,
+            what,
+            timeout_s=TAKEN_S,
+        )
+
+    def _ended(self, process: Process) -> None:
+        self.fleet.wait(
+            f"the end of {process.name}", lambda: process.process.poll() is not None, END_S
+        )
+        process.gone_s = process.gone_s or time.time()
+
+    def _waits(
+        self,
+        reached: Callable[[], bool],
+        fault: Fault,
+        what: str,
+        *,
+        timeout_s: float = REACH_S,
+        poll_s: float = POLL_S,
+    ) -> None:
+        self.fleet.wait(f"{what} ({fault})", reached, timeout_s, poll_s=poll_s)
+
+    def _rest(self, since: float, seconds: float) -> None:
+        until = since + seconds
+        self.fleet.wait("its time", lambda: time.monotonic() >= until, seconds + END_S)
+
+
+def _require(so: bool, fault: Fault, otherwise: str) -> None:
+    if not so:
+        raise NotDoneError(f"{fault} did not happen: {otherwise}")
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _stopped(family: Sequence[psutil.Process]) -> bool:
+    """Whether all that is left of it stands still."""
+    for one in family:
+        with suppress(psutil.NoSuchProcess):
+            if one.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE):
+                return False
+    return True
+
+
+def _name(process: psutil.Process) -> str:
+    with suppress(psutil.NoSuchProcess):
+        return str(process.name())
+    return ""
+
+
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    with suppress(psutil.NoSuchProcess):
+        return list(process.children())
+    return []

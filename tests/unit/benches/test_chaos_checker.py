@@ -1,0 +1,221 @@
+"""What the checker of `./run chaos` sees in hand-made logs: it must find each breach, and nothing
+in a clean one; and its schedule is the seed's alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from chaos.rounds.analyses import (
+    Analysis,
+    Finding,
+    Read,
+    kept_order,
+    list_members,
+    members,
+    read_again,
+    versions,
+    window_of,
+    written_once,
+)
+from chaos.rounds.books import Report, check_dropped, check_files, fold, letter_number
+from chaos.rounds.orders import (
+    BEGAN_MS,
+    DEAD_KINDS,
+    KEYS,
+    STEP_MS,
+    Kind,
+    Order,
+    Orders,
+    truth_of,
+)
+from chaos.rounds.program import WINDOW_MS
+from chaos.rounds.schedule import AT_A_POINT, RECORDS, STRIKES, FaultKind, draw
+from everflow.state.changelog import pack_value
+
+SHOP = b"shop-1" + (1_000).to_bytes(8, "big")
+
+
+def kinds(findings: Sequence[Finding]) -> list[Analysis]:
+    return [finding.analysis for finding in findings]
+
+
+def lists(*values: str) -> Mapping[int, Sequence[Read]]:
+    return {0: [Read(0, at, SHOP, value.encode(), 1) for at, value in enumerate(values)]}
+
+
+def copies(*orders: int) -> Mapping[int, Sequence[Read]]:
+    return {0: [Read(0, at, b"k", b'{"n": %d}' % n, 1) for at, n in enumerate(orders)]}
+
+
+# --- the seven ------------------------------------------------------------------------------------
+
+
+def test_a_clean_log_has_no_findings() -> None:
+    assert members("out", {1, 2, 3}, [1, 2, 3], lambda n: n % 2) == []
+    assert versions("lists", lists("1", "1,2", "1,2,3,4"), window_of)[1] == []
+    assert kept_order("out", copies(1, 2, 1 + KEYS, 2 + KEYS)) == []
+    assert written_once("log", {0: [Read(0, 1, b"a", b"", 1), Read(0, 2, b"b", b"", 1)]}) == []
+
+
+@pytest.mark.parametrize(
+    ("found", "breach"),
+    [
+        ([1, 2, 3, 9], Analysis.ABORTED_READ),
+        ([1, 3], Analysis.LOST),
+        ([1, 2, 2, 3], Analysis.DUPLICATE),
+        ([1, 2], Analysis.UNSEEN),
+    ],
+)
+def test_each_breach_of_a_set(found: list[int], breach: Analysis) -> None:
+    assert kinds(members("out", {1, 2, 3}, found, lambda n: "line")) == [breach]
+
+
+def test_a_missing_one_is_lost_only_behind_what_keeps_its_order() -> None:
+    assert kinds(members("out", {1, 2}, [2], lambda n: n)) == [Analysis.UNSEEN]
+
+
+@pytest.mark.parametrize(
+    ("values", "breach"),
+    [
+        (("1,2", "1,3"), Analysis.CYCLE),
+        (("1,2", "1,3,2"), Analysis.CYCLE),
+        (("1,2", "1"), Analysis.INVERSION),
+        (("1,2", "1,2"), Analysis.DUPLICATE),
+        ((f"1,{1 + KEYS}", f"1,{1 + KEYS},2,{2 + KEYS},2"), Analysis.INVERSION),
+    ],
+)
+def test_each_breach_of_versions(values: Sequence[str], breach: Analysis) -> None:
+    assert breach in kinds(versions("lists", lists(*values), window_of)[1])
+
+
+def test_orders_of_a_customer_keep_their_order() -> None:
+    assert kinds(kept_order("out", copies(1 + KEYS, 2, 1))) == [Analysis.INVERSION]
+
+
+def test_what_is_in_a_list_twice_or_not_at_all() -> None:
+    window = ("shop-1", 1_000)
+    found = list_members("lists", {window: {1, 2, 3}}, {window: [1, 1, 3]})
+    assert sorted(kinds(found), key=str) == [Analysis.DUPLICATE, Analysis.UNSEEN]
+    assert kinds(list_members("lists", {window: {1}}, {})) == [Analysis.UNSEEN]
+
+
+def test_an_offset_has_one_value() -> None:
+    early, late = copies(1, 2), copies(1, 3)
+    assert kinds(read_again("out", early, late)) == [Analysis.TWO_VALUES]
+    assert kinds(read_again("out", {0: [*early[0], early[0][0]]}, early)) == [Analysis.INVERSION]
+    compacted = {0: [early[0][1]]}
+    assert read_again("out", early, compacted) == []
+
+
+def test_a_key_that_is_written_twice() -> None:
+    reads = {0: [Read(0, 1, b"a", b"", 1), Read(0, 2, b"a", b"", 1)]}
+    assert kinds(written_once("log", reads)) == [Analysis.DUPLICATE]
+
+
+# --- stores, files, counters ----------------------------------------------------------------------
+
+
+def test_a_changelog_is_folded_up_to_a_position() -> None:
+    log = [
+        Read(0, 0, b"a", b"1", 5),
+        Read(0, 2, b"a", b"2", 6),
+        Read(0, 3, b"b", b"3", 7),
+        Read(0, 5, b"b", None, 8),
+    ]
+    assert fold(log, 4) == {b"a": pack_value(6, b"2"), b"b": pack_value(7, b"3")}
+    assert fold(log, 6) == {b"a": pack_value(6, b"2")}
+
+
+def test_a_store_that_is_another_one_was_wiped() -> None:
+    report = Report(1, 1)
+    check_files({(1, "0_0", "s"): ("s-0", 7)}, {(1, "0_0", "s"): ("s-0", 7)}, report)
+    assert report.clean
+    check_files({(1, "0_0", "s"): ("s-0", 7)}, {(1, "0_0", "s"): ("s-1", 9)}, report)
+    assert (report.stores_wiped, report.clean) == (1, False)
+
+
+@pytest.mark.parametrize(
+    ("probed", "total", "wrong"), [(4, 6, 0), (4, 3, 0), (3, 6, 1), (4, 7, 1), (5, 6, 1)]
+)
+def test_what_the_counters_of_dropped_records_may_say(probed: int, total: int, wrong: int) -> None:
+    """Those of an instance that was killed may be lost; none counts twice."""
+    truth = truth_of([Order(n, Kind.LATE) for n in range(3)])
+    report = Report(1, 1)
+    check_dropped(truth, probed, 4, total, report)
+    assert report.dropped_wrong == wrong
+
+
+# --- the input ------------------------------------------------------------------------------------
+
+
+def test_the_input_is_its_seeds() -> None:
+    first, again = (
+        [orders.next(kind) for kind in (None, Kind.UNLUCKY, *[None] * 800)]
+        for orders in (Orders(7), Orders(7))
+    )
+    assert first == again
+    assert [order.n for order in first] == list(range(802))
+    assert {order.kind for order in first} == {
+        Kind.GOOD,
+        Kind.FILTERED,
+        Kind.LATE,
+        Kind.UNLUCKY,
+    }
+    assert first != [Orders(8).next(order.kind) for order in first]
+
+
+def test_a_late_order_is_too_late_for_its_window_and_its_pairs() -> None:
+    truth = truth_of([Order(0, Kind.GOOD), Order(KEYS, Kind.LATE)])
+    assert truth.copies == {0, KEYS}
+    assert truth.lists == {("shop-0", BEGAN_MS): {0}}
+    assert (truth.pairs, truth.dropped) == ({(0, 0)}, 2)
+
+
+def test_a_payment_meets_the_orders_of_its_customer_that_are_near() -> None:
+    made = [Order(n, Kind.GOOD) for n in range(4 * KEYS)]
+    of_the_first = {pair for pair in truth_of(made).pairs if pair[1] % KEYS == 0}
+    assert KEYS * STEP_MS < 2_000 < 2 * KEYS * STEP_MS, "its neighbours are near, no others"
+    # Numbers that are even are paid; those of one customer are KEYS apart.
+    assert of_the_first == {
+        (order, paid) for paid in (0, 2 * KEYS) for order in (paid - KEYS, paid, paid + KEYS)
+    } - {(-KEYS, 0)}
+
+
+def test_dead_letters_tell_their_orders() -> None:
+    for kind in DEAD_KINDS:
+        assert letter_number(Order(1234, kind).value()) == 1234
+    assert letter_number(b'{"n":618,"shop":"shop-6"}') == 618
+    assert letter_number(b"else") == -1
+
+
+def test_windows_are_cut_where_the_program_cuts_them() -> None:
+    assert BEGAN_MS % WINDOW_MS == 0
+
+
+# --- the schedule ---------------------------------------------------------------------------------
+
+
+def test_the_schedule_is_its_seeds() -> None:
+    assert draw(40, 5) == draw(40, 5)
+    assert draw(40, 5) != draw(40, 6)
+    assert draw(40, 5)[:10] == draw(10, 5), "a shorter run begins as a longer one"
+
+
+def test_every_kind_comes_up_and_none_that_was_not_asked_for() -> None:
+    met = {fault.kind for one in draw(30, 1) for fault in one.faults}
+    assert met == set(FaultKind)
+    asked = [FaultKind.CUT, FaultKind.POISON]
+    assert {fault.kind for one in draw(30, 1, asked) for fault in one.faults} == set(asked)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_round_meets_an_instance_once(seed: int) -> None:
+    for one in draw(50, seed):
+        victims = [fault.instance for fault in one.faults if fault.instance]
+        assert len(victims) == len(set(victims))
+        for fault in one.faults:
+            assert bool(fault.records) == (fault.kind in RECORDS)
+            assert fault.kind in RECORDS or fault.kind in STRIKES
+            assert fault.point or fault.kind not in AT_A_POINT - {FaultKind.KILL_WORKER}
