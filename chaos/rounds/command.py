@@ -44,7 +44,7 @@ from chaos.rounds.program import (
 )
 from chaos.rounds.schedule import INSTANCES, FaultKind, Round, draw
 from chaos.rounds.strikes import Strikes
-from chaos.rounds.surroundings import Network, network, possible
+from chaos.rounds.surroundings import Network, Proxies, network, possible
 from everflow.testing.broker import EmbeddedBroker
 
 APPLICATION = "chaos"
@@ -58,7 +58,8 @@ REMARKS_SHOWN = 40
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run is made of; ``kinds``: those that may be drawn."""
+    """What a run is made of; ``kinds``: those that may be drawn. ``proxies``: networks as where
+    namespaces cannot be made."""
 
     rounds: int
     seed: int
@@ -66,6 +67,7 @@ class Plan:
     instances: int = INSTANCES
     rate: float = RATE
     mutation: str = ""
+    proxies: bool = False
 
     def schedule(self) -> list[Round]:
         """From the seed."""
@@ -99,7 +101,7 @@ class ChaosRun:
     # --- the parts -------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        net: Network = network()
+        net: Network = Proxies() if self.plan.proxies else network()
         self._held.callback(net.close)
         self.broker = self._held.enter_context(
             EmbeddedBroker(self.folder / "broker", host=net.host, heap="768m")
@@ -235,6 +237,11 @@ def main(arguments: Sequence[str]) -> int:
         choices=("", *MUTATIONS),
         help="a guard of the product to take away: then it must fail",
     )
+    parser.add_argument(
+        "--proxies",
+        action="store_true",
+        help="networks are proxies, also where namespaces could be made",
+    )
     parser.add_argument("--json", type=Path, default=None, metavar="FILE")
     parser.add_argument(
         "--keep", type=Path, default=None, help="where logs stay; default: a temporary folder"
@@ -248,7 +255,7 @@ def main(arguments: Sequence[str]) -> int:
         kinds = asked & possible(Path(temporary))
         left_out = ", ".join(sorted(kind.value for kind in asked - kinds))
         print(f"seed {seed}" + (f"; impossible here: {left_out}" if left_out else ""), flush=True)
-        plan = Plan(options.rounds, seed, kinds, mutation=options.mutation)
+        plan = Plan(options.rounds, seed, kinds, mutation=options.mutation, proxies=options.proxies)
         report = ChaosRun(plan, folder).run()
     print("\n".join(report.remarks[:REMARKS_SHOWN]))
     text = json.dumps(report.told(), indent=1)
