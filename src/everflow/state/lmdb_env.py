@@ -119,6 +119,18 @@ class StoreEnvironment:
         with self._reading() as txn:
             yield txn
 
+    @contextmanager
+    def read_beside(self) -> Iterator[lmdb.Transaction[bytes]]:
+        """A read transaction for whoever helps a thread that holds a read or a write and waits: as
+        long as it does, nobody closes or resizes. `read` would wait for a resize that waits for
+        the one who is helped, and is refused behind `close`. lmdb's MapResizedError and
+        ReadersFullError as they come."""
+        txn = self._env.begin()
+        try:
+            yield txn
+        finally:
+            txn.abort()
+
     def write(self, body: Callable[[lmdb.Transaction[bytes]], _Result]) -> _Result:
         """Run ``body`` in one write transaction: all of it is stored or nothing.
 

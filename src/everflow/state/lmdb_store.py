@@ -72,7 +72,7 @@ class LmdbStore:
         self.path = path
         self.kind = kind
         self._env = environment
-        self._ahead = ReadingAhead(environment.read)
+        self._ahead = ReadingAhead(environment.read_beside)
         names = {KEY_VALUE: _DATA, VERSIONED: _SEGMENTS + _DATA}.get(kind, _SEGMENTS)
         self._meta = environment.database(_META)
         self._databases: list[Any] = [environment.database(name) for name in names]

@@ -14,6 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Any
 
+import lmdb
+
 KEYS_MIN = 500
 """For fewer the threads are not worth their start."""
 PROBES = 32
@@ -26,21 +28,25 @@ Transactions = Callable[[], AbstractContextManager[Any]]
 
 
 class ReadingAhead:
-    """Of one environment, whose read transactions ``transactions`` opens. Any thread."""
+    """Of one environment. ``transactions`` opens read transactions beside the one that the caller
+    holds (`StoreEnvironment.read_beside`). Any thread."""
 
     def __init__(self, transactions: Transactions) -> None:
         self._transactions = transactions
 
     def fetch(self, keys: Sequence[bytes], database: Any) -> None:
         """Get the pages of these stored keys, which are read or written next, into memory, where
-        they are many and not there; blocks meanwhile. What another process writes in between is
-        fetched when it is needed."""
+        they are many and not there; blocks meanwhile. A hint: what it leaves out, or another
+        process writes in between, is fetched when it is needed."""
         if len(keys) < KEYS_MIN:
             return
         before = _waits()
-        self._read(keys[:: -(-len(keys) // PROBES)], database)
-        if _waits() - before >= WAITS_MIN:
-            self._read_at_once(keys, database)
+        try:
+            self._read(keys[:: -(-len(keys) // PROBES)], database)
+            if _waits() - before >= WAITS_MIN:
+                self._read_at_once(keys, database)
+        except (lmdb.MapResizedError, lmdb.ReadersFullError):
+            return  # another process has just made the store larger, or too many read
 
     def _read(self, keys: Sequence[bytes], database: Any) -> None:
         """In a transaction of its own, as LMDB wants it for each thread."""

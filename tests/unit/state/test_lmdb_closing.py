@@ -15,6 +15,7 @@ from everflow.errors import StoreMismatchError
 from everflow.state import lmdb_store
 from everflow.state.lmdb_env import StoreClosedError
 from everflow.state.lmdb_store import LmdbStore
+from everflow.state.reading_ahead import KEYS_MIN
 from everflow.testing.waiting import wait_until
 
 
@@ -45,7 +46,8 @@ def test_a_removed_store_is_closed_by_its_last_reader(store: LmdbStore, tmp_path
         (store.path / "data.mdb").unlink()
         LmdbStore.open(tmp_path / "other-0", kind="key_value").close()  # puts away what was removed
         assert store.path not in _open_paths()
-        assert view.get_many([b"b"]) == [bytes(8) + b"2"]
+        many = [b"%d" % number for number in range(KEYS_MIN)]
+        assert view.get_many([b"b", *many]) == [bytes(8) + b"2", *[None] * KEYS_MIN]
     with pytest.raises(StoreClosedError), store.snapshot():
         pass
 

@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import lmdb
 import numpy as np
 import pytest
 
 from everflow.state import reading_ahead
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.reading_ahead import KEYS_MIN, PROBES, ReadingAhead
+from everflow.testing.waiting import wait_until
 
 KEYS = [b"%05d" % number for number in range(4 * KEYS_MIN)]
 
@@ -69,6 +71,37 @@ def test_a_failed_read_is_the_callers_failure(monkeypatch: pytest.MonkeyPatch) -
 
     with pytest.raises(OSError, match="gone"):
         ReadingAhead(once).fetch(KEYS, "db")
+
+
+def test_a_store_that_another_process_made_larger_is_read_as_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @contextmanager
+    def resized() -> Iterator[Reads]:
+        raise lmdb.MapResizedError("mdb_txn_begin")
+        yield
+
+    ReadingAhead(resized).fetch(KEYS, "db")
+
+
+def test_a_reader_does_not_wait_for_a_write_that_waits_for_it(tmp_path: Path) -> None:
+    """The map has to grow, and that waits until the reader has left."""
+    store = LmdbStore.open(tmp_path / "store", kind="key_value", map_bytes=1 << 20)
+    times = np.zeros(len(KEYS), dtype=np.int64)
+    writing = threading.Thread(
+        target=lambda: store.load_chunk(KEYS, [b"x" * 2_000] * len(KEYS), times, len(KEYS))
+    )
+    try:
+        with store.snapshot() as snapshot:
+            writing.start()
+            wait_until(lambda: store._env._resizing, 60, "the map to grow")
+            assert snapshot.get_many(KEYS) == [None] * len(KEYS)
+            assert store._env._resizing
+        writing.join(60)
+        with store.snapshot() as snapshot:
+            assert all(snapshot.get_many(KEYS))
+    finally:
+        store.close()
 
 
 def _cold_store(path: Path) -> LmdbStore:
