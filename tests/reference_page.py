@@ -17,6 +17,7 @@ from typing import Any
 
 import everflow
 import everflow.assignment
+import everflow.client
 import everflow.metrics
 import everflow.testing
 from everflow.foreign_names import OWN
@@ -108,6 +109,11 @@ SECTIONS = (
         "Who has what", "../QUERIES.md#who-has-what", "KeyQueryMetadata StreamsMetadata LagInfo"
     ),
     Section(
+        "The query service's client",
+        "../QUERIES.md#the-query-service",
+        "QueryClient StoreInfo KeyOwner",
+    ),
+    Section(
         "Tasks and listeners",
         "../SCALING.md#listeners",
         "TaskId TaskRole TaskState TaskStatus TopicPartition RestoreListener "
@@ -126,6 +132,7 @@ SECTIONS = (
 )
 PLACES = {
     **dict.fromkeys(everflow.assignment.__all__, "everflow.assignment"),
+    **dict.fromkeys(everflow.client.__all__, "everflow.client"),
     **dict.fromkeys(everflow.testing.__all__, "everflow.testing"),
     **dict.fromkeys((*everflow.__all__, "metrics"), "everflow"),
 }

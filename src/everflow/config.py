@@ -7,6 +7,7 @@ may be written dotted (``{"commit.interval.ms": 100}``) or in snake_case
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import difflib
 import os
@@ -216,6 +217,10 @@ class StreamsConfig:
     state_memory_dir: str = _key("/dev/shm", path)
     spark_job_per_batch: bool = _key(False)
     http_listen: str = _key("", listening)
+    query_listen: str = _key("", listening)
+    query_token_file: str = _key("")
+    query_ssl_certificate_location: str = _key("")
+    query_ssl_key_location: str = _key("")
     scale_target_percent: int = _key(70, Between(1, 100))
     scale_drain_ms: int = _key(120_000, time_ms(1_000))
     scale_up_delay_ms: int = _key(15_000, time_ms(0))
@@ -371,6 +376,14 @@ class StreamsConfig:
         return MappingProxyType(
             {key: str(value) for key, value in self.clients.get("client.tag", {}).items()}
         )
+
+
+def asked_at(config: StreamsConfig, address: str) -> StreamsConfig:
+    """``config`` of an instance whose queries are answered at ``address``, whatever
+    ``application.server`` was."""
+    found = copy.copy(config)
+    object.__setattr__(found, "application_server", address)
+    return found
 
 
 def _mapped(settings: object) -> Mapping[str, object]:

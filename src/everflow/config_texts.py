@@ -259,7 +259,8 @@ _GROUP = _group(
         OURS,
     ),
     application_server=KeyText(
-        "`host:port` at which *your* service answers queries; told to all instances"
+        "`host:port` at which queries are answered, by `query.listen` or by a service of your "
+        "own; told to all instances"
     ),
 )
 
@@ -321,6 +322,23 @@ _WATCHING = _group(
         "is free. Empty: nothing listens",
         OURS + "; JMX",
     ),
+    query_listen=KeyText(
+        "`host:port` of this machine where the instance answers queries of its stores "
+        "([the query service](../QUERIES.md#the-query-service)); port 0: any that is free. "
+        "`application.server` is this address unless it is set. Empty: nothing listens",
+        OURS,
+    ),
+    query_token_file=KeyText(
+        "File with a token, or several, each in a line, of which one has to come with each query; "
+        "`none`: nobody is asked for one. Needed where `query.listen` is no loopback address",
+        OURS,
+    ),
+    query_ssl_certificate_location=KeyText(
+        "File with the query service's certificate and its chain (PEM); with "
+        "`query.ssl.key.location` the service speaks https",
+        OURS,
+    ),
+    query_ssl_key_location=KeyText("File with the key of that certificate (PEM)", OURS),
     scale_target_percent=KeyText(
         "How busy stream threads should be, in percent of the time: "
         "[`everflow_desired_instances`](metrics.md#how-many-instances) aims at it",

@@ -134,8 +134,8 @@ def listening(value: Any) -> str | None:
     if not _wrong_address(address):
         return None
     return (
-        "must be host:port of this machine, as in 0.0.0.0:9464 (all its addresses), where "
-        "/metrics, /live and /ready are served (empty: nowhere)"
+        "must be host:port of this machine, as in 0.0.0.0:9464 (all its addresses), or empty: "
+        "nothing listens"
     )
 
 

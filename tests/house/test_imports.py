@@ -124,6 +124,8 @@ TABLE: tuple[tuple[str, frozenset[str], frozenset[str]], ...] = (
         BASE | {"everflow.observe"},
         frozenset({"prometheus_client", "starlette", "uvicorn"}),
     ),
+    # asks an instance over HTTP, from anywhere
+    ("everflow.client", BASE | {"everflow.client"}, frozenset()),
     # starts instances as processes, and knows none from inside
     ("everflow.autoscale", BASE | {"everflow.autoscale"}, frozenset()),
     # 4: joins them: the rooms of runtime, lowest first; a room imports only rooms below it
@@ -207,6 +209,13 @@ TABLE: tuple[tuple[str, frozenset[str], frozenset[str]], ...] = (
         | {f"everflow.runtime.{name}" for name in ("query", "tasks", "client_state")}
         | {"everflow.state", "everflow.kafka.group_channel", "everflow.kafka.group_description"},
         frozenset({"kafka"}),
+    ),
+    (
+        "everflow.runtime.serving",
+        BASE
+        | {f"everflow.runtime.{name}" for name in ("query", "serving")}
+        | {"everflow.observe.http_server"},
+        frozenset({"starlette", "pyarrow", "orjson"}),
     ),
     # the instance: joins rooms and engines, and uses no engine's package itself
     (

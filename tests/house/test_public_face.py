@@ -23,6 +23,7 @@ from reference_page import PLACES, SECTIONS, found, members
 MODULES = (
     "everflow",
     "everflow.assignment",
+    "everflow.client",
     "everflow.errors",
     "everflow.metrics",
     "everflow.serdes",

@@ -106,9 +106,16 @@ class HttpServer:
     """Listens from its making on; `close` from any thread. ConfigError where the address cannot be
     had."""
 
-    def __init__(self, address: str, app: Starlette) -> None:
-        """``address``: host:port; port 0 is any that is free (`address` then says which)."""
-        self._socket = _listening(address)
+    def __init__(
+        self,
+        address: str,
+        app: Starlette,
+        setting: str = "http.listen",
+        certificate: tuple[str, str] | None = None,
+    ) -> None:
+        """``address``: host:port, from ``setting``; port 0 is any that is free (`address` then says
+        which). ``certificate``: files of a certificate and its key, for TLS."""
+        self._socket = _listening(address, setting)
         host, port = self._socket.getsockname()[:2]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         config = uvicorn.Config(
@@ -119,6 +126,8 @@ class HttpServer:
             limit_concurrency=MOST_CONNECTIONS,
             timeout_graceful_shutdown=1,
             server_header=False,
+            ssl_certfile=None if certificate is None else certificate[0],
+            ssl_keyfile=None if certificate is None else certificate[1],
         )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._run, name="everflow-http", daemon=True)
@@ -137,11 +146,13 @@ class HttpServer:
             log.exception("The HTTP server at %s failed", self.address)
 
 
-def _listening(address: str) -> socket.socket:
+def _listening(address: str, setting: str) -> socket.socket:
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # asyncio sends at once (TCP_NODELAY) only where the protocol is said: without it each answer
+    # waits 40 ms for the acknowledgement of its own head.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, int(port)))
@@ -149,7 +160,7 @@ def _listening(address: str) -> socket.socket:
     except OSError as error:
         listener.close()
         raise ConfigError(
-            f"http.listen = {address!r} cannot be listened at ({error.strerror or error}). Is "
+            f"{setting} = {address!r} cannot be listened at ({error.strerror or error}). Is "
             f"another instance of this machine there? Give each its own port, or port 0 for any "
             f"that is free."
         ) from error

@@ -16,7 +16,7 @@ from typing import Any
 
 from everflow import metrics as names
 from everflow.clock import Clock, SystemClock
-from everflow.config import StreamsConfig
+from everflow.config import StreamsConfig, asked_at
 from everflow.errors import EverflowError
 from everflow.foreign_names import Telling
 from everflow.kafka.admin import ClusterAdmin
@@ -262,6 +262,8 @@ class KafkaStreams(
         self._log_file = instance_log(config)
         if config.http_listen:  # from now on: a start may take its time, and is looked at
             self._observer = self._observed(directory.process_id)
+        if config.query_listen:
+            config = self.config = asked_at(config, self._served())
         # 2-7. The cluster is there, earlier writers are fenced, topics exist and fit, and so does
         # what is stored.
         admin = ClusterAdmin(config.admin(), stop=stop)
@@ -310,6 +312,19 @@ class KafkaStreams(
         drain = lambda: self._begin_close(limit_s, leave_group=True)  # noqa: E731
         held.enter_context(watched(observer, self._topology, self.config.http_listen, drain))
         return observer
+
+    def _served(self) -> str:
+        """The stores over HTTP; the address at which they are reached."""
+        from everflow.runtime.serving.served import served
+
+        sites = lambda: self._asked().sites  # noqa: E731
+        return self._life.held.enter_context(served(self, sites, self.config))
+
+    @property
+    def query_address(self) -> str | None:
+        """host:port where stores can be asked (``application.server``); None: nowhere, or not yet
+        (``query.listen``)."""
+        return self.config.application_server or None
 
     def _release(self, directory: StateDirectory, clean: bool) -> None:
         self._life.note_end("writing the stores to disk")

@@ -156,6 +156,11 @@ class StoreQueries:
         )
         return STORE_KINDS[site.spec.kind](site.spec, StoreReader(access), site.decode)
 
+    @property
+    def sites(self) -> dict[str, StoreSite]:
+        """The stores there are, by name."""
+        return self._sites
+
     def site(self, name: str) -> StoreSite:
         """The store of that name; StoreNotFoundError lists those there are."""
         site = self._sites.get(name)

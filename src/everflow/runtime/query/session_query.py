@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from everflow.runtime.query.store_query import TIME_MAX, ReadOnlyStore, after_keys, whole_number
+from everflow.runtime.query.store_query import (
+    TIME_MAX,
+    EntryPlace,
+    ReadOnlyStore,
+    StoreScan,
+    after_keys,
+    whole_number,
+)
 from everflow.serdes.windowed import session_key, split_session_key
 from everflow.windows import Windowed
 
@@ -81,17 +88,16 @@ class ReadOnlySessionStore(ReadOnlyStore):
         data = self._key_bytes(key)
         keep = _touching(data, data, *_bounds(earliest_end, latest_start))
 
-        def sessions() -> Iterator[Session]:
+        def sessions() -> Iterator[tuple[EntryPlace, bytes]]:
             if earliest_end > TIME_MAX:
                 return
             begin, behind = (
                 session_key(data, 0, max(earliest_end, 0)),
                 data + _LAST_SUFFIX + b"\x00",
             )
-            for stored_key, stored in self._entries_of(data, begin, behind, keep, reverse=reverse):
-                yield self._decode_key(stored_key), self._value(stored)
+            yield from self._entries_of(data, begin, behind, keep, reverse=reverse)
 
-        return sessions()
+        return StoreScan(sessions(), self._shown)
 
     def _sessions_between(
         self, first: Any, last: Any, earliest_end: int, latest_start: int, *, reverse: bool

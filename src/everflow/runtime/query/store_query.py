@@ -7,11 +7,12 @@ but each key comes once, in order.
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from everflow.errors import RetriableError, StoreMismatchError
 from everflow.foreign_names import spelled_here
@@ -36,6 +37,30 @@ TIME_MAX = (1 << 63) - 1
 
 Entry = tuple[bytes, bytes]
 _Read = TypeVar("_Read")
+_Store = TypeVar("_Store", bound="ReadOnlyStore")
+
+
+class EntryPlace(NamedTuple):
+    """Where an entry lies: its partition, and its key as the store has it."""
+
+    partition: int
+    key: bytes
+
+
+class StoreScan(Iterator[tuple[Any, Any]]):
+    """A longer result, entry by entry. ``place``: of the last one that was given, None before the
+    first; `ReadOnlyStore.behind` goes on from there."""
+
+    def __init__(
+        self, found: Iterator[tuple[EntryPlace, bytes]], decode: Callable[[bytes, bytes], Any]
+    ) -> None:
+        """``decode``: a stored key and what is stored, to what the user sees."""
+        self._found, self._decode = found, decode
+        self.place: EntryPlace | None = None
+
+    def __next__(self) -> Any:
+        self.place, stored = next(self._found)
+        return self._decode(self.place.key, stored)
 
 
 class CopyAccess(Protocol):
@@ -92,7 +117,7 @@ class StoreReader:
     def entries(
         self, partition: int, start: bytes | None, end: bytes | None, reverse: bool = False
     ) -> Iterator[Entry]:
-        """Entries with ``start <= key < end`` in order of key bytes, falling with ``reverse``."""
+        """StoreScan with ``start <= key < end`` in order of key bytes, falling with ``reverse``."""
         while True:
             page, more = self.read(
                 partition,
@@ -142,6 +167,14 @@ class ReadOnlyStore:
         self.spec = spec
         self._reader = reader
         self._decode = decode
+        self._behind: EntryPlace | None = None
+
+    def behind(self: _Store, place: EntryPlace | None) -> _Store:
+        """The same store, of which longer results (iterators) begin behind this place; None: at
+        their begin. What was asked before has to be asked again, from the same copy."""
+        found = copy.copy(self)
+        found._behind = place
+        return found
 
     @property
     def partitions(self) -> tuple[int, ...]:
@@ -187,21 +220,36 @@ class ReadOnlyStore:
         *,
         reverse: bool = False,
     ) -> Iterator[tuple[Any, Any]]:
-        partitions = self._ready()
+        first = 0 if self._behind is None else self._behind.partition
+        partitions = [partition for partition in self._ready() if partition >= first]
 
-        def entries() -> Iterator[tuple[Any, Any]]:
+        def entries() -> Iterator[tuple[EntryPlace, bytes]]:
             for partition in partitions:
-                for key, stored in self._reader.entries(partition, start, end, reverse):
+                for key, stored in self._entries(partition, start, end, reverse):
                     if keep is None or keep(key):
-                        yield self._decode_key(key), self._value(stored)
+                        yield EntryPlace(partition, key), stored
 
-        return entries()
+        return StoreScan(entries(), self._shown)
+
+    def _entries(
+        self, partition: int, start: bytes | None, end: bytes | None, reverse: bool
+    ) -> Iterator[Entry]:
+        """Those of a partition that are behind where an earlier result ended."""
+        behind = self._behind
+        if behind is not None and behind.partition == partition:
+            if reverse:
+                end = behind.key if end is None else min(end, behind.key)
+            else:
+                start = max(start or b"", behind.key + b"\x00")
+        return self._reader.entries(partition, start, end, reverse)
 
     def _ready(self) -> Sequence[int]:
         """The readable partitions; refuses at the call, not at the first entry, what cannot be
         read."""
         self._reader.access.require_some()
         partitions = self.partitions
+        if self._behind is not None:  # or half a result would be passed off as a whole one
+            self._reader.access.path(self._behind.partition)
         for partition in partitions:
             self._reader.access.path(partition)
         return partitions
@@ -215,17 +263,21 @@ class ReadOnlyStore:
 
     def _entries_of(
         self, key: bytes, start: bytes, end: bytes, keep: Callable[[bytes], bool], *, reverse: bool
-    ) -> Iterator[Entry]:
+    ) -> Iterator[tuple[EntryPlace, bytes]]:
         """Entries of one key whose windows lie in a range, from the first partition that has
         some."""
-        for partition in self._places_of(key):
+        places = self._places_of(key) if self._behind is None else [self._behind.partition]
+        for partition in places:
             found = False
-            for entry in self._reader.entries(partition, start, end, reverse):
-                if keep(entry[0]):
+            for stored_key, stored in self._entries(partition, start, end, reverse):
+                if keep(stored_key):
                     found = True
-                    yield entry
+                    yield EntryPlace(partition, stored_key), stored
             if found:
                 return
+
+    def _shown(self, key: bytes, stored: bytes) -> tuple[Any, Any]:
+        return self._decode_key(key), self._value(stored)
 
     def _places_of(self, key: bytes) -> Iterator[int]:
         """Where to look for a key: its own partition, then the others here that can be read, as

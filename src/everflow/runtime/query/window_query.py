@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from everflow.runtime.query.store_query import TIME_MAX, ReadOnlyStore, after_keys, whole_number
+from everflow.runtime.query.store_query import (
+    TIME_MAX,
+    EntryPlace,
+    ReadOnlyStore,
+    StoreScan,
+    after_keys,
+    whole_number,
+)
 from everflow.serdes.windowed import STORE_SUFFIX_BYTES, split_window_store_key, window_store_key
 from everflow.windows import Windowed
 
@@ -65,15 +72,14 @@ class ReadOnlyWindowStore(ReadOnlyStore):
         time_from, time_to = _interval(time_from, time_to)
         keep = _within(data, data, time_from, time_to)
 
-        def windows() -> Iterator[Window]:
+        def windows() -> Iterator[tuple[EntryPlace, bytes]]:
             if not 0 <= time_to >= time_from:
                 return
             start = window_store_key(data, max(0, min(time_from, TIME_MAX)))
             end = window_store_key(data, min(time_to, TIME_MAX))[:-4] + _SEQUENCE_MAX + b"\x00"
-            for stored_key, stored in self._entries_of(data, start, end, keep, reverse=reverse):
-                yield self._decode_key(stored_key), self._value(stored)
+            yield from self._entries_of(data, start, end, keep, reverse=reverse)
 
-        return windows()
+        return StoreScan(windows(), self._shown)
 
     def _windows_between(
         self, first: Any, last: Any, time_from: int, time_to: int, *, reverse: bool

@@ -61,6 +61,8 @@ class Instance(InteractiveQueries):
     asked: int = 0
     draining: bool = False
     clock: ManualClock = field(default_factory=ManualClock)
+    sites: Sequence[StoreSite] = tuple(SITES)
+    host: str = "me:1"
 
     def __post_init__(self) -> None:
         ports = QueryPorts(
@@ -71,7 +73,7 @@ class Instance(InteractiveQueries):
             ends=self.ends,
             draining=lambda: self.draining,
         )
-        self._queries = StoreQueries(SITES, self.inputs, "me:1", ports, self.clock)
+        self._queries = StoreQueries(self.sites, self.inputs, self.host, ports, self.clock)
 
     def inputs(self, task: TaskId) -> list[TopicPartition]:
         return [TopicPartition("in", task.partition)]

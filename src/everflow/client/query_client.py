@@ -1,0 +1,300 @@
+"""`QueryClient`: what the query service answers, as Python values."""
+
+from __future__ import annotations
+
+import base64
+import json
+import ssl
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, NamedTuple
+from urllib.parse import quote, urlencode
+
+from everflow.client.connections import Connections, QueryRefusedError
+from everflow.windows import Windowed
+
+PAGE = 1_000
+NO_ENTRY = "EF-NO-ENTRY"
+
+
+class StoreInfo(NamedTuple):
+    """A store: its kind, its keys' serde in words, how many partitions it has, and which of them
+    the instance that answered has active (``here``) and as ``copies``; of windows their size in
+    ms."""
+
+    name: str
+    kind: str
+    key: str
+    partitions: int
+    here: tuple[int, ...]
+    copies: tuple[int, ...]
+    window_size_ms: int | None
+    retention_ms: int | None
+
+
+class KeyOwner(NamedTuple):
+    """Who has a key: host:port of the active task and of standbys, the partition, and how many
+    offsets the copy of who answered is behind (None: it has none)."""
+
+    active: str | None
+    standbys: tuple[str, ...]
+    partition: int
+    lag: int | None
+
+
+class QueryClient:
+    """Reads the stores of an application over its query service (``query.listen``).
+
+    Every instance may be asked: one that does not have a key names the owner, and the client goes
+    there; what moves is asked for again for ``patience`` seconds. Keys are given as the table has
+    them: text, bytes, numbers, dicts. Values come as JSON says them: a timestamp as text, bytes in
+    base64.
+
+    Owned by one thread at a time. Every call may raise QueryRefusedError (it will not be answered)
+    and QueryUnavailableError (nobody has answered in time). ``stale`` also lets copies answer,
+    which may be ``max_lag`` offsets behind (KIP-535).
+    """
+
+    def __init__(
+        self,
+        servers: str | Sequence[str],
+        *,
+        token: str | None = None,
+        ca: str | None = None,
+        tls: bool = False,
+        timeout: float = 5.0,
+        patience: float = 10.0,
+    ) -> None:
+        """``servers``: host:port of one or more instances. ``tls``: the service speaks https;
+        ``ca``: file of the authority that signed its certificate (PEM), which means ``tls``.
+        ``timeout``: seconds that one answer may take."""
+        context = ssl.create_default_context(cafile=ca) if tls or ca is not None else None
+        given = [servers] if isinstance(servers, str) else list(servers)
+        self._connections = Connections(given, token, context, timeout, patience)
+
+    def stores(self) -> list[StoreInfo]:
+        """All of them, as one instance sees them."""
+        return [_store_info(one) for one in self._ask("/stores")["stores"]]
+
+    def owner(self, store: str, key: Any) -> KeyOwner:
+        """Who has a key."""
+        found = self._ask(f"/stores/{_quoted(store)}/owner/{_key(key)}")
+        return KeyOwner(found["active"], tuple(found["standbys"]), found["partition"], found["lag"])
+
+    def get(
+        self,
+        store: str,
+        key: Any,
+        *,
+        as_of: int | None = None,
+        stale: bool = False,
+        max_lag: int | None = None,
+    ) -> Any:
+        """The value of a key, None where there is none; of a versioned store also as of a time (ms
+        since the epoch)."""
+        asked = _asked(stale, max_lag, as_of=as_of)
+        found = self._entry(f"/stores/{_quoted(store)}/entries/{_key(key)}", asked)
+        return None if found is None else found["value"]
+
+    def get_many(
+        self, store: str, keys: Iterable[Any], *, stale: bool = False, max_lag: int | None = None
+    ) -> list[Any]:
+        """The value of each key, None where there is none, in the keys' order; up to 1,000 keys
+        travel together."""
+        wanted = list(keys)
+        found: list[Any] = [None] * len(wanted)
+        path = _with(f"/stores/{_quoted(store)}/entries", _asked(stale, max_lag))
+        asks: list[tuple[str | None, list[int]]] = [(None, list(range(len(wanted))))]
+        for at, places in asks:  # it grows: who has not a key names who has it
+            left: dict[str | None, list[int]] = {}
+            for start in range(0, len(places), PAGE):
+                part = places[start : start + PAGE]
+                body = {"keys": [_text(wanted[place]) for place in part]}
+                told = self._connections.ask(path, body, at)["entries"]
+                for place, one in zip(part, told, strict=True):
+                    if "error" in one:
+                        left.setdefault(one["host"], []).append(place)
+                    else:
+                        found[place] = one["value"]
+            for host, others in left.items():
+                if at is None and host is not None:
+                    asks.append((host, others))
+                else:  # they move: one after the other, with patience
+                    for place in others:
+                        found[place] = self.get(store, wanted[place], stale=stale, max_lag=max_lag)
+        return found
+
+    def range(
+        self,
+        store: str,
+        first: Any = None,
+        last: Any = None,
+        *,
+        prefix: Any = None,
+        reverse: bool = False,
+        stale: bool = False,
+        max_lag: int | None = None,
+    ) -> Iterator[tuple[Any, Any]]:
+        """Keys with values of all instances, in order of key bytes within each partition, one
+        partition after the other; both ends included, None leaves one open."""
+        asked = _asked(stale, max_lag, reverse=reverse, **_keys(first=first, last=last))
+        asked |= _keys(prefix=prefix)
+        for row in self._everywhere(store, "entries", asked):
+            yield row["key"], row["value"]
+
+    def versions(
+        self, store: str, key: Any, time_from: int | None = None, time_to: int | None = None
+    ) -> list[dict[str, Any]]:
+        """What a key of a versioned store was: ``value``, ``timestamp``, ``valid_to``, in order of
+        time."""
+        asked = _asked(False, None, **{"from": time_from, "to": time_to})
+        path = f"/stores/{_quoted(store)}/versions/{_key(key)}"
+        return list(self._ask(path, asked)["versions"])
+
+    def fetch_window(
+        self, store: str, key: Any, start: int, *, stale: bool = False, max_lag: int | None = None
+    ) -> Any:
+        """The value of a key in the window that begins at ``start`` (ms), None if there is none."""
+        path = f"/stores/{_quoted(store)}/window/{start}/{_key(key)}"
+        found = self._entry(path, _asked(stale, max_lag))
+        return None if found is None else found["value"]
+
+    def fetch(
+        self,
+        store: str,
+        key: Any,
+        time_from: int | None = None,
+        time_to: int | None = None,
+        *,
+        reverse: bool = False,
+        stale: bool = False,
+        max_lag: int | None = None,
+    ) -> Iterator[tuple[Windowed, Any]]:
+        """Windows of a key that begin in an interval of time (ms, both ends included), in order of
+        time."""
+        asked = _asked(stale, max_lag, reverse=reverse, **{"from": time_from, "to": time_to})
+        return map(_windowed, self._pages(store, "windows", "/" + _key(key), asked))
+
+    def fetch_all(
+        self,
+        store: str,
+        time_from: int | None = None,
+        time_to: int | None = None,
+        *,
+        first: Any = None,
+        last: Any = None,
+        stale: bool = False,
+        max_lag: int | None = None,
+    ) -> Iterator[tuple[Windowed, Any]]:
+        """`fetch` of all keys, or of those from ``first`` to ``last``, of all instances."""
+        asked = _asked(stale, max_lag, **{"from": time_from, "to": time_to})
+        asked |= _keys(first=first, last=last)
+        return map(_windowed, self._everywhere(store, "windows", asked))
+
+    def find_sessions(
+        self,
+        store: str,
+        key: Any,
+        time_from: int | None = None,
+        time_to: int | None = None,
+        *,
+        reverse: bool = False,
+        stale: bool = False,
+        max_lag: int | None = None,
+    ) -> Iterator[tuple[Windowed, Any]]:
+        """Sessions of a key that touch an interval of time (ms), in order of time."""
+        asked = _asked(stale, max_lag, reverse=reverse, **{"from": time_from, "to": time_to})
+        return map(_windowed, self._pages(store, "sessions", "/" + _key(key), asked))
+
+    def close(self) -> None:
+        """End the connections to all instances; a question that is asked later makes new ones."""
+        self._connections.close()
+
+    def __enter__(self) -> QueryClient:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    def _ask(self, path: str, asked: Mapping[str, Any] | None = None) -> Any:
+        return self._connections.ask(_with(path, asked or {}))
+
+    def _entry(self, path: str, asked: Mapping[str, Any]) -> Any:
+        try:
+            return self._ask(path, asked)
+        except QueryRefusedError as refused:
+            if refused.code == NO_ENTRY:
+                return None
+            raise
+
+    def _everywhere(
+        self, store: str, what: str, asked: Mapping[str, Any]
+    ) -> Iterator[dict[str, Any]]:
+        """One partition after the other, each at its owner: an instance that has the store, but not
+        the partition, names who has it."""
+        partitions = self._ask(f"/stores/{_quoted(store)}")["partitions"]
+        for partition in range(partitions):
+            yield from self._pages(store, what, "", {**asked, "partition": partition})
+
+    def _pages(
+        self, store: str, what: str, key: str, asked: Mapping[str, Any]
+    ) -> Iterator[dict[str, Any]]:
+        after: str | None = None
+        while True:
+            page = {"limit": PAGE} if after is None else {"limit": PAGE, "after": after}
+            found = self._ask(f"/stores/{_quoted(store)}/{what}{key}", {**asked, **page})
+            yield from found[what]
+            after = found["next"]
+            if after is None:
+                return
+
+
+def _asked(stale: bool, max_lag: int | None, **others: Any) -> dict[str, Any]:
+    """Query parameters; what is None or false is left out."""
+    given = {"stale": stale, "max_lag": max_lag, **others}
+    return {
+        name: "true" if value is True else value
+        for name, value in given.items()
+        if value is not None and value is not False
+    }
+
+
+def _keys(**keys: Any) -> dict[str, str]:
+    return {name: _text(key) for name, key in keys.items() if key is not None}
+
+
+def _text(key: Any) -> str:
+    """A key as the service reads it: text as it is, bytes in base64, everything else as JSON."""
+    if isinstance(key, str):
+        return key
+    if isinstance(key, bytes):
+        return base64.urlsafe_b64encode(key).decode()
+    return json.dumps(key, default=str)
+
+
+def _key(key: Any) -> str:
+    return _quoted(_text(key))
+
+
+def _quoted(text: str) -> str:
+    return quote(text, safe="")
+
+
+def _with(path: str, asked: Mapping[str, Any]) -> str:
+    return f"{path}?{urlencode(asked)}" if asked else path
+
+
+def _windowed(row: Mapping[str, Any]) -> tuple[Windowed, Any]:
+    return Windowed(row["key"], row["start"], row["end"]), row["value"]
+
+
+def _store_info(found: Mapping[str, Any]) -> StoreInfo:
+    lists = {name: tuple(found[name]) for name in ("here", "copies")}
+    return StoreInfo(**{**{name: found[name] for name in StoreInfo._fields}, **lists})

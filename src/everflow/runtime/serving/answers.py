@@ -1,0 +1,268 @@
+"""What the query service answers, as plain values, out of the stores of an instance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any, Protocol
+
+from everflow.errors import RetriableError
+from everflow.runtime.query.key_metadata import KeyQueryMetadata, StoreSite, StreamsMetadata
+from everflow.runtime.query.query_errors import (
+    InvalidStateStoreError,
+    StateElsewhereError,
+    StoreNotFoundError,
+)
+from everflow.runtime.query.store_query import TIME_MAX, ReadOnlyStore, StoreScan
+from everflow.runtime.serving.parameters import (
+    CopyChoice,
+    Parameters,
+    RefusedRequest,
+    malformed,
+    read_key,
+    read_keys,
+    require_kind,
+    token_of,
+)
+from everflow.windows import Windowed
+
+KEY_VALUE = ("key_value", "versioned")
+
+
+class Stores(Protocol):
+    """What is asked of an instance (`InteractiveQueries`), from any thread."""
+
+    def store(
+        self,
+        name: str,
+        partition: int | None = None,
+        *,
+        stale: bool = False,
+        max_lag: int | None = None,
+    ) -> Any: ...
+    def query_metadata_for_key(self, store: str, key: Any) -> KeyQueryMetadata: ...
+    def metadata_for_all_streams_clients(self) -> tuple[StreamsMetadata, ...]: ...
+
+
+class ServedStores:
+    """One method for each path. ``sites``: the stores there are, by name; InvalidStateStoreError
+    before the instance has started."""
+
+    def __init__(self, stores: Stores, sites: Callable[[], dict[str, StoreSite]]) -> None:
+        self._stores = stores
+        self._sites = sites
+
+    def listed(self, asked: Parameters) -> dict[str, Any]:
+        """Every store, and which of its partitions can be read here."""
+        asked.done()
+        return {"stores": [self._described(site) for _, site in sorted(self._sites().items())]}
+
+    def described(self, asked: Parameters, store: str) -> dict[str, Any]:
+        """One store, and about how many entries it has here."""
+        fresh = asked.freshness()
+        asked.done()
+        view = self._view(store, fresh)
+        return {
+            **self._described(self._site(store)),
+            "entries": view.approximate_num_entries() if view.partitions else 0,
+        }
+
+    def instances(self, asked: Parameters) -> dict[str, Any]:
+        """Who has what, as of the last rebalance."""
+        asked.done()
+        return {
+            "instances": [
+                {
+                    "host": one.host,
+                    "stores": sorted(one.store_names),
+                    "standby_stores": sorted(one.standby_store_names),
+                }
+                for one in self._stores.metadata_for_all_streams_clients()
+            ]
+        }
+
+    def owner(self, asked: Parameters, store: str, key: str) -> dict[str, Any]:
+        """Who has a key."""
+        asked.done()
+        where = self._stores.query_metadata_for_key(store, self._key(store, key))
+        return {
+            "active": where.active_host,
+            "standbys": list(where.standby_hosts),
+            "partition": where.partition,
+            "lag": where.lag,
+        }
+
+    # --- key-value stores -------------------------------------------------------------------------
+
+    def entry(self, asked: Parameters, store: str, key: str) -> dict[str, Any]:
+        """The value of a key; of a versioned store also as of a time."""
+        site = self._kind(store, *KEY_VALUE)
+        fresh, as_of = asked.freshness(), asked.number("as_of", None, -TIME_MAX)
+        asked.done()
+        found = self._key(store, key)
+        view = self._view(store, fresh)
+        if as_of is not None:
+            require_kind(store, site.spec.kind, "versioned")
+            version = view.get_as_of(found, as_of)
+            return {"key": found, **_version(_present(version, store, key))}
+        return {"key": found, "value": _present(view.get(found), store, key)}
+
+    def entries_of(self, asked: Parameters, store: str, body: bytes) -> dict[str, Any]:
+        """The values of many keys; of one that is not here, who has it."""
+        site = self._kind(store, *KEY_VALUE)
+        fresh = asked.freshness()
+        asked.done()
+        view = self._view(store, fresh)
+        found: list[dict[str, Any]] = []
+        for _, key in read_keys(site.spec.key_serde, body):
+            try:
+                found.append({"key": key, "value": view.get(key)})
+            except StateElsewhereError as elsewhere:
+                found.append({"key": key, "host": elsewhere.host, "error": str(elsewhere)})
+            except (InvalidStateStoreError, RetriableError) as error:
+                found.append({"key": key, "host": None, "error": str(error)})
+        return {"entries": found}
+
+    def entries(self, asked: Parameters, store: str) -> dict[str, Any]:
+        """Entries of this instance in order of key bytes, partition by partition."""
+        site = self._kind(store, *KEY_VALUE)
+        serde = site.spec.key_serde
+        first, last = asked.key("first", serde), asked.key("last", serde)
+        prefix, reverse = asked.key("prefix", serde), asked.flag("reverse")
+        if prefix is not None and (first is not None or last is not None or reverse):
+            raise RefusedRequest(
+                400, "EF-QUERY", "prefix stands alone: without first, last and reverse."
+            )
+
+        def ask(view: Any) -> Iterator[Any]:
+            if prefix is not None:
+                return view.prefix_scan(prefix)  # type: ignore[no-any-return]
+            return view.reverse_range(first, last) if reverse else view.range(first, last)  # type: ignore[no-any-return]
+
+        return self._page(asked, store, ask, "entries")
+
+    def versions(self, asked: Parameters, store: str, key: str) -> dict[str, Any]:
+        """What a key was, in order of time."""
+        self._kind(store, "versioned")
+        fresh = asked.freshness()
+        first, last = (
+            asked.number("from", 0, -TIME_MAX),
+            asked.number("to", TIME_MAX - 1, -TIME_MAX),
+        )
+        asked.done()
+        found = self._view(store, fresh).versions(self._key(store, key), first, last)
+        return {"key": self._key(store, key), "versions": [_version(one) for one in found]}
+
+    # --- windows and sessions ---------------------------------------------------------------------
+
+    def window(self, asked: Parameters, store: str, key: str, start: int) -> dict[str, Any]:
+        """The window of a key that begins at a time."""
+        self._kind(store, "window")
+        fresh = asked.freshness()
+        asked.done()
+        found = self._key(store, key)
+        value = self._view(store, fresh).fetch_window(found, start)
+        return {"key": found, "start": start, "value": _present(value, store, f"{key}@{start}")}
+
+    def windows(self, asked: Parameters, store: str, key: str | None) -> dict[str, Any]:
+        """Windows of a key, or of all keys here, that begin in an interval of time."""
+        site = self._kind(store, "window")
+        since, until = asked.number("from", 0), asked.number("to", TIME_MAX)
+        reverse, back = asked.flag("reverse"), ("", "backward_")
+        if key is not None:
+            found = self._key(store, key)
+            ask = lambda view: getattr(view, back[reverse] + "fetch")(found, since, until)  # noqa: E731
+            return self._page(asked, store, ask, "windows")
+        first, last = (asked.key(name, site.spec.key_serde) for name in ("first", "last"))
+        ask = lambda view: getattr(view, back[reverse] + "fetch_range")(first, last, since, until)  # noqa: E731
+        return self._page(asked, store, ask, "windows")
+
+    def sessions(self, asked: Parameters, store: str, key: str | None) -> dict[str, Any]:
+        """Sessions of a key, or of all keys here, that touch an interval of time."""
+        site = self._kind(store, "session")
+        since, until = asked.number("from", 0), asked.number("to", TIME_MAX)
+        reverse, back = asked.flag("reverse"), ("", "backward_")
+        if key is not None:
+            found = self._key(store, key)
+            ask = lambda view: getattr(view, back[reverse] + "find_sessions")(found, since, until)  # noqa: E731
+            return self._page(asked, store, ask, "sessions")
+        first, last = (asked.key(name, site.spec.key_serde) for name in ("first", "last"))
+        ask = lambda view: getattr(view, back[reverse] + "find_sessions_range")(  # noqa: E731
+            first, last, since, until
+        )
+        return self._page(asked, store, ask, "sessions")
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    def _page(
+        self, asked: Parameters, store: str, ask: Callable[[Any], Iterator[Any]], what: str
+    ) -> dict[str, Any]:
+        """The next entries, and where the ones behind them begin."""
+        fresh = asked.freshness()
+        limit, after = asked.page()
+        asked.done()
+        view = self._view(store, fresh)
+        partitions = view.partitions
+        found = ask(view.behind(after))
+        assert isinstance(found, StoreScan)
+        listed = [_row(key, value) for key, value in islice(found, limit)]
+        ended = found.place
+        more = next(found, None) is not None
+        return {
+            what: listed,
+            "partitions": list(partitions),
+            "next": token_of(ended) if more and ended is not None else None,
+        }
+
+    def _site(self, store: str) -> StoreSite:
+        sites = self._sites()
+        if store not in sites:
+            have = ", ".join(sorted(sites)) or "none"
+            raise StoreNotFoundError(f"The topology has no store {store!r}; it has: {have}.")
+        return sites[store]
+
+    def _kind(self, store: str, *kinds: str) -> StoreSite:
+        site = self._site(store)
+        require_kind(store, site.spec.kind, *kinds)
+        return site
+
+    def _key(self, store: str, text: str) -> Any:
+        return read_key(self._site(store).spec.key_serde, text)
+
+    def _view(self, store: str, fresh: CopyChoice) -> Any:
+        try:
+            return self._stores.store(
+                store, fresh.partition, stale=fresh.stale, max_lag=fresh.max_lag
+            )
+        except ValueError as error:  # of a partition that there is not
+            raise malformed(str(error)) from error
+
+    def _described(self, site: StoreSite) -> dict[str, Any]:
+        view: ReadOnlyStore = self._stores.store(site.spec.name)
+        copies: ReadOnlyStore = self._stores.store(site.spec.name, stale=True)
+        return {
+            "name": site.spec.name,
+            "kind": site.spec.kind,
+            "key": repr(site.spec.key_serde),
+            "partitions": site.partitions,
+            "here": list(view.partitions),
+            "copies": sorted(set(copies.partitions) - set(view.partitions)),
+            "window_size_ms": site.spec.window_size_ms,
+            "retention_ms": site.spec.retention_ms,
+        }
+
+
+def _row(key: Any, value: Any) -> dict[str, Any]:
+    if isinstance(key, Windowed):
+        return {"key": key.key, "start": key.start, "end": key.end, "value": value}
+    return {"key": key, "value": value}
+
+
+def _version(found: Any) -> dict[str, Any]:
+    return {"value": found.value, "timestamp": found.timestamp, "valid_to": found.valid_to}
+
+
+def _present(value: Any, store: str, key: str) -> Any:
+    if value is None:
+        raise RefusedRequest(404, "EF-NO-ENTRY", f"Store {store!r} has nothing under {key!r}.")
+    return value

@@ -1,0 +1,185 @@
+"""What a request of the query service says: keys in a path, parameters behind it. Pure."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import orjson
+import pyarrow as pa
+
+from everflow.runtime.query.query_errors import StoreKindError
+from everflow.runtime.query.store_query import TIME_MAX, EntryPlace
+from everflow.serdes import JsonSerde, Serde, SerdeError
+
+MOST_KEY_BYTES = 16 << 10
+MOST_ENTRIES = 1_000
+ENTRIES = 100
+MOST_KEYS = 1_000
+MOST_BODY_BYTES = 1 << 20
+_TRUE, _FALSE = ("", "true", "1"), ("false", "0")
+
+
+class RefusedRequest(Exception):
+    """A request that is not understood, or too large: the status, a code and what to mend."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status, self.code = status, code
+
+
+def malformed(message: str) -> RefusedRequest:
+    return RefusedRequest(400, "EF-QUERY", message)
+
+
+def read_key(serde: Serde, text: str) -> Any:
+    """A key as its text in a path or parameter says it: text as it is, bytes in base64, everything
+    else as JSON. Raises RefusedRequest."""
+    if len(text) > MOST_KEY_BYTES:
+        raise RefusedRequest(
+            413, "EF-QUERY", f"A key of {len(text)} characters: {MOST_KEY_BYTES} are the most."
+        )
+    type_ = serde.type
+    if pa.types.is_string(type_):
+        return text
+    if pa.types.is_binary(type_):
+        try:
+            return base64.b64decode(text, altchars=b"-_", validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise malformed(
+                f"{text!r} is no base64, as which keys of bytes are written."
+            ) from error
+    try:
+        return JsonSerde(type_).decode(text.encode())
+    except SerdeError as error:
+        raise malformed(f"{text!r} is no key, which are {serde!r}, written as JSON: {error}") from (
+            error
+        )
+
+
+def shown(value: Any) -> Any:
+    """For orjson, of what it does not know: bytes in base64, decimals as text."""
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if hasattr(value, "asDict"):
+        return value.asDict()
+    return str(value)
+
+
+def as_json(content: Any) -> bytes:
+    """Times as ISO 8601, bytes as base64, decimals as text, NaN and infinities as null."""
+    return orjson.dumps(content, default=shown, option=orjson.OPT_NON_STR_KEYS)
+
+
+class CopyChoice(NamedTuple):
+    """Whether a copy may answer, and how many offsets it may be behind at the most."""
+
+    stale: bool = False
+    max_lag: int | None = None
+    partition: int | None = None
+
+
+class Parameters:
+    """What stands behind the ``?``. Each is asked for by its name; `done` refuses the others."""
+
+    def __init__(self, given: Sequence[tuple[str, str]]) -> None:
+        self._given: dict[str, str] = {}
+        self._known: set[str] = set()
+        for name, value in given:
+            if name in self._given:
+                raise malformed(f"{name} is given twice.")
+            self._given[name] = value
+
+    def text(self, name: str) -> str | None:
+        self._known.add(name)
+        return self._given.get(name)
+
+    def number(self, name: str, default: int | None, least: int = 0, most: int = TIME_MAX) -> Any:
+        """A whole number; ``default`` where it is left out."""
+        text = self.text(name)
+        if text is None:
+            return default
+        try:
+            value = int(text)
+        except ValueError as error:
+            raise malformed(f"{name}={text!r} is no whole number.") from error
+        if not least <= value <= most:
+            raise malformed(f"{name}={value}: it is at least {least} and at most {most}.")
+        return value
+
+    def flag(self, name: str) -> bool:
+        text = self.text(name)
+        if text is None or text in _FALSE:
+            return False
+        if text in _TRUE:
+            return True
+        raise malformed(f"{name}={text!r}: it is true or false.")
+
+    def key(self, name: str, serde: Serde) -> Any:
+        """A key; None where it is left out."""
+        text = self.text(name)
+        return None if text is None else read_key(serde, text)
+
+    def freshness(self) -> CopyChoice:
+        found = CopyChoice(
+            self.flag("stale"), self.number("max_lag", None), self.number("partition", None)
+        )
+        if found.max_lag is not None and not found.stale:
+            raise malformed("max_lag bounds how far a copy may be behind: it goes with stale=true.")
+        return found
+
+    def page(self) -> tuple[int, EntryPlace | None]:
+        """How many entries at the most, and behind which place."""
+        limit = self.number("limit", ENTRIES, 1, MOST_ENTRIES)
+        token = self.text("after")
+        return limit, None if token is None else place_of(token)
+
+    def done(self) -> None:
+        """RefusedRequest for a parameter that nobody has asked for."""
+        unknown = sorted(self._given.keys() - self._known)
+        if unknown:
+            have = ", ".join(sorted(self._known)) or "none"
+            raise malformed(f"{', '.join(unknown)}: no such parameter here; there is: {have}.")
+
+
+def token_of(place: EntryPlace) -> str:
+    """A place, for the next page: the client gives it back as it is."""
+    data = place.partition.to_bytes(4, "big") + place.key
+    return base64.urlsafe_b64encode(data).decode().rstrip("=")
+
+
+def place_of(token: str) -> EntryPlace:
+    """Inverse of `token_of`. Raises RefusedRequest."""
+    try:
+        data = base64.urlsafe_b64decode(token + "=" * (-len(token) % 4))
+    except (binascii.Error, ValueError) as error:
+        raise malformed(f"after={token!r} is not what a page before this one gave.") from error
+    if len(data) < 4:
+        raise malformed(f"after={token!r} is not what a page before this one gave.")
+    return EntryPlace(int.from_bytes(data[:4], "big"), data[4:])
+
+
+def read_keys(serde: Serde, body: bytes) -> list[tuple[str, Any]]:
+    """The keys of a body ``{"keys": [...]}``, with their texts."""
+    try:
+        content = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise malformed(f"The body is no JSON: {error}") from error
+    keys = content.get("keys") if isinstance(content, Mapping) else None
+    if not isinstance(keys, list):
+        raise malformed('The body is {"keys": [...]}.')
+    if len(keys) > MOST_KEYS:
+        raise RefusedRequest(413, "EF-QUERY", f"{len(keys)} keys: {MOST_KEYS} are the most.")
+    texts = [key if isinstance(key, str) else orjson.dumps(key).decode() for key in keys]
+    return [(text, read_key(serde, text)) for text in texts]
+
+
+def require_kind(name: str, kind: str, *kinds: str) -> None:
+    """StoreKindError, with the paths that the store has, unless it is one of ``kinds``."""
+    if kind not in kinds:
+        paths = {"window": "windows", "session": "sessions"}.get(kind, "entries")
+        raise StoreKindError(
+            f"Store {name!r} is a {kind} store: ask /stores/{name}/{paths} instead."
+        )

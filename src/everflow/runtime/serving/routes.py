@@ -1,0 +1,234 @@
+"""The paths of the query service, over starlette.
+
+Which method answers which, and what an error becomes.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
+
+from everflow.errors import EverflowError, RetriableError
+from everflow.runtime.query.query_errors import (
+    InvalidStateStoreError,
+    StateElsewhereError,
+    StoreKindError,
+    StoreNotFoundError,
+)
+from everflow.runtime.serving.answers import ServedStores
+from everflow.runtime.serving.openapi import document, page
+from everflow.runtime.serving.parameters import (
+    MOST_BODY_BYTES,
+    Parameters,
+    RefusedRequest,
+    as_json,
+)
+from everflow.serdes import SerdeError
+
+log = logging.getLogger("everflow")
+
+_RETRY = {"Retry-After": "1"}
+Answer = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class ServicePath:
+    """A path of the service: its parameters in braces are given to ``answer``, behind the query's
+    parameters. ``words``: one sentence for its description; ``asks``: names of query
+    parameters."""
+
+    path: str
+    answer: str
+    words: str
+    asks: Sequence[str] = ()
+    method: str = "GET"
+
+
+COPIES = ("stale", "max_lag", "partition")
+PAGED = (*COPIES, "limit", "after")
+PATHS: Sequence[ServicePath] = (
+    ServicePath("/stores", "listed", "Every store, and which of its partitions can be read here."),
+    ServicePath(
+        "/stores/{store}", "described", "One store, and about how many entries it has.", COPIES
+    ),
+    ServicePath("/instances", "instances", "Who has what, as of the last rebalance."),
+    ServicePath("/stores/{store}/owner/{key:path}", "owner", "Who has a key."),
+    ServicePath(
+        "/stores/{store}/entries",
+        "entries",
+        "Entries here in order of key bytes, partition by partition.",
+        ("first", "last", "prefix", "reverse", *PAGED),
+    ),
+    ServicePath(
+        "/stores/{store}/entries",
+        "entries_of",
+        "The values of many keys; of one that is not here, who has it.",
+        COPIES,
+        "POST",
+    ),
+    ServicePath(
+        "/stores/{store}/entries/{key:path}",
+        "entry",
+        "The value of a key; of a versioned store also as of a time.",
+        (*COPIES, "as_of"),
+    ),
+    ServicePath(
+        "/stores/{store}/versions/{key:path}",
+        "versions",
+        "What a key of a versioned store was, in order of time.",
+        (*COPIES, "from", "to"),
+    ),
+    ServicePath(
+        "/stores/{store}/windows",
+        "windows",
+        "Windows of all keys here that begin in an interval of time.",
+        ("first", "last", "from", "to", "reverse", *PAGED),
+    ),
+    ServicePath(
+        "/stores/{store}/window/{start:int}/{key:path}",
+        "window",
+        "The window of a key that begins at a time.",
+        COPIES,
+    ),
+    ServicePath(
+        "/stores/{store}/windows/{key:path}",
+        "windows",
+        "Windows of a key that begin in an interval of time.",
+        ("from", "to", "reverse", *PAGED),
+    ),
+    ServicePath(
+        "/stores/{store}/sessions",
+        "sessions",
+        "Sessions of all keys here that touch an interval of time.",
+        ("first", "last", "from", "to", "reverse", *PAGED),
+    ),
+    ServicePath(
+        "/stores/{store}/sessions/{key:path}",
+        "sessions",
+        "Sessions of a key that touch an interval of time.",
+        ("from", "to", "reverse", *PAGED),
+    ),
+)
+
+
+def application(
+    answers: ServedStores, tokens: Sequence[str], scheme: str, version: str
+) -> Starlette:
+    """``tokens``: one of them has to come with each request, none where it is empty. ``scheme``: by
+    which other instances are asked, too."""
+    described = document(PATHS, version, secured=bool(tokens))
+    guard = partial(_allowed, tuple(token.encode() for token in tokens))
+
+    async def openapi(_: Request) -> Response:
+        return _json(described)
+
+    async def index(_: Request) -> Response:
+        return HTMLResponse(page(described))
+
+    routes = [
+        Route(path.path, _endpoint(path, answers, guard, scheme), methods=[path.method])
+        for path in PATHS
+    ]
+    return Starlette(
+        routes=[Route("/", index), Route("/openapi.json", openapi), *routes],
+        exception_handlers={HTTPException: _unknown},
+    )
+
+
+def _endpoint(
+    path: ServicePath, answers: ServedStores, allowed: Callable[[Request], bool], scheme: str
+) -> Callable[[Request], Any]:
+    answer: Answer = getattr(answers, path.answer)
+    keyless = path.answer in ("windows", "sessions") and "{key" not in path.path
+
+    async def endpoint(request: Request) -> Response:
+        if not allowed(request):
+            missing = "This service asks for a token: send the header Authorization: Bearer TOKEN."
+            told = {"WWW-Authenticate": "Bearer"}
+            return _json(_error("EF-QUERY-TOKEN", missing), 401, told)
+        try:
+            arguments: dict[str, Any] = dict(request.path_params)
+            if keyless:
+                arguments["key"] = None
+            if path.method == "POST":
+                arguments["body"] = await _body(request)
+            asked = Parameters(request.query_params.multi_items())
+            return _json(await run_in_threadpool(partial(answer, asked, **arguments)))
+        except Exception as error:
+            return _refusal(error, request, scheme)
+
+    return endpoint
+
+
+def _allowed(tokens: Sequence[bytes], request: Request) -> bool:
+    if not tokens:
+        return True
+    kind, _, given = request.headers.get("authorization", "").partition(" ")
+    found = [hmac.compare_digest(given.strip().encode(), token) for token in tokens]
+    return kind.lower() == "bearer" and any(found)
+
+
+async def _body(request: Request) -> bytes:
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > MOST_BODY_BYTES:
+            text = f"The body is larger than {MOST_BODY_BYTES} bytes: ask for fewer keys at once."
+            raise RefusedRequest(413, "EF-QUERY", text)
+    return bytes(body)
+
+
+def _refusal(error: Exception, request: Request, scheme: str) -> Response:
+    """What an error becomes: where to ask, whether to come again, or what to mend."""
+    if isinstance(error, RefusedRequest):
+        return _json(_error(error.code, str(error)), error.status)
+    if isinstance(error, StateElsewhereError):
+        if error.host is None:
+            return _json(_error(error.code, str(error)), 503, _RETRY)
+        query = f"?{request.url.query}" if request.url.query else ""
+        there = f"{scheme}://{error.host}{_raw_path(request)}{query}"
+        return _json(
+            {**_error(error.code, str(error)), "host": error.host}, 307, {"Location": there}
+        )
+    if isinstance(error, InvalidStateStoreError | RetriableError):
+        return _json(_error(error.code, str(error)), 503, _RETRY)
+    if isinstance(error, StoreNotFoundError):
+        return _json(_error(error.code, str(error)), 404)
+    if isinstance(error, StoreKindError | SerdeError):
+        return _json(_error(error.code, str(error)), 400)
+    log.exception("The query %s failed", request.url.path)
+    code = error.code if isinstance(error, EverflowError) else "EF-ERROR"
+    return _json(_error(code, f"{type(error).__name__}: the instance's log says more."), 500)
+
+
+def _raw_path(request: Request) -> str:
+    """As it was sent: a key may hold what a path quotes."""
+    raw = request.scope.get("raw_path")
+    return raw.decode("ascii") if isinstance(raw, bytes) else request.url.path
+
+
+async def _unknown(request: Request, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    if status == 405:
+        return _json(_error("EF-QUERY", f"{request.method} is not asked for here."), 405)
+    text = f"There is no {request.url.path}; / lists what can be asked."
+    return _json(_error("EF-QUERY", text), status)
+
+
+def _error(code: str, message: str) -> dict[str, Any]:
+    return {"error": {"code": code, "message": message}}
+
+
+def _json(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(as_json(content), status, headers, media_type="application/json")

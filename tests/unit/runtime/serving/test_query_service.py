@@ -1,0 +1,428 @@
+"""The query service over two instances on this machine: real stores, real HTTP, no brokers."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from everflow import serdes
+from everflow.assignment.user_data import HostTasks
+from everflow.client import QueryClient, QueryRefusedError, QueryUnavailableError
+from everflow.config import StreamsConfig
+from everflow.errors import ConfigError
+from everflow.records import TaskId, TopicPartition
+from everflow.runtime.client_state import ClientState
+from everflow.runtime.query.key_metadata import StoreSite, default_partitioner
+from everflow.runtime.serving.parameters import MOST_BODY_BYTES, MOST_KEY_BYTES, MOST_KEYS
+from everflow.runtime.serving.routes import COPIES, PATHS
+from everflow.runtime.serving.served import reached_at, served, tokens_of
+from everflow.runtime.tasks.task import TaskStore
+from everflow.serdes.windowed import session_key, window_store_key
+from everflow.state.lmdb_store import LmdbStore
+from everflow.state.store import StoreSpec
+from everflow.windows import Windowed
+from unit.runtime.query.query_stores import Instance
+
+PARTITIONS = 4
+COUNTS = StoreSpec(
+    name="counts", kind="key_value", key_serde=serdes.string(), value_serde=serdes.long()
+)
+ORDERS = StoreSpec(
+    name="orders",
+    kind="key_value",
+    key_serde=serdes.json("shop string, number bigint"),
+    value_serde=serdes.json("price double, note binary, at timestamp"),
+)
+WINDOWS = StoreSpec(
+    name="windows",
+    kind="window",
+    key_serde=serdes.long(),
+    value_serde=serdes.long(),
+    retention_ms=10**12,
+    window_size_ms=1_000,
+)
+SESSIONS = StoreSpec(
+    name="sessions",
+    kind="session",
+    key_serde=serdes.string(),
+    value_serde=serdes.long(),
+    retention_ms=10**12,
+)
+SITES = {
+    spec.name: StoreSite(spec, 0, PARTITIONS, spec.value_serde.decode)
+    for spec in (COUNTS, ORDERS, WINDOWS, SESSIONS)
+}
+WORDS = {f"word {number}/ä": number for number in range(2_500)}
+
+
+def home(spec: StoreSpec, key: Any) -> int:
+    data = spec.key_serde.encode(key)
+    assert data is not None
+    return default_partitioner(data, PARTITIONS)
+
+
+@dataclass
+class World:
+    folder: Path
+    instances: list[Instance]
+    addresses: list[str]
+
+    def put(self, spec: StoreSpec, partition: int, entries: Mapping[bytes, Any]) -> None:
+        path = self.folder / spec.name / str(partition)
+        store = LmdbStore.open(path, kind=spec.kind, retention_ms=spec.retention_ms)
+        values = [spec.value_serde.encode(value) for value in entries.values()]
+        position = (store.position or 0) + len(entries)
+        store.load_chunk(list(entries), values, np.zeros(len(entries), np.int64), position)
+
+    def stores(self, partition: int) -> list[TaskStore]:
+        return [
+            TaskStore(name, self.folder / name / str(partition), TopicPartition(name, partition))
+            for name in SITES
+        ]
+
+    def settle(self, owners: Mapping[int, int]) -> None:
+        """Partition -> which instance has it active; the others have copies."""
+        for number, instance in enumerate(self.instances):
+            tasks = {TaskId(0, partition): self.stores(partition) for partition in owners}
+            mine = {task for task in tasks if owners[task.partition] == number}
+            instance.active = {task: tasks[task] for task in mine}
+            instance.copies = {task: stores for task, stores in tasks.items() if task not in mine}
+            instance.hosts = {
+                address: HostTasks(
+                    frozenset(TaskId(0, p) for p, owner in owners.items() if owner == at),
+                    frozenset(),
+                )
+                for at, address in enumerate(self.addresses)
+            }
+
+    def client(self, **values: Any) -> QueryClient:
+        return QueryClient(self.addresses[0], **{"patience": 0.0, **values})
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    folder = tmp_path_factory.mktemp("stores")
+    with ExitStack() as held:
+        instances, addresses = [], []
+        for _ in range(2):
+            instance = Instance(folder, sites=tuple(SITES.values()))
+            config = StreamsConfig(
+                application_id="a", bootstrap_servers="b:1", query_listen="127.0.0.1:0"
+            )
+            address = held.enter_context(served(instance, lambda: SITES, config))
+            instances.append(instance)
+            addresses.append(address)
+        made = World(folder, instances, addresses)
+        for partition in range(PARTITIONS):
+            made.put(
+                COUNTS,
+                partition,
+                {k.encode(): v for k, v in WORDS.items() if home(COUNTS, k) == partition},
+            )
+            for spec in (ORDERS, WINDOWS, SESSIONS):
+                made.put(spec, partition, {})
+        order = {"shop": "s/1", "number": 7}
+        data = ORDERS.key_serde.encode(order)
+        assert data is not None
+        value = {"price": 1.5, "note": b"\x00\xff", "at": None}
+        made.put(ORDERS, home(ORDERS, order), {data: value})
+        for key in (-5, 12):
+            data = WINDOWS.key_serde.encode(key)
+            assert data is not None
+            entries = {window_store_key(data, start): start for start in range(0, 20_000, 1_000)}
+            made.put(WINDOWS, home(WINDOWS, key), entries)
+        sessions = {session_key(b"ann", start, start + 5): start for start in (0, 100, 200)}
+        made.put(SESSIONS, home(SESSIONS, "ann"), sessions)
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def settled(world: World) -> None:
+    for instance in world.instances:
+        instance.state = ClientState.RUNNING
+    world.settle({0: 0, 1: 1, 2: 0, 3: 1})
+
+
+def raw(
+    world: World,
+    path: str,
+    method: str = "GET",
+    body: bytes | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> tuple[int, Any, Any]:
+    connection = http.client.HTTPConnection(world.addresses[0], timeout=20)
+    connection.request(method, path, body, dict(headers or {}))
+    answer = connection.getresponse()
+    content = answer.read()
+    connection.close()
+    try:
+        return answer.status, json.loads(content), answer.headers
+    except ValueError:
+        return answer.status, content.decode(), answer.headers
+
+
+def test_any_instance_answers_for_every_key(world: World) -> None:
+    with world.client() as client:
+        for word in list(WORDS)[:50]:
+            assert client.get("counts", word) == WORDS[word]
+        assert client.get("counts", "nowhere") is None
+        assert client.get("orders", {"shop": "s/1", "number": 7}) == {
+            "price": 1.5,
+            "note": "AP8=",
+            "at": None,
+        }
+        for key in (-5, 12):
+            assert client.fetch_window("windows", key, 3_000) == 3_000
+            assert client.fetch_window("windows", key, 3_001) is None
+        assert client.owner("counts", "word 1/ä").active in world.addresses
+
+
+def test_many_keys_travel_together_whoever_has_them(world: World) -> None:
+    keys = [*WORDS, "nowhere"]
+    with world.client() as client:
+        assert client.get_many("counts", keys) == [*WORDS.values(), None]
+
+
+def test_ranges_go_over_all_instances_page_by_page(world: World) -> None:
+    with world.client() as client:
+        assert dict(client.range("counts")) == WORDS
+        every = list(client.range("counts", reverse=True))
+        assert len(every) == len(WORDS)
+        of_partition = [word for word, _ in every if home(COUNTS, word) == 2]
+        assert of_partition == sorted(of_partition, reverse=True)
+        assert dict(client.range("counts", prefix="word 12")) == {
+            word: count for word, count in WORDS.items() if word.startswith("word 12")
+        }
+        bounded = dict(client.range("counts", "word 2", "word 21"))
+        assert bounded == {w: n for w, n in WORDS.items() if "word 2" <= w <= "word 21"}
+
+
+def test_windows_and_sessions_come_in_order_of_time(world: World) -> None:
+    with world.client() as client:
+        found = list(client.fetch("windows", 12, 2_000, 5_000))
+        assert found == [
+            (Windowed(12, start, start + 1_000), start) for start in range(2_000, 6_000, 1_000)
+        ]
+        assert list(client.fetch("windows", 12, 2_000, 5_000, reverse=True)) == found[::-1]
+        assert len(list(client.fetch_all("windows", 0, 9_999))) == 20
+        assert [value for _, value in client.find_sessions("sessions", "ann", 50, 150)] == [100]
+        assert [value for _, value in client.find_sessions("sessions", "ann", reverse=True)] == [
+            200,
+            100,
+            0,
+        ]
+
+
+def test_a_page_ends_where_the_next_one_begins(world: World) -> None:
+    world.settle(dict.fromkeys(range(PARTITIONS), 0))
+    for asked, whole in (
+        ("/stores/counts/entries?", len(WORDS)),
+        ("/stores/counts/entries?reverse=true&", len(WORDS)),
+        ("/stores/windows/windows?", 40),
+        ("/stores/windows/windows/12?reverse=true&", 20),
+        ("/stores/sessions/sessions/ann?", 3),
+    ):
+        found: list[Any] = []
+        after, limit = "", 1 if whole < 100 else 777
+        while True:
+            status, page, _ = raw(world, f"{asked}limit={limit}{after}")
+            assert status == 200, page
+            (rows,) = (page[what] for what in ("entries", "windows", "sessions") if what in page)
+            assert len(rows) <= limit
+            found += rows
+            if page["next"] is None:
+                break
+            after = f"&after={page['next']}"
+        seen = {json.dumps([row["key"], row.get("start")]) for row in found}
+        assert len(found) == len(seen) == whole, asked
+
+
+def test_what_moves_is_waited_for_and_a_copy_answers_for_who_allows_it(world: World) -> None:
+    word = next(word for word in WORDS if home(COUNTS, word) == 0)
+    for instance in world.instances:
+        instance.hosts = {}
+    world.instances[0].active.pop(TaskId(0, 0))
+    status, told, headers = raw(world, f"/stores/counts/entries/{word.split('/')[0].split()[0]}")
+    with world.client() as client:
+        with pytest.raises(QueryUnavailableError, match="counts"):
+            client.get("counts", word)
+        world.instances[0].copies[TaskId(0, 0)] = world.stores(0)
+        assert client.get("counts", word, stale=True) == WORDS[word]
+    assert status in (404, 503), told
+    assert status == 404 or headers["Retry-After"] == "1"
+
+
+def test_an_instance_that_starts_or_has_ended_says_so(world: World) -> None:
+    world.instances[0].state = ClientState.ERROR
+    status, told, headers = raw(world, "/stores/counts/entries/a")
+    assert (status, told["error"]["code"]) == (503, "EF-STATE-UNAVAILABLE")
+    assert "state ERROR" in told["error"]["message"]
+    assert headers["Retry-After"] == "1"
+
+
+BAD = [
+    ("/nothing", 404, "There is no /nothing"),
+    ("/stores/none/entries/a", 404, "it has: counts"),
+    ("/stores/counts/windows/a", 400, "ask /stores/counts/entries instead"),
+    ("/stores/windows/entries/1", 400, "ask /stores/windows/windows instead"),
+    ("/stores/windows/windows/abc", 400, "'abc' is no key"),
+    ("/stores/windows/window/soon/1", 404, "There is no"),
+    ("/stores/orders/entries/%7B%22shop%22", 400, "is no key"),
+    ("/stores/counts/versions/a", 400, "is a key_value store"),
+    ("/stores/counts/entries?limit=0", 400, "limit=0: it is at least 1"),
+    ("/stores/counts/entries?limit=1001", 400, "at most 1000"),
+    ("/stores/counts/entries?limit=many", 400, "no whole number"),
+    ("/stores/counts/entries?frist=a", 400, "frist: no such parameter here"),
+    ("/stores/counts/entries?first=a&first=b", 400, "first is given twice"),
+    ("/stores/counts/entries?prefix=a&reverse=true", 400, "prefix stands alone"),
+    ("/stores/counts/entries?after=!", 400, "a page before this one"),
+    ("/stores/counts/entries?reverse=perhaps", 400, "true or false"),
+    ("/stores/counts/entries/a?max_lag=3", 400, "goes with stale=true"),
+    ("/stores/counts/entries/a?stale=true&max_lag=-1", 400, "at least 0"),
+    ("/stores/counts/entries/a?partition=9", 400, "partitions 0 to 3"),
+    ("/stores/counts/entries/a?as_of=3", 400, "is a key_value store"),
+    ("/stores/counts/entries/" + "k" * (MOST_KEY_BYTES + 1), 413, "are the most"),
+]
+
+
+@pytest.mark.parametrize(("path", "status", "text"), BAD, ids=[path[:40] for path, _, _ in BAD])
+def test_what_is_not_understood_is_said(world: World, path: str, status: int, text: str) -> None:
+    world.settle(dict.fromkeys(range(PARTITIONS), 0))
+    found, told, _ = raw(world, path)
+    assert found == status, told
+    assert text in told["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"", 400),
+        (b"[1]", 400),
+        (b'{"keys": 1}', 400),
+        (b'{"keys": [' + b",".join([b'"a"'] * (MOST_KEYS + 1)) + b"]}", 413),
+        (b"x" * (MOST_BODY_BYTES + 1), 413),
+    ],
+)
+def test_bodies_have_a_form_and_a_size(world: World, body: bytes, status: int) -> None:
+    assert raw(world, "/stores/counts/entries", "POST", body)[0] == status
+    assert raw(world, "/stores", "DELETE")[0] == 405
+
+
+def test_the_client_says_what_was_refused(world: World) -> None:
+    with world.client() as client:
+        with pytest.raises(QueryRefusedError, match="it has: counts") as refused:
+            client.get("none", "a")
+        assert (refused.value.status, refused.value.code) == (404, "EF-NO-STORE")
+    with (
+        QueryClient("127.0.0.1:1", patience=0.0) as away,
+        pytest.raises(QueryUnavailableError, match=r"127\.0\.0\.1:1"),
+    ):
+        away.stores()
+
+
+def test_its_description_has_every_path(world: World) -> None:
+    status, described, _ = raw(world, "/openapi.json")
+    assert status == 200
+    assert described["openapi"] == "3.1.0"
+    assert sum(len(of_path) for of_path in described["paths"].values()) == len(PATHS)
+    operation = described["paths"]["/stores/{store}/entries/{key}"]["get"]
+    named = [one["name"] for one in operation["parameters"]]
+    assert named == ["store", "key", *COPIES, "as_of"]
+    status, page, _ = raw(world, "/")
+    assert status == 200
+    assert all(path in page for path in described["paths"])
+    names = [store["name"] for store in raw(world, "/stores")[1]["stores"]]
+    assert names == sorted(SITES)
+    about = raw(world, "/stores/counts")[1]
+    assert (about["here"], about["copies"]) == ([0, 2], [1, 3])
+    assert raw(world, "/instances")[1]["instances"][0]["host"] in world.addresses
+
+
+def test_a_token_is_asked_for(tmp_path: Path, world: World) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("old-token-old-token\nnew-token-new-token\n")
+    config = StreamsConfig(
+        application_id="a",
+        bootstrap_servers="b:1",
+        query_listen="0.0.0.0:0",
+        query_token_file=str(tokens),
+        application_server="localhost:9",
+    )
+    instance = world.instances[0]
+    with served(instance, lambda: SITES, config) as address:
+        assert address == "localhost:9", "what the user says others reach it at"
+    config = StreamsConfig(
+        application_id="a",
+        bootstrap_servers="b:1",
+        query_listen="127.0.0.1:0",
+        query_token_file=str(tokens),
+    )
+    with served(instance, lambda: SITES, config) as address:
+        for token in ("old-token-old-token", "new-token-new-token"):
+            with QueryClient(address, token=token, patience=0.0) as client:
+                assert len(client.stores()) == len(SITES)
+        for wrong in (None, "", "wrong", "old-token-old-tokeN"):
+            with (
+                QueryClient(address, token=wrong, patience=0.0) as client,
+                pytest.raises(QueryRefusedError, match="asks for a token") as refused,
+            ):
+                client.stores()
+            assert refused.value.status == 401
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"query_listen": "0.0.0.0:0"}, "lets everybody who reaches this address"),
+        ({"query_listen": "[::]:0"}, "lets everybody who reaches this address"),
+        ({"query_listen": "127.0.0.1:0", "query_token_file": "/nowhere"}, "cannot be read"),
+        ({"query_listen": "127.0.0.1:0", "query_token_file": "/dev/null"}, "holds no token"),
+        ({"query_listen": "127.0.0.1:0", "query_ssl_key_location": "k"}, "go together"),
+        (
+            {
+                "query_listen": "127.0.0.1:0",
+                "query_ssl_key_location": "/nowhere",
+                "query_ssl_certificate_location": "/nowhere",
+            },
+            "cannot be used",
+        ),
+    ],
+)
+def test_a_service_that_keeps_nobody_out_is_refused(
+    world: World, settings: Mapping[str, str], text: str
+) -> None:
+    config = StreamsConfig(application_id="a", bootstrap_servers="b:1", **settings)
+    with pytest.raises(ConfigError, match=text), served(world.instances[0], dict, config):
+        pass
+
+
+def test_an_address_that_is_taken_is_told_by_its_setting(world: World) -> None:
+    config = StreamsConfig(
+        application_id="a", bootstrap_servers="b:1", query_listen=world.addresses[0]
+    )
+    with (
+        pytest.raises(ConfigError, match=r"query\.listen = '127.* cannot be listened at"),
+        served(world.instances[0], dict, config),
+    ):
+        pass
+
+
+def test_others_are_told_an_address_that_they_reach() -> None:
+    assert reached_at("0.0.0.0:80", "host-7") == "host-7:80"
+    assert reached_at("[::]:80", "host-7") == "host-7:80"
+    assert reached_at("10.0.0.1:80", "host-7") == "10.0.0.1:80"
+    config = StreamsConfig(
+        application_id="a",
+        bootstrap_servers="b:1",
+        query_listen="0.0.0.0:0",
+        query_token_file="none",
+    )
+    assert tokens_of(config) == []
