@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from everflow import Topology
 from everflow.topology.graph import SinkNode
-from oracle.programs import Program
+from oracle.programs import Node, Program
 
 MOST = 12
 """Records of one batch."""
@@ -65,10 +65,9 @@ def unsettled(program: Program) -> set[str]:
             given = {rounds[side] + (side in changed) for side in sides}
         else:
             given = {rounds[side] + through for side in sides} or {0}
-            changes = op == "select_key" or (op == "process" and not node.get("values"))
-            if changes or any(side in changed for side in sides):
+            if any(side in changed for side in sides):
                 changed.add(name)
-        if "windows" in node and op != "join":
+        if _changes_key(node):
             changed.add(name)
         rounds[name] = max(given)
         if op in ("foreign", "global_join") or len(given) > 1 or found.intersection(sides):
@@ -82,9 +81,70 @@ _BY_LAST = ("foreign", "map_values", "filter", "join")
 """Tables whose content follows from the last entries of those before them."""
 
 
-def left_out(program: Program) -> tuple[set[str], set[str], set[str]]:
-    """Of batches that are cut, what is not compared: outputs, stores, and times of stores."""
-    behind, nodes = unsettled(program), {node["id"]: node for node in program.nodes}
+class InTurn(NamedTuple):
+    """Nodes where only the order of each key's results is known, and those where not even that
+    is."""
+
+    of_keys: set[str]
+    unknown: set[str]
+
+
+def taken_in_turn(program: Program) -> InTurn:
+    """Nodes whose results depend on which of several repartition topics a task takes from first,
+    and those behind them: one record has made several of equal times, which come to one place
+    through two topics. Which is first no broker says; the original takes the topics in turn, as far
+    as they have been fetched. In a join of tables each key's results are in order."""
+    found, above = InTurn(set(), set()), dict[str, set[str]]()
+    routes, changed, several = dict[str, set[str]](), set[str](), set[str]()
+    for node in program.nodes:
+        name, op = node["id"], node["op"]
+        sides = [node[side] for side in ("in", "left", "right") if side in node]
+        above[name] = {name}.union(*(above[side] for side in sides))
+        came = [_routes(node, side, routes[side], side in changed) for side in sides]
+        routes[name] = set[str]().union(*came)
+        if _changes_key(node) or (op not in _BY_KEY and any(side in changed for side in sides)):
+            changed.add(name)
+        meet = len(sides) > 1 and bool(above[sides[0]] & above[sides[-1]])
+        if meet or _gives_several(node) or several.intersection(sides):
+            several.add(name)
+        two = meet and len(routes[name] - {""}) > 1
+        of_tables = op == "join" and "store" in node and not {"grace", "windows"} & node.keys()
+        keyed = of_tables or (op in _OF_KEYS and "windows" not in node)
+        if found.unknown.intersection(sides) or (two and not of_tables and name in several):
+            found.unknown.add(name)
+        elif two or found.of_keys.intersection(sides):
+            (found.of_keys if keyed else found.unknown).add(name)
+    return found
+
+
+_OF_KEYS = ("filter", "map_values", "to_stream", "to_table", "count", "reduce", "aggregate", "sink")
+"""Where the results of each key depend on the records of that key alone."""
+
+
+def _routes(node: Node, side: str, before: set[str], changed: bool) -> set[str]:
+    """Through which topics records of a side come to a node; "" is none."""
+    name = node["id"]
+    if node["op"].startswith("group_") or (changed and node["op"] in _BY_KEY):
+        return {f"{name}-{side}"}
+    return before or {""}
+
+
+def _changes_key(node: Node) -> bool:
+    op = node["op"]
+    if "windows" in node and op != "join":
+        return True
+    return op == "select_key" or (op == "process" and not node.get("values"))
+
+
+def _gives_several(node: Node) -> bool:
+    op = node["op"]
+    return op in ("suppress", "process") or op.startswith("group_") or "windows" in node
+
+
+def left_out(program: Program, behind: set[str]) -> tuple[set[str], set[str], set[str]]:
+    """Where the results of the nodes ``behind`` are not compared: outputs, stores, and times of
+    stores."""
+    nodes = {node["id"]: node for node in program.nodes}
     outputs = {
         node["topic"] for node in program.nodes if node["op"] == "sink" and node["id"] in behind
     }

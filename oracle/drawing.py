@@ -13,15 +13,13 @@ _DOES = ("timed", "windows", "sessions", "versions", "split")
 
 
 class Draw:
-    """Draws one program. Of each stream it knows whether its times are those of input records,
-    whether its key has changed, and behind which operators it is that give several results for one
-    record."""
+    """Draws one program. Of each stream it knows whether its times are those of input records, and
+    whether its key has changed."""
 
     def __init__(self, drawn: random.Random) -> None:
         self._drawn = drawn
         self.program = Program()
         self._streams: dict[str, tuple[bool, bool]] = {}
-        self._several: dict[str, frozenset[str]] = {}
         self._tables: list[str] = []
         self._views: list[str] = []
         """Tables without a store of their own, filtered or mapped."""
@@ -108,11 +106,6 @@ class Draw:
 
     def _stream(self, name: str, plain: bool = True, changed: bool = False) -> None:
         self._streams[name] = (plain, changed)
-        node = self.program.nodes[-1]
-        before = [self._several.get(str(node.get(side)), frozenset()) for side in ("in", "left")]
-        gives_several = "windows" in node or "grace" in node or node.get("clock")
-        own = {name} if gives_several else frozenset[str]()
-        self._several[name] = frozenset(own).union(*before)
 
     def _table(self, name: str) -> None:
         self._tables.append(name)
@@ -144,27 +137,16 @@ class Draw:
 
     def _merge(self) -> None:
         left, right = self._one_of(self._streams), self._drawn.choice([*self._streams])
-        # Several results of one record that come by two ways are told way by way, not in turn
-        # (docs/differences.md).
-        if left != right and not self._several[left] & self._several[right]:
-            if self._ticks(left, right):
-                return
-            if self._above(left) & self._above(right) and self._merged(left, right):
-                return
+        if left != right:
             plain, changed = zip(self._streams[left], self._streams[right], strict=True)
-            several = self._several[left] | self._several[right]
             self._stream(self._add("merge", left=left, right=right), all(plain), any(changed))
-            self._several[self.program.nodes[-1]["id"]] = several
 
     def _to_table(self) -> None:
         given = self._one_of(self._streams)
         self._table(self._add("to_table", **{"in": given}, store=self._store(), **self._history()))
 
     def _process(self) -> None:
-        streams = [name for name in self._streams if not self._in_turn(name)]
-        if not streams:
-            return
-        given = self._one_of(streams)
+        given = self._one_of(self._streams)
         plain, changed = self._streams[given]
         does = self._drawn.choice([*("running", "running"), *_DOES])
         if does == "split":
@@ -195,13 +177,6 @@ class Draw:
         ops = {self._node(one)["op"] for one in self._above(name)}
         return len(read) == 1 and ops <= {"stream", "map_values", "select_key"}
 
-    def _ticks(self, left: str, right: str) -> bool:
-        """Whether what a clock's call gives and what the record gave come by two ways: see
-        `_merge`."""
-        above, other = self._above(left), self._above(right)
-        ticks = any(self._node(name).get("clock") for name in above | other)
-        return ticks and bool(above & other)
-
     def _to_stream(self) -> None:
         if self._tables:
             given = self._one_of(self._tables)
@@ -228,9 +203,7 @@ class Draw:
         self._stream(name, plain=False, changed=True)
 
     def _group_table(self) -> None:
-        tables = [
-            name for name in self._tables if self._tells_before(name) and not self._in_turn(name)
-        ]
+        tables = [name for name in self._tables if self._tells_before(name)]
         if tables:
             given = self._one_of(tables)
             op = self._drawn.choice(["group_count", "group_reduce", "group_aggregate"])
@@ -256,16 +229,12 @@ class Draw:
 
     def _cogroup(self) -> None:
         left, right = self._one_of(self._streams), self._drawn.choice([*self._streams])
-        if left == right or self._above(left) & self._above(right):
+        if left == right:
             return
         self._table(self._add("cogroup", left=left, right=right, store=self._store()))
 
     def _suppress(self) -> None:
-        tables = [
-            name
-            for name in self._tables
-            if not self._in_turn(name) and "history" not in self._node(name)
-        ]
+        tables = [name for name in self._tables if "history" not in self._node(name)]
         if tables:
             given = self._one_of(tables)
             most = self._drawn.choice([None, None, 1, 2])
@@ -278,20 +247,9 @@ class Draw:
         kind = self._drawn.choice(["inner", "left", "outer"])
         if what == "tables" and len(self._tables) > 1:
             left, right = self._two_of(self._tables)
-            if self._ticks(left, right):
-                return
-            # What comes to a join by two ways, one through another join, is deleted twice in the
-            # original (docs/differences.md).
-            if self._above(left) & self._above(right) and self._joined(left, right):
-                return
             self._table(self._add("join", left=left, right=right, kind=kind, store=self._store()))
         elif what == "stream-table" and self._tables:
             left, right = self._one_of(self._streams), self._one_of(self._tables)
-            if self._ticks(left, right):
-                return
-            # What several windows that close at once have come to: see `_merge`.
-            if any(map(self._closes, self._above(left) & self._above(right))):
-                return
             kind = "left" if kind == "outer" else kind
             if "history" in self._node(right) and self._drawn.random() < 0.6:
                 self._join_with_grace(left, right, kind)
@@ -321,32 +279,12 @@ class Draw:
     def _node(self, name: str) -> Node:
         return next(node for node in self.program.nodes if node["id"] == name)
 
-    def _closes(self, name: str) -> bool:
-        """Whether a record makes the node give what others left."""
-        node = self._node(name)
-        results = node["windows"].get("results") if "windows" in node else None
-        return node["op"] == "suppress" or "grace" in node or results in ("final", "suppressed")
-
     def _tells_before(self, name: str) -> bool:
         """Whether the original tells rightly what an entry was: its aggregates tell the initial
         value of a new one, and its joins of two tables from one what the other side has by now
         (docs/differences.md)."""
         ops = {self._node(one)["op"] for one in self._above(name)}
         return not ops & {"aggregate", "cogroup"} and not self._two_ways(name)
-
-    def _in_turn(self, name: str) -> bool:
-        """Whether there is a join of tables before it whose sides come from one node through a
-        repartition topic each."""
-        return any(
-            node["op"] == "join"
-            and node["left"] in self._tables
-            and bool(self._above(node["left"]) & self._above(node["right"]))
-            and all(self._regrouped(node[side]) for side in ("left", "right"))
-            for node in map(self._node, self._above(name))
-        )
-
-    def _regrouped(self, name: str) -> bool:
-        return any(self._node(one)["op"].startswith("group_") for one in self._above(name))
 
     def _two_ways(self, name: str) -> bool:
         """Whether there is a join of tables before it whose sides have a node in common."""
@@ -357,34 +295,11 @@ class Draw:
             for node in map(self._node, self._above(name))
         )
 
-    def _joined(self, *names: str) -> bool:
-        """Whether a join of tables is among the nodes, or before them."""
-        above = set[str]().union(*map(self._above, names))
-        return any(
-            node["id"] in above and node["op"] == "join" and node["left"] in self._tables
-            for node in self.program.nodes
-        )
-
-    def _merged(self, *names: str) -> bool:
-        """Whether there is a merge, or a join of a stream with what comes from it, among the nodes
-        or before them: then a record's results come there at several times."""
-        for name in set[str]().union(*map(self._above, names)):
-            node = self._node(name)
-            if node["op"] == "merge":
-                return True
-            both = node["op"] == "join" and "windows" in node
-            if both and self._above(node["left"]) & self._above(node["right"]):
-                return True
-        return False
-
     def _join_streams(self, kind: str) -> None:
         plain = [name for name, (plain, _) in self._streams.items() if plain]
         if len(plain) < 2:
             return
         left, right = self._two_of(plain)
-        # A record that comes to both sides, and to one of them twice: see `_merge`.
-        if self._above(left) & self._above(right) and self._merged(left, right):
-            return
         before = after = self._drawn.choice([0, 5, 25])
         if kind == "inner":
             after = self._drawn.choice([0, 5, 25])
@@ -411,6 +326,4 @@ class Draw:
 
     def _sink(self, stream: str) -> None:
         self.program.outputs.append(f"out{len(self.program.outputs)}")
-        if self._in_turn(stream):
-            self.program.by_key.append(self.program.outputs[-1])
         self._add("sink", **{"in": stream}, topic=self.program.outputs[-1])

@@ -39,15 +39,12 @@ Node = dict[str, Any]
 class Program:
     """``jitter_ms``: how far behind the latest time a record of a script may be. ``unordered``:
     outputs with results without a match, which the original may tell later than when the window
-    closes (docs/differences.md); a script's last records close all windows. ``by_key``: outputs
-    with results of different keys that one record made by two repartition topics: the original
-    takes those of equal times in turn, as far as they have come."""
+    closes (docs/differences.md); a script's last records close all windows."""
 
     nodes: list[Node] = field(default_factory=list)
     inputs: list[str] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
     unordered: list[str] = field(default_factory=list)
-    by_key: list[str] = field(default_factory=list)
     stores: list[str] = field(default_factory=list)
     versioned: list[str] = field(default_factory=list)
     jitter_ms: int = 60

@@ -18,7 +18,7 @@ from everflow import Topology
 from everflow.jvm.jars import resolve_jars
 from everflow.testing import InputTopic, TopologyTestDriver
 from oracle.book import Book, drawn_programs, programs_with
-from oracle.cuts import Records, batches, left_out
+from oracle.cuts import Records, batches, left_out, taken_in_turn, unsettled
 from oracle.processors import TEXT
 from oracle.programs import Node, Program, built, script
 
@@ -104,13 +104,14 @@ def told_by_both(
 
 def _make_comparable(program: Program, cut: list[Records], *both: dict[str, Any]) -> None:
     """Leaves out what is different on purpose, or not settled (docs/differences.md)."""
-    if any(len(batch) > 1 for batch in cut):
-        _leave_out(program, *both)
+    in_turn = taken_in_turn(program)
+    cuts = unsettled(program) if any(len(batch) > 1 for batch in cut) else set[str]()
+    _leave_out(program, cuts | in_turn.unknown, *both)
     _forget_headers(program, *both)
     for one in both:
         for topic in program.unordered:
             one["outputs"].get(topic, []).sort(key=json.dumps)
-        for topic in program.by_key:
+        for topic in _outputs_of(program, in_turn.of_keys):
             one["outputs"].get(topic, []).sort(key=lambda result: str(result[0]))
 
 
@@ -127,8 +128,13 @@ def _compare(
             report.differing.append(_told(program, cut, ours, theirs))
 
 
-def _leave_out(program: Program, *told: dict[str, Any]) -> None:
-    outputs, stores, times = left_out(program)
+def _outputs_of(program: Program, names: set[str]) -> list[str]:
+    sinks = [node for node in program.nodes if node["op"] == "sink"]
+    return [node["topic"] for node in sinks if node["id"] in names]
+
+
+def _leave_out(program: Program, behind: set[str], *told: dict[str, Any]) -> None:
+    outputs, stores, times = left_out(program, behind)
     for one in told:
         for name in outputs:
             one["outputs"].pop(name, None)

@@ -104,7 +104,9 @@ class EdgeBatch:
     in the task's merge order (D3), never decreasing inside an ``EdgeBatch`` that enters an
     operator. ``source`` is the index of the input topic in the plan, ``partition`` and ``offset``
     those of the originating input record. ``headers`` is of type `HEADERS`, or None where no
-    record has any (or the plan carries none).
+    record has any (or the plan carries none). ``put``: of a table's updates, from which place on
+    the table had each, where that is before the update came to who reads it (note 031); None: it
+    is not.
     """
 
     key: pa.Array
@@ -115,6 +117,12 @@ class EdgeBatch:
     partition: Int32
     offset: Int64
     headers: pa.Array | None = None
+    put: Int64 | None = None
+
+    @property
+    def known_from(self) -> Int64:
+        """From which place on a table has each of its updates."""
+        return self.seq if self.put is None else self.put
 
     def __len__(self) -> int:
         return len(self.timestamp)
@@ -131,6 +139,7 @@ class EdgeBatch:
             partition=self.partition[indices],
             offset=self.offset[indices],
             headers=None if self.headers is None else self.headers.take(idx),
+            put=None if self.put is None else self.put[indices],
         )
 
     def with_columns(self, key: pa.Array | None = None, value: pa.Array | None = None) -> EdgeBatch:
@@ -144,6 +153,7 @@ class EdgeBatch:
             partition=self.partition,
             offset=self.offset,
             headers=self.headers,
+            put=self.put,
         )
 
 

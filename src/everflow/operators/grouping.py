@@ -39,6 +39,11 @@ class KeyedOperator:
             self.key_serde.type if self.window is None else windowed_key_type(self.key_serde.type)
         )
 
+    @property
+    def one_result(self) -> bool:
+        """See `everflow.topology.arrival.gives_several`."""
+        return self.window is None
+
     def decode_result(self, data: bytes) -> Any:
         """What the table shows for stored value bytes (without the 8-byte timestamp): here the
         value itself."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -36,6 +36,8 @@ class TableAggregateSpec(AggregateSpec):
     Means and sums of floats keep what adding and taking back leaves of rounding; a sum that has met
     NaN or an infinity is not a number any more.
     """
+
+    row_by_row: ClassVar[bool] = True
 
     @staticmethod
     def of_table(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +29,7 @@ class PreviousValues:
     table: JoinedTable
     result_key: pa.DataType
     emit_every_update: bool = True
+    one_result: ClassVar[bool] = True
 
     @property
     def key_serde(self) -> Serde:
@@ -68,6 +69,9 @@ class VisibleUpdates:
     before and are not now; the left side is what each entry was, row by row, filtered, too. (With
     the sides changed: what the entries of those updates were.)"""
 
+    one_result: ClassVar[bool] = True
+    row_by_row: ClassVar[bool] = True
+
     @property
     def takes_null_keys(self) -> bool:
         """See `JoinOperator`."""
@@ -89,6 +93,8 @@ class VisibleUpdates:
 class TableChanges:
     """Puts together what was and what is: the left side is the old pair of group and value of each
     update, the right side the new one, row by row. A pair without a group or a value is none."""
+
+    row_by_row: ClassVar[bool] = True
 
     @property
     def takes_null_keys(self) -> bool:

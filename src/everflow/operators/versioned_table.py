@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -77,6 +77,8 @@ class LatestUpdates:
     table: JoinedTable
     result_key: pa.DataType
     emit_every_update: bool = True
+    one_result: ClassVar[bool] = True
+    passes_on: ClassVar[bool] = True
 
     @property
     def key_serde(self) -> Serde:

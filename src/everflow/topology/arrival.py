@@ -3,13 +3,55 @@
 A record goes depth first: a node hands it to its first child, and to the next one when that child
 and all behind it are done; children are in the order in which they were added. Two sides of a join
 that come from one record therefore have an order, too (note 020).
+
+Where several results of one record come to one place by two ways, no order of the ways is right:
+the first result goes both ways, and then the second one. `ways_in_turn` finds such places, and says
+how a record comes to each operator, in bytes that have the order of arrival (note 031).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cmp_to_key
+from itertools import combinations
+from typing import NamedTuple
 
-from everflow.topology.graph import Node
+from everflow.topology.graph import (
+    FunctionNode,
+    MergeNode,
+    Node,
+    ProjectNode,
+    SourceNode,
+    StatefulNode,
+    UnnestNode,
+)
+
+DIGIT = 0x80
+"""Of the bytes of an edge, which are never 0, so that a shorter way sorts before what is behind
+it."""
+
+
+class Way(NamedTuple):
+    """From the operator or the topic whose records they are to one who reads them: the numbers of
+    the edges, each of a node's children, as bytes. ``told``: how many bytes of the path of a record
+    there lie behind the table that it is an update of."""
+
+    maker: str
+    edges: bytes
+    told: int = 0
+
+
+@dataclass(frozen=True)
+class Ways:
+    """How records come to an operator: the way of each slot of each side. ``member``: bytes that
+    tell it from others that it runs together with. ``several``: one record may give several
+    results. ``aligned``: its sides are one flow of records, row by row."""
+
+    sides: tuple[tuple[Way, ...], ...]
+    member: bytes
+    several: bool
+    aligned: bool
 
 
 def reaches_first(nodes: Iterable[Node], first: str, second: str) -> bool:
@@ -46,6 +88,125 @@ def order_of_arrival(nodes: Iterable[Node]) -> Callable[[str, str], int]:
         return added.index(one) - added.index(other)
 
     return compared
+
+
+def in_order_of_arrival(nodes: Iterable[Node], node: MergeNode) -> list[str]:
+    """A merge's inputs, in the order in which they hand on what one record has become on each."""
+    listed = list(nodes)
+    before = listed[: listed.index(node)]
+
+    def later(one: str, other: str) -> int:
+        return 0 if one == other else -1 if hands_on_first(before, one, other) else 1
+
+    return sorted(node.inputs, key=cmp_to_key(later))
+
+
+def gives_several(node: Node) -> bool:
+    """Whether one record may give several results there: unless an operator says ``one_result``."""
+    if isinstance(node, StatefulNode):
+        return not getattr(node.operator, "one_result", False)
+    if isinstance(node, FunctionNode):
+        return node.op.startswith("flat_map")
+    return isinstance(node, UnnestNode)
+
+
+def ways_in_turn(
+    nodes: Iterable[Node],
+    sides_of: Mapping[str, tuple[tuple[str, ...], ...]],
+    together: Mapping[str, tuple[str, ...]],
+    subtopology_of: Mapping[str, int],
+) -> dict[str, Ways]:
+    """The ways to the operators and sinks of sub-topologies that have a place to which several
+    results of one record come by two ways; nothing of the others. ``sides_of``: the nodes that each
+    side of an operator or sink reads; ``together``: see `shared_stores.together`."""
+    listed = list(nodes)
+    children, found = _children(listed), dict[str, tuple[Way, ...]]()
+    read: dict[str, tuple[tuple[Way, ...], ...]] = {}
+    for node in listed:
+
+        def behind(name: str, reader: Node = node) -> tuple[Way, ...]:
+            number = children[name].index(reader.name) if len(children[name]) > 1 else None
+            edge = b"" if number is None else _digits(number)
+            return tuple(one._replace(edges=one.edges + edge) for one in found[name])
+
+        if node.name in sides_of:
+            read[node.name] = tuple(
+                tuple(way for name in side for way in behind(name)) for side in sides_of[node.name]
+            )
+            told = len(read[node.name][0][0].edges) if _passes_on(node) else 0
+            found[node.name] = (Way(node.name, b"", told),)
+        elif isinstance(node, SourceNode):
+            found[node.name] = tuple(Way(f"{node.name}/{topic}", b"") for topic in node.topics)
+        elif isinstance(node, MergeNode):
+            inputs = in_order_of_arrival(listed, node)
+            found[node.name] = tuple(way for name in inputs for way in behind(name))
+        else:
+            inputs = list(node.inputs) if isinstance(node, ProjectNode) else []
+            found[node.name] = tuple(way for name in inputs for way in behind(name))
+    places = _Places()
+    for node in listed:
+        if node.name in read:
+            places.add(node, read[node.name])
+    wanted = {subtopology_of[name] for name in places.in_turn}
+    return {
+        node.name: _ways(node, read[node.name], together.get(node.name, ()))
+        for node in listed
+        if node.name in read and subtopology_of[node.name] in wanted
+    }
+
+
+def _ways(node: Node, sides: tuple[tuple[Way, ...], ...], group: tuple[str, ...]) -> Ways:
+    numbered = [_digits(number) if len(sides) > 1 else b"" for number in range(len(sides))]
+    return Ways(
+        sides=tuple(
+            tuple(way._replace(edges=way.edges + number) for way in side)
+            for side, number in zip(sides, numbered, strict=True)
+        ),
+        member=_digits(group.index(node.name)) if group else b"",
+        several=gives_several(node),
+        aligned=_aligned(node),
+    )
+
+
+def _aligned(node: Node) -> bool:
+    return isinstance(node, StatefulNode) and getattr(node.operator, "row_by_row", False)
+
+
+def _passes_on(node: Node) -> bool:
+    """Whether its results are updates of the table that it reads."""
+    return isinstance(node, StatefulNode) and getattr(node.operator, "passes_on", False)
+
+
+def _digits(number: int) -> bytes:
+    """Two bytes that are never 0."""
+    high, low = divmod(number, DIGIT)
+    return bytes((DIGIT | high, DIGIT | low))
+
+
+class _Places:
+    """What comes to each operator, operators before it first: the makers behind which it is, and
+    whether several results of one record come there, or have met somewhere before it."""
+
+    def __init__(self) -> None:
+        self._behind: dict[str, frozenset[str]] = {}
+        self._several: set[str] = set()
+        self._met: set[str] = set()
+        self.in_turn: list[str] = []
+        """Where no order of the ways is that of the records."""
+
+    def add(self, node: Node, sides: tuple[tuple[Way, ...], ...]) -> None:
+        """``sides``: what it reads. An operator whose sides are one flow has one way."""
+        ways = [way for side in (sides[-1:] if _aligned(node) else sides) for way in side]
+        makers = [self._behind.get(way.maker, frozenset((way.maker,))) for way in ways]
+        self._behind[node.name] = frozenset((node.name,)).union(*makers)
+        common = [one & other for one, other in combinations(makers, 2) if one & other]
+        if any(way.maker in self._met for way in ways) or common:
+            self._met.add(node.name)
+        if gives_several(node) or common or any(way.maker in self._several for way in ways):
+            self._several.add(node.name)
+        met = any(way.maker in self._met for way in ways)
+        if common and (met or len(common) > 1 or any(one & self._several for one in common)):
+            self.in_turn.append(node.name)
 
 
 def _before(children: Mapping[str, list[str]], first: str, second: str) -> bool:

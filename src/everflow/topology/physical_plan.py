@@ -9,7 +9,7 @@ step operator. A slot that crosses a stage boundary is carried in the hop row
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, field, is_dataclass
 from types import FunctionType
 from typing import Any
 
@@ -18,6 +18,7 @@ import pyarrow as pa
 from everflow.records import TaskId
 from everflow.serdes import Serde
 from everflow.state.store import StoreSpec
+from everflow.topology.arrival import Ways
 from everflow.topology.graph import (
     ColumnExpr,
     EdgeType,
@@ -350,6 +351,9 @@ class PhysicalPlan:
     step."""
     global_tables: tuple[GlobalTable, ...] = ()
     loaded_tables: tuple[LoadedTable, ...] = ()
+    ways: Mapping[str, Ways] = field(default_factory=dict)
+    """How records come to the operators of sub-topologies where that tells their order (note
+    031)."""
 
     @property
     def levels(self) -> int:

@@ -14,13 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import cmp_to_key
 from typing import Any, TypeVar
 
 import pyarrow as pa
 
 from everflow.errors import TopologyError
-from everflow.topology.arrival import hands_on_first
+from everflow.topology.arrival import in_order_of_arrival, ways_in_turn
 from everflow.topology.graph import (
     ColumnExpr,
     EdgeType,
@@ -163,6 +162,8 @@ class _Planner:
         self._segments: dict[int, list[Projection | Choice]] = {}
         self.step_ops: list[tuple[StepOp, int]] = []
         self.level_of: dict[str, int] = {}
+        self._sides: dict[str, tuple[tuple[str, ...], ...]] = {}
+        """The nodes that each side of an operator or a sink reads."""
 
     # -- slots -------------------------------------------------------------------------------------
 
@@ -193,16 +194,6 @@ class _Planner:
     def _inputs(self, node: Node) -> tuple[int, ...]:
         return tuple(slot for name in node.inputs for slot in self._outputs[name])
 
-    def _in_order_of_arrival(self, node: MergeNode) -> list[str]:
-        """The inputs, in the order in which they hand on what one record has become on each."""
-        listed = self._topology.nodes
-        before = listed[: listed.index(node)]
-
-        def later(one: str, other: str) -> int:
-            return 0 if one == other else -1 if hands_on_first(before, one, other) else 1
-
-        return sorted(node.inputs, key=cmp_to_key(later))
-
     # -- placing -----------------------------------------------------------------------------------
 
     def place_all(self) -> None:
@@ -215,7 +206,7 @@ class _Planner:
             case SourceNode():
                 yield from self._place_source(node)
             case MergeNode():
-                for name in self._in_order_of_arrival(node):
+                for name in in_order_of_arrival(self._topology.nodes, node):
                     yield from self._outputs[name]
             case ProjectNode(predicate=None, key=None, value=None):
                 yield from self._inputs(node)  # it only names a place (to_stream, split)
@@ -313,10 +304,12 @@ class _Planner:
         self, node: FunctionNode | TakeNode | UnnestNode | StatefulNode
     ) -> Iterator[int]:
         group, links = self._together.get(node.name, ()), tuple[Link, ...]()
-        sides = tuple(self._outputs[name] for name in node.inputs)
+        read: tuple[tuple[str, ...], ...] = tuple((name,) for name in node.inputs)
         if group:
             links, others = ways_to(self._topology, node, group)
-            sides = (tuple(slot for name in others for slot in self._outputs[name]), *sides[1:])
+            read = (others, *read[1:])
+        self._sides[node.name] = read
+        sides = tuple(tuple(slot for name in side for slot in self._outputs[name]) for side in read)
         inputs = tuple(slot for side in sides for slot in side)
         level = self._step_level(node.name, inputs)
         out = self._slot(node.name, node.out, level, in_step=True)
@@ -361,6 +354,7 @@ class _Planner:
 
     def _place_print(self, node: PrintNode) -> None:
         inputs = self._inputs(node)
+        self._sides[node.name] = (node.inputs,)
         level = self._step_level(node.name, inputs)
         op = PrintOp(
             name=node.name, title=node.title, rows=node.rows, inputs=inputs, where=node.where
@@ -369,6 +363,7 @@ class _Planner:
 
     def _place_sink(self, node: SinkNode) -> None:
         inputs = self._inputs(node)
+        self._sides[node.name] = (node.inputs,)
         topic: str | Callable[..., Any] | None
         if isinstance(node.topic, ColumnExpr):
             topic = None
@@ -474,6 +469,7 @@ class _Planner:
             changelog_slots=changelogs,
             global_tables=tuple(self._global_tables),
             loaded_tables=tuple(self._loaded_tables),
+            ways=ways_in_turn(self._topology.nodes, self._sides, self._together, self._sub),
         )
 
     def _reads_headers(self, segments: tuple[Segment, ...]) -> bool:

@@ -10,7 +10,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -66,6 +66,7 @@ class ForeignKeys:
     key_serde: Serde
     value_serde: Serde
     kind: JoinKind
+    row_by_row: ClassVar[bool] = True
 
     @property
     def takes_null_keys(self) -> bool:

@@ -95,7 +95,7 @@ class JoinedTable:
         codes, count = task_codes(keys, partitions), len(asking)
         return (
             _Places(codes[:count], asking.partition, keys[:count], asking.seq),
-            _Places(codes[count:], updates.partition, keys[count:], updates.seq),
+            _Places(codes[count:], updates.partition, keys[count:], updates.known_from),
         )
 
     def _held(

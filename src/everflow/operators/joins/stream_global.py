@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -46,6 +46,7 @@ class StreamGlobalJoin:
     table: JoinedTable
     kind: JoinKind
     mapped: bool = False
+    one_result: ClassVar[bool] = True
 
     @property
     def looks_up(self) -> tuple[StoreSpec, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -29,6 +29,8 @@ class StreamTableJoin:
     kind: JoinKind
     table_first: bool = True
     """Whether an input record that is on both sides changes the table first."""
+
+    one_result: ClassVar[bool] = True
 
     @property
     def takes_null_keys(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -36,6 +36,7 @@ class TableTableJoin:
     """Of an input record that changes both tables: whether the left one has it when the right one's
     change comes, and the other way round; and whose change comes first."""
     emit_every_update: bool = False
+    one_result: ClassVar[bool] = True
 
     @property
     def takes_null_keys(self) -> bool:

@@ -145,7 +145,7 @@ def held_as_of(
     versions = Versions(
         np.concatenate([kept.codes, known]),
         np.concatenate([kept.times, updates.timestamp]),
-        np.concatenate([kept.places, updates.seq]),
+        np.concatenate([kept.places, updates.known_from]),
     )
     found = latest_before(asked, asking.times, places, versions)
     if lost.any():
@@ -179,7 +179,7 @@ def _history_begins(table: JoinedTable, asking: Asks, updates: EdgeBatch, stores
         view = versioned(stores, partition, table.spec.name)
         observed = np.concatenate([[view.stream_time], updates.timestamp[puts]])
         reached = np.maximum.accumulate(observed)
-        found[asks] = reached[np.searchsorted(updates.seq[puts], asking.places[asks])]
+        found[asks] = reached[np.searchsorted(updates.known_from[puts], asking.places[asks])]
     return found - (table.spec.retention_ms or 0)
 
 

@@ -21,7 +21,7 @@ from everflow.topology.graph import (
     Surroundings,
     WaitingOperator,
 )
-from everflow.topology.hops import concat, empty_like, in_order
+from everflow.topology.hops import empty_like
 from everflow.topology.physical_plan import Source, StatefulOp
 
 _Tasks = Mapping[int, TaskId]
@@ -30,16 +30,15 @@ _Views = Mapping[int, Mapping[str, StoreView]]
 
 def run_stateful(
     group: Sequence[StatefulOp],
-    records: Mapping[int, EdgeBatch],
+    sides: Sequence[Sequence[EdgeBatch]],
     stores: TaskStores,
     sources: Mapping[int, Source],
     request: BatchRequest,
     idle: Moved,
 ) -> list[TasksResult]:
     """Run an operator, or processors that share stores, on the tasks that have records, or that a
-    clock may call, and move the stream times of those that are ``idle``; `stores` shows their
-    changes to those behind them. RecordFailure."""
-    sides = [_sides(op, records) for op in group]
+    clock may call, and move the stream times of those that are ``idle``; ``sides``: the records of
+    each side of each. `stores` shows their changes to those behind them. RecordFailure."""
     moved = [times_of(op, idle) for op in group]
     tasks = _tasks(group, sides, moved, request)
     try:
@@ -67,16 +66,6 @@ def run_stateful(
 def clock_name(node: str, method: str) -> str:
     """Under which a method's last call by the wall clock is kept beside the nodes' stream times."""
     return f"{node}/{method}"
-
-
-def _sides(op: StatefulOp, records: Mapping[int, EdgeBatch]) -> list[EdgeBatch]:
-    """The records of each input, in order; none of a processor that others hand them to."""
-    return [
-        in_order(concat([records[slot] for slot in side]))
-        if side
-        else empty_like(op.type.key, op.type.value)
-        for side in op.sides
-    ]
 
 
 def _remember(tasks: _Tasks, done: TasksResult, stores: TaskStores) -> None:

@@ -45,6 +45,7 @@ from everflow.runtime.step.merge_order import merge_inputs, merge_tasks
 from everflow.runtime.step.partitioning import Partitions
 from everflow.runtime.step.printing import printed_of
 from everflow.runtime.step.record_ages import ages_read
+from everflow.runtime.step.record_order import DepthFirst, InOrder, RecordOrder
 from everflow.runtime.step.stateful_ops import clock_name, run_stateful
 from everflow.runtime.step.step_failure import EarlierStepFailed, failure_of
 from everflow.runtime.step.step_functions import RecordFailure, run_function, take, unnest
@@ -52,11 +53,11 @@ from everflow.runtime.step.step_stores import StoreAccess, TaskStores
 from everflow.runtime.step.timings import timed
 from everflow.serdes import Serde
 from everflow.serdes.windowed import python_keys
+from everflow.topology.arrival import Ways
 from everflow.topology.hops import (
     HopError,
     HopInput,
     HopSchema,
-    concat,
     empty_like,
     in_order,
     read_hop,
@@ -162,6 +163,8 @@ class TaskStep:
     sink: Sink | None
     request: Callable[[], BatchRequest]
     announce: Callable[[BatchRequest, int], None]
+    ways: Mapping[str, Ways] = field(default_factory=dict)
+    """See `PhysicalPlan.ways`."""
     every_failure: bool = False
     """A record that fails need not stop the instance: then all that a function fails on are told
     at once."""
@@ -190,6 +193,7 @@ class TaskStep:
             sink=sink if last else None,
             request=request,
             announce=announce,
+            ways=plan.ways,
             every_failure=every_failure,
         )
 
@@ -228,12 +232,12 @@ class TaskStep:
         has left."""
         by_index = {source.index: source for source in self.sources}
         by_name = {op.name: op for op in self.ops if isinstance(op, StatefulOp)}
-        if self.level:
-            records, result = dict(hop.batches), _from_control(hop.control)
-        else:
-            records, result = self._taken(request, hop, by_index)
+        records, result, told = self._begun(request, hop, by_index)
         result.timings = timings
         idle = moved(request, self.sources, result.consumed)
+        order: RecordOrder = InOrder(records)
+        if self.ways:
+            order = DepthFirst(records, self.ways, told)
         with (
             timed(timings, "operators"),
             TaskStores(
@@ -244,23 +248,26 @@ class TaskStep:
                 if isinstance(op, StatefulOp):
                     if op.output not in records:  # else it ran with those it shares stores with
                         group = [by_name[name] for name in op.together] or [op]
-                        run = run_stateful(group, records, stores, by_index, request, idle)
+                        sides = order.sides(group)
+                        run = run_stateful(group, sides, stores, by_index, request, idle)
                         for one, done in zip(group, run, strict=True):
                             result.add(one, done)
-                            records[one.output] = done.output
+                            order.keep(one, done.output)
                 elif isinstance(op, TimeOp):
                     pass  # before the merge
                 elif isinstance(op, PrintOp):
-                    shown_rows = printed_of(op, merge_tasks(in_order(_input_of(op, records))))
+                    shown_rows = printed_of(op, merge_tasks(in_order(order.read(op))))
                     result.printed += [shown_rows] if shown_rows.rows else []
                 elif isinstance(op, SinkOp):
-                    result.outputs += _to_outputs(op, _input_of(op, records), by_index)
+                    result.outputs += _to_outputs(op, order.read(op), by_index)
                 else:
-                    records |= _run_stateless(op, records, by_index, self.every_failure)
+                    order.keep(op, _run_stateless(op, order.read(op), by_index, self.every_failure))
         if self.sink is None:
             assert self.hop_out is not None
             yield from write_hop(
-                self._outgoing(records, result.changes), self.hop_out, _to_control(result)
+                self._outgoing(records, result.changes),
+                self.hop_out,
+                _to_control(result, order.told()),
             )
             return
         for task, changes in self._arrived_changes(records):
@@ -269,10 +276,13 @@ class TaskStep:
         result.dead_letters = letters if letters is not None and len(letters) else None
         yield _result_row(self.sink(request, result, self.sources))
 
-    def _taken(
-        self, request: BatchRequest, hop: HopInput, sources: Mapping[int, Source]
-    ) -> tuple[dict[int, EdgeBatch], StepResult]:
-        """The records that step 0 consumes, timed and merged."""
+    def _begun(
+        self, request: BatchRequest, hop: HopInput, sources: dict[int, Source]
+    ) -> tuple[dict[int, EdgeBatch], StepResult, str | None]:
+        """The records to begin with, what has come of the batch so far, and what earlier steps tell
+        of the order of records."""
+        if self.level:
+            return dict(hop.batches), *_from_control(hop.control)
         times = [op for op in self.ops if isinstance(op, TimeOp)]
         extracted = extract_times(times, hop, sources, request)
         records, consumed = merge_inputs(
@@ -281,13 +291,14 @@ class TaskStep:
         stream_times = extracted.stream_times(consumed, request)
         for task, names in source_times(hop, self.sources, request, consumed).items():
             stream_times.setdefault(task, {}).update(names)
-        return records, StepResult(
+        result = StepResult(
             consumed=consumed,
             stream_times=stream_times,
             dropped=extracted.dropped(consumed),
             ages=ages_read(hop, sources, consumed, _newest(request)),
             input_bytes=hop.bytes,
         )
+        return records, result, None
 
     def _shared_stores(self, idle: bool) -> frozenset[str]:
         """Stores that more than one operator of this step reads: those need the batch's own changes
@@ -348,27 +359,19 @@ def failed(error: Exception, hop_out: HopSchema | None) -> Iterator[pa.RecordBat
 # --- operators ------------------------------------------------------------------------------------
 
 
-def _input_of(
-    op: FunctionOp | TakeOp | UnnestOp | PrintOp | SinkOp, records: Mapping[int, EdgeBatch]
-) -> EdgeBatch:
-    return concat([records[slot] for slot in op.inputs])
-
-
 def _run_stateless(
     op: FunctionOp | TakeOp | UnnestOp,
-    records: Mapping[int, EdgeBatch],
+    batch: EdgeBatch,
     sources: dict[int, Source],
     every_failure: bool,
-) -> dict[int, EdgeBatch]:
-    """The slots that the operator fills."""
+) -> EdgeBatch:
     match op:
         case FunctionOp():
-            done = run_function(op, _input_of(op, records), sources, every_failure)
-            return {op.output: done}
+            return run_function(op, batch, sources, every_failure)
         case TakeOp():
-            return {op.output: take(op, _input_of(op, records))}
+            return take(op, batch)
         case UnnestOp():
-            return {op.output: unnest(op, _input_of(op, records))}
+            return unnest(op, batch)
 
 
 def _result_row(result: BatchResult) -> pa.RecordBatch:
@@ -463,7 +466,7 @@ def _newest(request: BatchRequest) -> dict[TaskId, int]:
 # --- what travels beside the rows -----------------------------------------------------------------
 
 
-def _to_control(result: StepResult) -> str:
+def _to_control(result: StepResult, ways: str | None) -> str:
     return as_json(
         {
             "consumed": by_name(result.consumed),
@@ -472,6 +475,7 @@ def _to_control(result: StepResult) -> str:
             "ages": result.ages,
             "printed": result.printed,
             "bytes": result.input_bytes,
+            **({} if ways is None else {"ways": ways}),
         }
     )
 
@@ -490,9 +494,10 @@ def _as_read(request: BatchRequest, control: str) -> tuple[BatchRequest, int]:
     return request.ending(by_partition(data["ends"])), data["bytes"]
 
 
-def _from_control(control: str) -> StepResult:
+def _from_control(control: str) -> tuple[StepResult, str | None]:
+    """What earlier steps have done, and what they tell of the order of records."""
     data = _said(control)
-    return StepResult(
+    result = StepResult(
         consumed=by_partition(data.get("consumed", {})),
         stream_times=by_task(data.get("stream_times", {})),
         dropped=data.get("dropped", {}),
@@ -500,3 +505,4 @@ def _from_control(control: str) -> StepResult:
         printed=[Printed(*one) for one in data.get("printed", ())],
         input_bytes=data.get("bytes", 0),
     )
+    return result, data.get("ways")

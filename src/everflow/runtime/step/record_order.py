@@ -1,0 +1,269 @@
+"""The order of records that come to an operator by several ways (note 031).
+
+Kafka Streams forwards depth first: a result goes all its ways before the next result of the same
+record. A step goes operator by operator. `InOrder` puts together what comes by several ways record
+by record, each record's results way by way: that is the same where one record gives one result.
+`DepthFirst` knows of each result by which way it has come, and puts it where the original has it.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from everflow.records import EdgeBatch, Int64
+from everflow.topology.arrival import DIGIT, Way, Ways
+from everflow.topology.graph import JoinOperator
+from everflow.topology.hops import appended, concat, empty_like, in_order
+from everflow.topology.physical_plan import (
+    FunctionOp,
+    PrintOp,
+    SinkOp,
+    StatefulOp,
+    TakeOp,
+    UnnestOp,
+)
+
+Records = MutableMapping[int, EdgeBatch]
+Paths = npt.NDArray[np.bytes_]
+StatelessOp = FunctionOp | TakeOp | UnnestOp | PrintOp | SinkOp
+
+FIRST_ID = 1 << 40
+"""A ``seq`` from here on is the number of a result whose path is kept, not a record's place."""
+_RECORD_DIGITS, _RESULT_DIGITS, _BITS = 6, 4, 7
+
+
+class RecordOrder(Protocol):
+    """What a step's operators read, in order, and what their results are kept as."""
+
+    def sides(self, group: Sequence[StatefulOp]) -> list[list[EdgeBatch]]:
+        """The records of each side of operators that run together."""
+
+    def read(self, op: StatelessOp) -> EdgeBatch:
+        """The records of an operator with one side."""
+
+    def keep(self, op: StatefulOp | FunctionOp | TakeOp | UnnestOp, done: EdgeBatch) -> None:
+        """Its results, in order."""
+
+    def told(self) -> str | None:
+        """What the next step has to know of it."""
+
+
+class InOrder:
+    """By the places of the records that brought them, then way by way."""
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+
+    def sides(self, group: Sequence[StatefulOp]) -> list[list[EdgeBatch]]:
+        """See `RecordOrder`; nothing for a processor that others hand their results to."""
+        return [
+            [
+                in_order(concat([self._records[slot] for slot in side]))
+                if side
+                else empty_like(op.type.key, op.type.value)
+                for side in op.sides
+            ]
+            for op in group
+        ]
+
+    def read(self, op: StatelessOp) -> EdgeBatch:
+        """See `RecordOrder`."""
+        return concat([self._records[slot] for slot in op.inputs])
+
+    def keep(self, op: StatefulOp | FunctionOp | TakeOp | UnnestOp, done: EdgeBatch) -> None:
+        """See `RecordOrder`."""
+        self._records[op.output] = done
+
+    def told(self) -> str | None:
+        """See `RecordOrder`."""
+        return None
+
+
+class DepthFirst:
+    """By their paths: the place of the record, and from there the edges and the numbers of the
+    results, as bytes. An operator gets each of its records with a ``seq`` of its own, as if each
+    had come by itself, which in the original it does."""
+
+    def __init__(self, records: Records, ways: Mapping[str, Ways], told: str | None) -> None:
+        self._records, self._ways = records, ways
+        self._otherwise = InOrder(records)
+        self._kept: list[Paths] = [] if told is None else [_untold(told)]
+        self._count = sum(map(len, self._kept))
+        self._came: dict[str, Paths] = {}
+        """Of each operator that runs, the paths on which its records came, by their ``seq``."""
+
+    def sides(self, group: Sequence[StatefulOp]) -> list[list[EdgeBatch]]:
+        """See `RecordOrder`."""
+        if group[0].name not in self._ways:
+            return self._otherwise.sides(group)
+        sides = [self._side(op, number) for op in group for number in range(len(op.sides))]
+        paths = np.concatenate([path for side in sides for path in (side.put, side.came)])
+        order = np.argsort(paths, kind="stable")
+        self._came.update({op.name: paths[order] for op in group})
+        places = iter(np.split(_inverse(order), np.cumsum([len(p) for s in sides for p in s[1:]])))
+        ready = [side.placed(next(places), next(places)) for side in sides]
+        found = []
+        for op in group:
+            mine, ready = ready[: len(op.sides)], ready[len(op.sides) :]
+            if self._ways[op.name].aligned:
+                mine = [replace(one, seq=mine[-1].seq) for one in mine]
+            found.append(mine)
+        return found
+
+    def read(self, op: StatelessOp) -> EdgeBatch:
+        """See `RecordOrder`."""
+        if op.name not in self._ways:
+            return self._otherwise.read(op)
+        batches = [self._records[slot] for slot in op.inputs]
+        came = self._paths_of(batches, self._ways[op.name].sides[0])
+        order = np.argsort(came, kind="stable")
+        self._came[op.name] = came[order]
+        return replace(appended(batches).take(order), seq=np.arange(len(order), dtype=np.int64))
+
+    def keep(self, op: StatefulOp | FunctionOp | TakeOp | UnnestOp, done: EdgeBatch) -> None:
+        """See `RecordOrder`."""
+        if op.name in self._ways and len(done):
+            ways, paths = self._ways[op.name], self._origins(op, done.seq)
+            paths = _added(paths, ways.member)
+            if ways.several:
+                paths = _joined(paths, _digits(_numbers(done.seq), _RESULT_DIGITS))
+            begin = FIRST_ID + self._count
+            self._kept.append(paths)
+            self._count += len(paths)
+            done = replace(done, seq=np.arange(begin, begin + len(paths), dtype=np.int64), put=None)
+        self._records[op.output] = done
+
+    def told(self) -> str:
+        """See `RecordOrder`."""
+        paths = self._known()
+        return f"{paths.dtype.itemsize} {base64.b64encode(paths.tobytes()).decode()}"
+
+    def _side(self, op: StatefulOp, number: int) -> _Side:
+        batches = [self._records[slot] for slot in op.sides[number]]
+        ways = self._ways[op.name].sides[number]
+        came = self._paths_of(batches, ways)
+        if not batches:
+            return _Side(empty_like(op.type.key, op.type.value), _NOTHING, came)
+        put = _NOTHING
+        if isinstance(op.operator, JoinOperator) or number:
+            put = np.concatenate(
+                [
+                    _without(self._path(batch.seq), way.told)
+                    for batch, way in zip(batches, ways, strict=True)
+                ]
+            )
+        if number and not isinstance(op.operator, JoinOperator):  # it only looks the table up
+            put, came = _NOTHING, put
+        return _Side(appended(batches), put, came)
+
+    def _paths_of(self, batches: Sequence[EdgeBatch], ways: Sequence[Way]) -> Paths:
+        """The paths on which records of several ways come, one way behind the other."""
+        paths = [
+            _added(self._path(batch.seq), way.edges)
+            for batch, way in zip(batches, ways, strict=True)
+        ]
+        return np.concatenate([_NOTHING, *paths])
+
+    def _path(self, seqs: Int64) -> Paths:
+        results = seqs >= FIRST_ID
+        if results.all():
+            return self._known()[seqs - FIRST_ID] if len(seqs) else _NOTHING
+        return _digits(seqs, _RECORD_DIGITS)  # a slot has records or results
+
+    def _origins(self, op: StatefulOp | FunctionOp | TakeOp | UnnestOp, seqs: Int64) -> Paths:
+        """The paths of the records that brought results; what a clock's call gave comes last."""
+        came = self._came[op.name]
+        clock = b"\xff" * _RECORD_DIGITS + _digits(np.array([op.output]), 2).tobytes()
+        index = np.where(seqs < len(came), seqs, len(came))
+        found: Paths = np.concatenate([came, np.array([clock])])[index]
+        return found
+
+    def _known(self) -> Paths:
+        """The paths of all results so far."""
+        if len(self._kept) != 1:
+            self._kept = [np.concatenate([_NOTHING, *self._kept])]
+        return self._kept[0]
+
+
+_NOTHING: Paths = np.array([], "S1")
+
+
+class _Side(NamedTuple):
+    """Records as they stand behind one another, the paths on which they come, and those at which a
+    table that they update has them: before any way from there begins."""
+
+    batch: EdgeBatch
+    put: Paths
+    came: Paths
+
+    def placed(self, put: Int64, came: Int64) -> EdgeBatch:
+        """The records in order, with these places."""
+        batch = replace(self.batch, seq=came, put=put if len(put) else None)
+        return batch.take(np.argsort(came))
+
+
+def _untold(told: str) -> Paths:
+    """The inverse of `DepthFirst.told`."""
+    size, _, raw = told.partition(" ")
+    return np.frombuffer(base64.b64decode(raw), f"S{size}")
+
+
+def _added(paths: Paths, edges: bytes) -> Paths:
+    return _joined(paths, np.full(len(paths), edges, f"S{len(edges)}")) if edges else paths
+
+
+def _joined(paths: Paths, tails: Paths) -> Paths:
+    """Each path with its tail, all of which have the same length."""
+    begins, behind = _matrix(paths), _matrix(tails)
+    found = np.zeros((len(paths), begins.shape[1] + behind.shape[1]), np.uint8)
+    found[:, : begins.shape[1]] = begins
+    at = np.count_nonzero(begins, axis=1)
+    found[np.arange(len(paths))[:, None], at[:, None] + np.arange(behind.shape[1])] = behind
+    return _paths(found)
+
+
+def _without(paths: Paths, last: int) -> Paths:
+    """The paths without so many bytes at their ends."""
+    if not last:
+        return paths
+    found = _matrix(paths).copy()
+    found[np.arange(found.shape[1]) >= np.count_nonzero(found, axis=1)[:, None] - last] = 0
+    return _paths(found)
+
+
+def _digits(numbers: Int64, count: int) -> Paths:
+    """Numbers as ``count`` bytes that sort as they do, none of which is 0."""
+    shifts = np.arange(count - 1, -1, -1, dtype=np.int64) * _BITS
+    found = (numbers[:, None] >> shifts) & (DIGIT - 1) | DIGIT
+    return _paths(found.astype(np.uint8))
+
+
+def _matrix(paths: Paths) -> npt.NDArray[np.uint8]:
+    return np.ascontiguousarray(paths).view(np.uint8).reshape(len(paths), paths.dtype.itemsize)
+
+
+def _paths(matrix: npt.NDArray[np.uint8]) -> Paths:
+    """The paths that have these bytes; a row of them each."""
+    found: Paths = np.ascontiguousarray(matrix).view(f"S{matrix.shape[1]}").reshape(-1)
+    return found
+
+
+def _numbers(seqs: Int64) -> Int64:
+    """Of each result, how many of the same ``seq`` come before it."""
+    order = np.argsort(seqs, kind="stable")
+    ranked = seqs[order]
+    begins = np.flatnonzero(np.diff(ranked, prepend=ranked[:1] - 1))
+    counted = np.arange(len(seqs)) - np.repeat(begins, np.diff([*begins, len(seqs)]))
+    return counted[_inverse(order)]
+
+
+def _inverse(order: Int64) -> Int64:
+    found = np.empty(len(order), np.int64)
+    found[order] = np.arange(len(order))
+    return found
