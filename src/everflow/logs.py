@@ -29,7 +29,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -100,9 +100,10 @@ class LogFile(RotatingFileHandler):
         _files.remove(self)
 
     def close(self) -> None:
-        """Idempotent."""
+        """Idempotent. What a full disk did not take is lost, and no reason to fail."""
         _files.remove(self)
-        super().close()
+        with suppress(OSError):
+            super().close()
 
 
 def _private(path: str, flags: int) -> int:

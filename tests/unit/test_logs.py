@@ -59,6 +59,17 @@ def opened(path: Path) -> Iterator[LogFile]:
 
 
 @in_a_plain_program
+def test_a_full_disk_takes_no_lines_and_does_not_disturb_the_end(tmp_path: Path) -> None:
+    """Where the thread that ends an instance failed with it."""
+    file = LogFile(tmp_path / "log")
+    file.stream.close()
+    file.stream = Path("/dev/full").open("w")  # noqa: SIM115 - it is closed with the file
+    logging.getLogger("everflow").warning("no answer from Kafka")
+    file.close()
+    file.close()
+
+
+@in_a_plain_program
 def test_what_an_earlier_instance_said_is_not_as_old_for_the_next_one(
     capsys: Capture, tmp_path: Path
 ) -> None:
