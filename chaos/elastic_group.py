@@ -37,6 +37,10 @@ class GroupFailedError(RuntimeError):
     instances said."""
 
 
+class GroupTimeoutError(GroupFailedError):
+    """It did not come in time, and nobody has ended."""
+
+
 class Process:
     """One life of an instance. ``settings`` are those it was started with."""
 
@@ -280,7 +284,7 @@ class Group:
                         f"{what}"
                     )
             if time.monotonic() > deadline:
-                raise self.failure(f"waited {timeout_s:.0f} s for {what}")
+                raise GroupTimeoutError(str(self.failure(f"waited {timeout_s:.0f} s for {what}")))
             pause.wait(poll_s)
 
     def failure(self, what: str) -> GroupFailedError:

@@ -28,7 +28,7 @@ from chaos.rounds.analyses import (
 )
 from chaos.rounds.fleet import Place
 from chaos.rounds.follower import Follower, Reads
-from chaos.rounds.orders import KEYS, REGION_OF, Order, Truth, Window, truth_of
+from chaos.rounds.orders import KEYS, REGION_OF, Truth, Window
 from chaos.rounds.program import (
     COPIES,
     DEAD,
@@ -104,10 +104,9 @@ class Visible:
         self._dead: set[int] = set()
         self._lists: dict[Window, set[int]] = {}
 
-    def missing(self, orders: Sequence[Order]) -> str:
-        """What of their results is not there yet, in words; "" for nothing."""
+    def missing(self, truth: Truth) -> str:
+        """What of it is not there yet, in words; "" for nothing."""
         self._look()
-        truth = truth_of(orders)
         lists = sum(len(all_of - self._lists.get(w, set())) for w, all_of in truth.lists.items())
         left = {
             COPIES: len(truth.copies - self._copies),
