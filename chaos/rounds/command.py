@@ -48,7 +48,7 @@ from chaos.rounds.surroundings import Network, Proxies, network, possible
 from everflow.testing.broker import EmbeddedBroker
 
 APPLICATION = "chaos"
-RATE = 60.0
+RATE = 40.0
 FILL = 40 * len(SHOPS)
 """Orders before the load: enough for the time of every partition to have begun."""
 PROBES = 7
