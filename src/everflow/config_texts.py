@@ -181,9 +181,11 @@ _STATE = _group(
 _ERRORS = _group(
     "Errors and patience",
     task_timeout_ms=KeyText(
-        "How long an operation is retried while brokers or disks do not do their part; then the "
-        "instance "
-        "stops with `EF-TASK-TIMEOUT`. 0: at the first failure",
+        "How long a task may go without progress while brokers, a schema registry or disks do not "
+        "do their part; then the instance stops with `EF-TASK-TIMEOUT`, which names the task and "
+        "the last failure. Each task has its own time: it begins with a failure and ends with the "
+        "first progress; the other tasks go on. What is no task's (the start) is tried again for "
+        "as long. 0: a second failure in a row is too late",
     ),
     max_poll_interval_ms=KeyText(
         "A micro-batch that runs for longer is taken for hanging: its worker processes are ended "

@@ -6,12 +6,13 @@ what to do.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from everflow.location import place
 
 if TYPE_CHECKING:
-    from everflow.records import TopicPartition
+    from everflow.records import TaskId, TopicPartition
 
 
 class EverflowError(Exception):
@@ -296,10 +297,17 @@ class ShutdownRequestedError(FatalError):
 
 
 class TaskTimeoutError(FatalError):
-    """An operation was retried until ``task.timeout.ms`` ran out (KIP-572); the cause is
-    chained."""
+    """An operation was retried until ``task.timeout.ms`` ran out (KIP-572): a task made no progress
+    for so long, or an instance could not start. The message says what failed last.
+
+    ``task``: the one that made no progress, None for what is no task's.
+    """
 
     code = "EF-TASK-TIMEOUT"
+
+    def __init__(self, message: str, task: TaskId | None = None) -> None:
+        super().__init__(message)
+        self.task = task
 
 
 class TableLoadError(FatalError):
@@ -320,9 +328,22 @@ class IllegalTransitionError(EverflowError):
 
 class RetriableError(EverflowError):
     """A passing fault (broker away, time-out): the same operation is retried under
-    ``task.timeout.ms``."""
+    ``task.timeout.ms``.
+
+    ``partitions``: of those the brokers did not answer; empty where that is not known.
+    """
 
     code = "EF-RETRIABLE"
+
+    def __init__(
+        self,
+        message: str,
+        partitions: Iterable[TopicPartition] = (),
+        *,
+        code: str | None = None,
+    ) -> None:
+        super().__init__(message, code=code)
+        self.partitions = frozenset(partitions)
 
 
 class GenerationChanged(RetriableError):
@@ -345,7 +366,7 @@ class LogStartMovedError(RetriableError):
     code = "EF-LOG-START-MOVED"
 
     def __init__(self, message: str, partition: TopicPartition | None = None) -> None:
-        super().__init__(message)
+        super().__init__(message, () if partition is None else (partition,))
         self.partition = partition
 
 

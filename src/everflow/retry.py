@@ -35,10 +35,27 @@ def retrying(
     deadline: Deadline,
     stop: threading.Event,
 ) -> T:
+    """As `attempting`; TaskTimeoutError when ``deadline`` is over."""
+    try:
+        return attempting(operation, what, clock=clock, deadline=deadline, stop=stop)
+    except RetriableError as error:
+        raise TaskTimeoutError(
+            f"Gave up {what} after {deadline.timeout_ms / 1000:g} s (task.timeout.ms): {error}"
+        ) from error
+
+
+def attempting(
+    operation: Callable[[], T],
+    what: str,
+    *,
+    clock: Clock,
+    deadline: Deadline,
+    stop: threading.Event,
+) -> T:
     """Run ``operation`` until it does not raise RetriableError.
 
     ``what`` names it for people (``"reading committed offsets"``). Pauses double from 0.1 to 5 s.
-    Raises TaskTimeoutError when ``deadline`` is over (with time-out 0 at the first fault),
+    Raises the last RetriableError when ``deadline`` is over (with time-out 0 the first),
     StoppedError when ``stop`` is set; any other error at once.
     """
     pause_ms = FIRST_PAUSE_MS
@@ -52,14 +69,11 @@ def retrying(
             if stop.is_set():
                 raise StoppedError(f"stopped while {what}") from error
             if deadline.expired():
-                raise TaskTimeoutError(
-                    f"Gave up {what} after {deadline.timeout_ms / 1000:g} s (task.timeout.ms): "
-                    f"{error}"
-                ) from error
+                raise
             now_ms = clock.monotonic_ms()
             if now_ms >= say_ms:
                 log.warning(
-                    "Still %s: %s (giving up in %.0f s)",
+                    "Still %s: %s (for %.0f s more)",
                     what,
                     error,
                     deadline.remaining_ms() / 1000,

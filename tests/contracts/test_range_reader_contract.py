@@ -165,7 +165,7 @@ def test_a_warm_up_says_that_no_broker_answers() -> None:
 
 
 def test_nothing_is_asked_of_no_partition(opened: Opened) -> None:
-    assert opened().read({}, 10) == ({}, {})
+    assert opened().read({}, 10) == Read({}, {})
 
 
 def test_an_end_that_does_not_exist_fails_in_time_instead_of_hanging(

@@ -285,3 +285,29 @@ def test_a_connection_that_nobody_uses_is_dropped() -> None:
     world.own.now += 31.0
     followed.poll()
     assert not world.own.open
+
+
+@pytest.mark.parametrize("records", [2, 30], ids=["librdkafka", "own fetches"])
+def test_a_silent_log_ends_a_read_with_what_the_others_had(records: int) -> None:
+    world = World(records, 0, records)
+    taps = world.taps if records > 2 else Taps(None, world.client)
+    tap = world.own if records > 2 else world.client
+    reader = RangeReader({}, "g", True, tail_records=2, taps=taps)
+    wanted = {tp: OffsetRange(0, records) for tp in (TWO, ONE, THREE)}
+    read = reader.read(wanted, 30.0, quiet_s=3.0)
+    assert read.silent == (TWO,)
+    assert {tp: len(read.columns[tp]) for tp in wanted} == {ONE: records, TWO: 0, THREE: records}
+    assert read.ends == {ONE: records, TWO: 0, THREE: records}
+    assert tap.now == 3.0
+    with pytest.raises(RetriableError, match="log-1 to") as error:
+        reader.read(wanted, 30.0)
+    assert error.value.partitions == {TWO}
+    only = reader.read({TWO: OffsetRange(0, 9)}, 30.0, quiet_s=3.0)
+    assert only.silent == (TWO,)
+
+
+def test_what_comes_is_asked_first_and_a_bound_on_bytes_is_no_silence() -> None:
+    world = World(2, 2)
+    read = reader_of(world).read({ONE: OffsetRange(0, 2), TWO: OffsetRange(0, 2)}, 30.0, 1, 3.0)
+    assert read.silent == ()
+    assert read.ends == {ONE: 1, TWO: 1}

@@ -91,6 +91,7 @@ TABLE: tuple[tuple[str, frozenset[str], frozenset[str]], ...] = (
         | {
             f"everflow.kafka.{name}"
             for name in (
+                "admin_answers",
                 "broker_link",
                 "client_log",
                 "connection_settings",

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from confluent_kafka import (
-    OFFSET_INVALID,
     Consumer,
     IsolationLevel,
     KafkaError,
@@ -33,8 +32,17 @@ from confluent_kafka.admin import (
 )
 
 from everflow.errors import EverflowError, FatalError, RetriableError, TaskTimeoutError
+from everflow.kafka.admin_answers import (
+    ASKING,
+    classified,
+    code_of,
+    metadata_of,
+    offset_answers,
+    stale,
+    unanswered,
+)
 from everflow.kafka.client_log import UNPOLLED
-from everflow.kafka.errors import OffsetsUnstableError, classify_exception, kafka_error
+from everflow.kafka.errors import OffsetsUnstableError
 from everflow.records import CommittedOffset, TopicPartition
 
 Isolation = Literal["read_committed", "read_uncommitted"]
@@ -60,11 +68,6 @@ _CURES = {
     KafkaError._SSL: "Check that ssl.ca.location holds the authority of the brokers' certificates.",
 }
 _REACH_ATTEMPT_S = 3.0
-_STALE_METADATA = frozenset(
-    {KafkaError._NOENT, KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH}
-)
-"""Answers after which an admin client may go on asking with what it remembers of topics: a new one
-does not."""
 
 
 @dataclass(frozen=True)
@@ -209,7 +212,7 @@ class ClusterAdmin:
                 try:
                     topic = self._answer(future, left + 1)
                 except KafkaException as failure:
-                    if _code(failure) == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    if code_of(failure) == KafkaError.UNKNOWN_TOPIC_OR_PART:
                         continue
                     raise
                 found[name] = TopicDescription(name, len(topic.partitions), str(topic.topic_id))
@@ -333,7 +336,7 @@ class ClusterAdmin:
                     self._answer(future, left + 1)
                     created.add(name)
                 except KafkaException as failure:
-                    if _code(failure) != KafkaError.TOPIC_ALREADY_EXISTS:
+                    if code_of(failure) != KafkaError.TOPIC_ALREADY_EXISTS:
                         raise
 
         names = ", ".join(sorted(topics))
@@ -354,7 +357,7 @@ class ClusterAdmin:
                 try:
                     self._answer(future, left + 1)
                 except KafkaException as failure:
-                    if _code(failure) != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    if code_of(failure) != KafkaError.UNKNOWN_TOPIC_OR_PART:
                         raise
 
         self._retry(once, timeout_s, f"deleting topics {', '.join(wanted)}")
@@ -401,6 +404,14 @@ class ClusterAdmin:
         one thread."""
         return self._list(dict.fromkeys(partitions, _LATEST), isolation, timeout_s)
 
+    def known_ends(
+        self, partitions: Iterable[TopicPartition], isolation: Isolation
+    ) -> dict[TopicPartition, int]:
+        """Ends of the logs whose leaders answer within a second; as `end_offsets` where none
+        does."""
+        asked = dict.fromkeys(partitions, _LATEST)
+        return self._list(asked, isolation, _REQUEST_S, whole=False)
+
     def offsets_for_time(
         self,
         partitions: Iterable[TopicPartition],
@@ -437,7 +448,7 @@ class ClusterAdmin:
             try:
                 answers = reader.committed(asked, timeout=min(left, _COMMITTED_ATTEMPT_S))
             except KafkaException as failure:
-                if _code(failure) == KafkaError._TIMED_OUT:
+                if code_of(failure) == KafkaError._TIMED_OUT:
                     # librdkafka also repeats the question where the group is forbidden; this one's
                     # answer says so.
                     self._answer(
@@ -449,7 +460,7 @@ class ClusterAdmin:
                 if answer.error is not None:
                     raise KafkaException(answer.error)
                 if answer.offset >= 0:
-                    text = _metadata_of(answer)
+                    text = metadata_of(answer)
                     found[TopicPartition(answer.topic, answer.partition)] = CommittedOffset(
                         answer.offset, text
                     )
@@ -460,7 +471,7 @@ class ClusterAdmin:
             return self._retry(once, timeout_s, doing)
         except RetriableError as failure:
             cause = failure.__cause__
-            if isinstance(cause, KafkaException) and _code(cause) == KafkaError._TIMED_OUT:
+            if isinstance(cause, KafkaException) and code_of(cause) == KafkaError._TIMED_OUT:
                 # librdkafka repeats the request while offsets are unstable, so the time-out is all
                 # that is seen of it.
                 raise OffsetsUnstableError(
@@ -514,36 +525,42 @@ class ClusterAdmin:
             return self._readers[group, stable]
 
     def _list(
-        self, specs: Mapping[TopicPartition, OffsetSpec], isolation: Isolation, timeout_s: float
+        self,
+        specs: Mapping[TopicPartition, OffsetSpec],
+        isolation: Isolation,
+        timeout_s: float,
+        *,
+        whole: bool = True,
     ) -> dict[TopicPartition, int]:
+        """``whole``: an answer for all of them, or none."""
         if not specs:
             return {}
-        asked = {ClientTopicPartition(tp.topic, tp.partition): spec for tp, spec in specs.items()}
 
         def once(left: float) -> dict[TopicPartition, int]:
-            # A client that has once asked for a topic that did not exist never finds its leaders
-            # after it was created, and waits out the request's time-out each time (librdkafka
-            # 2.16): short attempts, and then a new client.
-            left = min(left, _ATTEMPT_S)
-            answers: dict[ClientTopicPartition, Future[Any]] = self._admin.list_offsets(
-                asked, isolation_level=_ISOLATION[isolation], request_timeout=left
-            )
-            try:
-                found = {
-                    TopicPartition(tp.topic, tp.partition): int(self._answer(f, left + 1).offset)
-                    for tp, f in answers.items()
-                }
-                # A leader that does not answer in time is no error to librdkafka 2.16: its offsets
-                # are "invalid", -1001. Taken for the end of a log, that would empty stores.
-                if OFFSET_INVALID in found.values():
-                    raise TimeoutError
-                return found
-            except KafkaException as failure:
-                if _code(failure) in _STALE_METADATA:
-                    self._renew_client()
-                raise
+            told, refused = self._asked(specs, isolation, left)
+            fault = unanswered(refused) if refused else None
+            if fault is None or (told and not whole and isinstance(fault, RetriableError)):
+                return told
+            raise fault
 
-        return self._retry(once, timeout_s, "asking for offsets")
+        return self._retry(once, timeout_s, ASKING)
+
+    def _asked(
+        self, specs: Mapping[TopicPartition, OffsetSpec], isolation: Isolation, left: float
+    ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, Exception]]:
+        """One attempt of `offset_answers`. A client that has once asked for a topic that did not
+        exist never finds its leaders after it was created, and waits out the request's time-out
+        each time (librdkafka 2.16): short attempts, and then a new client."""
+        left, admin = min(left, _ATTEMPT_S), self._admin
+        level = _ISOLATION[isolation]
+        told, refused = offset_answers(
+            lambda asked: admin.list_offsets(asked, isolation_level=level, request_timeout=left),
+            specs,
+            lambda future: self._answer(future, left + 1),
+        )
+        if stale(refused.values()):
+            self._renew_client()
+        return told, refused
 
     def _retry(self, once: Callable[[float], T], timeout_s: float, doing: str) -> T:
         """``once(seconds left)`` until it succeeds; pauses 20 ms, doubling up to 1 s."""
@@ -557,11 +574,14 @@ class ClusterAdmin:
             except (
                 KafkaException,
                 TimeoutError,
-                FutureTimeoutError,
-            ) as failure:  # two classes until Python 3.11
-                error = _classified(failure, doing)
+                FutureTimeoutError,  # two classes until Python 3.11
+            ) as failure:
+                error = classified(failure, doing)
                 if not isinstance(error, RetriableError) or self._clock() + pause >= deadline:
                     raise error from failure
+            except RetriableError as failure:  # of logs whose leaders may answer the next time
+                if not failure.partitions or self._clock() + pause >= deadline:
+                    raise
             self._pause(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
@@ -576,25 +596,3 @@ class ClusterAdmin:
             except FutureTimeoutError:
                 if left <= _LOOK_S or self.stop.is_set():
                     raise
-
-
-def _classified(failure: BaseException, doing: str) -> EverflowError:
-    if isinstance(failure, KafkaException):
-        return classify_exception(failure, doing)
-    return RetriableError(f"{doing}: no answer in time")
-
-
-def _metadata_of(answer: ClientTopicPartition) -> str:
-    """The metadata text of an answer. The client reads it as a C string though librdkafka does not
-    always end it with a NUL, so stray bytes may follow, not even UTF-8 (seen: one read in some
-    thousands); writers end their texts in a way that shows."""
-    try:
-        text: str | None = answer.metadata
-    except UnicodeDecodeError as garbage:
-        text = garbage.object.decode("utf-8", "replace")
-    return (text or "").split("\x00", 1)[0]
-
-
-def _code(failure: KafkaException) -> int | None:
-    error = kafka_error(failure)
-    return None if error is None else error.code()

@@ -35,7 +35,7 @@ from everflow.runtime.restore.restore_plan import ChangelogState
 from everflow.runtime.restore.standby_listener import StandbyUpdateListener
 from everflow.runtime.start_up import transactional_id
 from everflow.runtime.step.step_functions import UndecodableRecord
-from everflow.runtime.tasks.recovery import Recovery, RecoveryRules
+from everflow.runtime.tasks.recovery import ATTEMPT_MS, Recovery, RecoveryRules
 from everflow.runtime.tasks.task import ActiveTask, TaskStore
 from everflow.runtime.tasks.task_recovery import ClusterRecoveryPorts
 from everflow.runtime.thread.failure_text import ending
@@ -275,7 +275,7 @@ class ClusterPorts:
     def ends(self, instance: Instance) -> EndOffsets:
         """What knows the inputs' ends."""
         admin, config, clock = self._ground.admin, self._ground.config, self._ground.clock
-        stable = lambda asked: admin.end_offsets(asked, self._ground.isolation)  # noqa: E731
+        stable = lambda asked: admin.known_ends(asked, self._ground.isolation)  # noqa: E731
         written = lambda asked: admin.end_offsets(asked, "read_uncommitted")  # noqa: E731
         shrunk = ShrunkLogs(config.application_id, instance.running_positions, written, clock)
         tails = TailWatch.opens(config.main_consumer(), read_committed=config.exactly_once)
@@ -329,7 +329,7 @@ class ClusterPorts:
             ports=ports,
             rules=rules,
             clock=ground.clock,
-            timeout_ms=config.task_timeout_ms,
+            timeout_ms=min(config.task_timeout_ms, ATTEMPT_MS),
             stop=stop,
             new_incarnation=new_incarnation,
         )

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from everflow import metrics as names
 from everflow.clock import Clock, Deadline
-from everflow.errors import EverflowError
+from everflow.errors import EverflowError, RetriableError
 from everflow.membership.member import (
     Assigned,
     Failed,
@@ -38,9 +38,10 @@ from everflow.runtime.pause import Pause
 from everflow.runtime.query.host_map import HostMap
 from everflow.runtime.restore.restore_progress import RestoreTracker
 from everflow.runtime.start_up import await_warm, commit_starts
-from everflow.runtime.tasks.recovery import Recovery
+from everflow.runtime.tasks.recovery import ATTEMPT_MS, Recovery
 from everflow.runtime.tasks.task import ActiveTask, TaskState, TaskStore
 from everflow.runtime.tasks.task_manager import TaskManager, TaskServices
+from everflow.runtime.tasks.task_timeouts import TaskTimeouts
 from everflow.runtime.thread.batch_watchdog import any_stalled, end_hanging
 from everflow.runtime.thread.replacement import Uncaught
 from everflow.runtime.thread.stream_thread import StreamThread
@@ -195,6 +196,7 @@ class Instance:
             threads=self.threads,
             updater=self.updater,
             services=self._task_services(),
+            timeouts=TaskTimeouts(settings.task_timeout_ms),
         )
         counted = ThreadCountPorts(
             open_thread=self.open_thread,
@@ -281,6 +283,7 @@ class Instance:
             on_failed=self.failed,
             on_warm=lambda: self.loop.post(self._look_at_tasks),
             paused=lambda: self.pause.paused or not self.global_tables.filled,
+            give_back=self._give_back,
             global_tasks=self.global_tables.contexts,
             consumed=self.ports.consumed,
             uncaught=lambda *failed: self.uncaught.rest_ms(*failed),
@@ -311,12 +314,16 @@ class Instance:
             clock=self.clock,
         )
 
+    def _give_back(self, tasks: Sequence[ActiveTask], why: RetriableError) -> None:
+        self.loop.post(lambda: self.manager.given_back(tasks, why))
+
     def _submit(self, work: Callable[[], None], quick: bool) -> None:
         (self.tails if quick else self.restores).submit(work)
 
     def _recover(self, tasks: Sequence[ActiveTask], stop: threading.Event) -> None:
         started, _ = self.ports.recovery(self, stop, pauses=True).recover(tasks, ())
-        commit_starts(self.member.commit, started, self.settings.task_timeout_ms, self.clock, stop)
+        attempt_ms = min(self.settings.task_timeout_ms, ATTEMPT_MS)
+        commit_starts(self.member.commit, started, attempt_ms, self.clock, stop)
 
     def _before_release(self, tasks: Collection[TaskId]) -> None:
         if self.deferred.held():

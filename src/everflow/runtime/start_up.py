@@ -16,7 +16,7 @@ from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.writing.fencing import fence_all
 from everflow.moves import counted, moves, some
 from everflow.records import CommittedOffset, TopicPartition
-from everflow.retry import StoppedError, retrying
+from everflow.retry import StoppedError, attempting, retrying
 from everflow.runtime.commit.batch import format_metadata, of_kafka_streams, parse_metadata
 from everflow.runtime.tasks.blueprint import Blueprint
 from everflow.runtime.topics.internal_topics import TopicFacts, TopicSpec, prepare
@@ -294,7 +294,7 @@ def commit_starts(
 ) -> None:
     """Commit where new partitions begin, before anything of them is processed: records in internal
     topics without any committed offset then always mean that offsets were lost (D5). ``commit``:
-    `GroupMember.commit`."""
+    `GroupMember.commit`. RetriableError where that is in vain for so long."""
     if not started:
         return
     offsets = {tp: (offset, format_metadata(START_METADATA, {})) for tp, offset in started.items()}
@@ -304,7 +304,7 @@ def commit_starts(
             raise RetriableError("the group is rebalancing")
 
     deadline = Deadline(clock, timeout_ms)
-    retrying(once, "committing starting offsets", clock=clock, deadline=deadline, stop=stop)
+    attempting(once, "committing starting offsets", clock=clock, deadline=deadline, stop=stop)
 
 
 def await_warm(threads: Sequence[threading.Event], clock: Clock, stop: threading.Event) -> None:

@@ -31,12 +31,18 @@ FETCHING: Mapping[str, Any] = {
 }
 
 
+SLICE_S = 0.5
+"""How long a log that is silent may keep those from being read that are not."""
+
+
 class Read(NamedTuple):
     """What was read of some ranges: the records of each partition, and the offset behind them,
-    which is the range's end or, where the bound on bytes was reached, before it."""
+    which is the range's end or, where the bound on bytes was reached, before it. ``silent``:
+    partitions of which more was wanted and nothing came."""
 
     columns: Mapping[TopicPartition, LogColumns]
     ends: Mapping[TopicPartition, int]
+    silent: tuple[TopicPartition, ...] = ()
 
 
 class RangeReader:
@@ -68,12 +74,14 @@ class RangeReader:
         ranges: Mapping[TopicPartition, OffsetRange],
         timeout_s: float,
         most_bytes: int = UNBOUNDED_BYTES,
+        quiet_s: float | None = None,
     ) -> Read:
         """The records of ``ranges`` in offset order, by partition; ranges follow one another except
         after a failure.
 
         It ends early where keys and values have about ``most_bytes`` bytes, with one record at
-        least of each range that has one: then the next range begins where the read ended.
+        least of each range that has one: then the next range begins where the read ended. With
+        ``quiet_s`` it ends, too, once no record has come for so many seconds, with what there is.
 
         Raises RetriableError if none comes for ``timeout_s`` seconds (an end beyond the last stable
         offset never comes), LogStartMovedError if a range begins outside the log, FatalError as
@@ -85,9 +93,9 @@ class RangeReader:
             > self._tail_records
         )
         if own is None or not (large or own.positions):
-            return self._taken(client, ranges, timeout_s, most_bytes)
+            return self._taken(client, ranges, timeout_s, most_bytes, quiet_s)
         try:
-            read = self._taken(own, ranges, timeout_s, most_bytes)
+            read = self._taken(own, ranges, timeout_s, most_bytes, quiet_s)
         except LogTruncatedError as lost:
             # Read anew, nobody would know any more that this is another log.
             raise FatalError(
@@ -97,7 +105,7 @@ class RangeReader:
         except UnsupportedBatchError as reason:
             own.go_to({})
             self._taps.leave({tp: wanted.start for tp, wanted in ranges.items()}, reason)
-            return self._taken(client, ranges, timeout_s, most_bytes)
+            return self._taken(client, ranges, timeout_s, most_bytes, quiet_s)
         if large:
             client.go_to({})
         else:
@@ -124,20 +132,30 @@ class RangeReader:
         ranges: Mapping[TopicPartition, OffsetRange],
         timeout_s: float,
         most_bytes: int,
+        quiet_s: float | None,
     ) -> Read:
         tap.go_to({tp: wanted.start for tp, wanted in ranges.items()}, timeout_s)
         parts: dict[TopicPartition, list[LogColumns]] = {tp: [] for tp in ranges}
         pending = {tp: wanted.end for tp, wanted in ranges.items() if wanted.end > wanted.start}
         left = most_bytes
+        waited_s = 0.0
         while pending:
             # With 1, a partition gets one record; what one does not use, the others get.
             share = max(1, left // len(pending))
-            found = tap.take(pending, timeout_s, share)
-            if not found:
+            patience_s = timeout_s if quiet_s is None else quiet_s
+            wait_s = min(SLICE_S, patience_s - waited_s) if len(pending) > 1 else patience_s
+            found = tap.take(pending, wait_s, share)
+            waited_s = 0.0 if found else waited_s + wait_s
+            if waited_s >= patience_s and quiet_s is not None:
+                break
+            if waited_s >= patience_s:
                 missing = ", ".join(f"{tp} to {end}" for tp, end in sorted(pending.items()))
                 raise RetriableError(
-                    f"no records for {timeout_s:g} s though the log says there are: {missing}"
+                    f"no records for {timeout_s:g} s though the log says there are: {missing}",
+                    pending,
                 )
+            # What has just come is asked first: a silent log keeps nobody waiting again.
+            pending = dict(sorted(pending.items(), key=lambda one: one[0] not in found))
             for tp, chunk in found.items():
                 parts[tp].append(chunk.held.arrow(self._headers))
                 used = chunk.bytes if most_bytes < UNBOUNDED_BYTES else 0
@@ -147,4 +165,5 @@ class RangeReader:
         return Read(
             {tp: LogColumns.concat(found) for tp, found in parts.items()},
             tap.positions,
+            tuple(sorted(pending)),
         )

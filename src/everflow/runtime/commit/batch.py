@@ -141,6 +141,10 @@ class BatchRequest:
     (``max.task.idle.ms``)."""
     aside: Sequence[BatchFailure] = ()
     """What earlier attempts failed on: the handlers decide about each record (note 041)."""
+    patient: bool = True
+    """Whether partitions that do not answer are waited for: no other task wants the thread."""
+    silent: Sequence[TopicPartition] = ()
+    """Partitions that did not answer when the batch was read, nothing of which is in it."""
 
     idle: Mapping[TaskId, Mapping[str, int]] = field(default_factory=dict)
     """To what the times of silent sources are moved behind the records (note 025), by task and the
@@ -177,6 +181,7 @@ class BatchRequest:
         data["log_ends"] = by_partition(data["log_ends"])
         if data["waits"] is not None:
             data["waits"] = tuple(TopicPartition(*tp) for tp in data["waits"])
+        data["silent"] = tuple(TopicPartition(*tp) for tp in data["silent"])
         for tasks in ("tasks", "global_tasks"):
             data[tasks] = [TaskContext.from_dict(task) for task in data[tasks]]
         data["idle"] = by_task(data["idle"])
@@ -303,6 +308,8 @@ class BatchResult:
     left_out: list[str] = field(default_factory=list)
     """The first few records that failed and that a handler left out, each in a line."""
     printed: list[Printed] = field(default_factory=list)
+    silent: Sequence[TopicPartition] = ()
+    """As in the request: nothing of them was read."""
 
     @property
     def committed(self) -> bool:
@@ -326,6 +333,7 @@ class BatchResult:
             by_task(data["positions"]),
         )
         data["printed"] = [Printed(*one) for one in data["printed"]]
+        data["silent"] = tuple(TopicPartition(*tp) for tp in data["silent"])
         data["figures"] = BatchFigures.of(data["figures"])
         return BatchResult(**data)
 
@@ -366,6 +374,7 @@ class BatchFailure:
         record: the culprit where it is known.
         stage: of `everflow.handlers.response.STAGES`, which handler is asked about the record.
         judged: a handler has said FAIL.
+        partitions: those whose brokers did not answer, where the failure says so.
         exception: the error's class with its module, empty where no Python error is known.
         line: the innermost line of the user's program that was running.
         where: ``file:line`` of the operator that failed, or of each that may have.
@@ -382,6 +391,7 @@ class BatchFailure:
     stage: str = PROCESSING
     exception: str = ""
     judged: bool = False
+    partitions: tuple[TopicPartition, ...] = ()
 
     KINDS: ClassVar[Mapping[str, str]] = {
         "record": "the user's code cannot take a record",
@@ -418,6 +428,7 @@ class BatchFailure:
             "record": None if record is None else BadRecord(**record),
             "line": None if line is None else CodeLine(**line),
             "where": tuple(data["where"]),
+            "partitions": tuple(TopicPartition(*tp) for tp in data["partitions"]),
         }
         return BatchFailure(**{**data, **parts})
 

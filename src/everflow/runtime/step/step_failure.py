@@ -87,4 +87,5 @@ def failure_of(error: Exception) -> BatchFailure:
         code=getattr(error, "code", None) if own else None,
         line=innermost_line(error),
         details=details,
+        partitions=tuple(sorted(error.partitions)) if isinstance(error, RetriableError) else (),
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -491,7 +491,8 @@ def _said(control: str) -> dict[str, Any]:
 def _as_read(request: BatchRequest, control: str) -> tuple[BatchRequest, int]:
     """The request with the ranges that were read, and how many bytes they had."""
     data = _said(control)
-    return request.ending(by_partition(data["ends"])), data["bytes"]
+    silent = tuple(TopicPartition(*tp) for tp in data.get("silent", ()))
+    return replace(request.ending(by_partition(data["ends"])), silent=silent), data["bytes"]
 
 
 def _from_control(control: str) -> tuple[StepResult, str | None]:

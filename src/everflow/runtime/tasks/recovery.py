@@ -22,7 +22,7 @@ from everflow.errors import (
     start_over,
 )
 from everflow.records import CommittedOffset, TopicPartition
-from everflow.retry import StoppedError, retrying
+from everflow.retry import StoppedError, attempting
 from everflow.runtime.commit.batch import parse_metadata
 from everflow.runtime.tasks.task import ActiveTask, TaskStore
 from everflow.setting_checks import reset_duration_ms
@@ -32,6 +32,9 @@ log = logging.getLogger("everflow")
 _T = TypeVar("_T")
 
 STABLE_POLL_MS = 10.0
+ATTEMPT_MS = 10_000.0
+"""How long tasks are tried to be recovered together, and those behind them wait: then each by
+itself."""
 
 
 class _Patience(Deadline):
@@ -91,7 +94,8 @@ class RecoveryRules:
 
 @dataclass(kw_only=True)
 class Recovery:
-    """Recovers tasks; used by one thread at a time. ``stop`` ends every wait with StoppedError."""
+    """Recovers tasks; used by one thread at a time. ``stop`` ends every wait with StoppedError.
+    ``timeout_ms``: how long one attempt may be in vain."""
 
     ports: RecoveryPorts
     rules: RecoveryRules
@@ -113,9 +117,9 @@ class Recovery:
         is processed, so that a later start is never taken for a first one), and the committed
         offsets that were found.
 
-        Raises TaskTimeoutError, OffsetsExpiredError, StoppedError; FatalError for an offset out of
-        range with policy ``none``; TaskMigratedError as soon as something has to be waited for and
-        ``given_up()`` says that it is in vain.
+        Raises RetriableError for an attempt that was in vain, OffsetsExpiredError, StoppedError;
+        FatalError for an offset out of range with policy ``none``; TaskMigratedError as soon as
+        something has to be waited for and ``given_up()`` says that it is in vain.
         """
         deadline = _Patience(self.clock, self.timeout_ms, given_up)
         inputs = sorted({tp for task in tasks for tp in task.inputs})
@@ -159,7 +163,7 @@ class Recovery:
             deadline.check()
             return operation()
 
-        return retrying(attempt, what, clock=self.clock, deadline=deadline, stop=self.stop)
+        return attempting(attempt, what, clock=self.clock, deadline=deadline, stop=self.stop)
 
     def _stable_ends(
         self,
@@ -185,7 +189,8 @@ class Recovery:
                     raise StoppedError("stopped while waiting for open transactions")
                 if deadline.expired():
                     raise RetriableError(
-                        f"a transaction is still open on {', '.join(map(str, waiting[:3]))}"
+                        f"a transaction is still open on {', '.join(map(str, waiting[:3]))}",
+                        waiting,
                     )
                 self.clock.wait(self.stop, STABLE_POLL_MS)
 

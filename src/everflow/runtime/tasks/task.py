@@ -136,6 +136,23 @@ class ActiveTask:
         )
 
 
+def concerning(
+    tasks: Iterable[ActiveTask], partitions: Collection[TopicPartition]
+) -> list[ActiveTask]:
+    """Those of ``tasks`` that read one of ``partitions`` or have it as a changelog."""
+    return [
+        task
+        for task in tasks
+        if any(tp in partitions for tp in task.inputs)
+        or any(store.changelog in partitions for store in task.stores)
+    ]
+
+
+def positions_of(tasks: Iterable[ActiveTask]) -> dict[TopicPartition, int]:
+    """Next offsets to read of all their inputs."""
+    return {tp: offset for task in tasks for tp, offset in task.positions.items()}
+
+
 def context_of(task: TaskId, stores: Iterable[TaskStore]) -> TaskContext:
     """A task whose stores a batch only reads, as its workers see it."""
     return TaskContext(task, "", "", {}, _places(stores))

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from everflow.clock import Clock, SystemClock
-from everflow.errors import EverflowError, TaskMigratedError
+from everflow.errors import EverflowError, RetriableError, TaskMigratedError, TaskTimeoutError
 from everflow.moves import counted, moves, some
 from everflow.records import TaskId
 from everflow.retry import StoppedError
@@ -28,8 +28,10 @@ from everflow.runtime.tasks.task import (
     TaskRole,
     TaskState,
     TaskStore,
+    concerning,
     deal,
 )
+from everflow.runtime.tasks.task_timeouts import TaskTimeouts
 
 log = logging.getLogger("everflow")
 
@@ -103,6 +105,8 @@ class TaskManager:
     threads: Sequence[TaskHolder]
     updater: CopyHolder
     services: TaskServices
+    timeouts: TaskTimeouts
+    """Of recoveries."""
     owned: set[TaskId] = field(default_factory=set)
     copies: dict[TaskId, TaskRole] = field(default_factory=dict)
     """Standbys and warm-ups."""
@@ -251,10 +255,13 @@ class TaskManager:
                 if number == thread.number and self.place_of(task) is None
             ]
             # One task's whole restore must not hold back another that only lacks the tail of its
-            # changelog.
+            # changelog, nor one whose brokers do not answer any other.
+            late = self.timeouts.late()
+            together = [task for task in fresh if task not in late]
             for part in (
-                [t for t in fresh if t in self.suspended],
-                [t for t in fresh if t not in self.suspended],
+                [t for t in together if t in self.suspended],
+                [t for t in together if t not in self.suspended],
+                *([task] for task in fresh if task in late),
             ):
                 if part:
                     self._recover(part)
@@ -344,6 +351,8 @@ class TaskManager:
         for task in tasks:
             self.recovering.pop(task.id, None)
             self._restoring.pop(task.id, None)
+        if isinstance(error, RetriableError):
+            error = self._tried_in_vain(tasks, error)
         if error is not None and not isinstance(error, StoppedError):
             for task in tasks:
                 self._close(task)
@@ -361,8 +370,33 @@ class TaskManager:
             if task not in keep:
                 self._suspend(task)
         for task in keep:
+            self.timeouts.got_on(task.id)
             task.to(TaskState.RUNNING)
         self._start(keep)
+        self.reconcile()
+
+    def _tried_in_vain(self, tasks: Sequence[ActiveTask], why: RetriableError) -> EverflowError:
+        """What becomes of tasks whose brokers did not do their part: those of which that is known,
+        or all, are tried again each by itself, until their time is over."""
+        self.timeouts.keep(self.owned)
+        concerned = [task.id for task in concerning(tasks, why.partitions) or tasks]
+        try:
+            self.timeouts.failed(concerned, str(why), self.services.clock.monotonic_ms())
+        except TaskTimeoutError as late:
+            late.__cause__ = why
+            return late
+        log.warning("Tasks %s cannot be recovered yet: %s", _names(concerned), why)
+        return StoppedError(str(why))
+
+    def given_back(self, tasks: Sequence[ActiveTask], why: RetriableError) -> None:
+        """A thread could not recover these after a batch that failed: whoever did not fail goes on
+        there meanwhile."""
+        for task in tasks:
+            self.running.pop(task.id, None)
+            self._suspend(task)
+        error = self._tried_in_vain(tasks, why)
+        if not isinstance(error, StoppedError):
+            self.services.failed(error)
         self.reconcile()
 
     def _start(self, tasks: Sequence[ActiveTask]) -> None:

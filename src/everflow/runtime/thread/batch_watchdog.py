@@ -59,8 +59,19 @@ def troubles(threads: Iterable[StreamThread]) -> dict[TaskId, Trouble]:
     threads = list(threads)
     found = [(thread.trouble, list(thread.tasks)) for thread in threads]
     failing = {task: trouble for trouble, tasks in found if trouble is not None for task in tasks}
-    return failing | {
+    late = {
         task: trouble
         for thread in threads
-        for task, trouble in thread.quarantine.troubles().items()
+        for task, trouble in thread.late.troubles(
+            thread.clock.monotonic_ms(), thread.clock.now_ms()
+        ).items()
+    }
+    return {
+        **failing,
+        **late,
+        **{
+            task: trouble
+            for thread in threads
+            for task, trouble in thread.quarantine.troubles().items()
+        },
     }

@@ -13,6 +13,7 @@ from everflow.config import BatchLimits
 from everflow.moves import some
 from everflow.records import OffsetRange, TaskId, TopicPartition
 from everflow.runtime.commit.batch import BadRecord, BatchFailure
+from everflow.runtime.tasks.task import ActiveTask
 
 FIRST_RECORDS = 100_000
 """Bound of the first batch of a thread: nothing is known yet of what a record costs."""
@@ -127,6 +128,19 @@ def plan_ranges(
         taken[tp] = min(waiting[tp], share)
         left = max(0, left - taken[tp])
     return {tp: OffsetRange(r.start, r.start + taken[tp]) for tp, r in available.items()}
+
+
+def unread(
+    tasks: Iterable[ActiveTask], ends: Mapping[TopicPartition, int], resting: Collection[TaskId]
+) -> dict[TopicPartition, OffsetRange]:
+    """What is in the logs of ``tasks`` and not yet processed; nothing of those that rest."""
+    return {
+        tp: OffsetRange(position, position)
+        if task.id in resting
+        else OffsetRange(position, max(position, ends.get(tp, task.ends.get(tp, position))))
+        for task in tasks
+        for tp, position in task.positions.items()
+    }
 
 
 def is_empty(ranges: Mapping[TopicPartition, OffsetRange]) -> bool:

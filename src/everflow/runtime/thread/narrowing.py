@@ -112,6 +112,8 @@ class Narrowing:
     ) -> None:
         """A batch was committed; ``at``: where the tasks' inputs are now."""
         before = self.size
+        if result.silent:  # it waited for a leader: that says nothing of what records cost
+            elapsed_ms = min(elapsed_ms, self.limits.target_ms)
         computing_ms = sum(
             spent for name, spent in result.timings.items() if name.startswith(_COMPUTING)
         )

@@ -178,6 +178,8 @@ def culprits(
     error: EverflowError, tasks: Mapping[TaskId, ActiveTask], planned: PlannedBatch | None
 ) -> Collection[TaskId]:
     """Whose fault it is that the batch failed; all tasks where that cannot be told."""
+    if isinstance(error, TaskTimeoutError) and error.task is not None and error.task in tasks:
+        return [error.task]
     if isinstance(error, RecordError):
         where = TopicPartition(error.topic, error.partition)
         found = [task.id for task in tasks.values() if where in task.inputs]

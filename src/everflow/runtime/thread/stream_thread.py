@@ -14,27 +14,27 @@ from dataclasses import dataclass, field
 
 from everflow import metrics as names
 from everflow.clock import Clock
-from everflow.errors import EverflowError, TaskMigratedError, TaskTimeoutError
+from everflow.errors import EverflowError, RetriableError, TaskMigratedError
 from everflow.moves import moves
 from everflow.records import OffsetRange, TaskId, TopicPartition
 from everflow.retry import StoppedError
 from everflow.runtime.commit.batch import (
-    EXACTLY_ONCE_V2,
     BatchFailedError,
     BatchFailure,
     BatchId,
     BatchRequest,
     BatchResult,
 )
-from everflow.runtime.tasks.task import ActiveTask, TaskState
+from everflow.runtime.tasks.task import ActiveTask, TaskState, concerning, positions_of
+from everflow.runtime.tasks.task_timeouts import TaskTimeouts
 from everflow.runtime.tasks.thread_commands import ThreadCommands
 from everflow.runtime.thread.batch_counts import BatchCounts
-from everflow.runtime.thread.batching import PlannedBatch, is_empty, plan_ranges
+from everflow.runtime.thread.batching import PlannedBatch, is_empty, plan_ranges, unread
 from everflow.runtime.thread.failure_text import ending, short
 from everflow.runtime.thread.narrowing import Narrowing, first_size
 from everflow.runtime.thread.repeated_failures import Trouble
 from everflow.runtime.thread.replacement import Quarantine, culprits
-from everflow.runtime.thread.struggle import Hung, Recovering, Struggle
+from everflow.runtime.thread.struggle import Hung, LateTasks, Recovering, Struggle
 from everflow.runtime.thread.task_idling import TaskIdling
 from everflow.runtime.thread.thread_ports import Job, ThreadServices, ThreadSettings, batch_request
 from everflow.runtime.topics.silence import Moves, Silence
@@ -91,6 +91,7 @@ class StreamThread:
         """The last batch was aborted because a rebalance had ended in the middle of it."""
         self._stuck_at: Mapping[TopicPartition, int] | None = None
         self._struggle = self._no_struggle()
+        self.late = LateTasks(TaskTimeouts(self.settings.task_timeout_ms))
         self._idling = TaskIdling(self.settings.max_task_idle_ms)
         self._silence = Silence(self.settings.idle, self.services.consumed)
         self._counts = BatchCounts(self.services.metrics, self.clock, self.number)
@@ -105,9 +106,7 @@ class StreamThread:
         return f"everflow-stream-{self.number}"
 
     def _no_struggle(self) -> Struggle:
-        return Struggle(
-            number=self.number, limit_ms=self.settings.task_timeout_ms, clock=self.clock
-        )
+        return Struggle(number=self.number, clock=self.clock)
 
     # --- called from other threads ---------------------------------------------------------------
 
@@ -187,10 +186,8 @@ class StreamThread:
         for task in self.tasks.values():
             if task.state is TaskState.RUNNING:
                 task.to(TaskState.RESTORING)
-        self._planned = self._stuck_at = None
-        self._narrowing.forget()
-        self._struggle = self._no_struggle()
-        self._next = BatchId(self.new_incarnation(), 0, 0)
+        self.late.timeouts.keep(())
+        self._forget()
         failure = BatchFailure(kind="retriable", error=str(error))
         self.recovering = Recovering(failure, self.clock.monotonic_ms())
 
@@ -231,8 +228,7 @@ class StreamThread:
         if not self._refused:
             self._take_commands()
         self._refused = False
-        resting = self.quarantine.resting(self.clock.monotonic_ms())
-        if self.tasks and resting >= self.tasks.keys():
+        if self.tasks and self._resting() >= self.tasks.keys():
             self.clock.wait(self.wake, IDLE_WAIT_MS)
             return False
         if self.recovering is not None:
@@ -249,6 +245,7 @@ class StreamThread:
             return False
         if self._planned is not None and self.services.paused():
             self._struggle = self._no_struggle()  # it lasts no longer
+            self.late.timeouts.keep(())
             self.clock.wait(self.wake, IDLE_WAIT_MS)
             return False
         # 3. Which offsets: the range of a failed attempt again, or what is new.
@@ -281,17 +278,21 @@ class StreamThread:
     def _take_commands(self) -> None:
         self.wake.clear()
         if self._commands.take(self.tasks):
-            self.quarantine.keep(self.tasks)
-            self._planned = None  # nothing of it was committed; positions still say where to begin
-            self._stuck_at = None
-            self._narrowing.forget()
-            self._struggle = self._no_struggle()  # of other tasks, maybe hours ago
-            self._begin_with(sorted({tp for task in self.tasks.values() for tp in task.inputs}))
+            self._begin_with_others()
 
-    def _begin_with(self, partitions: Sequence[TopicPartition]) -> None:
-        """Other tasks than before: the job goes on, it only reads other partitions (I4, design note
-        006)."""
+    def _forget(self) -> None:
+        """What was planned: nothing of it was committed, positions say where to begin."""
+        self._planned = self._stuck_at = None
+        self._narrowing.forget()
+        self._struggle = self._no_struggle()  # of other tasks, maybe hours ago
         self._next = BatchId(self.new_incarnation(), 0, 0)
+
+    def _begin_with_others(self) -> None:
+        """The job goes on, it only reads other partitions (I4, design note 006)."""
+        partitions = sorted({tp for task in self.tasks.values() for tp in task.inputs})
+        self.quarantine.keep(self.tasks)
+        self.late.timeouts.keep(self.tasks)
+        self._forget()
         if not partitions:
             self.services.ends.unwatch(self.number)
             return
@@ -309,11 +310,7 @@ class StreamThread:
     def _plan(self) -> PlannedBatch | None:
         if self.services.ends.failure is not None:
             raise self.services.ends.failure
-        if self.services.ends.failing_ms() > self.settings.task_timeout_ms:
-            raise TaskTimeoutError(
-                f"The brokers have not answered for {self.settings.task_timeout_ms / 1000:g} s "
-                f"(task.timeout.ms)."
-            )
+        self.late.look(self.tasks, self.services.ends, self.clock.monotonic_ms())
         most = self._narrowing.size.records(self.settings.limits)
         available = self._available()
         if sum(r.end - r.start for r in available.values()) < most:
@@ -322,7 +319,8 @@ class StreamThread:
             available = self._available()
         log_ends = {tp: r.end for tp, r in available.items()}
         look = self._idling.look(self._inputs(), available, self.clock.monotonic_ms())
-        ranges = plan_ranges(look.of(available), most)
+        offered = self.late.chosen(self.tasks, look.of(available), self.clock.monotonic_ms())
+        ranges = plan_ranges(offered, most)
         idle = self._silent(available)
         if is_empty(ranges) or self._stuck_at == log_ends or self.services.paused():
             # An empty batch now and then keeps the Python workers alive (idle for a minute, Spark
@@ -346,26 +344,16 @@ class StreamThread:
         ends, now_ms = self.services.ends, self.clock.monotonic_ms()
         if not self.settings.idle or self.services.paused() or ends.failing_ms() > 0:
             return {}
-        resting = self.quarantine.resting(now_ms)
-        tasks = [
-            task
-            for task in self.tasks.values()
-            if task.id not in resting and ends.ends().keys() >= set(task.inputs)
-        ]
+        tasks = self.late.waiting_for_nobody(self.tasks, self._resting(), ends)
         self._looked_ms = now_ms
         return self._silence.look(tasks, available, now_ms)
 
     def _available(self) -> dict[TopicPartition, OffsetRange]:
-        """What is in the logs of its tasks and not yet processed."""
-        ends = self.services.ends.ends()
-        resting = self.quarantine.resting(self.clock.monotonic_ms())
-        return {
-            tp: OffsetRange(position, position)
-            if task.id in resting
-            else OffsetRange(position, max(position, ends.get(tp, task.ends.get(tp, position))))
-            for task in self.tasks.values()
-            for tp, position in task.positions.items()
-        }
+        return unread(self.tasks.values(), self.services.ends.ends(), self._resting())
+
+    def _resting(self) -> frozenset[TaskId]:
+        now_ms = self.clock.monotonic_ms()
+        return self.quarantine.resting(now_ms) | self.late.timeouts.resting(now_ms)
 
     def _keep_alive_left_ms(self) -> float:
         return max(0.0, self._last_job_ms + self.settings.keep_alive_ms - self.clock.monotonic_ms())
@@ -406,7 +394,7 @@ class StreamThread:
     def _request(self, batch_id: str, planned: PlannedBatch) -> BatchRequest:
         calls = bool(planned.ranges) and not self.services.paused()
         clocked = self.settings.clocked if calls else ()
-        resting = self.quarantine.resting(self.clock.monotonic_ms())
+        resting = self._resting()
         return batch_request(
             self.settings,
             batch_id,
@@ -457,27 +445,15 @@ class StreamThread:
             for task in self.tasks.values()
             if task.state is TaskState.RESTORING and not self._lost(task)
         ]
-        fence = (
-            [self.settings.transactional_id] if self.settings.guarantee == EXACTLY_ONCE_V2 else []
-        )
-        before = {tp: offset for task in tasks for tp, offset in task.positions.items()}
-        try:
-            self.services.recovery.recover(
-                tasks, fence, lambda: any(self._lost(task) for task in tasks)
-            )
-        except TaskMigratedError as error:
-            log.info("Stream thread %d: %s", self.number, error)
-            self.clock.wait(self.wake, ABORT_PAUSE_MS)
+        before = positions_of(tasks)
+        if not self._recovered(tasks):
             return
         for task in tasks:
             task.to(TaskState.RUNNING)
         self.recovering = None
-        if (
-            failure.kind == "spark-gone"
-        ):  # its workers went with it; what they committed has just been replayed
+        if failure.kind == "spark-gone":  # what its workers committed has just been replayed
             raise ending(failure, 1, "")
-        after = {tp: offset for task in tasks for tp, offset in task.positions.items()}
-        if before != after:
+        if before != positions_of(tasks):
             log.info(
                 "Stream thread %d: the failed batch had been committed, going on behind it",
                 self.number,
@@ -487,6 +463,35 @@ class StreamThread:
             self._next = self._next._replace(counter=self._next.counter + 1)
             return
         self._try_again(failure, frozenset(before))
+
+    def _recovered(self, tasks: Sequence[ActiveTask]) -> bool:
+        """Whether all are where the log is. Those whose brokers do not do their part are given
+        back: they are waited for elsewhere."""
+        lost = lambda: any(self._lost(task) for task in tasks)  # noqa: E731
+        fenced = False
+        try:
+            self.services.recovery.recover((), self.settings.fenced, lost)
+            fenced = True
+            self.services.recovery.recover(tasks, (), lost)
+            return True
+        except TaskMigratedError as error:
+            log.info("Stream thread %d: %s", self.number, error)
+            self.clock.wait(self.wake, ABORT_PAUSE_MS)
+        except RetriableError as error:
+            log.warning("Stream thread %d cannot recover its tasks: %s", self.number, error)
+            now_ms = self.clock.monotonic_ms()
+            self.late.failed_with(None, self.tasks, str(error), now_ms)
+            if fenced:
+                self._give_back(concerning(tasks, error.partitions) or tasks, error)
+        return False
+
+    def _give_back(self, tasks: Sequence[ActiveTask], why: RetriableError) -> None:
+        for task in tasks:
+            del self.tasks[task.id]
+        if not self.tasks:
+            self.recovering = None
+        self._begin_with_others()
+        self.services.give_back(tasks, why)
 
     def _try_again(self, failure: BatchFailure, owned: Collection[TopicPartition]) -> None:
         """The next attempt, of fewer records where that may help; or the error that ends the
@@ -509,7 +514,12 @@ class StreamThread:
             self._struggle.require_hope(
                 failure, smallest, planned.named() if planned is not None else ""
             )
-        self._next_attempt(short(failure))
+        self._next_attempt(short(failure), failure.partitions)
+        if planned is not None and failure.kind == "retriable":
+            took_ms, now_ms = self._narrowing.failed_after_ms, self.clock.monotonic_ms()
+            if self.late.apart(failure, planned, self.tasks, took_ms, now_ms):
+                self._planned = None  # others are planned; positions say where to begin
+                return
         if planned is not None:
             self._plan_smaller(failure, planned)
         self._struggle.pause(self._stop)
@@ -527,51 +537,41 @@ class StreamThread:
     def _inputs(self) -> list[Collection[TopicPartition]]:
         return [task.inputs for _, task in sorted(self.tasks.items())]
 
-    def _positions(self) -> dict[TopicPartition, int]:
-        return {tp: offset for task in self.tasks.values() for tp, offset in task.positions.items()}
-
     def _lost(self, task: ActiveTask) -> bool:
         return self.services.gate.broken(task.id, task.epoch)
 
-    def _next_attempt(self, cause: str) -> None:
+    def _next_attempt(self, cause: str, of: Collection[TopicPartition] = ()) -> None:
         if self._planned is not None:
             self._planned.attempt += 1
-        self._struggle.require_time(cause)
+        self.late.failed_with(self._planned, self.tasks, cause, self.clock.monotonic_ms(), of)
 
     # --- step 7 ----------------------------------------------------------------------------------
 
     def _take_result(self, planned: PlannedBatch, result: BatchResult, elapsed_ms: float) -> None:
         batch_id = str(self._next._replace(attempt=planned.attempt))
-        read = 0
+        read, got_on = 0, []
         for task in self.tasks.values():
             after = {tp: result.consumed.get(tp, task.positions[tp]) for tp in task.inputs}
             moved = sum(after.values()) - sum(task.positions[tp] for tp in task.inputs)
             task.positions.update(after)
             task.stream_times.update(result.stream_times.get(task.id, {}))
-            if (
-                moved or task.id in result.positions
-            ):  # then the sink applied the batch to all its stores
+            if moved or task.id in result.positions:  # the sink applied the batch to all its stores
                 task.last_batch = batch_id
             read += moved
             if moved:
                 self.quarantine.got_on(task.id)
+                got_on.append(task.id)
+        self.late.after(result, got_on, self.tasks, elapsed_ms, self.clock.monotonic_ms())
         self._silence.moved(self.tasks.values(), planned.idle, self._looked_ms)
         self._next = self._next._replace(counter=self._next.counter + 1)
         rest_ms = self._narrowing.size.rest_ms(self.settings.limits, read, elapsed_ms)
         self._rested_ms = self.clock.monotonic_ms() + rest_ms
-        self._narrowing.after(result, read, elapsed_ms, self._positions())
-        log.debug(
-            "Stream thread %d: batch %s, %d records in %.1f ms %s",
-            self.number,
-            batch_id,
-            read,
-            elapsed_ms,
-            result.timings,
-        )
-        # An input that ran dry may hold the others back (D3): wait for it to grow before trying
-        # again.
+        self._narrowing.after(result, read, elapsed_ms, positions_of(self.tasks.values()))
+        said = "Stream thread %d: batch %s, %d records in %.1f ms %s"
+        log.debug(said, self.number, batch_id, read, elapsed_ms, result.timings)
+        # An input that ran dry may hold the others back (D3): wait for it to grow.
         if not is_empty(planned.ranges):
-            self._stuck_at = planned.log_ends if read == 0 else None
+            self._stuck_at = planned.log_ends if read == 0 and not result.silent else None
         self._planned = None
         self._struggle = self._no_struggle()
         self._counts.add(result)

@@ -7,9 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from everflow.config import BatchLimits
-from everflow.errors import EverflowError
+from everflow.errors import EverflowError, RetriableError
 from everflow.metrics import Metrics
-from everflow.runtime.commit.batch import BatchFailure, BatchRequest, BatchResult, TaskContext
+from everflow.runtime.commit.batch import (
+    EXACTLY_ONCE_V2,
+    BatchFailure,
+    BatchRequest,
+    BatchResult,
+    TaskContext,
+)
 from everflow.runtime.commit.commit_gate import GateBook
 from everflow.runtime.tasks.recovery import Recovery
 from everflow.runtime.tasks.task import ActiveTask
@@ -55,14 +61,20 @@ class ThreadSettings:
     functions: bool = False
     may_continue: Callable[[str, str | None], bool] = lambda stage, node: False
 
+    @property
+    def fenced(self) -> list[str]:
+        """Transactional ids under which workers of the thread may have something open."""
+        return [self.transactional_id] if self.guarantee == EXACTLY_ONCE_V2 else []
+
 
 @dataclass(frozen=True, kw_only=True)
 class ThreadServices:
     """Effects of a stream thread. ``kill_workers(pids)`` returns when they are gone;
     ``on_failed(error)`` is called once, when the thread ends with an error. ``paused()``: process
     nothing (KIP-834). ``consumed(topics)``: whether the application has consumed all that is in
-    them. ``global_tasks()``: where the global tables lie now. ``uncaught(number,
-    error, now)``: see `Uncaught.rest_ms`."""
+    them. ``global_tasks()``: where the global tables lie now. ``uncaught(number, error, now)``: see
+    `Uncaught.rest_ms`. ``give_back(tasks, why)``: tasks that cannot be recovered here now; the
+    thread has them no more."""
 
     open_job: OpenJob
     kill_workers: Callable[[Sequence[int]], None]
@@ -77,6 +89,7 @@ class ThreadServices:
     global_tasks: Callable[[], list[TaskContext]] = list
     consumed: Callable[[Collection[str]], bool] = lambda topics: True
     uncaught: Callable[[int, EverflowError, float], float | None] = lambda *_: None
+    give_back: Callable[[Sequence[ActiveTask], RetriableError], None] = lambda *_: None
     spawn: Spawn = on_thread
 
 
@@ -118,4 +131,5 @@ def batch_request(
         waits=planned.waits,
         idle=planned.idle,
         aside=aside,
+        patient=len(tasks) == 1,
     )

@@ -10,11 +10,12 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from everflow.clock import Clock
 from everflow.errors import EverflowError, RetriableError
+from everflow.moves import some
 from everflow.records import TopicPartition
 from everflow.runtime.topics.shrunk_logs import ShrunkLogs
 
@@ -30,6 +31,9 @@ FOLLOW_AFTER_MS = 1_000.0
 """The start has other work to do first."""
 OTHERS_PAUSE_MS = 10.0
 """Growth that nobody waits for is not worth more questions than that."""
+SILENT_PERIOD_MS = 1_000.0
+"""Between two questions about logs whose leaders do not answer."""
+NAMED = 5
 FOLLOW_S = 1.0
 """How long one wait for growth lasts at the most."""
 
@@ -52,10 +56,11 @@ class EndOffsets:
     """Ends of all watched partitions: last stable offsets under exactly-once, high watermarks
     otherwise.
 
-    ``read`` asks the brokers. ``check`` None: nobody minds an end before a position. ``stopping``:
-    set once ``read`` may refuse because of the instance's end. ``open_growth`` None: who waits is
-    told by questions every ``period_ms``. `watch`, `unwatch`, `ends` and `idle` may be called from
-    any thread.
+    ``read`` asks the brokers: of logs whose leaders do not answer there is nothing in what it
+    gives; it raises RetriableError where nobody answers. ``check`` None: nobody minds an end before
+    a position. ``stopping``: set once ``read`` may refuse because of the instance's end.
+    ``open_growth`` None: who waits is told by questions every ``period_ms``. `watch`, `unwatch`,
+    `ends` and `idle` may be called from any thread.
     """
 
     def __init__(
@@ -93,6 +98,9 @@ class EndOffsets:
         """Until when no other answer is wanted."""
         self._polls = False
         self._failing_since_ms: float | None = None
+        self._silent: dict[TopicPartition, float] = {}
+        """Logs whose leaders do not answer, and since when; asked about by themselves."""
+        self._asks_silent = False
         self._asked_ms: float | None = None
         """Since when a question is unanswered, the retries inside it included."""
         self.failure: EverflowError | None = None
@@ -142,6 +150,33 @@ class EndOffsets:
         waiting = [since for since in (self._failing_since_ms, self._asked_ms) if since is not None]
         return self._clock.monotonic_ms() - min(waiting) if waiting else 0.0
 
+    def silent_ms(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, float]:
+        """Those of ``partitions`` whose leaders do not answer though others do, and for how
+        long."""
+        now_ms, silent = self._clock.monotonic_ms(), dict(self._silent)
+        return {tp: now_ms - silent[tp] for tp in partitions if tp in silent}
+
+    def poll_silent(self) -> None:
+        """Ask about the logs whose leaders did not answer."""
+        with self._lock:
+            watched = list(self._watched.values())
+            wanted = frozenset[TopicPartition]().union(*(mine for mine, _ in watched))
+            self._silent = {tp: since for tp, since in self._silent.items() if tp in wanted}
+            asked = sorted(self._silent)
+        if not asked:
+            return
+        try:
+            now = self._read(asked)
+        except RetriableError:
+            return
+        with self._answered:
+            self._silent = {tp: since for tp, since in self._silent.items() if tp not in now}
+            self._ends = {**self._ends, **now}
+        log.info("The ends of %s are told again", some(sorted(now), NAMED))
+        for mine, wake in watched:
+            if not mine.isdisjoint(now):
+                wake.set()
+
     def poll_once(self) -> None:
         """Read all ends and wake the threads for which something is new. Raises FatalError for a
         log that has shrunk."""
@@ -149,7 +184,9 @@ class EndOffsets:
             watched = dict(self._watched)
             self._grown = {}
             self._asked = number = self._asked + 1
-        partitions = sorted({tp for mine, _ in watched.values() for tp in mine})
+        partitions = sorted(
+            {tp for mine, _ in watched.values() for tp in mine if tp not in self._silent}
+        )
         if not partitions:
             return
         # Before the ends: what was read until now cannot lie beyond an end that is asked for later.
@@ -171,10 +208,23 @@ class EndOffsets:
         if self._failing_since_ms is not None:
             log.info("The brokers answer again")
             self._failing_since_ms = None
+        silent = [tp for tp in partitions if tp not in now]
+        if silent:
+            log.warning(
+                "The leaders of %s do not tell their ends; other partitions go on",
+                some(silent, NAMED),
+            )
         with self._answered:
+            self._silent = {**self._silent, **dict.fromkeys(silent, began_ms)}
+            if silent and self._polls and not self._asks_silent:
+                self._asks_silent = True
+                threading.Thread(
+                    target=self._ask_silent, name="everflow-silent-logs", daemon=True
+                ).start()
             # What was told since is younger.
             later = {tp: end for tp, end in self._grown.items() if end > now.get(tp, end)}
-            before, self._ends = self._ends, {**now, **later}
+            kept = {tp: self._ends[tp] for tp in self._silent if tp in self._ends}
+            before, self._ends = self._ends, {**kept, **now, **later}
             self._answers, self._fresh_ms = number, began_ms + FRESH_MS
             self._answered.notify_all()
         for mine, wake in watched.values():
@@ -212,6 +262,19 @@ class EndOffsets:
             self._clock.wait(self._look, self._period_ms if waiting else BUSY_PERIOD_MS)
             self._look.clear()
 
+    def _ask_silent(self) -> None:
+        """On a thread of its own, as each question takes a second; it ends with the last answer."""
+        while not self._clock.wait(self._stop, SILENT_PERIOD_MS):
+            try:
+                self.poll_silent()
+            except EverflowError as error:  # not retriable
+                self.failure = error
+                return
+            with self._lock:
+                if not self._silent:
+                    self._asks_silent = False
+                    return
+
     # --- what the brokers tell --------------------------------------------------------------------
 
     def _follow(self) -> None:
@@ -248,7 +311,12 @@ class EndOffsets:
         """All ends, once somebody waits and they are known; None at the end."""
         with self._answered:
             while not self._stop.is_set():
-                watched = [tp for mine, _ in self._watched.values() for tp in mine]
+                watched = [
+                    tp
+                    for mine, _ in self._watched.values()
+                    for tp in mine
+                    if tp not in self._silent
+                ]
                 ends = {tp: self._ends[tp] for tp in watched if tp in self._ends}
                 self._live = bool(ends and self._idle and len(ends) == len(watched))
                 if self._live:

@@ -44,6 +44,8 @@ from everflow.state.store_meta import Owner
 from everflow.topology.physical_plan import Source
 
 FLUSH_TIMEOUT_S = 60.0
+ENDED_LATE_S = 10.0
+"""How much later than its time-out the broker ends a transaction."""
 OFFSETS_TIMEOUT_S = 10.0
 COMMIT_TIMEOUT_S = 30.0
 ABORT_TIMEOUT_S = 10.0
@@ -118,9 +120,7 @@ class KafkaSink:
         if not touched:
             # A warm-up or keep-alive batch: the producer is there when the first record comes.
             self.ports.writer(request)
-            return BatchResult(
-                outcome=COMMITTED, consumed=result.consumed, counts={"in": 0, "out": 0}
-            )
+            return _of_nothing(request, result)
         left_out = take_letters(result, sources)
         self.ports.reached(BEFORE_TRANSACTION)
         writer = self.ports.writer(request)
@@ -165,6 +165,7 @@ class KafkaSink:
             figures=figures_of(result),
             left_out=left_out,
             printed=result.printed,
+            silent=request.silent,
         )
 
     def _write(
@@ -222,7 +223,7 @@ class KafkaSink:
             with timed(result.timings, "offsets"):
                 writer.send_offsets(offsets, answer.group_metadata, OFFSETS_TIMEOUT_S)
             with timed(result.timings, "delivery"):
-                writer.flush(FLUSH_TIMEOUT_S)
+                writer.flush(_delivery_s(request))
             self.ports.reached(OFFSETS_SENT)
             with timed(result.timings, "commit"):
                 writer.commit(COMMIT_TIMEOUT_S)
@@ -235,6 +236,25 @@ class KafkaSink:
             writer.abort(ABORT_TIMEOUT_S)
         except EverflowError:
             writer.close()
+
+
+def _of_nothing(request: BatchRequest, result: StepResult) -> BatchResult:
+    """What a batch without records gives: what was read holds all the same."""
+    return BatchResult(
+        outcome=COMMITTED,
+        consumed=result.consumed,
+        counts={"in": 0, "out": 0},
+        silent=request.silent,
+    )
+
+
+def _delivery_s(request: BatchRequest) -> float:
+    """How long records of a transaction are waited for: no longer than the broker lets it be open,
+    as the thread's other tasks wait, too."""
+    open_ms = request.producer_config.get("transaction.timeout.ms")
+    if open_ms is None:
+        return FLUSH_TIMEOUT_S
+    return min(FLUSH_TIMEOUT_S, float(open_ms) / 1000 + ENDED_LATE_S)
 
 
 class _FirstRecord:

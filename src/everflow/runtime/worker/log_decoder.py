@@ -88,7 +88,12 @@ def decoded_records(source: Source, raw: EdgeBatch, judge: Judge) -> tuple[EdgeB
         (source.value_serde, raw.value, "value"),
     ):
         errors: dict[int, BaseException] = {}
-        decoded = _decoded(serde, column, errors)
+        try:
+            decoded = _decoded(serde, column, errors)
+        except RetriableError as outage:  # of a schema registry: no other source waits for it
+            mine = (TopicPartition(source.topic, int(one)) for one in np.unique(raw.partition))
+            outage.partitions |= frozenset(mine)
+            raise
         if part == "key":
             key = decoded
         for row, error in errors.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -18,6 +18,8 @@ from everflow.runtime.worker.set_aside import Judge
 from everflow.topology.hops import HopSchema, write_hop
 
 READ_TIMEOUT_S = 30.0
+QUIET_S = 10.0
+"""How long a partition that does not answer may hold up tasks beside its own."""
 Read = Mapping[TopicPartition, LogColumns]
 _readers: dict[str, RangeReader] = {}
 """Of jobs' first stages, by what is read: a worker serves the stream threads of one number, one job
@@ -44,8 +46,9 @@ class LogInput:
     def read(self, reader: RangeReader, request: BatchRequest) -> tuple[BatchRequest, Read]:
         """The request with the ranges that were read, and their records. Raises what
         `RangeReader.read` raises."""
-        read = reader.read(request.ranges, READ_TIMEOUT_S, request.most_bytes)
-        return request.ending(read.ends), read.columns
+        quiet_s = None if request.patient else QUIET_S
+        read = reader.read(request.ranges, READ_TIMEOUT_S, request.most_bytes, quiet_s)
+        return replace(request.ending(read.ends), silent=read.silent), read.columns
 
 
 def read_by_kept(log: LogInput, request: BatchRequest) -> tuple[BatchRequest, Read]:
@@ -83,5 +86,6 @@ class LogStep:
             yield from failed(error, self.hop_out)
             return
         ends = {tp: wanted.end for tp, wanted in request.ranges.items()}
-        control = as_json({"ends": by_name(ends), "bytes": hop.bytes})
+        told = {"ends": by_name(ends), "bytes": hop.bytes, "silent": request.silent}
+        control = as_json(told)
         yield from write_hop(hop.batches, self.hop_out, control)

@@ -15,7 +15,7 @@ import pyarrow as pa
 from everflow.errors import RetriableError
 from everflow.handlers.given import Handlers
 from everflow.handlers.response import ErrorHandlerContext, Response
-from everflow.records import EdgeBatch, TaskId
+from everflow.records import EdgeBatch, TaskId, TopicPartition
 from everflow.runtime.commit.batch import BatchFailure, BatchRequest, as_json
 from everflow.runtime.step.step_failure import EarlierStepFailed, SparkSays
 from everflow.runtime.step.step_functions import RecordFailure
@@ -126,7 +126,8 @@ class Judge:
         if response is Response.RETRY:
             raise RetriableError(
                 f"{failure.error} (record {'-'.join(map(str, place[:2]))}@{place[2]}; its handler "
-                f"says RETRY)"
+                f"says RETRY)",
+                [TopicPartition(*place[:2])],
             ) from fault.cause
         if response is Response.FAIL and failure.kind != "undecodable":
             raise _judged(fault)

@@ -27,7 +27,7 @@ from everflow.runtime.instance import Instance
 from everflow.runtime.restore.restoration import PreparedStore
 from everflow.runtime.restore.restore_plan import ChangelogState, RestorePlan
 from everflow.runtime.tasks.lost_writers import LostWriters
-from everflow.runtime.tasks.recovery import Recovery, RecoveryRules
+from everflow.runtime.tasks.recovery import ATTEMPT_MS, Recovery, RecoveryRules
 from everflow.runtime.tasks.task import ActiveTask, TaskStore
 from everflow.runtime.thread.thread_ports import ThreadSettings
 from everflow.runtime.topics.end_offsets import EndOffsets
@@ -217,7 +217,7 @@ class SimulatedPorts:
             ports=ports,
             rules=rules,
             clock=self.clock,
-            timeout_ms=world.settings.task_timeout_ms,
+            timeout_ms=min(world.settings.task_timeout_ms, ATTEMPT_MS),
             stop=stop,
             new_incarnation=self.new_incarnation,
         )

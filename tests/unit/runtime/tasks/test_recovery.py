@@ -12,7 +12,7 @@ import pytest
 
 from everflow import serdes
 from everflow.clock import ManualClock
-from everflow.errors import FatalError, OffsetsExpiredError, RetriableError, TaskTimeoutError
+from everflow.errors import FatalError, OffsetsExpiredError, RetriableError
 from everflow.records import CommittedOffset, Int64, TaskId, TopicPartition
 from everflow.retry import StoppedError
 from everflow.runtime.commit.batch import format_metadata
@@ -207,10 +207,11 @@ def test_what_is_not_needed_to_wait_for_is_asked_for_once() -> None:
     assert ports.calls == ["committed", "log-ends", "stable-ends", "log-starts", "restore 0_0 inc2"]
 
 
-def test_a_transaction_that_stays_open_ends_in_a_timeout_and_restores_nothing() -> None:
+def test_a_transaction_that_stays_open_ends_the_attempt_and_restores_nothing() -> None:
     ports = FakePorts(COMMITTED, pending=10**9)
-    with pytest.raises(TaskTimeoutError, match="still open"):
+    with pytest.raises(RetriableError, match="still open") as error:
         recovery(ports).recover([task()], [])
+    assert error.value.partitions == {LOG}
     assert not any(call.startswith("restore") for call in ports.calls)
 
 

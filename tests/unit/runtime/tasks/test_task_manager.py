@@ -11,13 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everflow.errors import EverflowError, FatalError
+from everflow.clock import ManualClock
+from everflow.errors import EverflowError, FatalError, RetriableError, TaskTimeoutError
 from everflow.records import MemberMetadata, TaskId, TopicPartition
 from everflow.retry import StoppedError
 from everflow.runtime.commit.commit_gate import GateBook
 from everflow.runtime.restore.standby_listener import SuspendReason
 from everflow.runtime.tasks.task import ActiveTask, StandbyTask, TaskRole, TaskState, TaskStore
 from everflow.runtime.tasks.task_manager import TaskManager, TaskServices
+from everflow.runtime.tasks.task_timeouts import TaskTimeouts
 
 A, B, C, D = (TaskId(0, p) for p in range(4))
 
@@ -90,11 +92,12 @@ class World:
         self.released = 0
         self.failures: list[EverflowError] = []
         self.error: EverflowError | None = None
+        self.clock = ManualClock()
         services = TaskServices(
             create=lambda task: ActiveTask(
                 id=task, inputs=(TopicPartition("in", task.partition),), stores=(_store(task),)
             ),
-            recover=self.recover,
+            recover=lambda tasks, stop: self.recover(tasks, stop),
             submit=lambda work, quick: self.works.append(work),
             post=self.posted.append,
             before_release=lambda tasks: None,
@@ -103,9 +106,14 @@ class World:
             changed=lambda running: None,
             rest=lambda task, stores: self.rested.append(task),
             close=lambda stores: self.closed.extend(store.name for store in stores),
+            clock=self.clock,
         )
         self.manager = TaskManager(
-            gate=self.book, threads=self.threads, updater=self.updater, services=services
+            gate=self.book,
+            threads=self.threads,
+            updater=self.updater,
+            services=services,
+            timeouts=TaskTimeouts(10_000),
         )
 
     def recover(self, tasks: Sequence[ActiveTask], stop: threading.Event) -> None:
@@ -124,12 +132,15 @@ class World:
 
     def settle(self) -> None:
         while self.works or self.posted:
-            works, self.works[:] = list(self.works), []
-            for work in works:
-                work()
-            posted, self.posted[:] = list(self.posted), []
-            for event in posted:
-                event()
+            self.settle_once()
+
+    def settle_once(self) -> None:
+        works, self.works[:] = list(self.works), []
+        for work in works:
+            work()
+        posted, self.posted[:] = list(self.posted), []
+        for event in posted:
+            event()
 
     def finish(self) -> None:
         """Everything that was asked for ends, and what follows from it."""
@@ -411,3 +422,82 @@ def _check(world: World, events: object) -> None:
     ]
     assert len(places) == len(set(places)), (events, places)
     assert not set(places) & set(manager.suspended), (events, "suspended, but somewhere")
+
+
+# --- brokers that do not do their part (note 051) -------------------------------------------------
+
+
+def test_a_task_that_cannot_be_recovered_holds_up_no_other(world: World) -> None:
+    """Those that the brokers' silence concerns are tried by themselves, and the others run."""
+    attempts: list[list[TaskId]] = []
+
+    def recover(tasks: Sequence[ActiveTask], stop: threading.Event) -> None:
+        attempts.append([task.id for task in tasks])
+        if any(task.id == B for task in tasks):
+            world.clock.advance(3_000)
+            raise RetriableError(
+                "the leader of in-1 does not answer", [TopicPartition("in", B.partition)]
+            )
+
+    world.recover = recover  # type: ignore[method-assign]
+    world.assign(A, B, C, D)
+    world.settle_once()
+    assert [B, D] in attempts
+    world.settle_once()
+    assert world.held() == {A, C, D}
+    assert world.failures == []
+    while not world.failures:
+        world.settle_once()
+    assert sum(B in tried and tried != [B] for tried in attempts) == 1
+    (late,) = world.failures
+    assert isinstance(late, TaskTimeoutError)
+    assert late.task == B
+    assert "the leader of in-1 does not answer" in str(late)
+    assert world.held() == {A, C, D}
+
+
+def test_where_nobody_knows_whom_it_concerns_each_is_tried_by_itself(world: World) -> None:
+    bad = {A, B}
+
+    def recover(tasks: Sequence[ActiveTask], stop: threading.Event) -> None:
+        if any(task.id in bad for task in tasks):
+            raise RetriableError("no answer in time")
+
+    world.recover = recover  # type: ignore[method-assign]
+    world.assign(A, B, C, D)
+    for _ in range(3):
+        world.settle_once()
+    assert world.held() == {C, D}
+    bad.clear()
+    world.settle()
+    assert world.held() == {A, B, C, D}
+    assert world.manager.timeouts.late() == {}
+
+
+def test_what_a_thread_gives_back_is_recovered_by_itself(world: World) -> None:
+    world.assign(A, B)
+    world.settle()
+    thread = next(thread for thread in world.threads if B in thread.tasks)
+    task = thread.tasks.pop(B)
+    task.to(TaskState.RESTORING)
+    world.manager.given_back([task], RetriableError("no answer in time"))
+    assert not world.manager.all_running()
+    assert world.held() == {A}
+    world.settle()
+    assert world.held() == {A, B}
+    assert world.manager.all_running()
+    assert world.recovered.count(B) == 2
+
+
+def test_what_a_thread_gives_back_while_it_is_asked_for_it_is_given_up(world: World) -> None:
+    world.assign(A, B)
+    world.settle()
+    thread = next(thread for thread in world.threads if B in thread.tasks)
+    world.manager.revoked([B])
+    task = thread.tasks.pop(B)
+    task.to(TaskState.RESTORING)
+    world.manager.given_back([task], RetriableError("no answer in time"))
+    world.finish()
+    assert world.released == 1
+    assert world.held() == {A}
+    assert world.book.owned() == {A}

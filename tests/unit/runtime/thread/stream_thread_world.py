@@ -40,6 +40,7 @@ class World:
         self.paused = False
         self.done: list[str] = []
         self.opened: list[int] = []
+        self.given_back: list[list[TaskId]] = []
         self.requests: list[BatchRequest] = []
         self.behave: Callable[[BatchRequest], BatchResult] = self.commit
         self.book = GateBook()
@@ -65,6 +66,7 @@ class World:
             recovery=recovery,
             metrics=self.metrics,
             on_failed=lambda error: self.done.append(f"failed {error}"),
+            give_back=lambda tasks, why: self.given_back.append([task.id for task in tasks]),
             paused=lambda: self.paused,
         )
         limits = BatchLimits(100, 1 << 30, 1_000)

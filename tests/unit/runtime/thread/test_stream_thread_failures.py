@@ -245,9 +245,11 @@ def test_retries_end_with_the_task_timeout(world: World) -> None:
 
     with pytest.raises(
         TaskTimeoutError,
-        match=r"no progress for 10 s \(task.timeout.ms\); the last failure: no leader for out-0",
-    ):
+        match=r"Task 0_0 made no progress for 11 s \(task.timeout.ms: 10 s\); the last failure: no "
+        "leader for out-0",
+    ) as late:
         turns()
+    assert late.value.task == TASK
     assert world.metrics.snapshot()[names.BATCHES_FAILED] > 2
 
 

@@ -288,3 +288,60 @@ def test_the_end_closes_what_tells(following: Following) -> None:
     following.until_live()
     following.ends.close()
     assert following.growth.closed.wait(10)
+
+
+def test_a_leader_that_does_not_answer_hides_the_end_of_no_other_log() -> None:
+    clock, asked, away = ManualClock(), [], {OTHER}
+
+    def read(partitions: Sequence[TopicPartition]) -> Ends:
+        asked.append(list(partitions))
+        told = {tp: 7 + len(asked) for tp in partitions if tp not in away}
+        if not told:
+            raise RetriableError("nobody answers")
+        return told
+
+    ends = EndOffsets(read, clock, 15)
+    mine, others = threading.Event(), threading.Event()
+    ends.watch(0, [TP], mine)
+    ends.watch(1, [OTHER], others)
+    away.clear()
+    ends.poll_once()
+    away.add(OTHER)
+    ends.poll_once()
+    clock.advance(4_000)
+    ends.poll_once()
+    assert asked[-1] == [TP], "the silent one is asked about by itself"
+    assert ends.ends() == {TP: 10, OTHER: 8}, "it ends where it ended"
+    assert ends.silent_ms([TP, OTHER]) == {OTHER: 4_000}
+    assert ends.failing_ms() == 0
+    ends.poll_silent()
+    others.clear()
+    away.clear()
+    ends.poll_silent()
+    assert others.is_set()
+    assert ends.silent_ms([TP, OTHER]) == {}
+    ends.poll_once()
+    assert asked[-1] == [TP, OTHER]
+    away.add(OTHER)
+    ends.poll_once()
+    ends.unwatch(1)
+    ends.poll_silent()
+    assert ends.silent_ms([OTHER]) == {}, "nobody wants to know"
+
+
+def test_a_silent_log_is_asked_about_until_it_answers() -> None:
+    told = threading.Event()
+
+    def read(partitions: Sequence[TopicPartition]) -> Ends:
+        return {tp: 5 for tp in partitions if tp != OTHER or told.is_set()}
+
+    ends = EndOffsets(read, SystemClock(), 5)
+    ends.watch(0, [TP, OTHER], threading.Event())
+    ends.start()
+    try:
+        wait_until(lambda: ends.silent_ms([OTHER]), 60, "it to be silent")
+        wait_until(lambda: ends.ends() == {TP: 5}, 60, "the other's end")
+        told.set()
+        wait_until(lambda: ends.ends() == {TP: 5, OTHER: 5}, 60, "its end to be told")
+    finally:
+        ends.close()
