@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -250,6 +251,8 @@ def main(arguments: Sequence[str]) -> int:
         "--keep", type=Path, default=None, help="where logs stay; default: a temporary folder"
     )
     options = parser.parse_args(arguments)
+    # Networks and disks are the machine's: they are taken down, also by who is asked to end.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 32)
     asked = frozenset(FaultKind(name) for name in options.kinds.split(","))
     with tempfile.TemporaryDirectory(prefix="ef-chaos-") as temporary:
