@@ -45,7 +45,7 @@ from chaos.rounds.program import (
 )
 from chaos.rounds.schedule import INSTANCES, FaultKind, Round, draw
 from chaos.rounds.strikes import Strikes
-from chaos.rounds.surroundings import Network, Proxies, network, possible
+from chaos.rounds.surroundings import Network, Proxies, network, possible, sweep
 from everflow.testing.broker import EmbeddedBroker
 
 APPLICATION = "chaos"
@@ -258,6 +258,7 @@ def main(arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="ef-chaos-") as temporary:
         folder = options.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
+        sweep()
         kinds = asked & possible(Path(temporary))
         left_out = ", ".join(sorted(kind.value for kind in asked - kinds))
         print(f"seed {seed}" + (f"; impossible here: {left_out}" if left_out else ""), flush=True)

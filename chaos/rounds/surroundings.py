@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import re
 import shutil
 import struct
 import subprocess
@@ -21,12 +22,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
+import psutil
+
 from chaos.rounds.schedule import INSTANCES, FaultKind
 from everflow.testing.kafka_proxy import KafkaProxy
 
 DISK_MB = 48
 COMMAND_S = 30.0
 CLOCK_VARIABLE = "EVERFLOW_CHAOS_CLOCK"
+_PREFIX = "efc"
+"""Before the pid of the run, in the names of what it makes."""
 _SHIM = Path(__file__).with_name("clock_shim.c")
 
 
@@ -72,7 +77,7 @@ class Namespaces:
     """A bridge, and behind it a namespace with one link for each instance."""
 
     def __init__(self) -> None:
-        self._name = f"efc{os.getpid() % 100_000}"
+        self._name = f"{_PREFIX}{os.getpid()}"
         self._net = f"10.{64 + os.getpid() // 256 % 128}.{os.getpid() % 256}"
         self.host = f"{self._net}.1"
         try:
@@ -186,7 +191,8 @@ class SmallDisk:
     def __init__(self, path: Path) -> None:
         self.path = path
         path.mkdir(parents=True)
-        _run("mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m,mode=700", "everflow", str(path))
+        source, options = f"{_PREFIX}{os.getpid()}", f"size={DISK_MB}m,mode=700"
+        _run("mount", "-t", "tmpfs", "-o", options, source, str(path))
 
     @staticmethod
     def possible(folder: Path) -> bool:
@@ -253,6 +259,27 @@ class Clock:
         """So far from the right time."""
         with self._file.open("r+b") as file, mmap.mmap(file.fileno(), 8) as there:
             there[:8] = struct.pack("=q", minutes * 60_000)
+
+
+def sweep() -> None:
+    """Take down what runs that were killed have left on this machine."""
+    with suppress(OSError):
+        for line in Path("/proc/mounts").read_text().splitlines():
+            source, place, *_ = line.split()
+            if _of_the_dead(source):
+                _works("umount", "-l", place)
+    with suppress(OSError):
+        for link in sorted(path.name for path in Path("/sys/class/net").iterdir()):
+            if _of_the_dead(link):
+                _works("ip", "link", "del", link)
+        for space in sorted(path.name for path in Path("/run/netns").iterdir()):
+            if _of_the_dead(space):
+                _works("ip", "netns", "del", space)
+
+
+def _of_the_dead(name: str) -> bool:
+    made = re.match(rf"{_PREFIX}(\d+)(v\d+|-\d+)?$", name)
+    return made is not None and not psutil.pid_exists(int(made[1]))
 
 
 def possible(folder: Path) -> frozenset[FaultKind]:
