@@ -20,6 +20,7 @@ MADE_UP = {
     "application_id": "must be set",
     "bootstrap_servers": "must be set",
     "num_stream_threads": "(cores)",
+    "max_memory_bytes": "(see right)",
     "state_dir": "(see right)",
 }
 """Defaults that are no constants."""

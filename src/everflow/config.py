@@ -23,6 +23,8 @@ from everflow.foreign_names import entry_of
 from everflow.foreign_names.java_security import in_librdkafkas_names
 from everflow.handlers.given import Handlers, handler_setting
 from everflow.handlers.response import DESERIALIZATION, PROCESSING, PRODUCTION
+from everflow.memory.budget import MemoryBudget, least_budget, usual_budget
+from everflow.memory.machine import machine_memory
 from everflow.setting_checks import (
     INT64,
     Between,
@@ -208,6 +210,7 @@ class StreamsConfig:
     max_batch_records: int = _key(500_000, Between(1, INT64))
     max_batch_bytes: int = _key(256 << 20, Between(1_024, INT64))
     max_batch_ms: int = _key(3_000, time_ms(10))
+    max_memory_bytes: int = _key(0, Between(1, INT64))  # left out: by threads and machine
     poll_interval_ms: int = _key(15, time_ms(1))  # how often ends of topics are asked for when idle
     keep_alive_ms: int = _key(30_000, time_ms(1_000))
     rebalance_timeout_ms: int = _key(30_000, int32(1_000))
@@ -258,6 +261,9 @@ class StreamsConfig:
                 else _default(name, spec.default)
             )
             object.__setattr__(self, name, value)
+        if "max_memory_bytes" not in values:
+            usual = usual_budget(max(1, self.num_stream_threads), machine_memory())
+            object.__setattr__(self, "max_memory_bytes", usual)
         frozen = {client: MappingProxyType(settings) for client, settings in clients.items()}
         object.__setattr__(self, "clients", MappingProxyType(frozen))
         object.__setattr__(self, "given", frozenset(values))
@@ -268,6 +274,13 @@ class StreamsConfig:
                 f"heartbeat.interval.ms ({self.heartbeat_interval_ms}) must be at most a third of "
                 f"session.timeout.ms "
                 f"({self.session_timeout_ms}): one lost heartbeat must not end the membership."
+            )
+        least = least_budget(self.num_stream_threads)
+        if self.max_memory_bytes < least:
+            raise ConfigError(
+                f"max.memory.bytes ({self.max_memory_bytes:,}) is too little for "
+                f"num.stream.threads = {self.num_stream_threads}: Spark, this process and the "
+                f"threads' workers take {least:,} at least. Set more, or fewer threads."
             )
         _check_tags(self.assignment().rack_tags, self.tags())
 
@@ -355,6 +368,11 @@ class StreamsConfig:
         return BatchLimits(
             self.max_batch_records, self.max_batch_bytes, target, self.commit_interval_ms
         )
+
+    @property
+    def memory(self) -> MemoryBudget:
+        """What the instance's processes may take, and who gets which part."""
+        return MemoryBudget(self.max_memory_bytes)
 
     def assignment(self) -> AssignmentRules:
         """What the assignor goes by."""

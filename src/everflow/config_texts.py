@@ -93,8 +93,16 @@ _READING = _group(
     ),
     max_batch_records=KeyText("The most records that a micro-batch takes", OURS),
     max_batch_bytes=KeyText(
-        "The most bytes that a micro-batch takes, by what records had in the batches before",
+        "The most bytes of keys and values that a micro-batch reads, but for one record of each "
+        "partition; fewer where `max.memory.bytes` has no room for what is made of them",
         OURS,
+    ),
+    max_memory_bytes=KeyText(
+        "What all processes of the instance may take; see "
+        "[How much memory an instance takes](#how-much-memory-an-instance-takes). Left out: about "
+        "1.4 GiB and 768 MiB for each stream thread, or three quarters of the memory of the "
+        "container (or machine) if that is less",
+        OURS + "; the JVM's heap",
     ),
     max_batch_ms=KeyText(
         "How long a micro-batch should take: while one takes longer, the next take fewer records, "

@@ -229,7 +229,7 @@ class WorkerDiedError(FatalError):
     ``os._exit``, or no memory.
     Batches were made smaller first, down to one record where that did not help. Cure: see the
     record and the line that the message names; for lack of memory, give the machine more or set a
-    smaller ``max.batch.bytes``."""
+    smaller ``max.memory.bytes``."""
 
     code = "EF-WORKER-DIED"
 

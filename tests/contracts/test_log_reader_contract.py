@@ -14,7 +14,7 @@ from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.reading.client_tap import ClientTap
 from everflow.kafka.reading.fetch_tap import FetchTap
 from everflow.kafka.reading.log_chunk import LogChunk
-from everflow.kafka.reading.log_reader import FETCHING, LogReader
+from everflow.kafka.reading.log_reader import LogReader, fetching
 from everflow.kafka.reading.taps import Taps
 from everflow.kafka.writing.fencing import fence
 from everflow.kafka.writing.record_writer import RecordWriter
@@ -33,7 +33,8 @@ def bulk(bootstrap: str, fetch_bytes: int = 8 << 20) -> LogReader:
 
 def librdkafka(bootstrap: str) -> LogReader:
     return LogReader(
-        {}, taps=Taps(None, ClientTap({"bootstrap.servers": bootstrap}, "readers", FETCHING))
+        {},
+        taps=Taps(None, ClientTap({"bootstrap.servers": bootstrap}, "readers", fetching(1 << 20))),
     )
 
 

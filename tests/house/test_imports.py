@@ -29,6 +29,7 @@ VALUES = (
     "serdes",
     "windows",
     "clock",
+    "memory",
     "metrics",
     "moves",
 )

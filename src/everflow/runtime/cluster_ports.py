@@ -17,6 +17,7 @@ from everflow.kafka.reading.log_chunk import LogChunk
 from everflow.kafka.reading.tail_watch import TailWatch
 from everflow.kafka.writing.fencing import fence_all
 from everflow.kafka.writing.transaction import GroupMetadata
+from everflow.kafka.writing.writer_settings import QUEUE
 from everflow.membership.member import GroupMember
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.client_state import ClientState
@@ -298,7 +299,7 @@ class ClusterPorts:
             guarantee=config.processing_guarantee,
             transactional_id=name,
             gate_path=self._gate_path,
-            producer_config=config.producer(),
+            producer_config=self._producer_config(),
             limits=config.batches(),
             task_timeout_ms=config.task_timeout_ms,
             keep_alive_ms=min([config.keep_alive_ms, *clocks.values()]),
@@ -309,6 +310,12 @@ class ClusterPorts:
             may_continue=config.handlers().may_continue,
         )
 
+    def _producer_config(self) -> dict[str, Any]:
+        """Of the workers' producers, whose queues are part of the instance's memory."""
+        config = self._ground.config
+        queue = config.memory.worker(config.num_stream_threads).queue
+        return {QUEUE: queue >> 10, **config.producer()}
+
     def recovery(self, instance: Instance, stop: threading.Event, *, pauses: bool) -> Recovery:
         ground, config = self._ground, self._ground.config
         ports = ClusterRecoveryPorts(
@@ -316,6 +323,7 @@ class ClusterPorts:
             group=config.application_id,
             producer_config=config.producer(),
             reader_config=ground.reader,
+            fetch_bytes=config.memory.restore_fetch,
             directory=ground.directory,
             specs=lambda subtopology: ground.blueprint.stores.get(subtopology, ()),
             changelogs=ground.changelogs,
@@ -456,4 +464,5 @@ def instance_settings(config: StreamsConfig) -> InstanceSettings:
         max_poll_interval_ms=config.max_poll_interval_ms,
         drain_timeout_ms=config.drain_timeout_ms,
         purge_interval_ms=config.repartition_purge_interval_ms,
+        memory=config.memory,
     )

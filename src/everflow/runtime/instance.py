@@ -24,6 +24,7 @@ from everflow.membership.member import (
     Revoked,
     Roles,
 )
+from everflow.memory.budget import MemoryBudget
 from everflow.metrics import Metrics
 from everflow.records import TaskId, TopicPartition
 from everflow.retry import quietly, retrying
@@ -68,6 +69,7 @@ class InstanceSettings:
     max_poll_interval_ms: float
     drain_timeout_ms: float
     purge_interval_ms: float
+    memory: MemoryBudget
 
 
 class Pool(Protocol):
@@ -287,6 +289,7 @@ class Instance:
             global_tasks=self.global_tables.contexts,
             consumed=self.ports.consumed,
             uncaught=lambda *failed: self.uncaught.rest_ms(*failed),
+            worker_memory=lambda: self.settings.memory.worker(len(self.threads)),
             spawn=self.ports.spawn,
         )
         thread = StreamThread(

@@ -287,6 +287,7 @@ def job_opener(context: Any, ground: Ground, road: ResidentRoad | None) -> OpenJ
         handlers=config.handlers(),
         layouts=ground.blueprint.layouts,
         client=ground.main_reader,
+        ahead_bytes=config.memory.worker(config.num_stream_threads).ahead,
     )
     # Once for all threads: what the program's variables are now is what the workers get.
     work = pack(plan, settings, road)

@@ -86,6 +86,7 @@ def test_events_return_while_the_loop_is_blocked_and_listeners_run_on_the_loop(
             max_poll_interval_ms=1.0,
             drain_timeout_ms=1.0,
             purge_interval_ms=1.0,
+            memory=config.memory,
         ),
     )
     instance = streams._wired(cast(Any, Ports()))

@@ -34,14 +34,14 @@ from everflow.kafka.reading.record_columns import Columns, CorruptBatchError
 from everflow.kafka.reading.taps import CHECK_CRCS, CONNECT_S, UNBOUNDED_RECORDS
 from everflow.records import UNBOUNDED_BYTES, TopicPartition
 
-_AHEAD_BYTES = 64 << 20
+AHEAD_BYTES = 64 << 20
 _LEAST_BYTES = 256 << 10
 _NOTHING = record_batches.columns(b"", [])
 
 
 class FetchTap:
     """See `Tap`. Holds two connections and kafka-python's IO thread until closed, and at most two
-    fetches of each log: the more logs, the smaller they are."""
+    fetches of each log, and the columns of a third: the more logs, the smaller they are."""
 
     def __init__(
         self,
@@ -49,6 +49,7 @@ class FetchTap:
         *,
         read_committed: bool = True,
         ahead: bool = False,
+        ahead_bytes: int = AHEAD_BYTES,
         fetch_bytes: int = FETCH_BYTES,
         parsed_bytes: int = FETCH_BYTES,
         attend_s: float | None = None,
@@ -56,7 +57,8 @@ class FetchTap:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``settings``: from `connection_settings`. ``ahead``: whether it fetches beyond the ends
-        that were asked for. ``fetch_bytes``: the size of one fetch; ``parsed_bytes``: what is
+        that were asked for; ``ahead_bytes``: the next fetches of all logs together.
+        ``fetch_bytes``: the size of one fetch; ``parsed_bytes``: what is
         parsed at once of it. ``check_crcs``: whether each batch's checksum is computed.
         ``attend_s``: a passing fault is attended to for so many seconds,
         whatever time a `take` has, then raised; None: for the time of the `take`. ``clock``:
@@ -64,6 +66,7 @@ class FetchTap:
         self._settings = settings
         self._read_committed = read_committed
         self._ahead = ahead
+        self._ahead_bytes = ahead_bytes
         self._fetch_bytes = fetch_bytes
         self._parsed_bytes = parsed_bytes
         self._attend_s = attend_s
@@ -88,14 +91,14 @@ class FetchTap:
             self._streams = {}
             return
         connection = self._connected(timeout_s)
-        connection.fetch_bytes = min(
-            self._fetch_bytes, max(_LEAST_BYTES, _AHEAD_BYTES // len(starts))
-        )
+        share = max(_LEAST_BYTES, self._ahead_bytes // len(starts))
+        connection.fetch_bytes = min(self._fetch_bytes, share)
+        parsed_bytes = min(self._parsed_bytes, share)
         kept = {
             tp: stream for tp, stream in self._streams.items() if starts.get(tp) == stream.position
         }
         self._streams = {
-            tp: kept.get(tp) or _Stream(connection, tp, start, self._parsed_bytes, self._check_crcs)
+            tp: kept.get(tp) or _Stream(connection, tp, start, parsed_bytes, self._check_crcs)
             for tp, start in starts.items()
         }
 

@@ -28,6 +28,11 @@ class LogColumns:
     def __len__(self) -> int:
         return len(self.offsets)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of keys and values."""
+        return int(self.keys.nbytes + self.values.nbytes)
+
     def __post_init__(self) -> None:
         if isinstance(self.keys, pa.ChunkedArray) or isinstance(self.values, pa.ChunkedArray):
             raise TypeError("more than 2 GiB in one column: the reader did not keep to its bound")

@@ -12,19 +12,23 @@ from typing import Any
 
 from everflow.errors import RetriableError
 from everflow.kafka.reading.client_tap import ClientTap
+from everflow.kafka.reading.fetch_connection import FETCH_BYTES
 from everflow.kafka.reading.fetch_tap import FetchTap
 from everflow.kafka.reading.log_chunk import LogChunk
 from everflow.kafka.reading.record_batches import UnsupportedBatchError
 from everflow.kafka.reading.taps import Taps
 from everflow.records import TopicPartition
 
-FETCHING: Mapping[str, Any] = {
-    "fetch.wait.max.ms": 10,  # the end of the log is only reported by an empty fetch
-    "fetch.message.max.bytes": 8 << 20,
-    "fetch.queue.backoff.ms": 1,
-    "queued.min.messages": 200_000,
-    "queued.max.messages.kbytes": 65_536,
-}
+
+def fetching(fetch_bytes: int) -> Mapping[str, Any]:
+    """librdkafka's queue and waits."""
+    return {
+        "fetch.wait.max.ms": 10,  # the end of the log is only reported by an empty fetch
+        "fetch.message.max.bytes": fetch_bytes,
+        "fetch.queue.backoff.ms": 1,
+        "queued.min.messages": 200_000,
+        "queued.max.messages.kbytes": 2 * fetch_bytes >> 10,
+    }
 
 
 class LogReader:
@@ -35,16 +39,18 @@ class LogReader:
         config: Mapping[str, Any],
         *,
         latest: bool = False,
+        fetch_bytes: int = FETCH_BYTES,
         clock: Callable[[], float] = time.monotonic,
         taps: Taps | None = None,
     ) -> None:
         """``config``: librdkafka keys, ``bootstrap.servers`` at least; ``clock``: monotonic
-        seconds; ``taps`` in place of those of ``config``. ``latest``: see `LogChunk.latest`.
-        Connects at the first read only."""
+        seconds; ``fetch_bytes``: of one fetch, and of a chunk; ``taps`` in place of those of
+        ``config``. ``latest``: see `LogChunk.latest`. Connects at the first read only."""
         self._latest = latest
+        self._chunk_bytes = fetch_bytes
         self._taps = taps or Taps(
-            FetchTap.over(config, clock=clock),
-            ClientTap(config, "everflow-log-reader", FETCHING, clock=clock),
+            FetchTap.over(config, clock=clock, fetch_bytes=fetch_bytes, parsed_bytes=fetch_bytes),
+            ClientTap(config, "everflow-log-reader", fetching(fetch_bytes), clock=clock),
         )
 
     def __enter__(self) -> LogReader:
@@ -64,7 +70,7 @@ class LogReader:
         end: int,
         *,
         every: bool = False,
-        chunk_bytes: int = 8 << 20,
+        chunk_bytes: int | None = None,
         stall_timeout_s: float = 30.0,
     ) -> Iterator[LogChunk]:
         """Committed records with offsets in ``[start, end)``; the last chunk's ``next_position`` is
@@ -87,7 +93,7 @@ class LogReader:
             try:
                 tap.go_to({tp: position}, stall_timeout_s)
                 while position < end:
-                    found = tap.take({tp: end}, stall_timeout_s, chunk_bytes)
+                    found = tap.take({tp: end}, stall_timeout_s, chunk_bytes or self._chunk_bytes)
                     if not found:
                         raise RetriableError(
                             f"reading {tp} from {start} to {end}: nothing came behind {position} "

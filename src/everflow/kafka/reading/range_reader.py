@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from everflow.errors import FatalError, LogTruncatedError, RetriableError
 from everflow.kafka.reading.client_tap import ClientTap
-from everflow.kafka.reading.fetch_tap import FetchTap
+from everflow.kafka.reading.fetch_tap import AHEAD_BYTES, FetchTap
 from everflow.kafka.reading.log_columns import LogColumns
 from everflow.kafka.reading.record_batches import UnsupportedBatchError
 from everflow.kafka.reading.taps import Tap, Taps
@@ -28,6 +28,8 @@ FETCHING: Mapping[str, Any] = {
     "fetch.queue.backoff.ms": 1,
     "queued.min.messages": 20_000,
     "queued.max.messages.kbytes": 16_384,
+    # One answer may be larger than the queue.
+    "fetch.max.bytes": 16 << 20,
 }
 
 
@@ -56,14 +58,18 @@ class RangeReader:
         headers: bool = False,
         *,
         tail_records: int = TAIL_RECORDS,
+        ahead_bytes: int = AHEAD_BYTES,
         taps: Taps | None = None,
     ) -> None:
         """``client``: librdkafka properties. ``group``: a group id, never joined. ``headers``:
         whether records' headers are read.
-        ``tail_records``: up to so many offsets, librdkafka reads. ``taps``: in place of those of
+        ``tail_records``: up to so many offsets, librdkafka reads. ``ahead_bytes``: see
+        `FetchTap`. ``taps``: in place of those of
         ``client``."""
         self._taps = taps or Taps(
-            FetchTap.over(client, read_committed=read_committed, ahead=True),
+            FetchTap.over(
+                client, read_committed=read_committed, ahead=True, ahead_bytes=ahead_bytes
+            ),
             ClientTap(client, group, FETCHING, read_committed=read_committed, patient=False),
         )
         self._headers = headers

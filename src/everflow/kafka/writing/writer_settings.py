@@ -10,6 +10,7 @@ from everflow.errors import ConfigError
 from everflow.kafka.connection_settings import connection_settings
 from everflow.kafka.writing.compression import CODECS, check_level
 
+QUEUE = "queue.buffering.max.kbytes"
 _ALIASES = {
     "compression.codec": "compression.type",
     "request.required.acks": "acks",
@@ -69,7 +70,7 @@ def writer_settings(config: Mapping[str, Any]) -> WriterSettings:
 _NUMBERS = {
     "batch.size": ("batch_bytes", 1),
     "message.max.bytes": ("record_bytes", 1),
-    "queue.buffering.max.kbytes": ("queue_bytes", 1 << 10),
+    QUEUE: ("queue_bytes", 1 << 10),
     "request.timeout.ms": ("answer_timeout_ms", 1),
     "transaction.timeout.ms": ("transaction_timeout_ms", 1),
     "topic.metadata.propagation.max.ms": ("topic_wait_ms", 1),

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from everflow.errors import EverflowError
 from everflow.handlers.response import PROCESSING
+from everflow.memory.batch_memory import Taken
 from everflow.metrics import Seen
 from everflow.records import UNBOUNDED_BYTES, OffsetRange, TaskId, TopicPartition
 
@@ -135,7 +136,8 @@ class BatchRequest:
     """The partitions of global tables, as they lie on this instance now."""
     producer_config: Mapping[str, Any] = field(default_factory=dict)
     most_bytes: int = UNBOUNDED_BYTES
-    """Bytes of input that the batch may take (``max.batch.bytes``): the reader ends there."""
+    """Bytes of input that the batch may take (``max.batch.bytes``, or fewer): the reader ends
+    there."""
     waits: Sequence[TopicPartition] | None = ()
     """Inputs at whose end the merge stops though the log has no more; None: it stops at none's
     (``max.task.idle.ms``)."""
@@ -310,6 +312,9 @@ class BatchResult:
     printed: list[Printed] = field(default_factory=list)
     silent: Sequence[TopicPartition] = ()
     """As in the request: nothing of them was read."""
+    memory: Taken | None = None
+    """Of the last hop's worker, which on most roads is the only one; None: not known, or a small
+    batch."""
 
     @property
     def committed(self) -> bool:
@@ -335,6 +340,7 @@ class BatchResult:
         data["printed"] = [Printed(*one) for one in data["printed"]]
         data["silent"] = tuple(TopicPartition(*tp) for tp in data["silent"])
         data["figures"] = BatchFigures.of(data["figures"])
+        data["memory"] = None if data["memory"] is None else Taken(*data["memory"])
         return BatchResult(**data)
 
 

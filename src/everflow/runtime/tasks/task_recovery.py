@@ -30,13 +30,14 @@ class ClusterRecoveryPorts:
     own).
 
     ``specs`` gives the stores of a sub-topology; ``stopped`` is asked between the chunks of a
-    replay, and ends it.
+    replay, and ends it. ``fetch_bytes``: see `MemoryBudget.restore_fetch`.
     """
 
     admin: ClusterAdmin
     group: str
     producer_config: Mapping[str, Any]
     reader_config: Mapping[str, Any]
+    fetch_bytes: int
     directory: StateDirectory
     specs: Callable[[int], Sequence[StoreSpec]]
     changelogs: Changelogs
@@ -108,7 +109,7 @@ class ClusterRecoveryPorts:
         return tuple(stores)
 
     def _replay(self, jobs: Sequence[RestoreJob]) -> None:
-        with LogReader(self.reader_config, latest=True) as reader:
+        with LogReader(self.reader_config, latest=True, fetch_bytes=self.fetch_bytes) as reader:
             done = restoration.restore_all(
                 jobs, reader, clock=self.clock, listener=self.listener, stopped=self.stopped
             )

@@ -31,7 +31,7 @@ _CURES = {
     f"before, and {_GOES_ON}.",
     "worker": "A function that crashes the interpreter (native code, os._exit) or needs more "
     "memory than there is ends it. "
-    f"{_NOTHING_WRITTEN}. Correct the function, or lower max.batch.bytes, and {_GOES_ON}.",
+    f"{_NOTHING_WRITTEN}. Correct the function, or lower max.memory.bytes, and {_GOES_ON}.",
     "hang": "Where the function loops without end or waits for another service, correct it, or "
     "give the call a time-out; where "
     f"such records just take long, raise max.poll.interval.ms. {_NOTHING_WRITTEN}; {_GOES_ON}.",

@@ -9,10 +9,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from everflow.config import BatchLimits
+from everflow.memory.batch_memory import BatchMemory
+from everflow.memory.budget import WorkerMemory
 from everflow.moves import some
 from everflow.records import TopicPartition
 from everflow.runtime.commit.batch import BatchFailure, BatchResult
 from everflow.runtime.thread.batching import BatchSize, PlannedBatch, plan_ranges
+from everflow.runtime.thread.thread_ports import ThreadServices, ThreadSettings
 
 Inputs = Sequence[Collection[TopicPartition]]
 
@@ -66,10 +69,12 @@ class RecordSearch:
 @dataclass(kw_only=True)
 class Narrowing:
     """``may_continue(stage, node)``: whether a record that fails there need not stop the
-    instance."""
+    instance. ``worker()``: what the thread's worker may take now, of the instance's memory."""
 
     limits: BatchLimits
     size: BatchSize
+    worker: Callable[[], WorkerMemory]
+    memory: BatchMemory = field(default_factory=BatchMemory)
     may_continue: Callable[[str, str | None], bool]
     search: RecordSearch | None = None
     failed_after_ms: float = 0.0
@@ -77,6 +82,22 @@ class Narrowing:
     _part: int = 0
     """Which task's records were last run alone, to find the one for which a Column fails."""
     _aside: dict[tuple[str, int, int], BatchFailure] = field(default_factory=dict)
+
+    @staticmethod
+    def of(settings: ThreadSettings, services: ThreadServices) -> Narrowing:
+        """Of a thread that has run nothing yet."""
+        return Narrowing(
+            limits=settings.limits,
+            size=first_size(settings.functions),
+            worker=services.worker_memory,
+            may_continue=settings.may_continue,
+        )
+
+    @property
+    def bounds(self) -> BatchLimits:
+        """Of the next batch: the limits, with as many bytes as there is memory for."""
+        fitting = self.memory.most_bytes(self.limits.max_bytes, self.worker())
+        return replace(self.limits, max_bytes=fitting)
 
     def forget(self) -> None:
         """Other tasks than before."""
@@ -117,9 +138,11 @@ class Narrowing:
         computing_ms = sum(
             spent for name, spent in result.timings.items() if name.startswith(_COMPUTING)
         )
+        bounds, raw_bytes = self.bounds, result.counts.get("bytes", 0)
         self.size = before.after(
-            self.limits, read, elapsed_ms, result.counts.get("bytes"), computing_ms
+            bounds, read, elapsed_ms, raw_bytes if "bytes" in result.counts else None, computing_ms
         )
+        self.memory = self.memory.after(raw_bytes, bounds.max_bytes, result.memory)
         if self.search is not None and not self.search.over(at):
             self.size = self.size.no_larger_than(before)
         else:
@@ -133,6 +156,8 @@ class Narrowing:
     ) -> PlannedBatch:
         """What to run after a failure whose attempt is counted in ``planned``: the same again, or
         fewer records of it."""
+        if failure.kind == "worker":
+            self.memory = self.memory.doubted()
         column = failure.record if failure.kind == "column" else None
         if column is not None and (before := planned.until(column.place)) is not None:
             return before
@@ -149,7 +174,7 @@ class Narrowing:
             # Of one that does not fail the records are committed: the next one's turn.
             self._part += 1
             return parts[self._part % len(parts)]
-        ranges = plan_ranges(planned.ranges, self.size.records(self.limits))
+        ranges = plan_ranges(planned.ranges, self.size.records(self.bounds))
         return replace(planned, ranges=ranges)
 
     def _records(self, failure: BatchFailure, planned: PlannedBatch) -> int | None:

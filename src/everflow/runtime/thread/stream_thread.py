@@ -31,7 +31,7 @@ from everflow.runtime.tasks.thread_commands import ThreadCommands
 from everflow.runtime.thread.batch_counts import BatchCounts
 from everflow.runtime.thread.batching import PlannedBatch, is_empty, plan_ranges, unread
 from everflow.runtime.thread.failure_text import ending, short
-from everflow.runtime.thread.narrowing import Narrowing, first_size
+from everflow.runtime.thread.narrowing import Narrowing
 from everflow.runtime.thread.repeated_failures import Trouble
 from everflow.runtime.thread.replacement import Quarantine, culprits
 from everflow.runtime.thread.struggle import Hung, LateTasks, Recovering, Struggle
@@ -81,11 +81,7 @@ class StreamThread:
         self._stop = threading.Event()
         self._job: Job | None = None
         self._next = BatchId("", 0, 0)
-        self._narrowing = Narrowing(
-            limits=self.settings.limits,
-            size=first_size(self.settings.functions),
-            may_continue=self.settings.may_continue,
-        )
+        self._narrowing = Narrowing.of(self.settings, self.services)
         self._planned: PlannedBatch | None = None
         self._refused = False
         """The last batch was aborted because a rebalance had ended in the middle of it."""
@@ -311,7 +307,7 @@ class StreamThread:
         if self.services.ends.failure is not None:
             raise self.services.ends.failure
         self.late.look(self.tasks, self.services.ends, self.clock.monotonic_ms())
-        most = self._narrowing.size.records(self.settings.limits)
+        most = self._narrowing.size.records(self._narrowing.bounds)
         available = self._available()
         if sum(r.end - r.start for r in available.values()) < most:
             # What came during the last batch need not wait for the one after the next.
@@ -404,6 +400,7 @@ class StreamThread:
             lambda task: task.id.subtopology in clocked and task.id not in resting,
             self.services.global_tasks(),
             self._narrowing.aside(planned),
+            self._narrowing.bounds.max_bytes,
         )
 
     # --- step 6 ----------------------------------------------------------------------------------
@@ -564,11 +561,11 @@ class StreamThread:
         self.late.after(result, got_on, self.tasks, elapsed_ms, self.clock.monotonic_ms())
         self._silence.moved(self.tasks.values(), planned.idle, self._looked_ms)
         self._next = self._next._replace(counter=self._next.counter + 1)
-        rest_ms = self._narrowing.size.rest_ms(self.settings.limits, read, elapsed_ms)
+        rest_ms = self._narrowing.size.rest_ms(self._narrowing.bounds, read, elapsed_ms)
         self._rested_ms = self.clock.monotonic_ms() + rest_ms
         self._narrowing.after(result, read, elapsed_ms, positions_of(self.tasks.values()))
-        said = "Stream thread %d: batch %s, %d records in %.1f ms %s"
-        log.debug(said, self.number, batch_id, read, elapsed_ms, result.timings)
+        told = (self.number, batch_id, read, elapsed_ms, result.timings, self._narrowing.memory)
+        log.debug("Stream thread %d: batch %s, %d records in %.1f ms %s, memory %s", *told)
         # An input that ran dry may hold the others back (D3): wait for it to grow.
         if not is_empty(planned.ranges):
             self._stuck_at = planned.log_ends if read == 0 and not result.silent else None

@@ -73,6 +73,7 @@ class JobSettings:
     handlers: Handlers = field(default_factory=Handlers)
     layouts: str = ""
     client: Mapping[str, Any] = field(default_factory=dict)
+    ahead_bytes: int
 
 
 def resident_channel() -> str:
@@ -193,6 +194,7 @@ def pack(plan: PhysicalPlan, settings: JobSettings, road: ResidentRoad | None) -
         client=settings.client,
         group=f"{settings.application_id}-resident",
         read_committed=settings.read_committed,
+        ahead_bytes=settings.ahead_bytes,
     )
     resident = None
     if road is not None:

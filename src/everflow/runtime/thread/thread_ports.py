@@ -8,7 +8,9 @@ from typing import Any, Protocol
 
 from everflow.config import BatchLimits
 from everflow.errors import EverflowError, RetriableError
+from everflow.memory.budget import WorkerMemory
 from everflow.metrics import Metrics
+from everflow.records import UNBOUNDED_BYTES
 from everflow.runtime.commit.batch import (
     EXACTLY_ONCE_V2,
     BatchFailure,
@@ -74,7 +76,8 @@ class ThreadServices:
     nothing (KIP-834). ``consumed(topics)``: whether the application has consumed all that is in
     them. ``global_tasks()``: where the global tables lie now. ``uncaught(number, error, now)``: see
     `Uncaught.rest_ms`. ``give_back(tasks, why)``: tasks that cannot be recovered here now; the
-    thread has them no more."""
+    thread has them no more. ``worker_memory()``: what its worker may take, among as many threads as
+    there are now."""
 
     open_job: OpenJob
     kill_workers: Callable[[Sequence[int]], None]
@@ -90,6 +93,7 @@ class ThreadServices:
     consumed: Callable[[Collection[str]], bool] = lambda topics: True
     uncaught: Callable[[int, EverflowError, float], float | None] = lambda *_: None
     give_back: Callable[[Sequence[ActiveTask], RetriableError], None] = lambda *_: None
+    worker_memory: Callable[[], WorkerMemory] = lambda: WorkerMemory(UNBOUNDED_BYTES)
     spawn: Spawn = on_thread
 
 
@@ -102,6 +106,7 @@ def batch_request(
     called: Callable[[ActiveTask], bool],
     global_tasks: list[TaskContext],
     aside: Sequence[BatchFailure],
+    most_bytes: int,
 ) -> BatchRequest:
     """What the workers of thread ``number`` are asked to do: for those of its tasks that have
     something to read, are ``called`` by the wall clock, or have a silent source."""
@@ -127,7 +132,7 @@ def batch_request(
         application_id=settings.application_id,
         global_tasks=global_tasks,
         producer_config=settings.producer_config,
-        most_bytes=settings.limits.max_bytes,
+        most_bytes=most_bytes,
         waits=planned.waits,
         idle=planned.idle,
         aside=aside,

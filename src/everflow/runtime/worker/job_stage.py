@@ -15,7 +15,7 @@ from everflow.runtime.commit.batch import BatchRequest
 from everflow.runtime.step.task_step import TaskStep, failed
 from everflow.runtime.step.timings import timed
 from everflow.runtime.worker.isolation import Isolated, trial_of
-from everflow.runtime.worker.log_input import LogInput, Read, read_by_kept
+from everflow.runtime.worker.log_input import LogInput, Read, read_by_kept, settle
 from everflow.runtime.worker.resident_segments import TwinSegment, through_levels
 from everflow.topology.hops import HopError, HopInput, HopSchema
 
@@ -74,7 +74,9 @@ class JobStage:
             steps = trial_of(self.steps) if trial else self.steps
             return self._through(steps, request, hop, timings)
 
-        return Isolated(self.input.decoder).run(request, read, compute)
+        rows = Isolated(self.input.decoder).run(request, read, compute)
+        settle(request)
+        return rows
 
     def _through(
         self,

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from everflow.errors import EverflowError, GenerationChanged, RecordTooLargeError
+from everflow.memory.batch_memory import Taken
 from everflow.records import Bytes, Int64, StoreChanges, TaskId, TopicPartition
 from everflow.runtime.commit.batch import (
     ABORTED,
@@ -97,6 +98,10 @@ class SinkPorts(Protocol):
     ) -> None:
         """`LmdbStore.apply` on the store in this folder, at the present wall clock."""
 
+    def memory(self) -> Taken | None:
+        """What this process has held of the batch so far, at the most; None: not known. Asked
+        before what maps files of stores, and behind it."""
+
     def topic_limit(self, request: BatchRequest, topic: str) -> int | None:
         """``max.message.bytes`` of a topic; None where the broker does not say."""
 
@@ -151,6 +156,7 @@ class KafkaSink:
             self._abort(writer)
             return BatchResult(outcome=ABORTED, reason=answer.reason)
         self.ports.reached(POINT_COMMITTED)
+        self.ports.memory()
         with timed(result.timings, "apply"):
             positions = _apply(self.ports, request, result, touched, writer.positions())
         return BatchResult(
@@ -166,6 +172,7 @@ class KafkaSink:
             left_out=left_out,
             printed=result.printed,
             silent=request.silent,
+            memory=self.ports.memory(),
         )
 
     def _write(

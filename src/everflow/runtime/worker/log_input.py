@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,6 +11,7 @@ import pyarrow as pa
 
 from everflow.kafka.reading.log_columns import LogColumns
 from everflow.kafka.reading.range_reader import RangeReader
+from everflow.memory.peak import of_this_process
 from everflow.records import TopicPartition
 from everflow.runtime.commit.batch import BatchRequest, as_json, by_name
 from everflow.runtime.step.task_step import failed
@@ -28,16 +30,24 @@ after the other, of every application in this Spark."""
 
 @dataclass(frozen=True, kw_only=True)
 class LogInput:
-    """What is read, and how; picklable. ``client``: librdkafka properties."""
+    """What is read, and how; picklable. ``client``: librdkafka properties; ``ahead_bytes``: what
+    is fetched before it is asked for (`WorkerMemory.ahead`)."""
 
     decoder: LogDecoder
     client: Mapping[str, Any]
     group: str
     read_committed: bool
+    ahead_bytes: int
 
     def reader(self) -> RangeReader:
         """Connections of one thread, for `read`."""
-        return RangeReader(self.client, self.group, self.read_committed, self.decoder.headers)
+        return RangeReader(
+            self.client,
+            self.group,
+            self.read_committed,
+            self.decoder.headers,
+            ahead_bytes=self.ahead_bytes,
+        )
 
     def warm_up(self, reader: RangeReader) -> None:
         """Connect before there is anything to read."""
@@ -48,7 +58,14 @@ class LogInput:
         `RangeReader.read` raises."""
         quiet_s = None if request.patient else QUIET_S
         read = reader.read(request.ranges, READ_TIMEOUT_S, request.most_bytes, quiet_s)
+        of_this_process(os.getpid()).begin(sum(found.nbytes for found in read.columns.values()))
         return replace(request.ending(read.ends), silent=read.silent), read.columns
+
+
+def settle(request: BatchRequest) -> None:
+    """The work of a request is done; where it had no records, this process holds none."""
+    if not request.ranges:
+        of_this_process(os.getpid()).settle()
 
 
 def read_by_kept(log: LogInput, request: BatchRequest) -> tuple[BatchRequest, Read]:

@@ -22,7 +22,7 @@ from everflow.runtime.step.task_step import TaskStep
 from everflow.runtime.step.timings import timed
 from everflow.runtime.worker.column_client import ColumnClient
 from everflow.runtime.worker.isolation import Isolated, trial_of
-from everflow.runtime.worker.log_input import LogInput
+from everflow.runtime.worker.log_input import LogInput, settle
 from everflow.runtime.worker.resident_segments import (
     ResidentSegment,
     run_levels,
@@ -84,7 +84,9 @@ class ResidentStep:
             steps = trial_of(self.steps) if trial else self.steps
             return run_levels(self.segments, steps, columns, request, hop, timings)
 
-        return Isolated(self.input.decoder).run(request, read, compute)
+        answer = Isolated(self.input.decoder).run(request, read, compute)
+        settle(request)
+        return answer
 
 
 def refuse(error: Exception, channel: Callable[[], str]) -> None:

@@ -14,6 +14,8 @@ from everflow.errors import EverflowError, RetriableError
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.writing.java_partitions import java_partitions
 from everflow.kafka.writing.record_writer import RecordWriter
+from everflow.memory.batch_memory import Taken
+from everflow.memory.peak import of_this_process
 from everflow.records import StoreChanges
 from everflow.runtime.commit.batch import EXACTLY_ONCE_V2, BatchRequest, TaskContext
 from everflow.runtime.commit.gate_client import GateAnswer, GateClient
@@ -109,6 +111,9 @@ class WorkerPorts:
             now_ms=int(time.time() * 1000),
             reached=reached,
         )
+
+    def memory(self) -> Taken | None:
+        return of_this_process(os.getpid()).look()
 
     def topic_limit(self, request: BatchRequest, topic: str) -> int | None:
         admin = ClusterAdmin.beside(request.producer_config)

@@ -11,8 +11,9 @@ from collections.abc import Collection
 
 from everflow.errors import EverflowError
 from everflow.membership.member import Assigned, Failed, Lost, MemberEvent, Revoked
+from everflow.memory.budget import MemoryBudget
 from everflow.metrics import Metrics
-from everflow.records import TaskId
+from everflow.records import UNBOUNDED_BYTES, TaskId
 from everflow.runtime.client_state import ENDED, STOPPING
 from everflow.runtime.drain import leaves
 from everflow.runtime.instance import Instance, InstanceSettings
@@ -68,6 +69,7 @@ class SimulatedInstance(Instance):
             max_poll_interval_ms=never_ms,
             drain_timeout_ms=DRAIN_TIMEOUT_MS,
             purge_interval_ms=never_ms,
+            memory=MemoryBudget(UNBOUNDED_BYTES),
         )
         metrics = Metrics()
         lifecycle = self.lifecycle = InstanceLife(ours.clock, ours.spawn, self._on_ended)

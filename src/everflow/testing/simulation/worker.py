@@ -276,6 +276,9 @@ class _Batch:
         )
         self.reached(APPLYING)
 
+    def memory(self) -> None:
+        return None
+
     def topic_limit(self, request: BatchRequest, topic: str) -> int | None:
         return None
 

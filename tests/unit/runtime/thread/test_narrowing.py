@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from everflow.errors import FatalError, WorkerDiedError
+from everflow.memory.batch_memory import Taken
+from everflow.memory.budget import MIB, WORKER_BYTES, WorkerMemory
 from everflow.records import TopicPartition
 from everflow.runtime.commit.batch import (
     COMMITTED,
@@ -28,7 +30,13 @@ def failed(kind: str, error: str = "it failed", **more: Any) -> BatchFailedError
     return BatchFailedError(BatchFailure(kind=kind, error=error, **more))
 
 
-def world(*, limit: int = 100_000, goes_on: bool = True, functions: bool = False) -> World:
+def world(
+    *,
+    limit: int = 100_000,
+    goes_on: bool = True,
+    functions: bool = False,
+    memory: WorkerMemory | None = None,
+) -> World:
     """A thread whose records that fail need not stop it."""
     made = World()
     before = made.thread
@@ -42,7 +50,9 @@ def world(*, limit: int = 100_000, goes_on: bool = True, functions: bool = False
     made.thread = StreamThread(
         number=0,
         settings=settings,
-        services=before.services,
+        services=before.services
+        if memory is None
+        else dataclasses.replace(before.services, worker_memory=lambda: memory),
         clock=made.clock,
         new_incarnation=before.new_incarnation,
     )
@@ -218,3 +228,45 @@ def test_after_a_hang_batches_are_as_large_as_what_a_record_seemed_to_cost() -> 
     assert slow.sizes[0] == 100_000
     assert slow.sizes[1] == 333
     assert TopicPartition("in", 0) == IN
+
+
+def test_a_batch_has_as_many_bytes_as_there_is_memory_for_what_is_made_of_them() -> None:
+    """The reader ends there (note 045), and so do the records of the next plan."""
+    made = world(memory=WorkerMemory(WORKER_BYTES + 800 * MIB))
+    made.end, record_bytes, times = 1_000_000, 10_000, 20
+
+    def commit(request: BatchRequest) -> BatchResult:
+        result = made.commit(request)
+        raw = result.counts["in"] * record_bytes
+        return dataclasses.replace(
+            result,
+            counts={**result.counts, "bytes": raw},
+            memory=Taken(WORKER_BYTES, WORKER_BYTES + raw, WORKER_BYTES + times * raw),
+        )
+
+    made.behave = commit
+    made.give_task()
+    for _ in range(12):
+        made.turn()
+        made.clock.advance(1_000)
+    asked = [request.most_bytes for request in made.requests[:4]]
+    read = [r.ranges[IN].end - r.ranges[IN].start for r in made.requests[:4]]
+    assert asked[0] == 75 * MIB
+    assert asked[1:] == [30 * MIB] * 3
+    assert all(0.9 * 30 * MIB < records * record_bytes <= 30 * MIB for records in read[1:])
+
+
+def test_after_a_worker_that_died_the_same_range_is_read_with_half_the_bytes() -> None:
+    made = world(memory=WorkerMemory(WORKER_BYTES + 800 * MIB))
+    made.end = 1_000
+
+    def die(request: BatchRequest) -> BatchResult:
+        made.behave = made.commit
+        raise failed("worker")
+
+    made.behave = die
+    made.give_task()
+    until_all_read(made, 10)
+    first, second = made.requests
+    assert second.ranges == first.ranges
+    assert second.most_bytes * 2 == first.most_bytes

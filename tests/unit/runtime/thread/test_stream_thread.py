@@ -46,6 +46,7 @@ def test_a_thread_that_is_caught_up_rests_so_that_records_share_a_commit(world: 
     batch, and not before a command."""
     limits = replace(world.thread.settings.limits, most_rest_ms=40)
     world.thread.settings = replace(world.thread.settings, limits=limits)
+    world.thread._narrowing.limits = limits
     world.give_task()
     world.turn()
     took_ms = 20.0
