@@ -179,7 +179,7 @@ def _settled() -> dict[str, float]:
     me = psutil.Process()
     mib = {**dict.fromkeys(KINDS, 0.0), "jvm live": live}
     for process in (me, *me.children(recursive=True)):
-        kind = _kind(process, me.pid)
+        kind = kind_of(process, me.pid)
         if kind is not None:
             mib[kind] += process_memory_bytes(process, own=True) / 2**20
     return mib
@@ -199,7 +199,7 @@ def _live_in_jvm_mib(jvm: Any) -> float:
     return used / 2**20
 
 
-def _kind(process: psutil.Process, driver: int) -> str | None:
+def kind_of(process: psutil.Process, driver: int) -> str | None:
     """Which of `KINDS` a process of the tree is; None for a broker that this process started."""
     if process.pid == driver:
         return "driver"

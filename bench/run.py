@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 # Started by its path, Python puts this folder, not its parent, on the import path.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -25,6 +26,7 @@ from bench import (
     scaleout,
     throughput,
 )
+from bench.backlog import measure as backlog
 from bench.elastic import Load
 from bench.growth import runs as growth
 from bench.growth.cases import DIMENSIONS, PAGES, GrowthPlan
@@ -64,7 +66,8 @@ BESIDE_KAFKA_STREAMS = (
     "restore",
     "growth",
 )
-BENCHES = (*BESIDE_KAFKA_STREAMS, "memory", "fairness", "assignor")
+BY_ITSELF = ("memory", "backlog", "fairness")
+BENCHES = (*BESIDE_KAFKA_STREAMS, *BY_ITSELF, "assignor")
 MEASURES = ("throughput", "latency")
 KEYS = 100_000
 KEYS_PER_TASK = {"scaleout": 1_000_000, "failover": 100_000}
@@ -95,6 +98,7 @@ def main(arguments: list[str] | None = None) -> int:
         WrongOutputError,
         NoJavaCompilerError,
         memory_growth.MemoryGrowsError,
+        backlog.TooMuchMemoryError,
         fairness.UnfairError,
         assignor.SlowError,
         CannotMeasureError,
@@ -166,6 +170,7 @@ def _parser() -> argparse.ArgumentParser:
         help="throughput, programs, restore, growth: s per run (default %(default)s)",
     )
     _add_memory(parser)
+    _add_backlog(parser)
     _add_programs(parser)
     _add_latency(parser)
     _add_elastic(parser)
@@ -202,6 +207,22 @@ def _add_memory(parser: argparse.ArgumentParser) -> None:
         type=_positive,
         default=2_000,
         help="memory: micro-batches (default %(default)s)",
+    )
+
+
+def _add_backlog(parser: argparse.ArgumentParser) -> None:
+    only_backlog = parser.add_argument_group("backlog")
+    only_backlog.add_argument(
+        "--bytes", type=_positive, default=2_000_000_000, help="of each case (default %(default)s)"
+    )
+    only_backlog.add_argument(
+        "--record-bytes",
+        type=_numbers,
+        default=(1_000, 1_000_000),
+        help="a case each, comma-separated (default 1000,1000000)",
+    )
+    only_backlog.add_argument(
+        "--memory", type=_positive, help="max.memory.bytes (default: as it is left out)"
     )
 
 
@@ -327,13 +348,8 @@ def _measure(
     if options.bench == "assignor":
         return assignor.measure(assignor.AssignorPlan(options.runs or 5))
     common = {"guarantees": options.guarantee or GUARANTEES[:1], "threads": options.threads}
-    if options.bench == "memory":
-        return memory_growth.measure(
-            memory_growth.MemoryPlan(batches=options.batches, **common), bootstrap_servers, folder
-        )
-    if options.bench == "fairness":
-        beside = fairness.FairnessPlan(records=options.records or 2_000_000, **common)
-        return fairness.measure(beside, bootstrap_servers, folder)
+    if options.bench in BY_ITSELF:
+        return _by_itself(options, common, bootstrap_servers, folder)
     if options.bench in OF_PROGRAMS:
         return _programs(options, bootstrap_servers, launchers, folder)
     if options.bench == "throughput":
@@ -372,6 +388,30 @@ def _measure(
         **common,
     )
     return failover.measure(losing, bootstrap_servers, launchers, folder)
+
+
+def _by_itself(
+    options: argparse.Namespace,
+    common: Mapping[str, Any],
+    bootstrap_servers: str,
+    folder: Path,
+) -> Iterator[Measurement]:
+    if options.bench == "memory":
+        return memory_growth.measure(
+            memory_growth.MemoryPlan(batches=options.batches, **common), bootstrap_servers, folder
+        )
+    if options.bench == "backlog":
+        behind = backlog.BacklogPlan(
+            size=options.bytes,
+            record_bytes=options.record_bytes,
+            keys=options.keys,
+            memory=options.memory,
+            timeout_s=options.timeout,
+            **common,
+        )
+        return backlog.measure(behind, bootstrap_servers, folder)
+    beside = fairness.FairnessPlan(records=options.records or 2_000_000, **common)
+    return fairness.measure(beside, bootstrap_servers, folder)
 
 
 def _programs(

@@ -32,6 +32,9 @@ SYSTEMS = (KAFKA_STREAMS, KAFKA_STREAMS_KIP1071, FLINK_SQL, EVERFLOW, EVERFLOW_S
 OURS = (EVERFLOW, EVERFLOW_SPARK_JOBS)
 DEFAULT_SYSTEMS = (KAFKA_STREAMS, EVERFLOW)
 COUNT = "count"
+BACKLOG = "backlog"
+_PROGRAMS = {COUNT: "bench.apps.count_app:builder", BACKLOG: "bench.backlog.program:builder"}
+"""Those that are not in `bench.programs.topologies`."""
 
 ROOT = Path(__file__).resolve().parent.parent
 STOP_TIMEOUT_S = 60.0
@@ -172,9 +175,7 @@ def everflow_launch(job: Job) -> Launch:
             "-c",
             "from everflow.cli import main; main()",
             "run",
-            "bench.apps.count_app:builder"
-            if job.program == COUNT
-            else f"bench.programs.topologies:{job.program}",
+            _PROGRAMS.get(job.program, f"bench.programs.topologies:{job.program}"),
         ]
     else:
         command = [sys.executable, "-m", "bench.apps.instance_app", "--events", str(job.events)]

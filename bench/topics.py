@@ -18,6 +18,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 REQUEST_TIMEOUT_S = 30.0
 VALUE_BYTES = 100
+LARGEST_RECORD_BYTES = 4 << 20
+"""Of a record and of a batch, where the topic takes as much."""
 LOAD_SEED = 20_24
 # Java's default placement of a keyed record, so both systems see the partitions a Java producer
 # would fill.
@@ -108,6 +110,7 @@ def produce_all(
             "batch.num.messages": 10_000,
             "queue.buffering.max.messages": 500_000,
             "enable.idempotence": True,
+            "message.max.bytes": LARGEST_RECORD_BYTES,
         }
     )
     failures: list[str] = []
