@@ -31,3 +31,9 @@ def test_every_scenario_of_the_main_job_has_a_row_with_a_test() -> None:
         for number, tests in re.findall(r"^\| (\d+) \|[^|]+\|(.*)\|$", PAGE, re.MULTILINE)
     }
     assert {number for number in REQUIRED if "::" not in rows.get(number, "")} == set()
+
+
+def test_every_published_anomaly_has_a_row_with_a_test() -> None:
+    rows = dict(re.findall(r"^\| (A\d+) \|(?:[^|]+\|){3}(.*)\|$", PAGE, re.MULTILINE))
+    assert list(rows) == [f"A{number}" for number in range(1, 15)]
+    assert [name for name, tests in rows.items() if "::" not in tests] == []

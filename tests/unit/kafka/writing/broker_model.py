@@ -23,6 +23,7 @@ from kafka.record import MemoryRecords
 from everflow.kafka.broker_link import LinkLostError, RefusedError
 from everflow.records import TopicPartition
 
+LARGEST_EPOCH = 2**15 - 2
 OUT_OF_ORDER, OLD_EPOCH, BAD_STATE, FENCED, CONCURRENT = 45, 47, 48, 90, 51
 NOT_LEADER, LOADING, NOT_COORDINATOR = 6, 14, 16
 COORDINATOR_FAULTS = (CONCURRENT, LOADING, NOT_COORDINATOR)
@@ -64,6 +65,9 @@ class Broker:
 
     def __init__(self, second_part: bool, partitions: Mapping[str, int]) -> None:
         self.second_part = second_part
+        self.first_epoch = 0
+        self.producers_made = 0
+        """Producer ids that took the place of one whose epochs had come to their end."""
         self.topics = dict(partitions)
         self.logs = {
             TopicPartition(topic, number): Partition()
@@ -101,14 +105,14 @@ class Broker:
             return Given(error_code=0, producer_id=next(self._producer_ids), producer_epoch=0)
         known = self.ids.get(request.transactional_id)
         if known is None:
-            known = Transaction(next(self._producer_ids), -1)
+            known = Transaction(next(self._producer_ids), self.first_epoch - 1)
             self.ids[request.transactional_id] = known
         asked = request.producer_id or -1
         if asked >= 0 and request.producer_epoch != known.epoch:
             return Given(error_code=FENCED, producer_id=-1, producer_epoch=-1)
         if known.open:
             self._finish(known, committed=False)
-        known.epoch += 1
+        self._raise_epoch(known)
         known.previous_epoch, known.last = -1, None
         return Given(error_code=0, producer_id=known.producer_id, producer_epoch=known.epoch)
 
@@ -188,8 +192,15 @@ class Broker:
         self._finish(known, committed=request.committed)
         if self.second_part:
             known.previous_epoch = known.epoch
-            known.epoch += 1
-        return Given(answer, producer_epoch=known.epoch)
+            self._raise_epoch(known)
+        return Given(answer, producer_id=known.producer_id, producer_epoch=known.epoch)
+
+    def _raise_epoch(self, known: Transaction) -> None:
+        """The largest epochs are the coordinator's own: then there is another producer id."""
+        known.epoch += 1
+        if known.epoch >= LARGEST_EPOCH:
+            known.producer_id, known.epoch = next(self._producer_ids), 0
+            self.producers_made += 1
 
     def _finish(self, known: Transaction, *, committed: bool) -> None:
         for tp in known.partitions:

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from everflow.errors import EverflowError, UnknownOutcomeError
+from everflow.errors import EverflowError, TaskMigratedError, UnknownOutcomeError
 from everflow.kafka.broker_link import RefusedError
 from everflow.kafka.writing.deliveries import Deliveries
 from everflow.kafka.writing.record_writer import RecordWriter
 from everflow.kafka.writing.transaction import GroupMetadata, OutcomeUnknownError, Transactions
 from everflow.records import TopicPartition
-from unit.kafka.writing.broker_model import Broker, Faults, ModelLink
+from unit.kafka.writing.broker_model import LARGEST_EPOCH, Broker, Faults, ModelLink
 
 CONFIG = {"bootstrap.servers": "nowhere.invalid:1", "batch.size": 200}
 TOPICS = {"out": 3, "changelog": 2}
@@ -132,6 +132,19 @@ def test_what_is_committed_is_there_once(seed: int, second_part: bool) -> None:
 
 
 @pytest.mark.parametrize("second_part", [True, False], ids=["second part", "first"])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_producer_whose_epochs_come_to_their_end_goes_on_as_another(
+    seed: int, second_part: bool
+) -> None:
+    """KAFKA-20090: an epoch has 15 bits, and each abort, or each transaction, takes one."""
+    history = History(seed, second_part=second_part)
+    history.broker.first_epoch = LARGEST_EPOCH - 3
+    history.run()
+    assert history.broker.producers_made
+    assert history.broker.offsets["in", 0] == BATCHES
+
+
+@pytest.mark.parametrize("second_part", [True, False], ids=["second part", "first"])
 def test_without_faults_nothing_is_aborted(second_part: bool) -> None:
     history = History(1, second_part=second_part, faults=NONE)
     history.rng.random = lambda: 0.99  # type: ignore[method-assign]
@@ -206,3 +219,27 @@ def test_a_commit_without_an_answer_is_not_a_commit_that_was_refused(
 
     monkeypatch.setattr(Transactions, "end", sure)
     assert found(second_part=True)
+
+
+@pytest.mark.parametrize("second_part", [True, False], ids=["second part", "first"])
+def test_a_transaction_that_the_broker_has_ended_is_not_told_as_another_owner_s_doing(
+    second_part: bool,
+) -> None:
+    """Jepsen's producer_fence: the coordinator ends what is open for too long by raising the epoch,
+    and the client hears of a newer producer, which there is none."""
+    broker = Broker(second_part, TOPICS)
+    link: Any = ModelLink(broker, random.Random(1), NONE)
+    writer = RecordWriter({**CONFIG, "transaction.timeout.ms": 1_000}, "id", link=link)
+    writer.begin()
+    writer.write("out", [b"k"], [b"v"], np.zeros(1, np.int64), 0)
+    writer.flush(10)
+    link.turn(1.5)
+    known = broker.ids["id"]
+    broker._finish(known, committed=False)
+    broker._raise_epoch(known)
+    with pytest.raises(TaskMigratedError) as fenced:
+        writer.commit(5)
+    assert "the transaction was open for longer than transaction.timeout.ms = 1000" in str(
+        fenced.value
+    )
+    writer.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,7 @@ import pytest
 
 from everflow import serdes
 from everflow.clock import ManualClock
-from everflow.errors import StoreMismatchError
+from everflow.errors import LogStartMovedError, StoreMismatchError
 from everflow.records import Int64, StoreChanges, TaskId, TopicPartition
 from everflow.runtime.restore.restoration import (
     PreparedStore,
@@ -335,3 +335,49 @@ def test_a_window_store_restores_only_what_its_retention_keeps(
     )
     assert [int.from_bytes(key[1:9], "big") for key in content(made.store)] == starts[-2:]
     with_directory.close()
+
+
+def test_a_log_whose_begin_is_deleted_under_a_restore_is_read_from_where_it_begins_now(
+    directory: StateDirectory, clock: ManualClock
+) -> None:
+    """KAFKA-20876: where the log's begin goes while it is read, the same offset would be asked for
+    for ever. What was loaded up to there is not gone on with: deletes may be missing in it."""
+
+    class Deleted(Log):
+        def read(
+            self, tp: TopicPartition, start: int, end: int, *, every: bool = False
+        ) -> Iterator[Chunk]:
+            chunks = super().read(tp, start, end, every=every)
+            yield next(chunks)
+            raise LogStartMovedError("offset 2 is outside the log", tp)
+
+    made = prepared(directory, state(8))
+    with pytest.raises(LogStartMovedError):
+        restore(job_of(made), Deleted(RECORDS, clock, chunk=2), clock=clock)
+    loaded = content(made.store)
+    assert loaded, "some of it was loaded"
+    moved = replace(state(8), start=4)
+    again = prepared(directory, moved)
+    assert again.plan is not None
+    assert again.plan.rebuild
+    assert (again.plan.start, again.plan.end) == (4, 8)
+    assert content(again.store) == {}
+    done = restore(job_of(again), Log(RECORDS, clock, chunk=2), clock=clock)
+    assert done.done
+    assert content(again.store) == {b"c": pack_value(4, b"4")}
+
+
+def test_starts_that_die_on_the_way_wipe_nothing(
+    directory: StateDirectory, clock: ManualClock
+) -> None:
+    """KAFKA-20753: a store that is marked as open by a crash is wiped, and so is the next one. Here
+    a start only claims the store: what is in it, with its position, stays true."""
+    made = prepared(directory, state(8))
+    restore(job_of(made), Log(RECORDS, clock, chunk=2), clock=clock)
+    path = made.store.path
+    for life in ("i2", "i3"):  # each claims it and is gone before it has read anything
+        again = prepared(directory, state(8), life)
+        assert again.plan is not None
+        assert not again.plan.rebuild
+        assert (again.plan.start, again.store.path) == (8, path)
+    assert content(again.store) == FOLDED
