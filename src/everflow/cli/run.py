@@ -26,6 +26,7 @@ from everflow.membership.own_assignor import check_assignor
 from everflow.runtime.client_state import ClientState
 from everflow.runtime.front.foreground import Foreground
 from everflow.runtime.task_words import summary, task_lines
+from everflow.runtime.thread.table_printer import tables
 from everflow.spark.job import workers_ahead
 from everflow.spark.session import get_context
 from everflow.state.disk import require_usable
@@ -85,7 +86,11 @@ def run_program(
         status.say(streams._introduction(place_of(target)))
         foreground = Foreground(streams=streams, leave_group=leave_group)
         try:
-            with shown_by(shown_elsewhere), watching(foreground, topology, status):  # by its line
+            with (
+                shown_by(shown_elsewhere),  # by its line
+                tables.written_by(status.rows),
+                watching(foreground, topology, status),
+            ):
                 foreground.run()
         finally:
             if foreground.log_file is not None:

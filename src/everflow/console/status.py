@@ -96,6 +96,12 @@ class StatusLine:
         """Print a lasting line (above the live one)."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
+    def rows(self, text: str) -> None:
+        """Print rows of a table (``print_table``) as they are, above the live line."""
+        self._console.print(
+            text.removesuffix("\n"), markup=False, emoji=False, highlight=False, soft_wrap=True
+        )
+
     def line(self, text: str) -> None:
         """What an instance says (`everflow.logs.lines_to`): an `event`, or a `state`."""
         if text.startswith(LAST_STATES):

@@ -1,13 +1,16 @@
-"""The progress line where there is no terminal."""
+"""The progress line, with a terminal and without one, and what stands above it."""
 
 from __future__ import annotations
 
 import io
+import re
 
 import pytest
 from rich.console import Console
 
 from everflow.console.status import StatusLine
+from everflow.runtime.commit.batch import Printed
+from everflow.runtime.thread.table_printer import TablePrinter
 from everflow.testing.waiting import wait_until
 
 
@@ -104,3 +107,36 @@ def test_of_two_waits_the_inner_one_is_shown_while_it_lasts() -> None:
         now[0] = 12.0
         wait_until(lambda: "loading, 12 s\n" in out.getvalue(), 10, "the outer wait again")
     assert out.getvalue() == "loading\nstarting Spark\nstarting Spark, 6 s\nloading, 12 s\n"
+
+
+def screen(written: str) -> list[str]:
+    """What a terminal shows of it: lines, of which a live one is wiped and drawn anew."""
+    lines, at = [""], 0
+    for part in re.findall(r"\x1b\[[0-9;?]*[A-Za-z]|\r|\n|[^\x1b\r\n]+", written):
+        if part == "\n":
+            at += 1
+            lines += [""] * (at == len(lines))
+        elif part == "\x1b[2K":
+            lines[at] = ""
+        elif part == "\x1b[1A":
+            at -= 1
+        elif part == "\r" or part.startswith("\x1b"):
+            continue
+        else:
+            lines[at] += part
+    return lines
+
+
+def test_rows_of_a_table_stand_above_the_live_line_as_they_are() -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=30, color_system=None)
+    printer = TablePrinter(lambda text: pytest.fail(f"written past the live line: {text}"))
+    row = ["k", "[bold] :smile: " + "x" * 40]
+    with StatusLine(console) as status, printer.written_by(status.rows):
+        status.show("lag 3")
+        printer.add([Printed("orders", ["key", "value"], [row], 20, 0)])
+        wait_until(lambda: row[1] in out.getvalue(), 60, "the row")
+        status.show("lag 2")
+        status.clear()
+    shown = [line.rstrip() for line in screen(out.getvalue()) if line.strip()]
+    assert shown == ["--- orders", "key  value", "k    " + row[1]]

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from everflow.runtime.commit.batch import Printed
@@ -88,6 +89,22 @@ class TablePrinter:
             lines = [line for one in pending.values() for line in self._text.lines(one)]
             if lines:
                 self._write("\n".join(lines) + "\n")
+
+    @contextmanager
+    def written_by(self, write: Callable[[str], object]) -> Iterator[None]:
+        """While the block runs, who has the terminal writes the rows, as a live line stands there;
+        what has not been printed at its end is."""
+        before = self._swap(write)
+        try:
+            yield
+        finally:
+            self.flush()
+            self._swap(before)
+
+    def _swap(self, write: Callable[[str], object]) -> Callable[[str], object]:
+        with self._writing:
+            before, self._write = self._write, write
+        return before
 
     def _run(self) -> None:
         pause = threading.Event()
