@@ -45,6 +45,14 @@ JAVA = {
         "ofTimeDifferenceWithNoGrace ofTimeDifferenceAndGrace timeDifferenceMs gracePeriodMs"
     ),
     "Materialized": "as withRetention withCachingDisabled withLoggingEnabled withLoggingDisabled",
+    "Stores": "keyValueStoreBuilder timestampedKeyValueStoreBuilder versionedKeyValueStoreBuilder "
+    "windowStoreBuilder timestampedWindowStoreBuilder sessionStoreBuilder persistentKeyValueStore "
+    "persistentTimestampedKeyValueStore persistentVersionedKeyValueStore persistentWindowStore "
+    "persistentTimestampedWindowStore persistentSessionStore inMemoryKeyValueStore "
+    "inMemoryWindowStore inMemorySessionStore lruMap",
+    "ProcessorContext": "forward getStateStore commit schedule taskId applicationId recordMetadata "
+    "currentStreamTimeMs currentSystemTimeMs keySerde valueSerde stateDir metrics appConfigs "
+    "appConfigsWithPrefix",
     "Topology": (
         "describe addSource addProcessor addSink addStateStore addGlobalStore "
         "connectProcessorAndStateStores"

@@ -3,9 +3,9 @@
     FOREIGN_NAMES["KStream"]["leftJoin"]
 
 `Telling` gives that to a class, `telling` to a module. What is not in the tables gets the nearest
-name there is. The tables are `kafka_streams`, `kafka_streams_tables`, `kafka_streams_settings` and
-`pyspark`, made of
-`entries`; the guide's pages for newcomers are made of them, too.
+name there is. The tables are `kafka_streams`, `kafka_streams_tables`, `kafka_streams_processors`,
+`kafka_streams_settings` and `pyspark`, made of `entries`; the guide's pages for newcomers are made
+of them, too.
 May import layer 0. Pure; it runs where somebody wrote the name.
 """
 
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from everflow.errors import UnknownImportError, UnknownNameError
 from everflow.foreign_names import (
     kafka_streams,
+    kafka_streams_processors,
     kafka_streams_settings,
     kafka_streams_tables,
     pyspark,
@@ -50,6 +51,8 @@ KAFKA_STREAMS: Mapping[str, Names] = MappingProxyType(
         "TimeWindows": kafka_streams.TIME_WINDOWS,
         "SlidingWindows": kafka_streams.SLIDING_WINDOWS,
         "SessionWindows": kafka_streams.SESSION_WINDOWS,
+        "Stores": kafka_streams_processors.STORES,
+        "ProcessorContext": kafka_streams_processors.PROCESSOR_CONTEXT,
         "Topology": kafka_streams.TOPOLOGY,
         "KafkaStreams": kafka_streams.KAFKA_STREAMS,
         "StreamsConfig": kafka_streams_settings.STREAMS_CONFIG,

@@ -109,5 +109,5 @@ MATERIALIZED: Names = {
         "the stream has it: group_by(F.col('value.item'), name='by-item', "
         "key_serde=serdes.string())"
     ),
-    "withStoreType": not_there("all stores are on disk"),
+    "withStoreType": is_called("in_memory", "Materialized('counts', in_memory=True)"),
 }
