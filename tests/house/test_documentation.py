@@ -37,7 +37,12 @@ ClickException: type[Any] = next(
 )
 PAGES = pages()
 ENDS_A_COMMAND = {";", "&", "&&", "|", "||", "(", ")"}
-RUN_PY = {"bench": "bench/run.py", "chaos": "chaos/run.py", "oracle": "oracle/run.py"}
+RUN_PY = {
+    "bench": "bench/run.py",
+    "chaos": "chaos/run.py",
+    "oracle": "oracle/run.py",
+    "soak": "soak/run.py",
+}
 
 
 def blocks_of(path: Path) -> list[Block]:
