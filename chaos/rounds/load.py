@@ -24,7 +24,7 @@ class Load(threading.Thread):
     def __init__(self, bootstrap: str, application: str, seed: int, rate: float) -> None:
         super().__init__(name="chaos-load", daemon=True)
         self._application, self._rate = application, rate
-        self._orders = Orders(seed)
+        self._orders = Orders(seed, time.time_ns() // 1_000_000)
         self._lock = threading.Lock()
         self._sent: list[Order] = []
         self._asked: deque[Kind] = deque()

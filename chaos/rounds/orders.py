@@ -20,7 +20,7 @@ from chaos.rounds.program import (
 )
 
 BEGAN_MS = 1_700_000_000_000 - 1_700_000_000_000 % WINDOW_MS
-"""The time of the first order."""
+"""The time of the first order, where none is given."""
 STEP_MS = 20
 LATE_MS = 10 * 86_400_000
 """So much before its place lies the time of an order that comes late: too late for every window."""
@@ -53,10 +53,11 @@ DROPS_OF_A_LATE_ORDER = 2
 
 
 class Order(NamedTuple):
-    """Number ``n`` of the orders; times in ms."""
+    """Number ``n`` of the orders, the first of which has the time ``began_ms``."""
 
     n: int
     kind: Kind
+    began_ms: int = BEGAN_MS
 
     @property
     def key(self) -> str:
@@ -68,7 +69,7 @@ class Order(NamedTuple):
 
     @property
     def time_ms(self) -> int:
-        return BEGAN_MS + self.n * STEP_MS - (LATE_MS if self.kind is Kind.LATE else 0)
+        return self.began_ms + self.n * STEP_MS - (LATE_MS if self.kind is Kind.LATE else 0)
 
     @property
     def window_ms(self) -> int:
@@ -109,9 +110,11 @@ class Order(NamedTuple):
 
 class Orders:
     """Draws the kinds of the orders that come by themselves; those that are asked for come between
-    them."""
+    them. ``began_ms`` of a run on a broker lies not far back: the changelogs of windows forget what
+    is old by its time, and a store that has not read it yet begins anew."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, began_ms: int = BEGAN_MS) -> None:
+        self._began_ms = began_ms - began_ms % WINDOW_MS
         self._chance = random.Random(f"orders-{seed}")
         self._next = 0
 
@@ -122,7 +125,7 @@ class Orders:
             # No late ones before every partition's time has passed what they are compared with.
             late = drawn < 0.02 and self._next > 20 * len(SHOPS)
             kind = Kind.LATE if late else Kind.FILTERED if drawn < 0.1 else Kind.GOOD
-        order = Order(self._next, kind)
+        order = Order(self._next, kind, self._began_ms)
         self._next += 1
         return order
 
