@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -200,6 +201,17 @@ def test_many_ranges_are_those_of_one_each(store: Store, length: int) -> None:
     with store.view() as view:
         assert view.range_many(bounds) == [list(view.range(first, last)) for first, last in bounds]
         assert view.range_many([]) == []
+
+
+def test_many_ranges_in_any_order_are_those_of_one_each(store: Store) -> None:
+    """Most lie between two keys, one behind the other, where nothing is stored."""
+    chance = random.Random(7)
+    texts = [bytes(chance.choices(b"abc", k=chance.randint(1, 3))) for _ in range(60)]
+    store.apply([(key, key) for key in texts[:12]])
+    bounds = [(chance.choice(texts), chance.choice(texts)) for _ in range(400)]
+    bounds += sorted((key, key + b"\x00") for key in texts)
+    with store.view() as view:
+        assert view.range_many(bounds) == [list(view.range(first, last)) for first, last in bounds]
 
 
 def test_many_ranges_of_windows_are_those_of_one_each(windows: Store, time_key: TimeKey) -> None:

@@ -143,6 +143,11 @@ def window_store_keys(keys: pa.Array, starts: Int64, numbers: Int64 | None = Non
     return _join(keys, [time_column(starts), sequence])
 
 
+def window_store_prefixes(keys: pa.Array, starts: Int64) -> pa.Array:
+    """Key bytes + start: how a window store's keys of these begin."""
+    return _join(keys, [time_column(starts)])
+
+
 def window_store_key(key: bytes, start: int) -> bytes:
     return key + _time_bytes(start) + _SEQUENCE_ZERO
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,11 +13,10 @@ from everflow.operators.joins.joined_values import Stores
 from everflow.operators.user_code import written_bytes
 from everflow.records import EdgeBatch, Int32, Int64
 from everflow.serdes.base import rest
-from everflow.serdes.windowed import START_BYTES, STORE_SUFFIX_BYTES
+from everflow.serdes.windowed import START_BYTES, STORE_SUFFIX_BYTES, window_store_prefixes
 from everflow.state.changelog import TIMESTAMP_BYTES, expiry_times
 from everflow.state.store import StoreSpec
 
-_TIME = struct.Struct(">q")
 _NUMBER_BYTES = STORE_SUFFIX_BYTES - START_BYTES
 _LAST_TIME = np.iinfo(np.int64).max
 
@@ -105,15 +103,17 @@ def read_entries(store: str, groups: JoinKeys, low: Int64, high: Int64, stores: 
     entries: list[bytes] = []
     for partition, members in groups.by_task():
         ones = members.tolist()
-        plain = groups.keys.take(pa.array(members)).to_pylist()
-        bounds = [
-            (key + _TIME.pack(first), key + _after(last))
-            for key, first, last in zip(
-                plain, np.maximum(low[members], 0).tolist(), high[members].tolist(), strict=True
-            )
-        ]
+        column = groups.keys.take(pa.array(members))
+        plain = column.to_pylist()
+        first = window_store_prefixes(column, np.maximum(low[members], 0))
+        # Sorts behind all keys of the last time, and before those of the next ms.
+        after = np.minimum(np.maximum(high[members], -1), _LAST_TIME - 1) + 1
+        behind = window_store_prefixes(column, after)
+        bounds = list(zip(first.to_pylist(), behind.to_pylist(), strict=True))
         found = stores[partition][store].range_many(bounds)
         for code, key, listed in zip(ones, plain, found, strict=True):
+            if not listed:
+                continue
             length = len(key) + STORE_SUFFIX_BYTES
             for stored_key, entry in listed:
                 if len(stored_key) == length:  # else a longer key that begins like the bounds
@@ -121,8 +121,3 @@ def read_entries(store: str, groups: JoinKeys, low: Int64, high: Int64, stores: 
                     keys.append(stored_key)
                     entries.append(entry)
     return Kept.of(codes, keys, entries)
-
-
-def _after(time: int) -> bytes:
-    """Sorts behind all keys of ``time``, and before those of the next ms."""
-    return _TIME.pack(min(max(time, -1) + 1, int(_LAST_TIME)))
