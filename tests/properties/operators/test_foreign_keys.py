@@ -3,6 +3,7 @@ are cut and delayed; and no answer for a value that is gone is shown."""
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,12 @@ from hypothesis import strategies as st
 from everflow import serdes
 from everflow.operators.joins import JoinedTable, JoinKind
 from everflow.operators.joins.answers import Answers
-from everflow.operators.joins.foreign_keys import ForeignKeys, selected_type
+from everflow.operators.joins.foreign_keys import (
+    SUBSCRIPTION,
+    ForeignKeys,
+    Order,
+    selected_type,
+)
 from everflow.operators.joins.subscriptions import Subscriptions
 from everflow.operators.table import TableSpec
 from everflow.operators.table_changes import PreviousValues
@@ -183,3 +189,73 @@ def test_it_comes_to_the_join_of_both_tables(steps: Any, kind: JoinKind) -> None
     assert {key: value for key, value in join.shown.items() if value is not None} == wanted
     kept = [order["who"] for order in join.content["orders"].values() if order is not None]
     assert len(join.stores["asks"]) == sum(who is not None for who in kept)
+
+
+ASKS = st.tuples(
+    st.sampled_from(["ann", "an", None]),
+    st.sampled_from([b"1", b"12"]),
+    st.sampled_from([b"x", b"y"]),
+    st.sampled_from(list(Order)),
+)
+UPDATES = st.tuples(st.sampled_from(["ann", "an"]), st.none() | st.text(max_size=2))
+TASKS = (0, 1)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    rows=st.lists(st.tuples(st.sampled_from(TASKS), ASKS | UPDATES), min_size=1, max_size=20),
+    cuts=st.lists(st.integers(1, 8), min_size=1, max_size=5),
+)
+def test_asks_and_updates_of_one_batch_are_taken_in_their_order(rows: Any, cuts: Any) -> None:
+    assert asked(rows, cuts) == asked(rows, [1])
+
+
+def asked(rows: list[Any], cuts: list[int]) -> tuple[list[Any], list[Any]]:
+    """The answers, and what is remembered, where the rows come in batches of these sizes."""
+    found: list[Any] = []
+    people = JoinedTable(
+        StoreSpec(name="people", kind="key_value", key_serde=TEXT, value_serde=TEXT),
+        TEXT,
+        TEXT.type,
+    )
+    spec = TableSpec("people", TEXT, TEXT, emit_every_update=True)
+    answering = Subscriptions(
+        store="asks", table=people, entry_serde=TEXT, foreign_serde=TEXT, kept=True
+    )
+    stores = {task: {name: InMemoryStore() for name in ("asks", "people")} for task in TASKS}
+    begin, sizes = 0, itertools.cycle(cuts)
+    while begin < len(rows):
+        end = begin + next(sizes)
+        part, begin = list(enumerate(rows[begin:end], begin)), end
+        asks = placed([one for one in part if len(one[1][1]) == 4], None)
+        updates = placed([one for one in part if len(one[1][1]) == 2], pa.string())
+        times = dict.fromkeys(TASKS, -1)
+        table = spec.process_tasks(updates, stores, times)
+        done = answering.join_tasks(asks, table.output, stores, times)
+        for changes in (table.changes, done.changes):
+            for task, listed in changes.items():
+                for one in listed:
+                    stores[task][one.store].apply(one)
+        found += zip(
+            done.output.seq.tolist(),
+            done.output.partition.tolist(),
+            done.output.key.to_pylist(),
+            done.output.value.to_pylist(),
+            done.output.timestamp.tolist(),
+            strict=True,
+        )
+    return found, [list(stores[task]["asks"].range(None, None)) for task in TASKS]
+
+
+def placed(part: list[Any], value: pa.DataType | None) -> EdgeBatch:
+    """Rows as they were drawn, each with its place; subscriptions where there is no type."""
+    names = [field.name for field in SUBSCRIPTION]
+    rows = [
+        (what[0], what[1] if value else dict(zip(names, what[1:], strict=True)), place)
+        for place, (_, what) in part
+    ]
+    return replace(
+        edge_batch(rows, value or SUBSCRIPTION, 0),
+        seq=np.array([place for place, _ in part], np.int64),
+        partition=np.array([task for _, (task, _) in part], np.int32),
+    )

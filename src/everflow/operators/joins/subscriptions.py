@@ -8,26 +8,28 @@ hash of the entry's value.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from everflow.operators.fold import valid
+from everflow.operators.joins.batch_records import Flags
 from everflow.operators.joins.foreign_keys import Order, answer_type
-from everflow.operators.joins.joined_table import NEVER, JoinedTable
+from everflow.operators.joins.joined_table import NEVER, Held, JoinedTable
 from everflow.operators.joins.joined_values import Stores
 from everflow.operators.user_code import written_bytes
-from everflow.records import EdgeBatch, StoreChanges, TasksResult
+from everflow.records import EdgeBatch, Int32, Int64, StoreChanges, TasksResult
 from everflow.serdes import Serde
+from everflow.serdes.base import binary_from_matrix
 from everflow.state.changelog import unpack_value
 from everflow.state.store import StoreView
 from everflow.topology.hops import appended
 
 _LENGTH = struct.Struct(">I")
-_ABSENT = -1
 _LAST = b"\xff"
 
 
@@ -55,32 +57,18 @@ class Subscriptions:
     ) -> TasksResult:
         """See `JoinOperator`."""
         held = self.table.when(left, right, stores, first=True)
-        there = held.times != NEVER
-        asks, updates = self._asks(left, there), self._updates(right)
-        answers: list[_Answer] = []
-        changes: dict[int, list[StoreChanges]] = {}
-        for partition, views in stores.items():
-            task = _Task(self.store, views[self.store])
-            task.load({update.key for update in updates if update.partition == partition})
-            both: list[_Ask | _Update] = [*asks, *updates]
-            mine = [one for one in both if one.partition == partition]
-            mine.sort(key=lambda one: one.seq)  # stable: an ask, then an update
-            for one in mine:
-                if isinstance(one, _Ask):
-                    task.take(one)
-                    if one.answered:
-                        answers.append(_Answer(one.row, one.entry, one.hash, one.row, one.there))
-                else:
-                    answers += [
-                        _Answer(len(left) + one.row, entry, hash_, len(left) + one.row, one.there)
-                        for entry, hash_ in task.known(one.key)
-                    ]
-            made = task.changes()
-            if len(made):
-                changes[partition] = [made]
-        output = self._answered(left, right, held.values, answers)
-        times = np.concatenate([np.maximum(left.timestamp, held.times), right.timestamp])
-        output.timestamp = times[[one.row for one in answers]] if answers else output.timestamp
+        asks, updates = self._asks(left), self._updates(right)
+        told = [
+            one
+            for partition, views in stores.items()
+            for one in self._told(partition, views[self.store], asks, updates)
+        ]
+        changes = {
+            partition: [made]
+            for partition in stores
+            if len(made := asks.changes(self.store, partition))
+        }
+        output = self._answered(left, right, held, asks, told)
         after = {
             partition: max([before, *(_latest(side, partition) for side in (left, right))])
             for partition, before in stream_times.items()
@@ -91,22 +79,10 @@ class Subscriptions:
         """See `JoinOperator`."""
         return data
 
-    def _asks(self, left: EdgeBatch, there: np.ndarray[Any, Any]) -> list[_Ask]:
-        keys = written_bytes(self.foreign_serde, left.key, self.store, left).to_pylist()
-        entries, hashes, orders = (column.to_pylist() for column in left.value.flatten())
-        rows = zip(
-            range(len(left)),
-            left.seq.tolist(),
-            left.partition.tolist(),
-            keys,
-            entries,
-            hashes,
-            orders,
-            left.timestamp.tolist(),
-            there.tolist(),
-            strict=True,
-        )
-        return [_Ask(*row) for row in rows]
+    def _asks(self, left: EdgeBatch) -> _Asks:
+        entries, hashes, orders = left.value.flatten()
+        keys = written_bytes(self.foreign_serde, left.key, self.store, left)
+        return _Asks(left, keys, entries, hashes, orders.to_numpy())
 
     def _updates(self, right: EdgeBatch) -> list[_Update]:
         keys = written_bytes(self.foreign_serde, right.key, self.store, right).to_pylist()
@@ -120,59 +96,129 @@ class Subscriptions:
         )
         return [_Update(*row) for row in rows]
 
+    def _told(
+        self, partition: int, view: StoreView, asks: _Asks, updates: list[_Update]
+    ) -> list[_Told]:
+        """Whom a task's updates are told to: those who asked before, in this batch or earlier."""
+        mine = [one for one in updates if one.partition == partition]
+        if not mine:
+            return []
+        known = _Known.of(view, {one.key for one in mine})
+        found: list[_Told] = []
+        before = iter(asks.of_keys(partition, known.of_key))
+        ask = next(before, None)
+        for update in mine:
+            while ask is not None and ask.seq <= update.seq:
+                known.take(ask)
+                ask = next(before, None)
+            found += [
+                _Told(update.row, entry, hash_, update.there)
+                for entry, hash_ in known.entries(update.key)
+            ]
+        return found
+
     def _answered(
-        self, left: EdgeBatch, right: EdgeBatch, held: pa.Array, answers: list[_Answer]
+        self,
+        left: EdgeBatch,
+        right: EdgeBatch,
+        held: Held,
+        asks: _Asks,
+        told: list[_Told],
     ) -> EdgeBatch:
-        """The answers as records, each with the place of what made it."""
-        answers.sort(key=lambda one: _seq(left, right, one.row))  # tasks take turns
+        """The answers as records, each with the place of what made it: tasks take turns, an ask
+        comes before an update."""
         plain = [
             side.with_columns(pa.nulls(len(side), pa.int8()), value=pa.nulls(len(side), pa.int8()))
             for side in (left, right)
         ]
-        made = appended(plain).take(np.array([one.row for one in answers], np.int64))
-        keys = self.entry_serde.decode_array(pa.array([one.entry for one in answers], pa.binary()))
-        places = [one.value if one.there else _ABSENT for one in answers]
-        at = pa.array([None if place < 0 else place for place in places], pa.int64())
-        found = pa.concat_arrays([held, right.value.cast(held.type)]).take(at)
-        hashes = pa.array([one.hash for one in answers], pa.binary())
-        value = pa.StructArray.from_arrays(
-            [hashes, found], fields=list(answer_type(self.table.type))
+        there = held.times != NEVER
+        answered = asks.answered(there)
+        of_updates = np.array([one.row for one in told], np.int64)
+        rows = np.concatenate([answered, len(left) + of_updates])
+        made = appended(plain).take(rows)
+        entries = pa.array([one.entry for one in told], pa.binary())
+        hashes = pa.array([one.hash for one in told], pa.binary())
+        shown = np.concatenate(
+            [
+                (there & (asks.orders != Order.FORGET_AND_TELL))[answered],
+                np.array([one.there for one in told], bool),
+            ]
         )
-        return made.with_columns(keys, value)
+        index = pa.array(answered)
+        values = pa.concat_arrays([held.values, right.value.cast(held.values.type)])
+        value = pa.StructArray.from_arrays(
+            [
+                pa.concat_arrays([asks.hashes.take(index), hashes]),
+                values.take(pa.array(rows, mask=~shown)),
+            ],
+            fields=list(answer_type(self.table.type)),
+        )
+        keys = pa.concat_arrays([asks.entries.take(index), entries])
+        made = made.with_columns(self.entry_serde.decode_array(keys), value)
+        times = np.concatenate([np.maximum(left.timestamp, held.times), right.timestamp])
+        made.timestamp = times[rows]
+        return made.take(np.lexsort((rows >= len(left), made.partition, made.seq)))
 
 
 def _latest(side: EdgeBatch, partition: int) -> int:
     return int(side.timestamp[side.partition == partition].max(initial=-1))
 
 
-def _seq(left: EdgeBatch, right: EdgeBatch, row: int) -> int:
-    return int(left.seq[row] if row < len(left) else right.seq[row - len(left)])
-
-
 class _Ask(NamedTuple):
-    """A subscription: its row, and whether the foreign key's entry was there when it came."""
+    """A subscription under a key that changes in the batch."""
 
-    row: int
     seq: int
-    partition: int
-    key: bytes | None
+    key: bytes
     entry: bytes
     hash: bytes | None
     order: int
-    time: int
-    found: bool
 
-    @property
-    def there(self) -> bool:
-        """Whether the answer has a value."""
-        return self.found and self.order != Order.FORGET_AND_TELL
 
-    @property
-    def answered(self) -> bool:
-        """Whether it is answered at once."""
-        if self.order == Order.TELL_IF_THERE:
-            return self.found
-        return self.order != Order.FORGET
+@dataclass(frozen=True)
+class _Asks:
+    """The subscriptions of a batch: their records, foreign keys as bytes, and what is asked."""
+
+    batch: EdgeBatch
+    keys: pa.Array
+    entries: pa.Array
+    hashes: pa.Array
+    orders: Int32
+
+    def answered(self, there: Flags) -> Int64:
+        """The rows that are answered at once; ``there``: whether the foreign key's entry was."""
+        if_there = self.orders == Order.TELL_IF_THERE
+        return np.flatnonzero(np.where(if_there, there, self.orders != Order.FORGET))
+
+    def of_keys(self, partition: int, keys: Collection[bytes]) -> list[_Ask]:
+        """A task's with one of these foreign keys."""
+        wanted = pc.is_in(self.keys, pa.array(list(keys), pa.binary()))
+        chosen = wanted.to_numpy(zero_copy_only=False) & (self.batch.partition == partition)
+        rows = np.flatnonzero(chosen)
+        index = pa.array(rows)
+        columns = (self.keys, self.entries, self.hashes)
+        found = (column.take(index).to_pylist() for column in columns)
+        parts = zip(self.batch.seq[rows].tolist(), *found, self.orders[rows].tolist(), strict=True)
+        return [_Ask(*one) for one in parts]
+
+    def changes(self, store: str, partition: int) -> StoreChanges:
+        """What a task remembers and forgets: the last of each foreign key and entry."""
+        rows = np.flatnonzero(valid(self.keys) & (self.batch.partition == partition))
+        index = pa.array(rows)
+        keys = self.keys.take(index)
+        stored = _joined([_prefixes(keys), self.entries.take(index)])
+        codes = stored.dictionary_encode().indices.to_numpy()
+        last = np.zeros(int(codes.max(initial=-1)) + 1, np.int64)
+        last[codes] = np.arange(len(codes))  # the last assignment wins
+        rows = rows[last]
+        forgets = np.isin(self.orders[rows], (Order.FORGET, Order.FORGET_AND_TELL))
+        values = self.hashes.take(pa.array(rows)).fill_null(b"")
+        kept = values.take(pa.array(np.arange(len(rows)), mask=forgets))
+        return StoreChanges(
+            store,
+            stored.take(pa.array(last)).to_pylist(),
+            kept.to_pylist(),
+            self.batch.timestamp[rows],
+        )
 
 
 class _Update(NamedTuple):
@@ -185,66 +231,58 @@ class _Update(NamedTuple):
     there: bool
 
 
-class _Answer(NamedTuple):
-    """An answer: the row that made it (the right side's behind the left side's), the entry and its
-    hash, and the row of the value, if ``there`` is one."""
+class _Told(NamedTuple):
+    """An answer to an update: the update's row, the entry that asked and its hash, and whether the
+    foreign key has an entry now."""
 
     row: int
     entry: bytes
     hash: bytes | None
-    value: int
     there: bool
 
 
-@dataclass
-class _Task:
-    """A task's subscriptions during a batch: those of the keys that change, and what is new."""
+@dataclass(frozen=True)
+class _Known:
+    """Who asked for the foreign keys that change: by key, the hash by entry."""
 
-    store: str
-    view: StoreView
-    of_key: dict[bytes, dict[bytes, bytes]] = field(default_factory=dict)
-    made: dict[bytes, tuple[bytes | None, int]] = field(default_factory=dict)
+    of_key: dict[bytes, dict[bytes, bytes]]
 
-    def load(self, keys: set[bytes]) -> None:
-        """Read the subscriptions of these foreign keys."""
+    @staticmethod
+    def of(view: StoreView, keys: set[bytes]) -> _Known:
+        """As the store has it."""
         listed = sorted(keys)
         bounds = [(_prefix(key), _behind(_prefix(key))) for key in listed]
-        for key, entries in zip(listed, self.view.range_many(bounds), strict=True):
+        found = {}
+        for key, entries in zip(listed, view.range_many(bounds), strict=True):
             begin = len(_prefix(key))
-            self.of_key[key] = {stored[begin:]: unpack_value(entry)[1] for stored, entry in entries}
+            found[key] = {stored[begin:]: unpack_value(entry)[1] for stored, entry in entries}
+        return _Known(found)
 
     def take(self, ask: _Ask) -> None:
         """Remember or forget an entry."""
-        if ask.key is None:
-            return
-        forgets = ask.order in (Order.FORGET, Order.FORGET_AND_TELL)
-        kept = None if forgets else ask.hash or b""
-        self.made[_prefix(ask.key) + ask.entry] = (kept, ask.time)
-        known = self.of_key.get(ask.key)
-        if known is None:
-            return
-        if kept is None:
+        known = self.of_key[ask.key]
+        if ask.order in (Order.FORGET, Order.FORGET_AND_TELL):
             known.pop(ask.entry, None)
         else:
-            known[ask.entry] = kept
+            known[ask.entry] = ask.hash or b""
 
-    def known(self, key: bytes) -> list[tuple[bytes, bytes | None]]:
+    def entries(self, key: bytes) -> list[tuple[bytes, bytes | None]]:
         """Entries and hashes of a foreign key, in the order of their keys."""
         return [(entry, hash_ or None) for entry, hash_ in sorted(self.of_key[key].items())]
-
-    def changes(self) -> StoreChanges:
-        """What is new, for the store."""
-        values = list(self.made.values())
-        return StoreChanges(
-            self.store,
-            list(self.made),
-            [value for value, _ in values],
-            np.array([time for _, time in values], np.int64),
-        )
 
 
 def _prefix(key: bytes) -> bytes:
     return _LENGTH.pack(len(key)) + key
+
+
+def _prefixes(keys: pa.Array) -> pa.Array:
+    lengths = pc.binary_length(keys).to_numpy().astype(">u4")
+    packed = np.ascontiguousarray(lengths).view(np.uint8).reshape(-1, _LENGTH.size)
+    return _joined([binary_from_matrix(packed), keys])
+
+
+def _joined(parts: list[pa.Array]) -> pa.Array:
+    return pc.binary_join_element_wise(*parts, pa.scalar(b""))
 
 
 def _behind(prefix: bytes) -> bytes:
