@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from confluent_kafka import (
     Consumer,
+    KafkaError,
+    KafkaException,
     Producer,
     TopicPartition,
 )
@@ -163,6 +165,13 @@ def end_offsets(bootstrap_servers: str, topic: str) -> dict[int, int]:
         consumer.close()
 
 
+COORDINATOR_MOVES = (
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+)
+
+
 class GroupProgress:
     """How far a consumer group committed one topic whose end offsets no longer move.
 
@@ -185,11 +194,19 @@ class GroupProgress:
         )
         self._partitions = [TopicPartition(topic, partition) for partition in ends]
         self._ends = ends
+        self._committed = 0
 
     def committed_records(self) -> int:
-        """Records the committed offsets cover; 0 while the group has committed nothing."""
-        found = self._reader.committed(self._partitions, timeout=REQUEST_TIMEOUT_S)
-        return sum(max(0, partition.offset) for partition in found)
+        """Records the committed offsets cover; 0 while the group has committed nothing. While the
+        broker looks for the group's coordinator, as many as before."""
+        try:
+            found = self._reader.committed(self._partitions, timeout=REQUEST_TIMEOUT_S)
+        except KafkaException as error:
+            if error.args[0].code() not in COORDINATOR_MOVES:
+                raise
+        else:
+            self._committed = sum(max(0, partition.offset) for partition in found)
+        return self._committed
 
     def total_records(self) -> int:
         """Records in the topic (its partitions start at offset 0)."""

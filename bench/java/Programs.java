@@ -17,11 +17,13 @@ import org.apache.kafka.streams.kstream.Consumed;
 import org.apache.kafka.streams.kstream.Grouped;
 import org.apache.kafka.streams.kstream.JoinWindows;
 import org.apache.kafka.streams.kstream.Joined;
+import org.apache.kafka.streams.kstream.KGroupedStream;
 import org.apache.kafka.streams.kstream.KStream;
 import org.apache.kafka.streams.kstream.KTable;
 import org.apache.kafka.streams.kstream.Materialized;
 import org.apache.kafka.streams.kstream.Produced;
 import org.apache.kafka.streams.kstream.SessionWindows;
+import org.apache.kafka.streams.kstream.SlidingWindows;
 import org.apache.kafka.streams.kstream.StreamJoined;
 import org.apache.kafka.streams.kstream.Suppressed;
 import org.apache.kafka.streams.kstream.TableJoined;
@@ -61,6 +63,8 @@ final class Programs {
             case "fleets" -> fleets(builder, input, output);
             case "once" -> once(builder, input, output);
             case "latest" -> latest(builder, input, output);
+            case "bursts" -> bursts(builder, input, output);
+            case "accounts" -> accounts(builder, input, output);
             default -> throw new IllegalArgumentException("No such program: " + program);
         }
         return builder;
@@ -411,6 +415,42 @@ final class Programs {
             seen.put(record.key(), new byte[0], time);
             context.forward(record);
         }
+    }
+
+    private static void bursts(final StreamsBuilder builder, final String input, final String output) {
+        final Duration apart = Duration.ofMillis(500);
+        builder.stream(input, Consumed.with(TEXT, json(Reading.class)))
+            .groupByKey(Grouped.with(TEXT, json(Reading.class)))
+            .windowedBy(SlidingWindows.ofTimeDifferenceAndGrace(apart, Duration.ofSeconds(5)))
+            .aggregate(
+                () -> new Readings(0, 0),
+                (sensor, reading, sum) -> new Readings(sum.readings() + 1, sum.celsius() + reading.celsius()),
+                Materialized.<String, Readings, WindowStore<Bytes, byte[]>>as("bursts").withKeySerde(TEXT).withValueSerde(json(Readings.class)))
+            .toStream()
+            .to(output, Produced.with(WindowedSerdes.timeWindowedSerdeFrom(String.class, apart.toMillis()), json(Readings.class)));
+    }
+
+    @JsonIgnoreProperties(ignoreUnknown = true)
+    record Booking(String kind, double amount) {
+    }
+
+    record Account(long orders, double due) {
+    }
+
+    private static void accounts(final StreamsBuilder builder, final String input, final String output) {
+        final KStream<String, Booking> bookings = builder.stream(input, Consumed.with(TEXT, json(Booking.class)));
+        final KGroupedStream<String, Booking> orders =
+            bookings.filter((key, booking) -> "order".equals(booking.kind())).groupByKey(Grouped.with(TEXT, json(Booking.class)));
+        final KGroupedStream<String, Booking> payments =
+            bookings.filter((key, booking) -> "payment".equals(booking.kind())).groupByKey(Grouped.with(TEXT, json(Booking.class)));
+        orders
+            .<Account>cogroup((customer, order, account) -> new Account(account.orders() + 1, account.due() + order.amount()))
+            .cogroup(payments, (customer, payment, account) -> new Account(account.orders(), account.due() - payment.amount()))
+            .aggregate(
+                () -> new Account(0, 0),
+                Materialized.<String, Account, KeyValueStore<Bytes, byte[]>>as("accounts").withKeySerde(TEXT).withValueSerde(json(Account.class)))
+            .toStream()
+            .to(output, Produced.with(TEXT, json(Account.class)));
     }
 
     /** Readers and writers of one type each, made once: Jackson's fast way. A null is a null, as in Kafka's own serdes. */

@@ -25,6 +25,7 @@ class Kind(enum.Enum):
     FUNCTIONS = "functions"
     VECTORISED = "vectorised"
     OPERATORS = "operators"
+    OPERATORS_OF_FUNCTIONS = "operators of functions"
 
 
 @dataclass(frozen=True)
@@ -278,6 +279,13 @@ def _paid(number: int) -> bytes | None:
     return None if number % 2 else b"payment-%d" % _payment_id(number)
 
 
+def _booking(number: int) -> Row:
+    """What each customer orders, then pays, one after the other."""
+    kind = b"payment" if number // CUSTOMERS % 2 else b"order"
+    value = b'{"kind":"%s","amount":%d.25,"currency":"NZD","note":"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"}'
+    return _customer(number), value % (kind, number * 13 % 400)
+
+
 def _count(value: bytes) -> int:
     return int(struct.unpack(">q", value)[0])
 
@@ -331,9 +339,11 @@ PROGRAMS = {
         Program("cities", Kind.OPERATORS, 500_000, _move, _new_city),
         Program("fleets", Kind.OPERATORS, 500_000, _vehicle, _of_fleet),
         Program("once", Kind.OPERATORS, 500_000, _payment, _paid),
+        Program("bursts", Kind.OPERATORS, 500_000, _reading, _sensor, window_bytes=8),
+        Program("accounts", Kind.OPERATORS_OF_FUNCTIONS, 500_000, _booking, _customer),
     )
 }
-WHOLE = tuple(name for name, program in PROGRAMS.items() if program.kind is not Kind.OPERATORS)
+WHOLE = ("trades", "flights", "words", "sessions", "baskets", "invoices", "split", "chain")
 """What `bench programs` runs."""
 OPERATORS = (
     "trades",
@@ -344,6 +354,8 @@ OPERATORS = (
     "cities",
     "fleets",
     "once",
+    "bursts",
+    "accounts",
     "baskets",
 )
 """What `bench operators` runs: an operator each, in a program with JSON and Columns."""

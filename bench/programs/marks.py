@@ -14,7 +14,12 @@ START_S = 6.0
 FLINK_MARK = 2.0
 JOBS_MARK = 1.5
 JOBS_P50_MS = 300.0
-KIND_MARKS = {Kind.FUNCTIONS: 1.0, Kind.VECTORISED: 3.0, Kind.OPERATORS: 4.0}
+KIND_MARKS = {
+    Kind.FUNCTIONS: 1.0,
+    Kind.VECTORISED: 3.0,
+    Kind.OPERATORS: 4.0,
+    Kind.OPERATORS_OF_FUNCTIONS: 1.0,
+}
 LATENCY_RATE = "1000"
 LATENCY_MARKS = {"latency_p50": 0.6, "latency_p99": 1.0}
 OPERATOR_MARKS = {"latency_p50": 1.0}
@@ -78,7 +83,7 @@ def _bound(row: Row, other: str) -> tuple[float | None, bool]:
         return KIND_MARKS.get(PROGRAMS[name].kind, columns), True
     if rate != LATENCY_RATE or row.guarantee != EXACTLY_ONCE or row.system != EVERFLOW:
         return None, False
-    if PROGRAMS[name].kind is Kind.OPERATORS:
+    if PROGRAMS[name].kind in (Kind.OPERATORS, Kind.OPERATORS_OF_FUNCTIONS):
         return OPERATOR_MARKS.get(row.metric), False
     return (TASKS_MARKS if "partitions" in case else LATENCY_MARKS).get(row.metric), False
 

@@ -20,6 +20,7 @@ from everflow import (
     JoinWindows,
     KStream,
     SessionWindows,
+    SlidingWindows,
     StreamsBuilder,
     Suppressed,
     TimeWindows,
@@ -281,6 +282,47 @@ def once() -> StreamsBuilder:
         .filter(F.col("value.amount") > 0)
         .deduplicate("10 seconds", store="seen")
         .map_values(amount=F.col("value.amount"), country=F.col("value.country"))
+        .to(_output())
+    )
+    return builder
+
+
+def bursts() -> StreamsBuilder:
+    """Readings of sensors that come within half a second of each other."""
+    builder = StreamsBuilder()
+    (
+        _input(builder, serdes.json("celsius double, percent bigint"))
+        .group_by_key()
+        .windowed_by(SlidingWindows.of_time_difference("500 ms").grace("5 seconds"))
+        .aggregate(readings=agg.count(), celsius=agg.sum("value.celsius"), store="bursts")
+        .to_stream()
+        .to(_output())
+    )
+    return builder
+
+
+def _owe(booking: Mapping[str, Any], account: Mapping[str, Any]) -> dict[str, Any]:
+    return {"orders": account["orders"] + 1, "due": account["due"] + booking["amount"]}
+
+
+def _pay(booking: Mapping[str, Any], account: Mapping[str, Any]) -> dict[str, Any]:
+    return {"orders": account["orders"], "due": account["due"] - booking["amount"]}
+
+
+def accounts() -> StreamsBuilder:
+    """What each customer owes: orders and payments, cogrouped, a Python function for either."""
+    builder = StreamsBuilder()
+    bookings = _input(builder, serdes.json("kind string, amount double"))
+    orders, payments = (
+        bookings.filter(F.col("value.kind") == kind).group_by_key() for kind in ("order", "payment")
+    )
+    (
+        orders.cogroup(_owe)
+        .cogroup(payments, _pay)
+        .aggregate(
+            lambda: {"orders": 0, "due": 0.0}, store="accounts", returns="orders bigint, due double"
+        )
+        .to_stream()
         .to(_output())
     )
     return builder
