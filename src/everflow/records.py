@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,42 @@ Int64 = npt.NDArray[np.int64]
 Int32 = npt.NDArray[np.int32]
 Bytes: TypeAlias = pa.Array | Sequence[bytes | None]
 """Keys or values as they are written: a binary column, or one object each."""
+
+
+class ByteColumn(Sequence[Any]):
+    """A binary column that is the sequence of its values, too, for whoever takes them one by one:
+    ``bytes``, or None for a null."""
+
+    def __init__(self, column: pa.Array) -> None:
+        self.column = column
+        self._listed: list[bytes | None] | None = None
+
+    def __len__(self) -> int:
+        return len(self.column)
+
+    @overload
+    def __getitem__(self, at: int) -> Any: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Any]: ...
+
+    def __getitem__(self, at: int | slice) -> Any:
+        return self._values()[at]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._values())
+
+    def _values(self) -> list[bytes | None]:
+        if self._listed is None:
+            self._listed = self.column.to_pylist()
+        return self._listed
+
+
+def as_bytes(values: Sequence[bytes | None]) -> Bytes:
+    """The column behind a `ByteColumn`; else what it is."""
+    return values.column if isinstance(values, ByteColumn) else values
+
+
 UNBOUNDED_BYTES = 1 << 62
 """A number of bytes that no batch has."""
 LAST_SEQ = (1 << 62) - 1
@@ -164,7 +200,7 @@ class StoreChanges:
 
     ``keys`` are the store's key bytes as in the changelog; ``values`` the changelog's value bytes,
     None = delete; ``timestamps`` in ms, the record time of the changelog record (and the 8-byte
-    prefix of the stored value).
+    prefix of the stored value). An operator that has columns gives `ByteColumn`s.
     """
 
     store: str

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from everflow import serdes
-from everflow.records import StoreChanges, TaskId
+from everflow.records import ByteColumn, StoreChanges, TaskId
 from everflow.state.changelog import pack_value
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.memory_folder import MEMORY_DIR, MemoryFolder
@@ -84,14 +85,26 @@ class LmdbUnderTest:
             yield view
 
 
-@pytest.fixture(params=["model", "disk", "memory"])
+class ColumnsUnderTest(LmdbUnderTest):
+    """Changes come as columns."""
+
+    def apply(self, changes: Sequence[Change]) -> None:
+        listed = as_changes(changes)
+        keys, values = (
+            ByteColumn(pa.array(column, pa.binary())) for column in (listed.keys, listed.values)
+        )
+        given = StoreChanges("s", keys, values, listed.timestamps)
+        self._store.apply(given, position=None, expected=self._store.meta().owner, batch="b")
+
+
+@pytest.fixture(params=["model", "disk", "columns", "memory"])
 def kind(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Store]]:
-    """Makes the store under test: the model, one on disk, one in memory."""
+    """Makes the store under test: the model, one on disk (of lists, of columns), one in memory."""
     if request.param == "model":
         yield MemoryUnderTest
         return
-    if request.param == "disk":
-        yield LmdbUnderTest
+    if request.param in ("disk", "columns"):
+        yield LmdbUnderTest if request.param == "disk" else ColumnsUnderTest
         return
     memory = MemoryFolder(Path(MEMORY_DIR), frozenset({"s"}))
     directory = StateDirectory.open(tmp_path, "app", memory=memory)

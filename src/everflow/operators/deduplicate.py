@@ -21,7 +21,7 @@ from everflow.operators.grouping import stream_times
 from everflow.operators.joins.join_side import JoinKeys, Kept, read_entries
 from everflow.operators.joins.joined_values import task_codes
 from everflow.operators.user_code import written_bytes
-from everflow.records import EdgeBatch, Int64, StoreChanges, TasksResult
+from everflow.records import ByteColumn, EdgeBatch, Int64, StoreChanges, TasksResult
 from everflow.serdes import Serde
 from everflow.serdes.base import ResultDecoder
 from everflow.serdes.windowed import window_store_keys
@@ -115,8 +115,8 @@ class DeduplicateSpec:
         keys = window_store_keys(groups.keys.take(pa.array(codes)), times)
         for partition in np.unique(owners).tolist():
             mine = np.flatnonzero(owners == partition)
-            stored = keys.take(pa.array(mine)).to_pylist()
-            empty: list[bytes | None] = [b""] * len(mine)
+            stored = ByteColumn(keys.take(pa.array(mine)))
+            empty = ByteColumn(pa.repeat(pa.scalar(b""), len(mine)))
             found[partition] = [StoreChanges(self.store, stored, empty, times[mine])]
         return found
 

@@ -30,6 +30,7 @@ from everflow.state import changelog, stored_keys
 from everflow.state.disk import disk_errors
 from everflow.state.lmdb_env import FLUSH_MARKER, StoreEnvironment
 from everflow.state.reading_ahead import ReadingAhead
+from everflow.state.sorted_entries import SortedEntries, sorted_entries
 from everflow.state.store import VERSIONED
 from everflow.state.store_meta import Owner, StoreMeta
 from everflow.state.store_snapshot import KEY_VALUE, SEGMENT_MS_MIN, StoreSnapshot, segments_of
@@ -266,16 +267,15 @@ class LmdbStore:
         """What writes the changes: the last value of each key, or its versions; it returns the
         metadata with new segments and time."""
         if self.kind != VERSIONED:
-            final = changelog.last_values(keys, values, times)
-            ordered = sorted(final)
+            entries = sorted_entries(keys, values, times)
 
             def write(
                 txn: lmdb.Transaction[bytes], meta: StoreMeta, reached: _Reached
             ) -> StoreMeta:
                 if meta.kind == KEY_VALUE:
-                    self._write_sorted(txn, self._databases[0], ordered, final, reached)
+                    self._write_sorted(txn, self._databases[0], entries, reached)
                     return meta
-                return self._write_segments(txn, meta, meta.kind, ordered, final, -1, reached)
+                return self._write_segments(txn, meta, meta.kind, entries, -1, reached)
 
             return write
 
@@ -284,11 +284,10 @@ class LmdbStore:
         ) -> StoreMeta:
             before = VersionedSnapshot(txn, meta, self._databases, self._ahead)
             latest, older = version_changes(before, keys, values, times)
-            self._write_sorted(txn, self._databases[-1], sorted(latest), latest, _nothing)
+            self._write_sorted(txn, self._databases[-1], SortedEntries.of(latest), _nothing)
             newest_ms = int(np.max(times, initial=-1))
-            return self._write_segments(
-                txn, meta, EARLIER, sorted(older), older, newest_ms, reached
-            )
+            earlier = SortedEntries.of(older)
+            return self._write_segments(txn, meta, EARLIER, earlier, newest_ms, reached)
 
         return write_versions
 
@@ -297,22 +296,21 @@ class LmdbStore:
         txn: lmdb.Transaction[bytes],
         meta: StoreMeta,
         keys_as: str,
-        ordered: Sequence[bytes],
-        final: dict[bytes, bytes | None],
+        entries: SortedEntries,
         newest_ms: int,
         reached: _Reached,
     ) -> StoreMeta:
         """Into the ring, by the times in the keys, which are those of a kind of store
         (``keys_as``). ``newest_ms``: to where the store's time goes at least."""
-        times = changelog.expiry_times(ordered, keys_as)
+        times = changelog.expiry_times(entries.keys, keys_as)
         segments = segments_of(times, meta)
         meta = self._advance(txn, meta, newest_ms, times)
         slots = {segment: slot for slot, segment in meta.segments.items()}
         # Writes into expired segments are left out, as in Kafka Streams.
         live = [segment for segment in np.unique(segments).tolist() if segment in slots]
         for segment in live:
-            chosen = [ordered[at] for at in np.flatnonzero(segments == segment).tolist()]
-            self._write_sorted(txn, self._databases[slots[segment]], chosen, final, reached)
+            chosen = entries.where(segments == segment)
+            self._write_sorted(txn, self._databases[slots[segment]], chosen, reached)
         if not live:
             reached("applying")
         return meta
@@ -321,33 +319,31 @@ class LmdbStore:
         self,
         txn: lmdb.Transaction[bytes],
         database: Any,
-        ordered: Sequence[bytes],
-        final: dict[bytes, bytes | None],
+        entries: SortedEntries,
         reached: Callable[[str], None],
     ) -> None:
-        """Write ``ordered`` (sorted keys, each once) into one database; append if all lie behind
-        the present."""
-        short = ordered
-        if stored_keys.has_long(ordered):
-            short = [key for key in ordered if len(key) <= stored_keys.SHORT_BYTES]
-            for key in ordered:
-                if len(key) > stored_keys.SHORT_BYTES:
-                    _write_long(txn, database, key, final[key])
-        values = list(map(final.__getitem__, short))
-        stored = stored_keys.encode_short(short)
+        """Write into one database; append if all lie behind what is there."""
+        keys, values = entries
+        if stored_keys.has_long(keys):
+            short = np.array([len(key) <= stored_keys.SHORT_BYTES for key in keys])
+            for key, value in zip(*entries.where(~short), strict=True):
+                _write_long(txn, database, key, value)
+            keys, values = entries.where(short)
+        every = stored = stored_keys.encode_short(keys)
         deleted: list[bytes] = []
-        items: list[Any] = list(zip(stored, values, strict=True))
+        present: list[Any] = values
         if None in values:
-            deleted = [key for key, value in items if value is None]
-            items = [item for item in items if item[1] is not None]
-        half = len(items) // 2
+            deleted = [key for key, value in zip(every, values, strict=True) if value is None]
+            stored = [key for key, value in zip(every, values, strict=True) if value is not None]
+            present = [value for value in values if value is not None]
+        half = len(stored) // 2
         with txn.cursor(database) as cursor:
-            append = bool(items) and (not cursor.last() or cursor.key() < items[0][0])
+            append = bool(stored) and (not cursor.last() or cursor.key() < stored[0])
             if not append:  # a page is read before it is changed
-                self._ahead.fetch(stored, database)
-            cursor.putmulti(items[:half], append=append)
+                self._ahead.fetch(every, database)
+            cursor.putmulti(zip(stored[:half], present[:half], strict=True), append=append)
             reached("applying")
-            cursor.putmulti(items[half:], append=append)
+            cursor.putmulti(zip(stored[half:], present[half:], strict=True), append=append)
         for key in deleted:
             txn.delete(key, db=database)
 

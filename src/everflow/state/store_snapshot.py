@@ -201,13 +201,13 @@ class _Bounds:
 
     @staticmethod
     def of(bounds: Sequence[tuple[bytes, bytes]]) -> _Bounds:
-        starts = [stored_keys.lower_bound(start) for start, _ in bounds]
-        ends = [stored_keys.PREFIX + end for _, end in bounds]
+        firsts, lasts = [start for start, _ in bounds], [end for _, end in bounds]
+        starts, ends = stored_keys.encode_short(firsts), stored_keys.encode_short(lasts)
+        long = set[int]()
+        if stored_keys.has_long(firsts) or stored_keys.has_long(lasts):
+            long = {at for at, ends_of in enumerate(bounds) if stored_keys.has_long(ends_of)}
+            starts = list(map(stored_keys.lower_bound, firsts))
         order = sorted(range(len(bounds)), key=starts.__getitem__)
-        every = (stored_keys.has_long([end for _, end in bounds])) or stored_keys.has_long(
-            [start for start, _ in bounds]
-        )
-        long = {at for at in order if stored_keys.has_long(bounds[at])} if every else set()
         return _Bounds(starts, ends, order, long)
 
     def collect(self, cursor: lmdb.Cursor[bytes], found: list[list[tuple[bytes, bytes]]]) -> None:

@@ -22,7 +22,7 @@ from everflow.operators.joins.joined_table import NEVER
 from everflow.operators.joins.joined_values import JoinKind, Stores, joined, task_codes
 from everflow.operators.joins.versions_as_of import NONE, STORED, Versions, latest_before
 from everflow.operators.user_code import written_bytes
-from everflow.records import EdgeBatch, Int32, Int64, StoreChanges, TasksResult
+from everflow.records import ByteColumn, EdgeBatch, Int32, Int64, StoreChanges, TasksResult
 from everflow.serdes.windowed import window_store_keys
 from everflow.state.store import StoreSpec
 from everflow.topology.hops import appended
@@ -124,8 +124,8 @@ class AsOfJoin:
             changes[partition] = [
                 StoreChanges(
                     self.right.name,
-                    places.take(index).to_pylist(),
-                    values.take(index).to_pylist(),
+                    ByteColumn(places.take(index)),
+                    ByteColumn(values.take(index)),
                     puts.timestamp[order[part]],
                 )
             ]

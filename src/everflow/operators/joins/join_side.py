@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from everflow.operators.grouping import task_slices
 from everflow.operators.joins.joined_values import Stores
 from everflow.operators.user_code import written_bytes
 from everflow.records import EdgeBatch, Int32, Int64
@@ -66,13 +67,11 @@ class JoinKeys(NamedTuple):
         """Those with these numbers."""
         return JoinKeys(self.partitions[codes], self.keys.take(pa.array(codes)))
 
-    def by_task(self) -> list[tuple[int, Int64]]:
-        """Each task with its groups, in the order of their keys."""
+    def by_task(self) -> tuple[Int64, list[tuple[int, slice]]]:
+        """The groups by task, then key, and where each task's are."""
         order = pc.sort_indices(self.keys).to_numpy().astype(np.int64)
-        return [
-            (int(partition), order[self.partitions[order] == partition])
-            for partition in np.unique(self.partitions)
-        ]
+        order = order[np.argsort(self.partitions[order], kind="stable")]
+        return order, task_slices(self.partitions[order])
 
 
 class Kept(NamedTuple):
@@ -101,17 +100,17 @@ def read_entries(store: str, groups: JoinKeys, low: Int64, high: Int64, stores: 
     codes: list[int] = []
     keys: list[bytes] = []
     entries: list[bytes] = []
-    for partition, members in groups.by_task():
-        ones = members.tolist()
-        column = groups.keys.take(pa.array(members))
-        plain = column.to_pylist()
-        first = window_store_prefixes(column, np.maximum(low[members], 0))
-        # Sorts behind all keys of the last time, and before those of the next ms.
-        after = np.minimum(np.maximum(high[members], -1), _LAST_TIME - 1) + 1
-        behind = window_store_prefixes(column, after)
-        bounds = list(zip(first.to_pylist(), behind.to_pylist(), strict=True))
+    order, parts = groups.by_task()
+    column = groups.keys.take(pa.array(order))
+    # Sorts behind all keys of the last time, and before those of the next ms.
+    after = np.minimum(np.maximum(high[order], -1), _LAST_TIME - 1) + 1
+    starts = window_store_prefixes(column, np.maximum(low[order], 0)).to_pylist()
+    ends = window_store_prefixes(column, after).to_pylist()
+    plain, numbers = column.to_pylist(), order.tolist()
+    for partition, part in parts:
+        bounds = list(zip(starts[part], ends[part], strict=True))
         found = stores[partition][store].range_many(bounds)
-        for code, key, listed in zip(ones, plain, found, strict=True):
+        for code, key, listed in zip(numbers[part], plain[part], found, strict=True):
             if not listed:
                 continue
             length = len(key) + STORE_SUFFIX_BYTES

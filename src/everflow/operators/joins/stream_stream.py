@@ -24,7 +24,7 @@ from everflow.operators.joins.joined_values import JoinKind, Stores
 from everflow.operators.joins.matches import Asking, Candidates, matches
 from everflow.operators.joins.waiting import LEFT, RIGHT, WaitingKey
 from everflow.operators.joins.waiting_records import WaitingRecords
-from everflow.records import EdgeBatch, Int64, StoreChanges, TasksResult
+from everflow.records import ByteColumn, EdgeBatch, Int64, StoreChanges, TasksResult
 from everflow.serdes.windowed import window_store_keys
 from everflow.state.store import StoreSpec
 from everflow.windows import JoinWindows
@@ -224,8 +224,8 @@ def _keep(
         changes[partition].append(
             StoreChanges(
                 side.store.name,
-                keys.take(index).to_pylist(),
-                values.take(index).to_pylist(),
+                ByteColumn(keys.take(index)),
+                ByteColumn(values.take(index)),
                 times[mine],
             )
         )

@@ -22,7 +22,7 @@ from everflow.operators.joins.foreign_keys import Order, answer_type
 from everflow.operators.joins.joined_table import NEVER, Held, JoinedTable
 from everflow.operators.joins.joined_values import Stores
 from everflow.operators.user_code import written_bytes
-from everflow.records import EdgeBatch, Int32, Int64, StoreChanges, TasksResult
+from everflow.records import ByteColumn, EdgeBatch, Int32, Int64, StoreChanges, TasksResult
 from everflow.serdes import Serde
 from everflow.serdes.base import binary_from_matrix
 from everflow.state.changelog import unpack_value
@@ -215,8 +215,8 @@ class _Asks:
         kept = values.take(pa.array(np.arange(len(rows)), mask=forgets))
         return StoreChanges(
             store,
-            stored.take(pa.array(last)).to_pylist(),
-            kept.to_pylist(),
+            ByteColumn(stored.take(pa.array(last))),
+            ByteColumn(kept),
             self.batch.timestamp[rows],
         )
 

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from everflow.errors import EverflowError, GenerationChanged, RecordTooLargeError
 from everflow.memory.batch_memory import Taken
-from everflow.records import Bytes, Int64, StoreChanges, TaskId, TopicPartition
+from everflow.records import Bytes, Int64, StoreChanges, TaskId, TopicPartition, as_bytes
 from everflow.runtime.commit.batch import (
     ABORTED,
     COMMITTED,
@@ -195,8 +195,8 @@ class KafkaSink:
                     continue  # without a changelog, or it is in the topic that was read
                 first.write(
                     topic,
-                    changes.keys,
-                    changes.values,
+                    as_bytes(changes.keys),
+                    as_bytes(changes.values),
                     changes.timestamps,
                     task.partition,
                 )
