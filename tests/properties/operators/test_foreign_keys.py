@@ -50,7 +50,7 @@ STEPS = st.lists(
 class Join:
     """Both tables in a task each, and the two topics between them."""
 
-    def __init__(self, kind: JoinKind) -> None:
+    def __init__(self, kind: JoinKind, every: bool) -> None:
         self.stores = {name: InMemoryStore() for name in ("orders", "people", "asks")}
         self.specs = {
             "orders": TableSpec("orders", TEXT, ORDER, emit_every_update=True),
@@ -65,7 +65,7 @@ class Join:
             for name, serde in (("orders", ORDER), ("people", TEXT))
         )
         self.before = PreviousValues(orders, pa.string())
-        self.asking = ForeignKeys(TEXT, ORDER, kind)
+        self.asking = ForeignKeys(TEXT, ORDER, kind, emit_every_update=every)
         self.answering = Subscriptions(
             store="asks",
             table=people,
@@ -165,9 +165,9 @@ def selected(batch: EdgeBatch) -> EdgeBatch:
 
 
 @settings(max_examples=300, deadline=None)
-@given(steps=STEPS, kind=st.sampled_from([JoinKind.INNER, JoinKind.LEFT]))
-def test_it_comes_to_the_join_of_both_tables(steps: Any, kind: JoinKind) -> None:
-    join = Join(kind)
+@given(steps=STEPS, kind=st.sampled_from([JoinKind.INNER, JoinKind.LEFT]), every=st.booleans())
+def test_it_comes_to_the_join_of_both_tables(steps: Any, kind: JoinKind, every: bool) -> None:
+    join = Join(kind, every)
     for step in steps:
         if isinstance(step, list):
             join.feed(step)

@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from everflow.operators.fold import valid
-from everflow.operators.joins.joined_values import JoinKind, Stores
+from everflow.operators.joins.joined_values import JoinKind, Stores, task_codes
 from everflow.operators.user_code import written_bytes
-from everflow.records import EdgeBatch, TasksResult
+from everflow.records import EdgeBatch, Int64, TasksResult
 from everflow.serdes import Serde
 
 HASH_BYTES = 16
@@ -60,12 +60,17 @@ def hashes(values: pa.Array) -> pa.Array:
 
 @dataclass(frozen=True)
 class ForeignKeys:
-    """The subscriptions that each change of a table's entries asks for: the left side is what an
-    entry was, the right side what it is, row by row, both as `selected_type`."""
+    """The subscriptions that changes of a table's entries ask for: the left side is what an entry
+    was, the right side what it is, row by row, both as `selected_type`.
+
+    What a batch has made of an entry asks, or each change with ``emit_every_update``: an answer to
+    another one would be stale.
+    """
 
     key_serde: Serde
     value_serde: Serde
     kind: JoinKind
+    emit_every_update: bool = False
     row_by_row: ClassVar[bool] = True
 
     @property
@@ -77,6 +82,12 @@ class ForeignKeys:
         self, left: EdgeBatch, right: EdgeBatch, stores: Stores, stream_times: Mapping[int, int]
     ) -> TasksResult:
         """See `JoinOperator`: what the old foreign key is told comes first."""
+        dropped = 0 if self.kind.keeps_left else _without_foreign_key(right)
+        entries = written_bytes(self.key_serde, right.key, "subscriptions", right)
+        if not self.emit_every_update:
+            first, last = _first_and_last(task_codes(entries, right.partition))
+            left, right = left.take(first), right.take(last)
+            entries = entries.take(pa.array(last))
         old, new = (side.value.flatten()[0] for side in (left, right))
         was, there = valid(left.value), valid(right.value)
         same = _same(old, new)
@@ -95,7 +106,6 @@ class ForeignKeys:
         turn = np.lexsort((is_new, rows))
         rows, is_new = rows[turn], is_new[turn]
         key = pa.concat_arrays([old, new]).take(pa.array(rows + is_new * len(right)))
-        entries = written_bytes(self.key_serde, right.key, "subscriptions", right)
         written = written_bytes(self.value_serde, right.value.flatten()[1], "subscriptions", right)
         at = pa.array(rows)
         value = pa.StructArray.from_arrays(
@@ -106,7 +116,6 @@ class ForeignKeys:
             ],
             fields=list(SUBSCRIPTION),
         )
-        dropped = int(np.count_nonzero(there & ~valid(new))) if not self.kind.keeps_left else 0
         return TasksResult(
             right.take(rows).with_columns(key, value),
             {},
@@ -117,6 +126,21 @@ class ForeignKeys:
     def decode_result(self, data: bytes) -> Any:
         """It has no store."""
         raise AssertionError("what asks for subscriptions has no store of its own")
+
+
+def _without_foreign_key(side: EdgeBatch) -> int:
+    return int(np.count_nonzero(valid(side.value) & ~valid(side.value.flatten()[0])))
+
+
+def _first_and_last(codes: Int64) -> tuple[Int64, Int64]:
+    """The first and the last row of each code, in the order of the last ones."""
+    rows = np.arange(len(codes))
+    first = np.zeros(int(codes.max(initial=-1)) + 1, np.int64)
+    last = np.zeros_like(first)
+    first[codes[::-1]] = rows[::-1]  # the last assignment wins
+    last[codes] = rows
+    order = np.argsort(last)
+    return first[order], last[order]
 
 
 def _same(old: pa.Array, new: pa.Array) -> np.ndarray[Any, np.dtype[np.bool_]]:
