@@ -110,7 +110,7 @@ def _run(
         shutil.rmtree(job.state_dir, ignore_errors=True)
         delete_topics(admin, application_id)
     case = f"records of {record_bytes:,} bytes"
-    yield from _figures(plan, case, guarantee, peaks, beyond)
+    yield from figures(plan, case, guarantee, peaks, beyond)
     speed = plan.size / (timing.done_at - timing.joined_at) / MIB
     print(f"{case}, {guarantee}: {speed:,.0f} MiB/s", flush=True)
     yield Measurement("backlog", case, EVERFLOW, guarantee, "throughput", "MiB/s", speed)
@@ -130,7 +130,7 @@ def _drained(plan: BacklogPlan, job: Job, folder: Path) -> tuple[Timing, Mapping
     return timing, peaks.largest()
 
 
-def _figures(
+def figures(
     plan: BacklogPlan,
     case: str,
     guarantee: str,

@@ -70,14 +70,18 @@ class ProcessPeaks:
             return
         total = 0
         for process in processes:
-            if process.pid not in self._kinds:
-                self._kinds[process.pid] = kind_of(process, self._pid)
             size = process_memory_bytes(process, own=True)
             total += size
-            kind = self._kinds[process.pid]
+            kind = self._kind(process)
             if kind is not None:
                 self._note(kind, process.pid, size)
         self._note("instance", 0, total)
+
+    def _kind(self, process: psutil.Process) -> str | None:
+        """One that has none yet may be about to become Spark's JVM: its script does."""
+        if self._kinds.get(process.pid) is None:
+            self._kinds[process.pid] = kind_of(process, self._pid)
+        return self._kinds[process.pid]
 
     def _note(self, kind: str, pid: int, size: int) -> None:
         self._peaks[kind, pid] = max(self._peaks.get((kind, pid), 0), size)

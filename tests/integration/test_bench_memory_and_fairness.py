@@ -64,3 +64,16 @@ def test_a_small_job_is_measured_beside_full_ones(tmp_path: Path) -> None:
     cases = {(row["metric"], row["case"]) for row in rows}
     assert ("batch_time_median", "beside full threads") in cases, done.stdout + done.stderr
     assert ("batch_time_median", "alone") in cases
+
+
+@pytest.mark.slow
+@pytest.mark.broker
+@pytest.mark.spark
+def test_a_backlog_of_small_and_of_large_records_keeps_to_the_bounds(tmp_path: Path) -> None:
+    done, rows = bench(tmp_path, "backlog", "--bytes", "60000000", "--record-bytes", "1000,1000000")
+    peaks = {str(row["case"]) for row in rows if row["metric"] == "memory_peak"}
+    kinds = ("driver", "jvm", "workers", "instance")
+    assert peaks == {
+        f"records of {size} bytes, {kind}" for size in ("1,000", "1,000,000") for kind in kinds
+    }, done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
