@@ -18,7 +18,6 @@ from everflow.runtime.worker.crash_points import BEFORE_TRANSACTION, COMMITTED, 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.timeout(1_500)]
 
 
-@pytest.mark.slow
 def test_two_rounds_with_a_worker_killed_and_bad_records(tmp_path: Path) -> None:
     bad = (Fault(FaultKind.POISON, records=1), Fault(FaultKind.OVERSIZED, records=1))
     struck = Fault(FaultKind.KILL_WORKER, instance=1, point=OFFSETS_SENT)
