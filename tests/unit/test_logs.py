@@ -62,6 +62,7 @@ def opened(path: Path) -> Iterator[LogFile]:
 def test_a_full_disk_takes_no_lines_and_does_not_disturb_the_end(tmp_path: Path) -> None:
     """Where the thread that ends an instance failed with it."""
     file = LogFile(tmp_path / "log")
+    assert file.stream is not None
     file.stream.close()
     file.stream = Path("/dev/full").open("w")  # noqa: SIM115 - it is closed with the file
     logging.getLogger("everflow").warning("no answer from Kafka")

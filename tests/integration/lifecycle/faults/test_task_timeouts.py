@@ -81,7 +81,11 @@ def test_an_output_that_takes_nothing_holds_up_its_own_task_and_is_named(
         away.wait(timeout_s=WAIT_S)
         for count in range(1, 4):
             write("a")
-            wait_until(lambda n=count: written("a") >= n, WAIT_S, "the other task's record")
+
+            def there(least: int = count) -> bool:
+                return written("a") >= least
+
+            wait_until(there, WAIT_S, "the other task's record")
         assert written("b") == 0
         wait_until(lambda: streams.all_tasks()[bad].trouble, WAIT_S, "its trouble to be shown")
         assert streams.all_tasks()[good].trouble is None

@@ -69,7 +69,12 @@ def test_tasks_that_have_something_to_do_all_the_time_leave_a_turn_to_one_that_f
 
     world.behave = busy
     world.turns(8)
-    world.behave = lambda request: (world.clock.advance(400), world.commit(request))[1]
+
+    def mended(request: BatchRequest) -> BatchResult:
+        world.clock.advance(400)
+        return world.commit(request)
+
+    world.behave = mended
     world.turns(6)
     assert world.read[OTHER] > 0
 
