@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from kafka.record import MemoryRecords
 from kafka.record.default_records import DefaultRecordBatchBuilder
 
+from everflow.errors import FatalError
 from everflow.kafka.reading import record_batches, record_columns
 from everflow.kafka.reading.record_batches import UnsupportedBatchError
 from everflow.kafka.reading.record_columns import CorruptBatchError
@@ -410,3 +411,24 @@ def test_what_it_does_not_read_is_told() -> None:
     squeezed[HEADER:] = b"\xff" * (len(squeezed) - HEADER)
     with pytest.raises(CorruptBatchError, match="cannot be decompressed"):
         parsed(bytes(squeezed))
+
+
+@pytest.mark.parametrize("codec", ["gzip", "lz4", "zstd"])
+def test_a_few_bytes_that_stand_for_gigabytes_are_refused_before_they_are_there(
+    codec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kilobyte of them stands for a megabyte, and so on; what is held is bounded all the time."""
+    small = compress(b"\0" * (4 << 20), codec)
+    assert len(small) < 1 << 15
+    unread = pa.total_allocated_bytes()
+    bomb = batch_bytes(7, [(0, 5, b"k", b"v", [])], codec=codec)[:HEADER] + small
+    bomb = bomb[:8] + struct.pack(">i", len(bomb) - 12) + bomb[12:]
+    monkeypatch.setattr(record_batches, "LARGEST_BATCH_BYTES", 1 << 20)
+    with pytest.raises(FatalError, match=r"at offset 7: its [\d,]+ bytes .* more than 1,048,576"):
+        parsed(bomb)
+    assert pa.total_allocated_bytes() - unread < 4 << 20
+
+
+def test_a_batch_may_be_as_large_as_that() -> None:
+    rows: list[Any] = [(0, 5, b"k", b"\0" * (2 << 20), [])]
+    assert parsed(batch_bytes(0, rows, codec="zstd")) == parsed(batch_bytes(0, rows))

@@ -15,6 +15,7 @@ import kafka.errors as client_errors
 
 from everflow.errors import (
     EverflowError,
+    FatalError,
     LogStartMovedError,
     LogTruncatedError,
     RetriableError,
@@ -282,9 +283,11 @@ class _Stream:
             count = bisect_left(portion, end, key=attrgetter("base_offset"))
             if not count:
                 return
-            found = record_batches.columns(data, portion[:count]).between(
-                self.position, sys.maxsize
-            )
+            try:
+                whole = record_batches.columns(data, portion[:count])
+            except FatalError as failure:
+                raise FatalError(f"{self._tp}: {failure}") from failure
+            found = whole.between(self.position, sys.maxsize)
             self._held = found if len(found.offsets) else None
             if count < len(portion):
                 self._unparsed[0] = (data, portion[count:])

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from everflow.errors import FatalError
 from everflow.kafka.reading.record_columns import Columns, CorruptBatchError, varints
 from everflow.records import Int64
 
@@ -33,6 +34,9 @@ _XERIAL = b"\x82SNAPPY\x00"
 _XERIAL_HEADER_BYTES = 16
 _SNAPPY_GROWTH = 32
 """Its shortest element, three bytes, stands for 64: more than 22 times as much cannot be."""
+LARGEST_BATCH_BYTES = 512 << 20
+"""Of one batch, uncompressed; a broker takes a megabyte by default, compressed."""
+_UNPACKED_AT_ONCE = 256 << 10
 _ABORT = b"\x00\x00"
 _RECORDS_AT_ONCE = 16_384
 """Columns of this many records stay in the processor's caches; below it, small batches are read
@@ -181,6 +185,7 @@ def columns(data: bytes, wanted: Iterable[Batch]) -> Columns:
     Raises:
         UnsupportedBatchError: compressed in a way this installation cannot read.
         CorruptBatchError: lengths that do not fit together.
+        FatalError: so many bytes, uncompressed, that nobody should hold them.
     """
     # Where compaction has left only the header, its offsets count and nothing else.
     data, filled = _decompressed(data, [batch for batch in wanted if batch.records])
@@ -238,12 +243,30 @@ def _plain(data: bytes, batch: Batch) -> bytes:
         name = _STREAM_CODECS[codec]
         if not pa.Codec.is_available(name):
             raise UnsupportedBatchError(f"{name} compression, which this pyarrow was built without")
-        with pa.CompressedInputStream(pa.BufferReader(packed), name) as stream:
-            return bytes(stream.read())
+        return _unpacked(packed, name, batch.base_offset)
     except (OSError, ValueError, struct.error) as failure:
         raise CorruptBatchError(
             f"record batch at offset {batch.base_offset} cannot be decompressed: {failure}"
         ) from failure
+
+
+def _unpacked(packed: bytes, codec: str, offset: int) -> bytes:
+    """No more than is sane: the bytes are somebody else's, and a megabyte of them can stand for
+    gigabytes."""
+    parts: list[bytes] = []
+    size = 0
+    with pa.CompressedInputStream(pa.BufferReader(packed), codec) as stream:
+        while part := stream.read(_UNPACKED_AT_ONCE):
+            parts.append(part)
+            size += len(part)
+            if size > LARGEST_BATCH_BYTES:
+                raise FatalError(
+                    f"record batch at offset {offset}: its {len(packed):,} bytes ({codec}) stand "
+                    f"for more than {LARGEST_BATCH_BYTES:,}, which no memory has to have. If they "
+                    f"are meant, let the producer write smaller batches; else delete the records "
+                    f"up to behind that offset."
+                )
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def _snappy(packed: bytes) -> bytes:

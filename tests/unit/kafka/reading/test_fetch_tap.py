@@ -15,6 +15,7 @@ from kafka.record.default_records import DefaultRecordBatchBuilder
 
 from everflow.errors import FatalError, LogStartMovedError, LogTruncatedError, RetriableError
 from everflow.kafka.connection_settings import connection_settings
+from everflow.kafka.reading import record_batches
 from everflow.kafka.reading.fetch_connection import Answer, DivergedError
 from everflow.kafka.reading.fetch_tap import FetchTap
 from everflow.kafka.reading.log_chunk import LogChunk
@@ -404,3 +405,16 @@ def test_settings() -> None:
         "sasl_plain_username": "u",
         "sasl_plain_password": "p",
     }
+
+
+def test_a_batch_that_nobody_should_hold_is_told_with_its_log(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(data: bytes, wanted: list[record_batches.Batch]) -> None:
+        raise FatalError("record batch at offset 0: too much")
+
+    monkeypatch.setattr(record_batches, "columns", refuse)
+    tap = tap_of(Broker({0: batch(0, [b"a"])}))
+    tap.go_to({TP: 0})
+    with pytest.raises(FatalError, match="log-0: record batch at offset 0: too much"):
+        tap.take({TP: 1}, 1.0)
