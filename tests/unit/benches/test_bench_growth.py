@@ -6,16 +6,21 @@ from __future__ import annotations
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from bench.apps import count_app
+from bench.apps.topic_names import INPUT_TOPIC_VARIABLE, OUTPUT_TOPIC_VARIABLE
 from bench.growth import pages
 from bench.growth.cases import GrowthPlan, latency_cases, throughput_cases
 from bench.growth.inputs import LATEST, Input, check
 from bench.growth.limits import CannotMeasureError, limited, memory_group
+from bench.programs import topologies
 from bench.systems import COUNT, Launch
 from bench.verify import WrongOutputError
+from everflow import StreamsBuilder, serdes
+from everflow.testing import TopologyTestDriver
 
 Rows = list[tuple[bytes, bytes]]
 
@@ -56,6 +61,23 @@ def test_an_output_that_is_not_voids_the_figures(program: str, damage: str) -> N
         rows[-1] = (rows[-1][0], struct.pack(">q", 999) if program == COUNT else b"x" * 20)
     with pytest.raises((WrongOutputError, ValueError)):
         check(made, rows, "here")
+
+
+@pytest.mark.parametrize(
+    ("program", "build"), [(COUNT, count_app.builder), (LATEST, topologies.latest)]
+)
+def test_the_programs_do_what_is_checked(
+    program: str, build: Callable[[], StreamsBuilder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(INPUT_TOPIC_VARIABLE, "in")
+    monkeypatch.setenv(OUTPUT_TOPIC_VARIABLE, "out")
+    made = Input(program, keys=7, records=50, value_bytes=20)
+    raw = serdes.bytes_()
+    with TopologyTestDriver(build().build()) as driver:
+        source = driver.create_input_topic("in", raw, raw)
+        source.pipe_batch(made.fill())
+        source.pipe_batch(made.updates())
+        check(made, driver.create_output_topic("out", raw, raw).read_key_values(), "here")
 
 
 def test_one_dimension_grows_at_a_time() -> None:
