@@ -45,10 +45,9 @@ def at(kind: FaultKind, point: str, away_s: float = 0.0) -> list[Round]:
 FOUND_BY = {
     "commit-gate": at(FaultKind.STALL, BEFORE_TRANSACTION),
     "conditional-apply": at(FaultKind.ORPHAN, COMMITTED, away_s=3.0),
-    "fencing-order": at(FaultKind.KILL_WORKER, OFFSETS_SENT),
 }
-"""The other two are found in simulation, where markers take their time
-(`tests/properties/test_simulation.py`): one broker writes them at once."""
+"""The others are found in simulation (`tests/properties/test_simulation.py`): what shows them here is
+a moment of milliseconds, or minutes of standing still."""
 
 
 @pytest.mark.slow
