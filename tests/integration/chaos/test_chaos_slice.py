@@ -46,8 +46,8 @@ FOUND_BY = {
     "commit-gate": at(FaultKind.STALL, BEFORE_TRANSACTION),
     "conditional-apply": at(FaultKind.ORPHAN, COMMITTED, away_s=3.0),
 }
-"""The others are found in simulation (`tests/properties/test_simulation.py`): what shows them here is
-a moment of milliseconds, or minutes of standing still."""
+"""The others are found in simulation (`tests/properties/test_simulation.py`): what shows them here
+is a moment of milliseconds, or minutes of standing still."""
 
 
 @pytest.mark.slow
