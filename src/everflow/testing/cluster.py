@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Mapping
+import struct
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from types import TracebackType
+from typing import Any
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
+from kafka import KafkaAdminClient
+from kafka import TopicPartition as ClientPartition
 
 from everflow.testing.broker import EmbeddedBroker, new_cluster_id
 from everflow.testing.waiting import wait_until
 
+_INTERNAL_PARTITIONS = "4"
 _REPLICATED = {
     "min.insync.replicas": "2",
     "offsets.topic.replication.factor": "3",
     "transaction.state.log.replication.factor": "3",
     "transaction.state.log.min.isr": "2",
     "default.replication.factor": "3",
-    "offsets.topic.num.partitions": "4",
-    "transaction.state.log.num.partitions": "4",
+    "offsets.topic.num.partitions": _INTERNAL_PARTITIONS,
+    "transaction.state.log.num.partitions": _INTERNAL_PARTITIONS,
     # A follower that is away is out of the set soon.
     "replica.lag.time.max.ms": "3000",
     "controlled.shutdown.enable": "true",
 }
+_EVERYWHERE = {"replication_factor": 3}
 _READY_S = 180.0
 
 
@@ -109,11 +115,18 @@ class EmbeddedCluster:
         return ",".join(broker.bootstrap_servers for broker in self.brokers)
 
     def create_topic(
-        self, name: str, partitions: int = 1, config: Mapping[str, str] | None = None
+        self,
+        name: str,
+        partitions: int = 1,
+        config: Mapping[str, str] | None = None,
+        replicas: Sequence[EmbeddedBroker] = (),
     ) -> None:
-        """Create a topic with three replicas, and wait until all are in sync. Raises KafkaException
-        where the brokers refuse it, AssertionError where they are late."""
-        topic = NewTopic(name, partitions, replication_factor=3, config=dict(config or {}))
+        """Create a topic whose partitions all have these ``replicas``, the first of which leads
+        (none given: all three brokers, as they choose), and wait until all are in sync. Raises
+        KafkaException where the brokers refuse it, AssertionError where they are late."""
+        placed = [[self._node(broker) for broker in replicas]] * partitions
+        how: dict[str, Any] = {"replica_assignment": placed} if replicas else _EVERYWHERE
+        topic = NewTopic(name, partitions, config=dict(config or {}), **how)
         admin = self._admin()  # it has to live until the answer
         admin.create_topics([topic], operation_timeout=30)[name].result(30)
         self.wait_until_in_sync()
@@ -123,6 +136,37 @@ class EmbeddedCluster:
         found = self._admin().list_topics(topic, timeout=10).topics[topic].partitions[partition]
         assert found.leader > 0, f"{topic}-{partition} has no leader"
         return self.brokers[found.leader - 1]
+
+    def coordinator(self, group: str) -> EmbeddedBroker:
+        """The broker that coordinates a group: its members and its committed offsets."""
+        return self.leader("__consumer_offsets", _place(group))
+
+    def transaction_coordinator(self, transactional_id: str) -> EmbeddedBroker:
+        """The broker that begins and ends the transactions of an id."""
+        return self.leader("__transaction_state", _place(transactional_id))
+
+    def move(self, topic: str, partition: int, brokers: Sequence[EmbeddedBroker]) -> None:
+        """Have a partition's replicas on these brokers and no others, the first of which leads;
+        returns once it is so. Raises AssertionError where that is late or refused."""
+        wanted = [self._node(broker) for broker in brokers]
+        place = ClientPartition(topic, partition)
+        admin = KafkaAdminClient(bootstrap_servers=self.bootstrap_servers.split(","))
+        try:
+            refused = admin.alter_partition_reassignments({place: wanted})[place]
+        finally:
+            admin.close()
+        assert refused is None, f"{topic}-{partition} cannot be moved: {refused!r}"
+
+        def moved() -> bool:
+            found = self._admin().list_topics(topic, timeout=10).topics[topic]
+            replicas, leader = (
+                found.partitions[partition].replicas,
+                found.partitions[partition].leader,
+            )
+            return sorted(replicas) == sorted(wanted) and leader in wanted
+
+        wait_until(moved, _READY_S, f"{topic}-{partition} to be on brokers {wanted}")
+        self.wait_until_in_sync()
 
     def wait_until_in_sync(self, timeout_s: float = 120.0) -> None:
         """Until every partition of every topic has its leader and all replicas. Raises
@@ -136,6 +180,9 @@ class EmbeddedCluster:
             self.wait_until_in_sync()
 
     # --- inside -----------------------------------------------------------------------------------
+
+    def _node(self, broker: EmbeddedBroker) -> int:
+        return self.brokers.index(broker) + 1
 
     def _admin(self) -> AdminClient:
         return AdminClient({"bootstrap.servers": self.bootstrap_servers})
@@ -157,6 +204,14 @@ class EmbeddedCluster:
             for number, found in topic.partitions.items()
             if found.leader < 1 or len(found.isrs) < len(found.replicas)
         ]
+
+
+def _place(name: str) -> int:
+    """The partition of Kafka's own topics that is about a group or a transactional id."""
+    found = 0
+    for unit in struct.unpack(f"<{len(name)}H", name.encode("utf-16-le")):
+        found = (31 * found + unit) & 0xFFFFFFFF
+    return (found & 0x7FFFFFFF) % int(_INTERNAL_PARTITIONS)
 
 
 def _free_ports(count: int) -> list[int]:

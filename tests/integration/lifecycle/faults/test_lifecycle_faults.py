@@ -87,6 +87,8 @@ def test_an_instance_counts_once_whatever_happens_on_the_wire(
             lambda: proxy.lose_answer("Produce", topic=output),
             lambda: proxy.refuse("TxnOffsetCommit", KafkaError.ILLEGAL_GENERATION),
             lambda: proxy.refuse("TxnOffsetCommit", KafkaError.COORDINATOR_LOAD_IN_PROGRESS, 3),
+            lambda: proxy.refuse("TxnOffsetCommit", KafkaError.NOT_COORDINATOR, 2),
+            lambda: proxy.refuse("EndTxn", KafkaError.NOT_COORDINATOR, 2),
             lambda: proxy.refuse("Produce", KafkaError.NOT_LEADER_FOR_PARTITION, 3),
             lambda: proxy.refuse("EndTxn", KafkaError.PRODUCER_FENCED),
             lambda: proxy.hold("EndTxn", breaks=True),
