@@ -36,6 +36,7 @@ _RESTORING_SHARE = 10
 """Restores have a tenth of what no process takes anyway, the workers have the rest."""
 _LEAST_AHEAD, _MOST_AHEAD = 1 * MIB, 64 * MIB
 _LEAST_QUEUE, _MOST_QUEUE = 1 * MIB, 128 * MIB
+_LEAST_PAGES, _MOST_PAGES = 1 * MIB, 128 * MIB
 _OF_MACHINE = 3, 4
 """Three of four parts: the others are the system's, of the files of the stores above all."""
 
@@ -79,6 +80,12 @@ class WorkerMemory:
     def queue(self) -> int:
         """What may wait for the brokers; a batch's writer waits where it is more."""
         return _within(_LEAST_QUEUE, self._batch // 8, _MOST_QUEUE)
+
+    @property
+    def pages(self) -> int:
+        """What its stores may hold, from one batch to the next, of the pages that they have changed
+        (`HeldPages`)."""
+        return _within(_LEAST_PAGES, self._batch // 8, _MOST_PAGES)
 
     def room(self, idle: int) -> int:
         """What a batch may take of it, everything that is made of its records included. ``idle``:

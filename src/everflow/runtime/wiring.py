@@ -284,6 +284,7 @@ def job_opener(context: Any, ground: Ground, road: ResidentRoad | None) -> OpenJ
     settings = JobSettings(
         application_id=config.application_id,
         read_committed=config.exactly_once,
+        held_bytes=config.memory.worker(config.num_stream_threads).pages,
         handlers=config.handlers(),
         layouts=ground.blueprint.layouts,
         client=ground.main_reader,

@@ -40,6 +40,7 @@ READERS_LEAVE_S = 30.0
 CLOSE_WAIT_S = 2.0
 LOCK_FILE_BYTES = 40 << 10
 """Room for READERS_MAX slots of 64 bytes and the head."""
+DATA_FILE = "data.mdb"
 FLUSH_MARKER = "flush-each-commit"
 """A file of this name in the folder makes every process flush at commit (``state.sync=commit``)."""
 
@@ -69,7 +70,7 @@ class StoreEnvironment:
         _allocate_lock_file(path)
         self._env = lmdb.open(
             str(path),
-            map_size=map_bytes,
+            map_size=_map_bytes(path, map_bytes),
             max_dbs=len(names),
             max_readers=READERS_MAX,
             sync=flush,
@@ -248,6 +249,18 @@ class StoreEnvironment:
             )
 
 
+def _map_bytes(path: Path, least: int) -> int:
+    """Room for what is there and more: LMDB's own map of a larger file ends where the file does,
+    and each store that was opened anew would run its next write twice."""
+    try:
+        there = (path / DATA_FILE).stat().st_size
+    except FileNotFoundError:
+        return least
+    while there > least - least // 4:
+        least *= 2
+    return least
+
+
 def _allocate_lock_file(path: Path) -> None:
     """Of a new environment; OSError where the disk has no room for it. Not on macOS, which has no
     such call."""
@@ -270,7 +283,7 @@ def _allocate_lock_file(path: Path) -> None:
 def file_identity(path: Path) -> tuple[int, int] | None:
     """Device and inode of an environment's data file, None where there is none."""
     try:
-        found = os.stat(path / "data.mdb")
+        found = os.stat(path / DATA_FILE)
     except FileNotFoundError:
         return None
     return found.st_dev, found.st_ino

@@ -66,10 +66,12 @@ CHANNEL_PROPERTY = "everflow.resident"
 @dataclass(frozen=True, kw_only=True)
 class JobSettings:
     """``handlers``: of records that fail; ``client``: librdkafka properties
-    of what reads inputs, ``bootstrap.servers`` included."""
+    of what reads inputs, ``bootstrap.servers`` included; ``held_bytes``: what a worker may hold of
+    pages that its stores have changed (`HeldPages`)."""
 
     application_id: str
     read_committed: bool
+    held_bytes: int
     handlers: Handlers = field(default_factory=Handlers)
     layouts: str = ""
     client: Mapping[str, Any] = field(default_factory=dict)
@@ -176,7 +178,7 @@ class PackedResident:
 def pack(plan: PhysicalPlan, settings: JobSettings, road: ResidentRoad | None) -> Parcel:
     """The work of a plan as it is now, for the road that was chosen. TopologyError with the user's
     line for what cannot travel."""
-    sink = KafkaSink(settings.handlers.topic, WorkerPorts(), settings.layouts)
+    sink = KafkaSink(settings.handlers.topic, WorkerPorts(settings.held_bytes), settings.layouts)
     steps = tuple(
         TaskStep.of(
             plan,

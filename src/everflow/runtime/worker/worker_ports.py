@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 
 import pyarrow as pa
 
@@ -21,6 +22,8 @@ from everflow.runtime.commit.batch import EXACTLY_ONCE_V2, BatchRequest, TaskCon
 from everflow.runtime.commit.gate_client import GateAnswer, GateClient
 from everflow.runtime.step.step_stores import FollowedView
 from everflow.runtime.worker.crash_points import ENVIRONMENT_VARIABLE, reached
+from everflow.runtime.worker.held_pages import HeldPages
+from everflow.state.lmdb_env import DATA_FILE
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
 from everflow.state.store_meta import Owner
@@ -58,6 +61,7 @@ def announce(request: BatchRequest, level: int) -> None:
         )
 
 
+_held = HeldPages()
 _gates: dict[int, tuple[str, GateClient]] = {}
 """Process -> its gate and the connection there: an instance's socket serves all of its batches."""
 
@@ -75,7 +79,9 @@ def _gate(path: str) -> GateClient:
 
 @dataclass(frozen=True)
 class WorkerPorts:
-    """`kafka_sink.SinkPorts` of this process."""
+    """`kafka_sink.SinkPorts` of this process; ``held_bytes``: see `HeldPages`."""
+
+    held_bytes: int
 
     @property
     def watched(self) -> bool:
@@ -111,6 +117,9 @@ class WorkerPorts:
             now_ms=int(time.time() * 1000),
             reached=reached,
         )
+        size = (Path(path) / DATA_FILE).stat().st_size
+        for full in _held.wrote(path, len(changes), size, self.held_bytes):
+            LmdbStore.close_at(full)
 
     def memory(self) -> Taken | None:
         return of_this_process(os.getpid()).look()

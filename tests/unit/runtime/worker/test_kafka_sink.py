@@ -117,7 +117,7 @@ def run(writer: Writer, store: LmdbStore, **answered: GateAnswer) -> Any:
     result = StepResult(
         changes={TASK: [changes]}, consumed={IN: 2}, stream_times={TASK: {"count": 2, "later": 9}}
     )
-    return KafkaSink(None, Ports(writer, **answered), LAYOUTS)(request, result, (SOURCE,))
+    return KafkaSink(None, Ports(1 << 30, writer, **answered), LAYOUTS)(request, result, (SOURCE,))
 
 
 def entries(store: LmdbStore) -> int:
