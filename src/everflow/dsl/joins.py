@@ -172,16 +172,25 @@ class JoinCall:
 def joined_table(table: Side, call: JoinCall) -> JoinedTable:
     """The table as a join reads it, which needs each of its updates. TopologyError for one without
     a store."""
-    found = kept_table(table, call.operator, call.where)
-    node: Any = table.graph.node(table.node)
-    table.graph.replace(replace(node, operator=replace(node.operator, emit_every_update=True)))
+    return told_table(table.graph, table.node, call.operator, call.where)
+
+
+def told_table(graph: GraphBuilder, name: str, operator: str, where: str | None) -> JoinedTable:
+    """As `joined_table`, of a table's node."""
+    found = _kept_at(graph, name, operator, where)
+    node: Any = graph.node(name)
+    graph.replace(replace(node, operator=replace(node.operator, emit_every_update=True)))
     return found
 
 
 def kept_table(table: Side, operator: str, where: str | None) -> JoinedTable:
     """The table as an operator behind it looks up its entries. TopologyError for one without a
     store."""
-    node = table.graph.node(table.node)
+    return _kept_at(table.graph, table.node, operator, where)
+
+
+def _kept_at(graph: GraphBuilder, name: str, operator: str, where: str | None) -> JoinedTable:
+    node = graph.node(name)
     if isinstance(node, StatefulNode) and isinstance(node.operator, SuppressSpec):
         raise TopologyError(
             f"{operator} looks entries up in the table's store, and suppress keeps only what it "
@@ -194,7 +203,7 @@ def kept_table(table: Side, operator: str, where: str | None) -> JoinedTable:
         or isinstance(node.operator, ProcessorOperator)
     ):
         raise TopologyError(
-            f"{operator} looks entries up in the table's store, and {table.node} has none; "
+            f"{operator} looks entries up in the table's store, and {name} has none; "
             f"give it one: store='a-name' in the call that makes it",
             where=where,
         )

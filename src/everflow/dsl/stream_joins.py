@@ -8,6 +8,7 @@ from pyspark.sql import Column, DataFrame
 
 from everflow.dsl.builder_call import builder_call
 from everflow.dsl.expressions import Edge, Expression
+from everflow.dsl.in_time.held_rows import RowAsker, is_kept, tables_behind
 from everflow.dsl.joins import JoinCall, Side, joined_table
 from everflow.dsl.lookups.global_tables import GlobalKTable, joined_with_global
 from everflow.dsl.options.materialized import Materialized
@@ -15,6 +16,7 @@ from everflow.errors import TopologyError
 from everflow.operators.joins import JoinedTable, JoinKind, StreamStreamJoin, StreamTableJoin
 from everflow.operators.joins.grace_join import GraceJoin
 from everflow.operators.joins.held_back import HeldBack
+from everflow.operators.joins.stream_table import StreamTableRows
 from everflow.serdes import bytes_
 from everflow.state.store import StoreSpec
 from everflow.topology.graph import Part, StatefulNode
@@ -172,6 +174,8 @@ def _with_table(
             where=call.where,
         )
     call.check_sides(left, right)
+    if grace is None and not is_kept(right):
+        return _with_rows(left, right, kind, call, name)
     table = joined_table(right, call)
     stream = copartitioned(left, name, call, "")
     held = None if grace is None else _held_back(stream, table, call, grace, store)
@@ -195,6 +199,30 @@ def _with_table(
     )
     made, edge = call.made(left.graph, left.graph.add(node), edge, table=False)
     return left.graph.faces.stream(left.graph, made, edge)
+
+
+def _with_rows(
+    left: StreamJoins, right: KTable, kind: JoinKind, call: JoinCall, name: str | None
+) -> KStream:
+    """The join with a table that has no store of its own."""
+    graph, tables = left.graph, tables_behind(right, call)
+    stream = copartitioned(left, name, call, "")
+    prefix = "KSTREAM-LEFTJOIN-" if kind.keeps_left else "KSTREAM-JOIN-"
+    edge, node_name = call.edge(stream, right), graph.node_name(name, prefix, call.where)
+    asking = RowAsker(
+        call=call, node=stream.node, join=node_name, as_of=True, takes_null_keys=kind.keeps_left
+    )
+    node = StatefulNode(
+        node_name,
+        (stream.node, asking.of(graph, right.node)),
+        edge.type,
+        call.where,
+        "JOIN",
+        StreamTableRows(kind),
+        parts=(Part(node_name, (stream.node,), tuple(one.spec.name for one in tables)),),
+    )
+    made, edge = call.made(graph, graph.add(node), edge, table=False)
+    return graph.faces.stream(graph, made, edge)
 
 
 def _held_back(

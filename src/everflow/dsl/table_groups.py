@@ -19,6 +19,8 @@ from everflow.dsl.expressions import (
 )
 from everflow.dsl.functions import TableMapper, TablePairs, key_value_function
 from everflow.dsl.graph_builder import GraphBuilder
+from everflow.dsl.in_time.held_rows import is_kept
+from everflow.dsl.in_time.table_updates import previous_updates
 from everflow.dsl.in_time.versioned_tables import latest_updates
 from everflow.dsl.joins import Side, kept_table
 from everflow.errors import TopologyError
@@ -48,8 +50,10 @@ class GroupCall:
     def made(self, table: Side) -> tuple[GraphBuilder, str, Edge]:
         """The graph, the node of changes, and the edge of groups and values."""
         graph = table.graph
-        looked_up = kept_table(table, "group_by", self.where)
         name = graph.new_name("KTABLE-SELECT-")
+        if not is_kept(table) and (known := previous_updates(graph, table.node)):
+            return self._changes(table, name, known, table.node)
+        looked_up = kept_table(table, "group_by", self.where)
         updates = latest_updates(table, name, "group_by", self.where)
         before = StatefulNode(
             f"{name}-before",
@@ -60,9 +64,16 @@ class GroupCall:
             PreviousValues(looked_up, table.edge.type.key),
             reads=(looked_up.spec,),
         )
+        return self._changes(table, name, graph.add(before), updates)
+
+    def _changes(
+        self, table: Side, name: str, before: str, updates: str
+    ) -> tuple[GraphBuilder, str, Edge]:
+        """The node of changes, of what entries were and are."""
+        graph = table.graph
         edge, select = self._selection(table.edge)
         sides = (
-            graph.add(select(f"{name}-old", graph.add(before))),
+            graph.add(select(f"{name}-old", before)),
             graph.add(select(f"{name}-new", updates)),
         )
         changes = StatefulNode(

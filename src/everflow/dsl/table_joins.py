@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Column
@@ -10,14 +11,17 @@ from everflow.dsl.builder_call import builder_call
 from everflow.dsl.expressions import Edge, Expression
 from everflow.dsl.foreign_key_joins import ForeignKeyJoin
 from everflow.dsl.graph_builder import GraphBuilder
+from everflow.dsl.in_time.held_rows import RowAsker, is_kept, tables_behind
+from everflow.dsl.in_time.table_updates import previous_updates
 from everflow.dsl.in_time.versioned_tables import latest_updates_of_both
-from everflow.dsl.joins import JoinCall, Side, joined_table
+from everflow.dsl.joins import JoinCall, Side
 from everflow.dsl.options.materialized import Materialized
 from everflow.errors import TopologyError
 from everflow.operators.joins import JoinedTable, JoinKind, TableTableJoin
+from everflow.operators.joins.table_table import TableRows, TableTableRows
 from everflow.operators.table import TableSpec
 from everflow.state.store import StoreSpec
-from everflow.topology.graph import Part, StatefulNode
+from everflow.topology.graph import PREPARE, Part, StatefulNode
 
 if TYPE_CHECKING:
     from everflow.dsl.ktable import KTable
@@ -108,40 +112,92 @@ def _joined(
         return _by_foreign_key(joined_on, options["store"])
     call.check_sides(left, right)
     graph, store, name, where = left.graph, options["store"], options["name"], call.where
-    tables = joined_table(left, call), joined_table(right, call)
+    tables = tables_behind(left, call), tables_behind(right, call)
     merged = graph.node_name(name, "KTABLE-MERGE-", where)
     parts = _halves(left, right, tables, name, where)
     if store is None:
         parts = (*parts, Part(merged, tuple(part.name for part in parts)))
     edge = call.edge(left, right)
-    updates = latest_updates_of_both(left, right, merged, call.operator, where)
     both = StatefulNode(
         merged if store is None else f"{merged}-results",
-        updates,
+        (),
         edge.type,
         where,
         "JOIN",
-        TableTableJoin(
-            left=tables[0],
-            right=tables[1],
-            kind=kind,
-            left_known=graph.reaches_first(left.node, updates[1]),
-            right_known=graph.reaches_first(right.node, updates[0]),
-            left_first=graph.hands_on_first(*updates),
-        ),
-        reads=tuple(table.spec for table in tables),
+        TableTableRows(keys=tables[0][0], kind=kind),
         parts=parts,
     )
+    updates = latest_updates_of_both(left, right, merged, call.operator, where)
+    if is_kept(left) and is_kept(right):
+        both = _looking_up(both, left, right, updates, (tables[0][0], tables[1][0]))
+    else:
+        both = _with_rows(both, left, right, updates, call)
     made, edge = call.made(graph, graph.add(both), edge, table=True)
     if store is not None:
         made = stored(graph, made, edge, merged, store, call.operator, where)
     return graph.faces.table(graph, made, edge)
 
 
+def _looking_up(
+    both: StatefulNode,
+    left: Side,
+    right: Side,
+    updates: tuple[str, str],
+    tables: tuple[JoinedTable, JoinedTable],
+) -> StatefulNode:
+    """The join of tables that have stores."""
+    graph, rows = left.graph, both.operator
+    assert isinstance(rows, TableTableRows)
+    operator = TableTableJoin(
+        left=tables[0],
+        right=tables[1],
+        kind=rows.kind,
+        left_known=graph.reaches_first(left.node, updates[1]),
+        right_known=graph.reaches_first(right.node, updates[0]),
+        left_first=graph.hands_on_first(*updates),
+    )
+    reads = tuple(table.spec for table in tables)
+    return replace(both, inputs=updates, operator=operator, reads=reads)
+
+
+def _with_rows(
+    both: StatefulNode, left: Side, right: Side, updates: tuple[str, str], call: JoinCall
+) -> StatefulNode:
+    """The join of tables of which one has no store: what each holds at the other's changes is
+    computed beside those."""
+    graph, rows, halves = left.graph, both.operator, list[str]()
+    assert isinstance(rows, TableTableRows)
+    sides = ((left, right, rows.kind.keeps_left), (right, left, rows.kind.keeps_right))
+    for (own, other, keeps), changes in zip(sides, updates, strict=True):
+        name = f"{both.name}-of-{len(halves)}"
+        asking = RowAsker(call=call, node=changes, join=name, as_of=False)
+        inputs = [asking.of(graph, other.node)]
+        if keeps:
+            inputs.append(_before(own, changes, call))
+        half = TableRows(rows.kind, of_left=not halves)
+        made = (*inputs, changes)
+        halves.append(graph.add(StatefulNode(name, made, both.out, call.where, PREPARE, half)))
+    rows = replace(rows, left_first=graph.hands_on_first(*updates))
+    return replace(both, inputs=tuple(halves), operator=rows)
+
+
+def _before(table: Side, changes: str, call: JoinCall) -> str:
+    """The node of what a kept side's entries were. TopologyError where nobody knows."""
+    found = previous_updates(table.graph, changes)
+    if found is None:
+        raise TopologyError(
+            f"{call.operator} keeps what has no match, and has to know what an entry was before: "
+            f"of {table.node} nobody does; give it a store: store='a-name' in the call that makes "
+            f"it",
+            where=call.where,
+        )
+    return found
+
+
 def _halves(
     left: Side,
     right: Side,
-    tables: tuple[JoinedTable, JoinedTable],
+    tables: tuple[tuple[JoinedTable, ...], tuple[JoinedTable, ...]],
     name: str | None,
     where: str | None,
 ) -> tuple[Part, ...]:
@@ -150,7 +206,7 @@ def _halves(
         Part(
             left.graph.node_name(None if name is None else f"{name}-join-{one}", prefix, where),
             (side.node,),
-            (other.spec.name,),
+            tuple(one.spec.name for one in other),
         )
         for one, prefix, side, other in (
             ("this", "KTABLE-JOINTHIS-", left, tables[1]),

@@ -1,12 +1,13 @@
-"""Changes of a table's entries, as a grouping of the table hands them on (KTable-groupBy, KIP-904).
+"""Changes of a table's entries, and what they were: for groupings of tables, and those who ask.
 
-A change is ``struct<new, old>``. An entry that moves to another group leaves its old one first.
+A change is ``struct<new, old>`` (KTable-groupBy, KIP-904). An entry that moves to another group
+leaves its old one first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,6 +16,7 @@ import pyarrow as pa
 from everflow.operators.fold import valid
 from everflow.operators.joins.joined_table import JoinedTable
 from everflow.operators.joins.joined_values import Stores
+from everflow.operators.joins.versions_as_of import held_at
 from everflow.records import EdgeBatch, TasksResult
 from everflow.serdes import Serde
 from everflow.serdes.base import ResultDecoder
@@ -61,6 +63,38 @@ class PreviousValues:
         """See `StatefulOperator`."""
         held = self.table.before(batch, stores)
         return TasksResult(batch.with_columns(value=held.values), {}, {}, {})
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldRows:
+    """For each record of the left side, in that order, what the table held for its key when it
+    came, with the entry's time, and null where there was none; the right side are the table's
+    updates.
+    ``as_of``: a versioned table is asked as of the record's time."""
+
+    table: JoinedTable
+    as_of: bool
+    table_first: bool
+    """Whether an input record that is on both sides changes the table first."""
+    takes_null_keys: bool
+    """See `JoinOperator`."""
+    one_result: ClassVar[bool] = True
+
+    def join_tasks(
+        self, left: EdgeBatch, right: EdgeBatch, stores: Stores, stream_times: Mapping[int, int]
+    ) -> TasksResult:
+        """See `JoinOperator`."""
+        if self.as_of:
+            held = held_at(self.table, left, right, stores, first=self.table_first)
+        else:
+            held = self.table.when(left, right, stores, first=self.table_first)
+        times = np.where(valid(held.values), held.times, left.timestamp)
+        found = replace(left.with_columns(value=held.values), timestamp=times)
+        return TasksResult(found, {}, {}, {})
+
+    def decode_result(self, data: bytes) -> Any:
+        """It has no store."""
+        raise AssertionError("what a table held has no store of its own")
 
 
 @dataclass(frozen=True)

@@ -384,6 +384,20 @@ class WaitingOperator(Protocol):
         """See `JoinOperator`."""
 
 
+@runtime_checkable
+class AlignedOperator(Protocol):
+    """What a `StatefulNode` runs whose inputs lie row by row: what the one is about, and what was
+    looked up for each of its records. Frozen, travels by pickle."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    def put_together(self, sides: Sequence[EdgeBatch]) -> TasksResult:
+        """Results of several tasks' records. It has no store."""
+
+    def decode_result(self, data: bytes) -> Any:
+        """It has no store."""
+
+
 class Surroundings(NamedTuple):
     """What a processor is told beside its records: the application, the task's sub-topology, the
     names of the input topics by ``source``, and the machine's clock (epoch ms)."""
@@ -452,7 +466,12 @@ class ProcessorOperator(Protocol):
 
 
 NodeOperator = (
-    StatefulOperator | JoinOperator | LookupOperator | ProcessorOperator | WaitingOperator
+    StatefulOperator
+    | AlignedOperator
+    | JoinOperator
+    | LookupOperator
+    | ProcessorOperator
+    | WaitingOperator
 )
 
 

@@ -49,7 +49,14 @@ class World:
         ("w.stream.join(w.table, lambda a, b: a)", "add returns="),
         ("w.stream.join(w.table, F.col('left.x'))", "cannot be used here"),
         ("w.table.join(w.stream)", r"a stream is enriched by stream\.join\(table\)"),
-        ("w.table.join(w.table.map_values(F.upper('value')))", r"store='a-name' in the call"),
+        (
+            "w.table.join(w.table).left_join(w.table)",
+            "of KTABLE-MERGE-.* nobody does; give it a store",
+        ),
+        (
+            "w.stream.lookup_join(w.table.map_values(F.upper('value')), grace=1, store='x')",
+            "store='a-name' in the call",
+        ),
         ("w.table.join(w.table, on=F.col('value'))", r"join with on= needs a repartition topic"),
         ("w.table.join(w.numbers, on=F.col('value'), name='j')", r"write on=\(\.\.\.\)\.cast\('b"),
         ("w.table.join(w.numbers, on='value', name='j')", "join: on takes a Column or a Python"),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+import pyarrow as pa
 
 from everflow.operators.fold import valid
+from everflow.operators.joins.batch_records import Flags
 from everflow.operators.joins.joined_table import JoinedTable
 from everflow.operators.joins.joined_values import JoinKind, Stores, joined
 from everflow.operators.joins.versions_as_of import held_at
@@ -49,17 +51,47 @@ class StreamTableJoin:
         taken = valued if self.kind.keeps_left else valued & keyed
         asking = left if taken.all() else left.take(np.flatnonzero(taken))
         held = held_at(self.table, asking, right, stores, first=self.table_first)
-        output = asking.with_columns(value=joined(asking.value, held.values))
-        if held.values.null_count and not self.kind.keeps_left:
-            output = output.take(np.flatnonzero(valid(held.values)))
-        dropped = {
-            "null-value": int(np.count_nonzero(~valued)),
-            "null-key": int(np.count_nonzero(valued & ~taken)),
-        }
-        return TasksResult(
-            output, {}, {}, {reason: count for reason, count in dropped.items() if count}
-        )
+        return _enriched(self.kind, asking, held.values, _dropped(valued, taken))
 
     def decode_result(self, data: bytes) -> Any:
         """It has no store."""
         raise AssertionError("a stream-table join has no store of its own")
+
+
+@dataclass(frozen=True)
+class StreamTableRows:
+    """As `StreamTableJoin`; the right side is what the table holds for each record of the left."""
+
+    kind: JoinKind
+    one_result: ClassVar[bool] = True
+    row_by_row: ClassVar[bool] = True
+
+    def put_together(self, sides: Sequence[EdgeBatch]) -> TasksResult:
+        """See `AlignedOperator`."""
+        left, right = sides
+        keyed, valued = valid(left.key), valid(left.value)
+        taken = valued if self.kind.keeps_left else valued & keyed
+        rows = np.flatnonzero(taken)
+        held = right.value.take(pa.array(rows))
+        return _enriched(self.kind, left.take(rows), held, _dropped(valued, taken))
+
+    def decode_result(self, data: bytes) -> Any:
+        """It has no store."""
+        raise AssertionError("a stream-table join has no store of its own")
+
+
+def _enriched(
+    kind: JoinKind, asking: EdgeBatch, held: pa.Array, dropped: dict[str, int]
+) -> TasksResult:
+    output = asking.with_columns(value=joined(asking.value, held))
+    if held.null_count and not kind.keeps_left:
+        output = output.take(np.flatnonzero(valid(held)))
+    return TasksResult(output, {}, {}, dropped)
+
+
+def _dropped(valued: Flags, taken: Flags) -> dict[str, int]:
+    counts = {
+        "null-value": int(np.count_nonzero(~valued)),
+        "null-key": int(np.count_nonzero(valued & ~taken)),
+    }
+    return {reason: count for reason, count in counts.items() if count}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from everflow.operators.fold import valid
-from everflow.operators.joins.joined_table import Held, JoinedTable
+from everflow.operators.joins.joined_table import NEVER, Held, JoinedTable
 from everflow.operators.joins.joined_values import JoinKind, Stores, joined, task_codes
 from everflow.records import EdgeBatch, TasksResult
 from everflow.topology.hops import concat
@@ -69,12 +69,102 @@ class TableTableJoin:
 
     def _in_order(self, left: EdgeBatch, right: EdgeBatch) -> EdgeBatch:
         both = concat([left, right] if self.left_first else [right, left])
-        if self.emit_every_update or not len(both):
-            return both
-        codes = task_codes(self.left.keys_of(both), both.partition)
-        last = np.zeros(int(codes.max()) + 1, np.int64)
-        last[codes] = np.arange(len(codes))  # the last assignment wins
-        return both.take(np.sort(last))
+        return both if self.emit_every_update else _last_of_each(both, self.left)
+
+
+@dataclass(frozen=True)
+class TableRows:
+    """The results of one table's changes in a join with another: what that one holds, row by row;
+    where the ``kind`` keeps this one, what it held itself; and last the changes. ``of_left``:
+    whether it is the left table."""
+
+    kind: JoinKind
+    of_left: bool
+    one_result: ClassVar[bool] = True
+    row_by_row: ClassVar[bool] = True
+
+    def put_together(self, sides: Sequence[EdgeBatch]) -> TasksResult:
+        """See `AlignedOperator`."""
+        other, *was, own = sides
+        keeps = self.kind.keeps_left, self.kind.keeps_right
+        changes = _Changes(own, _held(other), *(keeps if self.of_left else keeps[::-1]))
+        left, right = (own, other) if self.of_left else (other, own)
+        before = _held(was[0]) if was else None
+        return TasksResult(_results(changes, joined(left.value, right.value), before), {}, {}, {})
+
+    def decode_result(self, data: bytes) -> Any:
+        """It has no store."""
+        raise AssertionError("a table-table join has no store of its own")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableTableRows:
+    """As `TableTableJoin`, of tables of which one has no store; the sides are the results of either
+    table's changes (`TableRows`). ``keys`` writes the keys."""
+
+    keys: JoinedTable
+    kind: JoinKind
+    left_first: bool = True
+    emit_every_update: bool = False
+    one_result: ClassVar[bool] = True
+
+    @property
+    def takes_null_keys(self) -> bool:
+        """See `JoinOperator`: tables have none."""
+        return False
+
+    def join_tasks(
+        self, left: EdgeBatch, right: EdgeBatch, stores: Stores, stream_times: Mapping[int, int]
+    ) -> TasksResult:
+        """See `JoinOperator`."""
+        both = concat([left, right] if self.left_first else [right, left])
+        shown = both if self.emit_every_update else _last_of_each(both, self.keys)
+        return TasksResult(shown, {}, {}, {})
+
+    def decode_result(self, data: bytes) -> Any:
+        """It has no store."""
+        raise AssertionError("a table-table join has no store of its own")
+
+
+@dataclass(frozen=True)
+class JoinedRows:
+    """What a join of two tables holds for each record that asks: the sides are what either table
+    holds for it."""
+
+    kind: JoinKind
+    one_result: ClassVar[bool] = True
+    row_by_row: ClassVar[bool] = True
+
+    def put_together(self, sides: Sequence[EdgeBatch]) -> TasksResult:
+        """See `AlignedOperator`."""
+        left, right = sides
+        own, other = valid(left.value), valid(right.value)
+        shown = (own | self.kind.keeps_right) & (other | self.kind.keeps_left) & (own | other)
+        rows = np.arange(len(left), dtype=np.int64)
+        values = joined(left.value, right.value).take(pa.array(rows, mask=~shown))
+        times = np.maximum(
+            np.where(own, left.timestamp, NEVER), np.where(other, right.timestamp, NEVER)
+        )
+        times = np.where(shown, times, left.timestamp)
+        return TasksResult(replace(left.with_columns(value=values), timestamp=times), {}, {}, {})
+
+    def decode_result(self, data: bytes) -> Any:
+        """It has no store."""
+        raise AssertionError("what a join holds has no store of its own")
+
+
+def _held(rows: EdgeBatch) -> Held:
+    return Held(rows.value, np.where(valid(rows.value), rows.timestamp, NEVER))
+
+
+def _last_of_each(both: EdgeBatch, table: JoinedTable) -> EdgeBatch:
+    """The last result of each key."""
+    if not len(both):
+        return both
+    codes = task_codes(table.keys_of(both), both.partition)
+    last = np.zeros(int(codes.max()) + 1, np.int64)
+    last[codes] = np.arange(len(codes))  # the last assignment wins
+    return both.take(np.sort(last))
 
 
 @dataclass(frozen=True)

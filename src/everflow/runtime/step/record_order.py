@@ -158,8 +158,9 @@ class DepthFirst:
                     for batch, way in zip(batches, ways, strict=True)
                 ]
             )
-        if number and not isinstance(op.operator, JoinOperator):  # it only looks the table up
-            put, came = _NOTHING, put
+        aligned = self._ways[op.name].aligned
+        if number and not aligned and not isinstance(op.operator, JoinOperator):
+            put, came = _NOTHING, put  # it only looks the table up
         return _Side(appended(batches), put, came)
 
     def _paths_of(self, batches: Sequence[EdgeBatch], ways: Sequence[Way]) -> Paths:

@@ -14,6 +14,7 @@ from everflow.runtime.step.step_functions import RecordFailure
 from everflow.runtime.step.step_stores import TaskStores
 from everflow.state.store import StoreView
 from everflow.topology.graph import (
+    AlignedOperator,
     JoinOperator,
     LookupOperator,
     ProcessorOperator,
@@ -117,6 +118,8 @@ def _run(
     operator = op.operator
     if isinstance(operator, LookupOperator):
         return operator.look_up(sides[0], stores.whole(op.looks_up))
+    if isinstance(operator, AlignedOperator):
+        return operator.put_together(sides)
     views, times = _views(op, tasks, stores), _times(op, tasks, stores)
     if isinstance(operator, WaitingOperator):
         return operator.wait_tasks(sides, views, times, _clocks(op, tasks, stores), now_ms)

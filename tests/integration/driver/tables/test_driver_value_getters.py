@@ -1,0 +1,184 @@
+"""Joins with tables that have no store of their own give what those with one give (note 035)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pyspark.sql import functions as F
+
+from everflow import KStream, KTable, Materialized, StreamsBuilder, serdes
+from everflow.errors import TopologyError
+from everflow.testing import TopologyTestDriver
+
+pytestmark = pytest.mark.spark
+
+TEXT = serdes.string()
+Chain = Callable[[KTable, dict[str, Any]], KTable]
+Given = tuple[KStream, KTable, KTable]
+
+
+def large(key: str, value: str) -> bool:
+    return value > "3"
+
+
+def both(left: Any, right: Any) -> str:
+    return f"{left}&{right}"
+
+
+def filtered(table: KTable, kept: dict[str, Any]) -> KTable:
+    return table.filter(large, **kept)
+
+
+def filtered_by_a_column(table: KTable, kept: dict[str, Any]) -> KTable:
+    return table.filter_not(F.col("value") < "4", **kept)
+
+
+def mapped(table: KTable, kept: dict[str, Any]) -> KTable:
+    return table.map_values(lambda key, value: f"{key}:{value}", returns="string", **kept)
+
+
+def mapped_by_a_column(table: KTable, kept: dict[str, Any]) -> KTable:
+    return table.map_values(F.concat(F.col("key"), F.lit(":"), F.col("value")), **kept)
+
+
+def chained(table: KTable, kept: dict[str, Any]) -> KTable:
+    shown = table.map_values(F.upper("value")).filter(large)
+    return shown.map_values(lambda value: f"<{value}>", returns="string", **kept)
+
+
+CHAINS = [filtered, filtered_by_a_column, mapped, mapped_by_a_column, chained]
+
+
+def enriched(made: Given, chain: Chain, kept: dict[str, Any]) -> Any:
+    stream, one, _ = made
+    return stream.join(chain(one, kept), both, returns="string")
+
+
+def enriched_or_not(made: Given, chain: Chain, kept: dict[str, Any]) -> Any:
+    stream, one, _ = made
+    return stream.left_join(chain(one, kept), F.concat_ws("&", F.col("left"), F.col("right")))
+
+
+def of_tables(made: Given, chain: Chain, kept: dict[str, Any]) -> Any:
+    _, one, two = made
+    return one.join(chain(two, kept), both, returns="string").to_stream()
+
+
+def left_of_tables(made: Given, chain: Chain, kept: dict[str, Any]) -> Any:
+    _, one, two = made
+    return chain(one, kept).left_join(two, both, returns="string").to_stream()
+
+
+def right_of_tables(made: Given, chain: Chain, kept: dict[str, Any]) -> Any:
+    _, one, two = made
+    return one.left_join(chain(two, kept), both, returns="string").to_stream()
+
+
+def outer_of_tables(made: Given, chain: Chain, kept: dict[str, Any]) -> Any:
+    _, one, two = made
+    other: dict[str, Any] = {"store": "other"} if kept else {}
+    return chain(one, kept).outer_join(chain(two, other), both, returns="string").to_stream()
+
+
+def of_a_join(made: Given, chain: Chain, kept: dict[str, Any]) -> Any:
+    stream, one, two = made
+    other: dict[str, Any] = {"store": "joined"} if kept else {}
+    joined = chain(one, kept).join(two, both, returns="string", **other)
+    return stream.left_join(joined, both, returns="string")
+
+
+def with_a_join(made: Given, chain: Chain, kept: dict[str, Any]) -> Any:
+    _, one, two = made
+    other: dict[str, Any] = {"store": "joined"} if kept else {}
+    joined = one.left_join(chain(two, kept), both, returns="string", **other)
+    return joined.join(two, both, returns="string").to_stream()
+
+
+def grouped(made: Given, chain: Chain, kept: dict[str, Any]) -> Any:
+    _, one, _ = made
+    lengths = chain(one, kept).group_by(lambda value: str(len(value)), returns="string", name="by")
+    return lengths.count(store="n").to_stream()
+
+
+JOINS = [
+    *(enriched, enriched_or_not, of_tables, left_of_tables, right_of_tables, outer_of_tables),
+    *(of_a_join, with_a_join, grouped),
+]
+
+
+def written(
+    join: Callable[..., Any], chain: Chain, kept: dict[str, Any], script: list[Any]
+) -> list[Any]:
+    builder = StreamsBuilder()
+    stream = builder.stream("s", key=TEXT, value=TEXT)
+    one = builder.table("one", key=TEXT, value=TEXT, store="one")
+    two = builder.table("two", key=TEXT, value=TEXT, store="two")
+    join((stream, one, two), chain, kept).to("out")
+    with TopologyTestDriver(builder.build(), emit_every_update=True) as driver:
+        topics = {name: driver.create_input_topic(name, TEXT, TEXT) for name in ("s", "one", "two")}
+        out = driver.create_output_topic("out", serdes.bytes_(), serdes.bytes_())
+        found = []
+        for batch in script:
+            driver.pipe_batch(
+                {
+                    topics[name]: [record[1:] for record in batch if record[0] == name]
+                    for name in topics
+                }
+            )
+            found += [(one.key, one.value, one.timestamp) for one in out.read_records()]
+        return found
+
+
+def script(seed: int) -> list[list[tuple[str, str, str | None, int]]]:
+    drawn, time, found = random.Random(seed), 100, []
+    for _ in range(40):
+        batch = []
+        for _ in range(drawn.choice([1, 1, 4, 9])):
+            time += drawn.randrange(4)
+            topic = drawn.choice(["s", "one", "one", "two"])
+            value = None if topic != "s" and drawn.random() < 0.25 else str(drawn.randrange(8))
+            batch.append((topic, drawn.choice("ab"), value, time - drawn.choice([0, 0, 5])))
+        found.append(batch)
+    return found
+
+
+@pytest.mark.parametrize("chain", CHAINS, ids=lambda chain: chain.__name__)
+@pytest.mark.parametrize("join", JOINS, ids=lambda join: join.__name__)
+def test_a_table_without_a_store_is_what_one_with_a_store_is(
+    join: Callable[..., Any], chain: Chain
+) -> None:
+    records = script(seed=7)
+    found = written(join, chain, {}, records)
+    assert found == written(join, chain, {"store": "kept"}, records)
+    assert len(found) > 10
+
+
+def test_what_no_entry_has_is_refused_with_the_line() -> None:
+    builder = StreamsBuilder()
+    stream = builder.stream("s", key=TEXT, value=TEXT)
+    table = builder.table("one", key=TEXT, value=TEXT, store="one")
+    placed = table.map_values(F.concat(F.col("value"), F.col("offset").cast("string")))
+    with pytest.raises(TopologyError, match="offset, which only the entry's record had"):
+        stream.join(placed)
+
+
+def test_a_versioned_table_is_seen_through_its_mapper_as_of_the_records_time() -> None:
+    builder = StreamsBuilder()
+    stream = builder.stream("s", key=TEXT, value=TEXT)
+    table = builder.table(
+        "one", key=TEXT, value=TEXT, store=Materialized("one", history="1 minute")
+    )
+    shown = table.map_values(lambda value: f"<{value}>", returns="string")
+    stream.left_join(shown, both, returns="string").to("out")
+    with TopologyTestDriver(builder.build()) as driver:
+        prices, records = (driver.create_input_topic(name, TEXT, TEXT) for name in ("one", "s"))
+        prices.pipe_input("a", "1", 1_000)
+        prices.pipe_input("a", "2", 2_000)
+        records.pipe_input("a", "then", 1_500)
+        records.pipe_input("a", "now", 2_500)
+        records.pipe_input("a", "before", 500)
+        out = driver.create_output_topic("out", TEXT, TEXT)
+        assert [one.value for one in out.read_records()] == ["then&<1>", "now&<2>", "before&None"]
