@@ -8,8 +8,6 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 
 
@@ -28,17 +26,10 @@ def _run(
     )
 
 
-@pytest.mark.parametrize(
-    ("command", "said"),
-    [
-        ("soak", "not built yet"),
-        ("nope", "unknown command: nope"),
-    ],
-)
-def test_what_it_cannot_do_ends_with_2(command: str, said: str, tmp_path: Path) -> None:
-    done = _run(ROOT / "run", command, cwd=tmp_path)
+def test_what_it_cannot_do_ends_with_2(tmp_path: Path) -> None:
+    done = _run(ROOT / "run", "nope", cwd=tmp_path)
     assert done.returncode == 2
-    assert said in done.stderr
+    assert "unknown command: nope" in done.stderr
 
 
 def test_help_needs_no_set_up(tmp_path: Path) -> None:
