@@ -85,9 +85,13 @@ def _settled(
 
 
 def stale(failures: Iterable[Exception]) -> bool:
-    """Whether the client that met them had better be replaced."""
+    """Whether the client that met them had better be replaced: it may go on asking a leader that is
+    gone for minutes, as nothing but such a question makes it look for the new one."""
     return any(
-        isinstance(why, KafkaException) and code_of(why) in _STALE_METADATA for why in failures
+        code_of(why) in _STALE_METADATA
+        if isinstance(why, KafkaException)
+        else isinstance(why, TimeoutError | FutureTimeoutError)
+        for why in failures
     )
 
 
