@@ -16,7 +16,7 @@ from typing import Any
 
 from pyspark.sql import functions as F
 
-from everflow import KafkaStreams, StreamsBuilder, serdes
+from everflow import KafkaStreams, ProcessorContext, Record, Stores, StreamsBuilder, serdes
 from everflow.spark.session import get_session
 
 COUNTS = "counts"
@@ -42,6 +42,30 @@ def counts_and_copies(application: str) -> StreamsBuilder:
     records.to(copies_topic(application))
     records.group_by_key().count(store=COUNTS).to_stream().to(counts_topic(application))
     return builder
+
+
+def shared_store(application: str) -> StreamsBuilder:
+    """The same by two processors that share the store (note 040): one counts, the other tells what
+    the first has made of the very record."""
+    builder = StreamsBuilder()
+    builder.add_state_store(Stores.key_value(COUNTS, key=serdes.string(), value=serdes.long()))
+    records = builder.stream(input_topic(application), key=serdes.string(), value=serdes.string())
+    records.to(copies_topic(application))
+    records.process(count_record, stores=[COUNTS])
+    told = records.process(tell_count, stores=[COUNTS], returns=("string", "bigint"))
+    told.to(counts_topic(application))
+    return builder
+
+
+def count_record(record: Record, context: ProcessorContext) -> None:
+    """The first of `shared_store`."""
+    counts = context.store(COUNTS)
+    counts.put(record.key, counts.get(record.key, 0) + 1)
+
+
+def tell_count(record: Record, context: ProcessorContext) -> None:
+    """The second of `shared_store`."""
+    context.forward(record.with_value(context.store(COUNTS).get(record.key)))
 
 
 def column_that_fails_on_bad(application: str) -> StreamsBuilder:
@@ -82,6 +106,7 @@ def _cancel_jobs() -> None:
 
 PROGRAMS = {
     "counts-and-copies": counts_and_copies,
+    "shared-store": shared_store,
     "column-fails": column_that_fails_on_bad,
     "step-fails": step_that_fails_on_bad,
 }

@@ -33,10 +33,11 @@ from integration.crash.crash_topologies import copies_topic
 WORKER, DRIVER, JVM = "worker", "driver", "jvm"
 QUICK = {(WORKER, FIRST_RECORD), (WORKER, APPLYING), (DRIVER, OFFSETS_SENT), (JVM, COMMITTED)}
 """The slice in the default suite; `./run test --all` has all 15, by both ways of running a batch
-(design note 004)."""
+(design note 004), and with a store that two processors share (note 040)."""
 
-RESIDENT, SPARK_JOB = "resident", "spark-job"
-WAYS = {RESIDENT: {}, SPARK_JOB: {"spark.job.per.batch": True}}
+RESIDENT, SPARK_JOB, SHARED = "resident", "spark-job", "shared-store"
+WAYS = {RESIDENT: {}, SPARK_JOB: {"spark.job.per.batch": True}, SHARED: {}}
+"""`SHARED`: by two processors that share the store."""
 
 CASES = [
     pytest.param(
@@ -64,7 +65,11 @@ def of_victim(
         if (way, victim) not in made:
             name = f"{victim}{uuid.uuid4().hex[:8]}"
             made[way, victim] = Application(
-                name, broker, tmp_path_factory.mktemp("crash") / name, settings=WAYS[way]
+                name,
+                broker,
+                tmp_path_factory.mktemp("crash") / name,
+                program=SHARED if way == SHARED else "counts-and-copies",
+                settings=WAYS[way],
             )
         return made[way, victim]
 
