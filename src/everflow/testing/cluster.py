@@ -13,8 +13,6 @@ from typing import Any
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
-from kafka import KafkaAdminClient
-from kafka import TopicPartition as ClientPartition
 
 from everflow.testing.broker import EmbeddedBroker, new_cluster_id
 from everflow.testing.waiting import wait_until
@@ -148,6 +146,10 @@ class EmbeddedCluster:
     def move(self, topic: str, partition: int, brokers: Sequence[EmbeddedBroker]) -> None:
         """Have a partition's replicas on these brokers and no others, the first of which leads;
         returns once it is so. Raises AssertionError where that is late or refused."""
+        # A second to import, and 200 warnings in the summary of a user's tests.
+        from kafka import KafkaAdminClient
+        from kafka import TopicPartition as ClientPartition
+
         wanted = [self._node(broker) for broker in brokers]
         place = ClientPartition(topic, partition)
         admin = KafkaAdminClient(bootstrap_servers=self.bootstrap_servers.split(","))

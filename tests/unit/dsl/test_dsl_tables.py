@@ -45,7 +45,6 @@ class World:
     ("call", "says"),
     [
         ("w.table.group_by(F.col('value'))", "it has no name; write group_by"),
-        ("w.table.filter(F.col('value') > 'a').group_by(F.col('value'), name='g')", "store='a-n"),
         ("w.table.group_by('value', name='g')", r"a Column or a Python function, found 'value'"),
         ("w.table.group_by(F.col('value.x'), name='g')", "cannot be used here"),
         ("w.table.group_by(lambda v: v, name='g')", "add returns="),
