@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -21,10 +21,11 @@ from everflow.records import EdgeBatch, TasksResult
 from everflow.serdes import Serde
 from everflow.serdes.base import ResultDecoder
 from everflow.serdes.changed import changed_type
+from everflow.topology.graph import Storeless
 
 
 @dataclass(frozen=True)
-class PreviousValues:
+class PreviousValues(Storeless):
     """For each update of a table, in that order, what the entry was before it; null where there was
     none."""
 
@@ -53,10 +54,6 @@ class PreviousValues:
         """See `StatefulOperator`."""
         return self.table.results
 
-    def decode_result(self, data: bytes) -> Any:
-        """It has no store."""
-        raise AssertionError("what was before an update has no store of its own")
-
     def process_tasks(
         self, batch: EdgeBatch, stores: Stores, stream_times: Mapping[int, int]
     ) -> TasksResult:
@@ -66,7 +63,7 @@ class PreviousValues:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeldRows:
+class HeldRows(Storeless):
     """For each record of the left side, in that order, what the table held for its key when it
     came, with the entry's time, and null where there was none; the right side are the table's
     updates.
@@ -92,13 +89,9 @@ class HeldRows:
         found = replace(left.with_columns(value=held.values), timestamp=times)
         return TasksResult(found, {}, {}, {})
 
-    def decode_result(self, data: bytes) -> Any:
-        """It has no store."""
-        raise AssertionError("what a table held has no store of its own")
-
 
 @dataclass(frozen=True)
-class VisibleUpdates:
+class VisibleUpdates(Storeless):
     """A filtered table's updates, the right side, without those of entries that were not there
     before and are not now; the left side is what each entry was, row by row, filtered, too. (With
     the sides changed: what the entries of those updates were.)"""
@@ -118,13 +111,9 @@ class VisibleUpdates:
         seen = valid(left.value) | valid(right.value)
         return TasksResult(right if seen.all() else right.take(np.flatnonzero(seen)), {}, {}, {})
 
-    def decode_result(self, data: bytes) -> Any:
-        """It has no store."""
-        raise AssertionError("a table's updates have no store of their own")
-
 
 @dataclass(frozen=True)
-class TableChanges:
+class TableChanges(Storeless):
     """Puts together what was and what is: the left side is the old pair of group and value of each
     update, the right side the new one, row by row. A pair without a group or a value is none."""
 
@@ -155,7 +144,3 @@ class TableChanges:
         key = pa.concat_arrays([right.key, left.key]).take(pa.array(rows + is_old * count))
         value = pa.StructArray.from_arrays(values, fields=list(changed_type(right.value.type)))
         return TasksResult(right.take(rows).with_columns(key, value), {}, {}, {})
-
-    def decode_result(self, data: bytes) -> Any:
-        """It has no store."""
-        raise AssertionError("changes of a table have no store of their own")

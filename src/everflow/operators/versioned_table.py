@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +23,7 @@ from everflow.operators.user_code import written_bytes
 from everflow.records import EdgeBatch, StoreChanges, TasksResult
 from everflow.serdes import Serde
 from everflow.serdes.base import ResultDecoder
+from everflow.topology.graph import Storeless
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class VersionedTableSpec(KeyedOperator):
 
 
 @dataclass(frozen=True)
-class LatestUpdates:
+class LatestUpdates(Storeless):
     """The updates of a versioned table that are the latest of their key when they come; the others
     are dropped, and counted as ``out-of-order``."""
 
@@ -99,10 +100,6 @@ class LatestUpdates:
     def results(self) -> ResultDecoder:
         """See `StatefulOperator`."""
         return self.table.results
-
-    def decode_result(self, data: bytes) -> Any:
-        """It has no store."""
-        raise AssertionError("the latest updates of a table have no store of their own")
 
     def process_tasks(
         self, batch: EdgeBatch, stores: Stores, stream_times: Mapping[int, int]

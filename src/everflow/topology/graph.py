@@ -344,6 +344,14 @@ class JoinOperator(Protocol):
         """The bytes of its own stores as they are: no table shows them."""
 
 
+class Storeless:
+    """For operators that keep nothing."""
+
+    def decode_result(self, data: bytes) -> Any:
+        """Nobody asks: there is no store."""
+        raise AssertionError(f"a {type(self).__name__} has no store of its own")
+
+
 @runtime_checkable
 class WaitingOperator(Protocol):
     """What a `StatefulNode` runs that lets records wait for what they look up (note 027): one

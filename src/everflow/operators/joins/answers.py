@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,10 +15,11 @@ from everflow.operators.joins.joined_values import JoinKind, Stores, joined, tas
 from everflow.operators.user_code import written_bytes
 from everflow.records import EdgeBatch, TasksResult
 from everflow.serdes import Serde
+from everflow.topology.graph import Storeless
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answers:
+class Answers(Storeless):
     """The left side are the updates of the table that asked, the right side the answers. One for a
     value that is not the entry's any more is stale and left out; the others give the joined value,
     or a deletion where there is nothing to join.
@@ -54,7 +54,3 @@ class Answers:
             last[codes] = np.arange(len(codes))  # the last assignment wins
             output = output.take(np.sort(last))
         return TasksResult(output, {}, {}, {})
-
-    def decode_result(self, data: bytes) -> Any:
-        """It has no store."""
-        raise AssertionError("answers of foreign keys have no store of their own")

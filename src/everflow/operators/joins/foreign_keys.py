@@ -21,6 +21,7 @@ from everflow.operators.joins.joined_values import JoinKind, Stores, task_codes
 from everflow.operators.user_code import written_bytes
 from everflow.records import EdgeBatch, Int64, TasksResult
 from everflow.serdes import Serde
+from everflow.topology.graph import Storeless
 
 HASH_BYTES = 16
 SUBSCRIPTION = pa.struct([("entry", pa.binary()), ("hash", pa.binary()), ("order", pa.int32())])
@@ -59,7 +60,7 @@ def hashes(values: pa.Array) -> pa.Array:
 
 
 @dataclass(frozen=True)
-class ForeignKeys:
+class ForeignKeys(Storeless):
     """The subscriptions that changes of a table's entries ask for: the left side is what an entry
     was, the right side what it is, row by row, both as `selected_type`.
 
@@ -122,10 +123,6 @@ class ForeignKeys:
             {},
             {"null-foreign-key": dropped} if dropped else {},
         )
-
-    def decode_result(self, data: bytes) -> Any:
-        """It has no store."""
-        raise AssertionError("what asks for subscriptions has no store of its own")
 
 
 def _without_foreign_key(side: EdgeBatch) -> int:

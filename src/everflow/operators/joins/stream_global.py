@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +16,7 @@ from everflow.operators.joins.joined_values import JoinKind, joined
 from everflow.operators.user_code import written_bytes
 from everflow.records import EdgeBatch, Int64, TasksResult
 from everflow.state.store import StoreSpec, StoreView
+from everflow.topology.graph import Storeless
 from everflow.topology.hops import spread
 
 
@@ -34,7 +35,7 @@ def looked_up(table: JoinedTable, keys: pa.Array, view: StoreView) -> pa.Array:
 
 
 @dataclass(frozen=True)
-class StreamGlobalJoin:
+class StreamGlobalJoin(Storeless):
     """Inner or left join (KStream-GlobalKTable) of values ``struct<fk, value>``, ``fk`` the mapped
     key (see `everflow.operators.joins.foreign_keys.selected_type`).
 
@@ -78,10 +79,6 @@ class StreamGlobalJoin:
         return TasksResult(
             output, {}, {}, {reason: count for reason, count in dropped.items() if count}
         )
-
-    def decode_result(self, data: bytes) -> Any:
-        """It has no store."""
-        raise AssertionError("a join with a global table has no store of its own")
 
     def _entries(
         self, batch: EdgeBatch, keys: pa.Array, rows: Int64, stores: Mapping[str, StoreView]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -15,10 +15,11 @@ from everflow.operators.joins.joined_table import JoinedTable
 from everflow.operators.joins.joined_values import JoinKind, Stores, joined
 from everflow.operators.joins.versions_as_of import held_at
 from everflow.records import EdgeBatch, TasksResult
+from everflow.topology.graph import Storeless
 
 
 @dataclass(frozen=True)
-class StreamTableJoin:
+class StreamTableJoin(Storeless):
     """Inner or left join (KStream-KTable): records of the stream give results, changes of the table
     do not.
 
@@ -53,13 +54,9 @@ class StreamTableJoin:
         held = held_at(self.table, asking, right, stores, first=self.table_first)
         return _enriched(self.kind, asking, held.values, _dropped(valued, taken))
 
-    def decode_result(self, data: bytes) -> Any:
-        """It has no store."""
-        raise AssertionError("a stream-table join has no store of its own")
-
 
 @dataclass(frozen=True)
-class StreamTableRows:
+class StreamTableRows(Storeless):
     """As `StreamTableJoin`; the right side is what the table holds for each record of the left."""
 
     kind: JoinKind
@@ -74,10 +71,6 @@ class StreamTableRows:
         rows = np.flatnonzero(taken)
         held = right.value.take(pa.array(rows))
         return _enriched(self.kind, left.take(rows), held, _dropped(valued, taken))
-
-    def decode_result(self, data: bytes) -> Any:
-        """It has no store."""
-        raise AssertionError("a stream-table join has no store of its own")
 
 
 def _enriched(

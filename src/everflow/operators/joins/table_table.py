@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -13,11 +13,12 @@ from everflow.operators.fold import valid
 from everflow.operators.joins.joined_table import NEVER, Held, JoinedTable
 from everflow.operators.joins.joined_values import JoinKind, Stores, joined, task_codes
 from everflow.records import EdgeBatch, TasksResult
+from everflow.topology.graph import Storeless
 from everflow.topology.hops import concat
 
 
 @dataclass(frozen=True, kw_only=True)
-class TableTableJoin:
+class TableTableJoin(Storeless):
     """Inner, left or outer join of two tables by primary key (KTable-KTable).
 
     Each change gives a result, or a deletion where there is none any more. It gives nothing where
@@ -63,17 +64,13 @@ class TableTableJoin:
         ]
         return TasksResult(self._in_order(*results), {}, {}, {})
 
-    def decode_result(self, data: bytes) -> Any:
-        """It has no store."""
-        raise AssertionError("a table-table join has no store of its own")
-
     def _in_order(self, left: EdgeBatch, right: EdgeBatch) -> EdgeBatch:
         both = concat([left, right] if self.left_first else [right, left])
         return both if self.emit_every_update else _last_of_each(both, self.left)
 
 
 @dataclass(frozen=True)
-class TableRows:
+class TableRows(Storeless):
     """The results of one table's changes in a join with another: what that one holds, row by row;
     where the ``kind`` keeps this one, what it held itself; and last the changes. ``of_left``:
     whether it is the left table."""
@@ -92,13 +89,9 @@ class TableRows:
         before = _held(was[0]) if was else None
         return TasksResult(_results(changes, joined(left.value, right.value), before), {}, {}, {})
 
-    def decode_result(self, data: bytes) -> Any:
-        """It has no store."""
-        raise AssertionError("a table-table join has no store of its own")
-
 
 @dataclass(frozen=True, kw_only=True)
-class TableTableRows:
+class TableTableRows(Storeless):
     """As `TableTableJoin`, of tables of which one has no store; the sides are the results of either
     table's changes (`TableRows`). ``keys`` writes the keys."""
 
@@ -121,13 +114,9 @@ class TableTableRows:
         shown = both if self.emit_every_update else _last_of_each(both, self.keys)
         return TasksResult(shown, {}, {}, {})
 
-    def decode_result(self, data: bytes) -> Any:
-        """It has no store."""
-        raise AssertionError("a table-table join has no store of its own")
-
 
 @dataclass(frozen=True)
-class JoinedRows:
+class JoinedRows(Storeless):
     """What a join of two tables holds for each record that asks: the sides are what either table
     holds for it."""
 
@@ -147,10 +136,6 @@ class JoinedRows:
         )
         times = np.where(shown, times, left.timestamp)
         return TasksResult(replace(left.with_columns(value=values), timestamp=times), {}, {}, {})
-
-    def decode_result(self, data: bytes) -> Any:
-        """It has no store."""
-        raise AssertionError("what a join holds has no store of its own")
 
 
 def _held(rows: EdgeBatch) -> Held:
