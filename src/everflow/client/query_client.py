@@ -147,7 +147,7 @@ class QueryClient:
     ) -> list[dict[str, Any]]:
         """What a key of a versioned store was: ``value``, ``timestamp``, ``valid_to``, in order of
         time."""
-        asked = _asked(False, None, **{"from": time_from, "to": time_to})
+        asked = _asked(False, None, **_between(time_from, time_to))
         path = f"/stores/{_quoted(store)}/versions/{_key(key)}"
         return list(self._ask(path, asked)["versions"])
 
@@ -172,7 +172,7 @@ class QueryClient:
     ) -> Iterator[tuple[Windowed, Any]]:
         """Windows of a key that begin in an interval of time (ms, both ends included), in order of
         time."""
-        asked = _asked(stale, max_lag, reverse=reverse, **{"from": time_from, "to": time_to})
+        asked = _asked(stale, max_lag, reverse=reverse, **_between(time_from, time_to))
         return map(_windowed, self._pages(store, "windows", "/" + _key(key), asked))
 
     def fetch_all(
@@ -187,7 +187,7 @@ class QueryClient:
         max_lag: int | None = None,
     ) -> Iterator[tuple[Windowed, Any]]:
         """`fetch` of all keys, or of those from ``first`` to ``last``, of all instances."""
-        asked = _asked(stale, max_lag, **{"from": time_from, "to": time_to})
+        asked = _asked(stale, max_lag, **_between(time_from, time_to))
         asked |= _keys(first=first, last=last)
         return map(_windowed, self._everywhere(store, "windows", asked))
 
@@ -203,7 +203,7 @@ class QueryClient:
         max_lag: int | None = None,
     ) -> Iterator[tuple[Windowed, Any]]:
         """Sessions of a key that touch an interval of time (ms), in order of time."""
-        asked = _asked(stale, max_lag, reverse=reverse, **{"from": time_from, "to": time_to})
+        asked = _asked(stale, max_lag, reverse=reverse, **_between(time_from, time_to))
         return map(_windowed, self._pages(store, "sessions", "/" + _key(key), asked))
 
     def close(self) -> None:
@@ -264,6 +264,10 @@ def _asked(stale: bool, max_lag: int | None, **others: Any) -> dict[str, Any]:
         for name, value in given.items()
         if value is not None and value is not False
     }
+
+
+def _between(time_from: int | None, time_to: int | None) -> dict[str, int | None]:
+    return {"from": time_from, "to": time_to}
 
 
 def _keys(**keys: Any) -> dict[str, str]:

@@ -317,13 +317,12 @@ class KafkaStreams(
         """The stores over HTTP; the address at which they are reached."""
         from everflow.runtime.serving.served import served
 
-        sites = lambda: self._asked().sites  # noqa: E731
-        return self._life.held.enter_context(served(self, sites, self.config))
+        return self._life.held.enter_context(served(self, self._asked, self.config))
 
     @property
     def query_address(self) -> str | None:
-        """host:port where stores can be asked (``application.server``); None: nowhere, or not yet
-        (``query.listen``)."""
+        """host:port where stores can be asked (``application.server``), by ``query.listen`` or by a
+        service of your own; None: nowhere, or not yet."""
         return self.config.application_server or None
 
     def _release(self, directory: StateDirectory, clean: bool) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 from everflow.errors import RetriableError
-from everflow.runtime.query.key_metadata import KeyQueryMetadata, StoreSite, StreamsMetadata
+from everflow.runtime.query.key_metadata import StoreSite
+from everflow.runtime.query.queries import InteractiveQueries, StoreQueries
 from everflow.runtime.query.query_errors import (
     InvalidStateStoreError,
     StateElsewhereError,
-    StoreNotFoundError,
 )
 from everflow.runtime.query.store_query import TIME_MAX, ReadOnlyStore, StoreScan
 from everflow.runtime.serving.parameters import (
@@ -29,33 +29,20 @@ from everflow.windows import Windowed
 KEY_VALUE = ("key_value", "versioned")
 
 
-class Stores(Protocol):
-    """What is asked of an instance (`InteractiveQueries`), from any thread."""
-
-    def store(
-        self,
-        name: str,
-        partition: int | None = None,
-        *,
-        stale: bool = False,
-        max_lag: int | None = None,
-    ) -> Any: ...
-    def query_metadata_for_key(self, store: str, key: Any) -> KeyQueryMetadata: ...
-    def metadata_for_all_streams_clients(self) -> tuple[StreamsMetadata, ...]: ...
-
-
 class ServedStores:
-    """One method for each path. ``sites``: the stores there are, by name; InvalidStateStoreError
+    """One method for each path. ``queries``: who knows the stores there are; InvalidStateStoreError
     before the instance has started."""
 
-    def __init__(self, stores: Stores, sites: Callable[[], dict[str, StoreSite]]) -> None:
+    def __init__(self, stores: InteractiveQueries, queries: Callable[[], StoreQueries]) -> None:
         self._stores = stores
-        self._sites = sites
+        self._queries = queries
 
     def listed(self, asked: Parameters) -> dict[str, Any]:
         """Every store, and which of its partitions can be read here."""
         asked.done()
-        return {"stores": [self._described(site) for _, site in sorted(self._sites().items())]}
+        return {
+            "stores": [self._described(site) for _, site in sorted(self._queries().sites.items())]
+        }
 
     def described(self, asked: Parameters, store: str) -> dict[str, Any]:
         """One store, and about how many entries it has here."""
@@ -63,7 +50,7 @@ class ServedStores:
         asked.done()
         view = self._view(store, fresh)
         return {
-            **self._described(self._site(store)),
+            **self._described(self._queries().site(store)),
             "entries": view.approximate_num_entries() if view.partitions else 0,
         }
 
@@ -114,7 +101,7 @@ class ServedStores:
         asked.done()
         view = self._view(store, fresh)
         found: list[dict[str, Any]] = []
-        for _, key in read_keys(site.spec.key_serde, body):
+        for key in read_keys(site.spec.key_serde, body):
             try:
                 found.append({"key": key, "value": view.get(key)})
             except StateElsewhereError as elsewhere:
@@ -150,8 +137,9 @@ class ServedStores:
             asked.number("to", TIME_MAX - 1, -TIME_MAX),
         )
         asked.done()
-        found = self._view(store, fresh).versions(self._key(store, key), first, last)
-        return {"key": self._key(store, key), "versions": [_version(one) for one in found]}
+        found = self._key(store, key)
+        versions = self._view(store, fresh).versions(found, first, last)
+        return {"key": found, "versions": [_version(one) for one in versions]}
 
     # --- windows and sessions ---------------------------------------------------------------------
 
@@ -166,33 +154,30 @@ class ServedStores:
 
     def windows(self, asked: Parameters, store: str, key: str | None) -> dict[str, Any]:
         """Windows of a key, or of all keys here, that begin in an interval of time."""
-        site = self._kind(store, "window")
-        since, until = asked.number("from", 0), asked.number("to", TIME_MAX)
-        reverse, back = asked.flag("reverse"), ("", "backward_")
-        if key is not None:
-            found = self._key(store, key)
-            ask = lambda view: getattr(view, back[reverse] + "fetch")(found, since, until)  # noqa: E731
-            return self._page(asked, store, ask, "windows")
-        first, last = (asked.key(name, site.spec.key_serde) for name in ("first", "last"))
-        ask = lambda view: getattr(view, back[reverse] + "fetch_range")(first, last, since, until)  # noqa: E731
-        return self._page(asked, store, ask, "windows")
+        self._kind(store, "window")
+        return self._in_time(asked, store, key, "windows", "fetch", "fetch_range")
 
     def sessions(self, asked: Parameters, store: str, key: str | None) -> dict[str, Any]:
         """Sessions of a key, or of all keys here, that touch an interval of time."""
-        site = self._kind(store, "session")
-        since, until = asked.number("from", 0), asked.number("to", TIME_MAX)
-        reverse, back = asked.flag("reverse"), ("", "backward_")
-        if key is not None:
-            found = self._key(store, key)
-            ask = lambda view: getattr(view, back[reverse] + "find_sessions")(found, since, until)  # noqa: E731
-            return self._page(asked, store, ask, "sessions")
-        first, last = (asked.key(name, site.spec.key_serde) for name in ("first", "last"))
-        ask = lambda view: getattr(view, back[reverse] + "find_sessions_range")(  # noqa: E731
-            first, last, since, until
-        )
-        return self._page(asked, store, ask, "sessions")
+        self._kind(store, "session")
+        return self._in_time(asked, store, key, "sessions", "find_sessions", "find_sessions_range")
 
     # --- inside -----------------------------------------------------------------------------------
+
+    def _in_time(
+        self, asked: Parameters, store: str, key: str | None, what: str, of_key: str, of_range: str
+    ) -> dict[str, Any]:
+        """The store's queries ``of_key``, or ``of_range`` where no key is given, in an interval of
+        time."""
+        if key is None:
+            serde = self._queries().site(store).spec.key_serde
+            name, keys = of_range, [asked.key(end, serde) for end in ("first", "last")]
+        else:
+            name, keys = of_key, [self._key(store, key)]
+        since, until = asked.number("from", 0), asked.number("to", TIME_MAX)
+        name = f"backward_{name}" if asked.flag("reverse") else name
+        ask = lambda view: getattr(view, name)(*keys, since, until)  # noqa: E731
+        return self._page(asked, store, ask, what)
 
     def _page(
         self, asked: Parameters, store: str, ask: Callable[[Any], Iterator[Any]], what: str
@@ -214,20 +199,13 @@ class ServedStores:
             "next": token_of(ended) if more and ended is not None else None,
         }
 
-    def _site(self, store: str) -> StoreSite:
-        sites = self._sites()
-        if store not in sites:
-            have = ", ".join(sorted(sites)) or "none"
-            raise StoreNotFoundError(f"The topology has no store {store!r}; it has: {have}.")
-        return sites[store]
-
     def _kind(self, store: str, *kinds: str) -> StoreSite:
-        site = self._site(store)
+        site = self._queries().site(store)
         require_kind(store, site.spec.kind, *kinds)
         return site
 
     def _key(self, store: str, text: str) -> Any:
-        return read_key(self._site(store).spec.key_serde, text)
+        return read_key(self._queries().site(store).spec.key_serde, text)
 
     def _view(self, store: str, fresh: CopyChoice) -> Any:
         try:

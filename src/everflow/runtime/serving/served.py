@@ -13,8 +13,7 @@ from pathlib import Path
 from everflow.config import StreamsConfig
 from everflow.errors import ConfigError
 from everflow.moves import moves
-from everflow.runtime.query.key_metadata import StoreSite
-from everflow.runtime.serving.answers import Stores
+from everflow.runtime.query.queries import InteractiveQueries, StoreQueries
 
 NO_TOKEN = "none"
 LEAST_TOKEN = 16
@@ -23,7 +22,7 @@ LEAST_TOKEN = 16
 
 @contextmanager
 def served(
-    stores: Stores, sites: Callable[[], dict[str, StoreSite]], config: StreamsConfig
+    stores: InteractiveQueries, queries: Callable[[], StoreQueries], config: StreamsConfig
 ) -> Iterator[str]:
     """The stores over HTTP until the end of the block; the address at which other instances and
     clients reach it (``application.server``). ConfigError where it cannot listen, or nobody could
@@ -35,7 +34,7 @@ def served(
     tokens = tokens_of(config)
     files = _certificate(config)
     scheme = "http" if files is None else "https"
-    app = application(ServedStores(stores, sites), tokens, scheme, version("everflow"))
+    app = application(ServedStores(stores, queries), tokens, scheme, version("everflow"))
     server = HttpServer(config.query_listen, app, "query.listen", files)
     address = config.application_server or reached_at(server.address, socket.getfqdn())
     moves.info("Stores are served at %s://%s", scheme, address)

@@ -117,7 +117,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
             config = StreamsConfig(
                 application_id="a", bootstrap_servers="b:1", query_listen="127.0.0.1:0"
             )
-            address = held.enter_context(served(instance, lambda: SITES, config))
+            address = held.enter_context(served(instance, instance._asked, config))
             instances.append(instance)
             addresses.append(address)
         made = World(folder, instances, addresses)
@@ -357,7 +357,7 @@ def test_a_token_is_asked_for(tmp_path: Path, world: World) -> None:
         application_server="localhost:9",
     )
     instance = world.instances[0]
-    with served(instance, lambda: SITES, config) as address:
+    with served(instance, instance._asked, config) as address:
         assert address == "localhost:9", "what the user says others reach it at"
     config = StreamsConfig(
         application_id="a",
@@ -365,7 +365,7 @@ def test_a_token_is_asked_for(tmp_path: Path, world: World) -> None:
         query_listen="127.0.0.1:0",
         query_token_file=str(tokens),
     )
-    with served(instance, lambda: SITES, config) as address:
+    with served(instance, instance._asked, config) as address:
         for token in ("old-token-old-token", "new-token-new-token"):
             with QueryClient(address, token=token, patience=0.0) as client:
                 assert len(client.stores()) == len(SITES)
@@ -400,7 +400,10 @@ def test_a_service_that_keeps_nobody_out_is_refused(
     world: World, settings: Mapping[str, str], text: str
 ) -> None:
     config = StreamsConfig(application_id="a", bootstrap_servers="b:1", **settings)
-    with pytest.raises(ConfigError, match=text), served(world.instances[0], dict, config):
+    with (
+        pytest.raises(ConfigError, match=text),
+        served(world.instances[0], world.instances[0]._asked, config),
+    ):
         pass
 
 
@@ -410,7 +413,7 @@ def test_an_address_that_is_taken_is_told_by_its_setting(world: World) -> None:
     )
     with (
         pytest.raises(ConfigError, match=r"query\.listen = '127.* cannot be listened at"),
-        served(world.instances[0], dict, config),
+        served(world.instances[0], world.instances[0]._asked, config),
     ):
         pass
 
