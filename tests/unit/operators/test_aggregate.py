@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
+import gc
 import pickle
 import sys
 from collections.abc import Callable
@@ -397,12 +398,16 @@ def lines_run(call: Callable[[], object]) -> int:
         lines += event == "line"
         return trace
 
+    # What other tests have left runs lines of its own when it is collected.
+    gc.collect()
+    gc.disable()
     before = sys.gettrace()
     sys.settrace(trace)
     try:
         call()
     finally:
         sys.settrace(before)
+        gc.enable()
     return lines
 
 
