@@ -185,6 +185,10 @@ class _LetterWriter:
         written = zip(keys, values, timestamps.tolist(), headers or (), strict=True)
         self.tell(RawRecord(topic, k, v, at, tuple(h)) for k, v, at, h in written)
 
+    @property
+    def held_ms(self) -> float:
+        return 0.0
+
     def partition_count(self, topic: str) -> int:
         return 1
 

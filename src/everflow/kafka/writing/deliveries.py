@@ -15,7 +15,12 @@ from kafka.protocol.producer import ProduceRequest
 
 from everflow.kafka.broker_link import BrokerLink, LinkLostError, RefusedError
 from everflow.kafka.writing.record_encoding import EncodedRecords, encode, framed
-from everflow.kafka.writing.transaction import OutOfTimeError, Transactions, broker_code
+from everflow.kafka.writing.transaction import (
+    CONCURRENT,
+    OutOfTimeError,
+    Transactions,
+    broker_code,
+)
 from everflow.kafka.writing.writer_settings import WriterSettings
 from everflow.records import TopicPartition
 
@@ -29,7 +34,7 @@ _LONGEST_PAUSE_S = 0.25
 CORRUPT, UNKNOWN_TOPIC, TOO_LARGE, LIST_TOO_LARGE, DUPLICATE = 2, 3, 10, 18, 46
 NOT_AUTHORIZED = 29
 _OTHER_LEADER = frozenset({UNKNOWN_TOPIC, 5, 6, 9, 56, 74, 75, 100})
-_PASSING = _OTHER_LEADER | {CORRUPT, 7, 13, 14, 15, 16, 19, 20, 51}
+_PASSING = _OTHER_LEADER | {CORRUPT, 7, 13, 14, 15, 16, 19, 20, CONCURRENT}
 
 
 class Undelivered(NamedTuple):
@@ -258,6 +263,8 @@ class Deliveries:
         elif code in _PASSING:
             if code in _OTHER_LEADER:
                 self._stale.add(tp.topic)
+            elif code == CONCURRENT:
+                self._transactions.held()
         else:
             self._fail(tp, code, text)
 

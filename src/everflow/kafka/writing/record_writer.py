@@ -219,6 +219,11 @@ class RecordWriter:
         ``flush``."""
         return dict(self._deliveries.positions)
 
+    @property
+    def held_ms(self) -> float:
+        """For so long since ``begin`` the broker was still ending the transaction before."""
+        return self._transactions.held_s * 1000
+
     def send_offsets(
         self, offsets: Iterable[tuple[str, int, int, str]], group_metadata: bytes, timeout_s: float
     ) -> None:

@@ -36,19 +36,22 @@ SECOND_PART = 2
 """``transaction.version`` from which KIP-890's second part holds."""
 _UNKNOWN_TOPIC, _TIMED_OUT, _NETWORK = 3, 7, 13
 _LOADING, _NOT_AVAILABLE, _NOT_COORDINATOR = 14, 15, 16
-_CONCURRENT, _LEADER_AWAY, _NO_REPLICAS, _STORAGE = 51, 5, 19, 56
+_LEADER_AWAY, _NO_REPLICAS, _STORAGE = 5, 19, 56
+CONCURRENT = 51
+"""The markers of the transaction before are still being written."""
 _ANOTHER_COORDINATOR = frozenset({_NOT_AVAILABLE, _NOT_COORDINATOR})
 _PASSING = _ANOTHER_COORDINATOR | {
     _TIMED_OUT,
     _NETWORK,
     _LOADING,
-    _CONCURRENT,
+    CONCURRENT,
     _LEADER_AWAY,
     _NO_REPLICAS,
     _STORAGE,
 }
 _FIRST_PAUSE_S = 0.002
 _LONGEST_PAUSE_S = 0.1
+_HELD_PAUSE_S = 0.02
 """The markers of the transaction before are mostly written within a few milliseconds."""
 _SHORTEST_S = 0.05
 """What an answer has in any case."""
@@ -115,6 +118,9 @@ class Transactions:
         self._touched = False
         self._added: set[TopicPartition] = set()
         self.producer = Producer(-1, -1, transactional_id is not None)
+        self.held_s = 0.0
+        """So long after it was begun the broker was still ending the transaction before it (its
+        markers), and let nothing enter this one."""
 
     @property
     def second_part(self) -> bool:
@@ -142,6 +148,11 @@ class Transactions:
         self._begun = self._link.now()
         self._touched = False
         self._added.clear()
+        self.held_s = 0.0
+
+    def held(self) -> None:
+        """The broker has just refused something as it is still ending the transaction before."""
+        self.held_s = self._link.now() - self._begun
 
     def taint(self) -> None:
         """A request of the open transaction has no answer: it may be carried out late, in another
@@ -358,7 +369,10 @@ class Transactions:
                 isinstance(failure, LinkLostError) or failure.code in _ANOTHER_COORDINATOR
             ):
                 self._link.forget_coordinator(kind, key)
-            await pauses.take(self._link, failure)
+            held = isinstance(failure, RefusedError) and failure.code == CONCURRENT
+            if held:
+                self.held()
+            await pauses.take(self._link, failure, _HELD_PAUSE_S if held else _LONGEST_PAUSE_S)
 
 
 class _Asked:
@@ -375,11 +389,17 @@ class _Pauses:
         self._deadline = deadline
         self._next_s = _FIRST_PAUSE_S
 
-    async def take(self, link: BrokerLink, cause: RefusedError | LinkLostError) -> None:
+    async def take(
+        self,
+        link: BrokerLink,
+        cause: RefusedError | LinkLostError,
+        longest_s: float = _LONGEST_PAUSE_S,
+    ) -> None:
         """Raises OutOfTimeError where no time is left."""
-        if link.now() + self._next_s > self._deadline:
+        pause_s = min(self._next_s, longest_s)
+        if link.now() + pause_s > self._deadline:
             raise OutOfTimeError(cause) from cause
-        await link.pause(self._next_s)
+        await link.pause(pause_s)
         self._next_s = min(_LONGEST_PAUSE_S, 2 * self._next_s)
 
 

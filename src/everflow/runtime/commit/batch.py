@@ -306,6 +306,8 @@ class BatchResult:
     """ms spent by the last hop's worker: ``read`` (waiting for and reading its input),
     ``operators``, ``write`` (records to the broker), ``gate``, ``offsets``, ``commit``, ``apply``;
     and ``began``, the epoch ms at which it was called."""
+    held_ms: float = 0.0
+    """For so long its transaction was open while the broker was still ending the one before."""
     figures: BatchFigures = field(default_factory=BatchFigures)
     left_out: list[str] = field(default_factory=list)
     """The first few records that failed and that a handler left out, each in a line."""

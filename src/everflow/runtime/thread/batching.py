@@ -33,20 +33,34 @@ REST_SHARE = 0.25
 saved, and a record comes a quarter of a batch later at the most (note 018)."""
 
 
+HELD_SHARE = 0.75
+"""How much of the time in which the broker ends a transaction is rested (all of it would often be
+more than it takes), less..."""
+SHORT_HELD_MS = 40.0
+"""...so much: what it takes with a few partitions, where a rest only makes a chain of re-keys late.
+"""
+HELD_PASSES = 0.8
+"""What is left of that rest behind a batch that was not held up."""
+LONGEST_HELD_MS = 1_000.0
+
+
 @dataclass(frozen=True)
 class BatchSize:
-    """How many records the next batch may take, learnt from the batches before.
+    """How many records the next batch may take and how long it rests, learnt from the batches
+    before.
 
     A bound instead of a measured rate: a batch costs a fixed part and a part per record, and the
     first full one also the warm-up, so records / time of a small or cold batch says little. The
     bound shrinks to what fits once a batch took too long, and grows while full batches end early,
     to what would have fitted and by `GROWTH` at the most. ``bytes_per_record`` is smoothed, None
-    where unknown.
+    where unknown. ``held_ms``: how long a rest spares the next batch from waiting, with records in
+    its hands, until the broker has ended the transaction before it: what comes meanwhile is in it.
     """
 
     bound: int = FIRST_RECORDS
     bytes_per_record: float | None = None
     cold: bool = True
+    held_ms: float = 0.0
 
     def after(
         self,
@@ -55,9 +69,11 @@ class BatchSize:
         elapsed_ms: float,
         raw_bytes: int | None = None,
         computing_ms: float = 0.0,
+        held_ms: float = 0.0,
     ) -> BatchSize:
         """With one more finished batch. ``computing_ms``: the part of its time that its records
-        cost, which bounds the next one below `SMALLEST_RECORDS` too."""
+        cost, which bounds the next one below `SMALLEST_RECORDS` too. ``held_ms``: the part for
+        which its transaction was held up by the one before it."""
         size = self.bytes_per_record
         if raw_bytes is not None and records > 0:
             size = raw_bytes / records if size is None else (size + raw_bytes / records) / 2
@@ -74,21 +90,26 @@ class BatchSize:
             )
         if records > 0 and computing_ms > limits.target_ms:
             bound = min(bound, max(1, int(records * limits.target_ms / computing_ms)))
-        return BatchSize(bound, size, self.cold and not full)
+        if held_ms > 0:
+            ending_ms = held_ms + (0 if full else self.held_ms)
+            held_ms = max(0.0, min(ending_ms * HELD_SHARE - SHORT_HELD_MS, LONGEST_HELD_MS))
+        else:
+            held_ms = self.held_ms * HELD_PASSES
+        return BatchSize(bound, size, self.cold and not full, held_ms)
 
     def rest_ms(self, limits: BatchLimits, records: int, elapsed_ms: float) -> float:
-        """How long to wait behind a batch for more records, so that they share a commit; 0 behind a
-        full one."""
+        """How long to wait behind a batch for more records, so that they share a commit, and for
+        the broker to end its transaction; 0 behind a full one."""
         if records * 10 >= self.records(limits) * 9:
             return 0.0
-        return min(elapsed_ms * REST_SHARE, limits.most_rest_ms)
+        if not limits.most_rest_ms:
+            return 0.0
+        return min(elapsed_ms * REST_SHARE, limits.most_rest_ms) + self.held_ms
 
     def shrunk(self, records: int) -> BatchSize:
         """With a batch of ``records`` that failed for a reason that fewer may not meet: one of
         them, or no memory."""
-        return BatchSize(
-            max(1, min(self.bound, records) // SHRINKING), self.bytes_per_record, self.cold
-        )
+        return replace(self, bound=max(1, min(self.bound, records) // SHRINKING))
 
     def bounded(self, records: int) -> BatchSize:
         """With this bound."""

@@ -55,6 +55,8 @@ ABORT_TIMEOUT_S = 10.0
 class SinkWriter(Writes, Protocol):
     """The part of a `RecordWriter` that the sink needs."""
 
+    @property
+    def held_ms(self) -> float: ...
     def begin(self) -> None: ...
     def partition_count(self, topic: str) -> int: ...
     def send(self) -> None: ...
@@ -168,6 +170,7 @@ class KafkaSink:
             dropped=result.dropped,
             deferred_offsets=answer.deferred,
             timings=result.timings,
+            held_ms=writer.held_ms,
             figures=figures_of(result),
             left_out=left_out,
             printed=result.printed,

@@ -314,6 +314,10 @@ class _Batch:
                 name, self._epoch, tp, len(timestamps), values[-1], batch
             ).end
 
+    @property
+    def held_ms(self) -> float:
+        return 0.0
+
     def partition_count(self, topic: str) -> int:
         return 1
 

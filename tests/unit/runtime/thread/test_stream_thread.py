@@ -70,6 +70,44 @@ def test_a_thread_that_is_caught_up_rests_so_that_records_share_a_commit(world: 
     assert world.turn()
 
 
+def test_a_thread_rests_until_the_broker_has_ended_its_transaction(world: World) -> None:
+    """What comes meanwhile is in the next batch, instead of waiting behind one that waits."""
+    limits = replace(world.thread.settings.limits, most_rest_ms=40)
+    world.thread.settings = replace(world.thread.settings, limits=limits)
+    world.thread._narrowing.limits = limits
+    world.give_task()
+    world.turn()
+    ends_after_ms = 200.0
+    held: list[float] = []
+    committed_ms = world.clock.monotonic_ms()
+
+    def commit(request: BatchRequest) -> BatchResult:
+        nonlocal committed_ms
+        world.clock.advance(10.0)
+        held.append(max(0.0, committed_ms + ends_after_ms - world.clock.monotonic_ms()))
+        world.clock.advance(held[-1])
+        committed_ms = world.clock.monotonic_ms()
+        return replace(world.commit(request), held_ms=held[-1])
+
+    world.behave = commit
+    for _ in range(40):
+        world.end += 5
+        while not world.turn():
+            pass
+    assert held[1] > 100
+    assert max(held[-20:]) < 100 < held[1], held
+    ends_after_ms = 0.0
+    for _ in range(60):
+        world.end += 5
+        while not world.turn():
+            pass
+    before_ms = world.clock.monotonic_ms()
+    world.end += 5
+    while not world.turn():
+        pass
+    assert world.clock.monotonic_ms() - before_ms < 10 + 40 + 1, "it is forgotten again"
+
+
 def test_the_first_batch_of_a_recovered_task_does_not_wait_for_the_poller(world: World) -> None:
     """What its recovery saw of the input's end is there to read; the poller's figure counts as soon
     as there is one."""
