@@ -33,14 +33,14 @@ REST_SHARE = 0.25
 saved, and a record comes a quarter of a batch later at the most (note 018)."""
 
 
+ENDINGS = 4
+"""A rest for what the broker takes to end a transaction goes by the shortest of so many: one that
+took long, as the broker was busy, says nothing of the next."""
 HELD_SHARE = 0.75
-"""How much of the time in which the broker ends a transaction is rested (all of it would often be
-more than it takes), less..."""
+"""How much of that time is rested (all of it would often be more than it takes), less..."""
 SHORT_HELD_MS = 40.0
 """...so much: what it takes with a few partitions, where a rest only makes a chain of re-keys late.
 """
-HELD_PASSES = 0.8
-"""What is left of that rest behind a batch that was not held up."""
 LONGEST_HELD_MS = 1_000.0
 
 
@@ -53,14 +53,22 @@ class BatchSize:
     first full one also the warm-up, so records / time of a small or cold batch says little. The
     bound shrinks to what fits once a batch took too long, and grows while full batches end early,
     to what would have fitted and by `GROWTH` at the most. ``bytes_per_record`` is smoothed, None
-    where unknown. ``held_ms``: how long a rest spares the next batch from waiting, with records in
-    its hands, until the broker has ended the transaction before it: what comes meanwhile is in it.
+    where unknown. ``endings``: for how many ms behind a batch the broker was still ending its
+    transaction, at least, of the last ones.
     """
 
     bound: int = FIRST_RECORDS
     bytes_per_record: float | None = None
     cold: bool = True
-    held_ms: float = 0.0
+    endings: tuple[float, ...] = ()
+
+    @property
+    def held_ms(self) -> float:
+        """How long a rest spares the next batch from waiting, with records in its hands, until the
+        broker has ended the transaction before it: what comes meanwhile is in it."""
+        if len(self.endings) < ENDINGS:
+            return 0.0
+        return max(0.0, min(min(self.endings) * HELD_SHARE - SHORT_HELD_MS, LONGEST_HELD_MS))
 
     def after(
         self,
@@ -90,12 +98,10 @@ class BatchSize:
             )
         if records > 0 and computing_ms > limits.target_ms:
             bound = min(bound, max(1, int(records * limits.target_ms / computing_ms)))
-        if held_ms > 0:
-            ending_ms = held_ms + (0 if full else self.held_ms)
-            held_ms = max(0.0, min(ending_ms * HELD_SHARE - SHORT_HELD_MS, LONGEST_HELD_MS))
-        else:
-            held_ms = self.held_ms * HELD_PASSES
-        return BatchSize(bound, size, self.cold and not full, held_ms)
+        rested_ms = 0.0 if full else self.held_ms
+        ending_ms = rested_ms + held_ms if held_ms > 0 else rested_ms * HELD_SHARE
+        endings = (*self.endings, ending_ms)[-ENDINGS:]
+        return BatchSize(bound, size, self.cold and not full, endings)
 
     def rest_ms(self, limits: BatchLimits, records: int, elapsed_ms: float) -> float:
         """How long to wait behind a batch for more records, so that they share a commit, and for
