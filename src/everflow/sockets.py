@@ -1,4 +1,4 @@
-"""Makes folders for Unix sockets, private to the user and locked by the process that made them.
+"""Makes private, locked folders for Unix sockets, and bounds what is read from a socket.
 
 Their paths are short, as a socket's path ends at 108 bytes. By the lock a later process tells which
 a killed one has left."""
@@ -14,6 +14,7 @@ import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 LONGEST = 100
 """Bytes of a socket's path that work on Linux and macOS."""
@@ -21,9 +22,42 @@ PREFIX = "ef"
 LOCK = ".everflow-lock"
 ABANDONED_AFTER_S = 5.0
 """A younger folder may belong to a process that is just about to lock it."""
+MOST_LINE_BYTES = 256 << 20
+"""Of a question or an answer between the driver and its workers, which is a line of JSON: a batch's
+offsets, or what it prints, and never its records."""
+MOST_MESSAGE_BYTES = 1 << 30
+"""Of what comes with its length before it: a slice of a batch, or one record that is larger."""
 _NAME_ROOM = 40
 _SHORT_BASE = "/tmp"
 _locks: dict[Path, int] = {}
+
+
+class TooLargeError(ConnectionError):
+    """What comes over a socket is larger than anything that is sent there on purpose. Nothing more
+    can be read of it: whoever meets this closes the connection."""
+
+
+class Lines(Protocol):
+    """What `socket.makefile` gives."""
+
+    def readline(self, limit: int = ..., /) -> bytes: ...
+
+
+def read_line(lines: Lines, what: str) -> bytes:
+    """The next line with its end; without it where the other side hung up, empty behind the last
+    one. TooLargeError for one of more than `MOST_LINE_BYTES`, which is called ``what``."""
+    line = lines.readline(MOST_LINE_BYTES + 1)
+    require_size(len(line), what, MOST_LINE_BYTES)
+    return line
+
+
+def require_size(size: int, what: str, most: int | None = None) -> None:
+    """TooLargeError for a length that is none, or above ``most`` bytes (None:
+    `MOST_MESSAGE_BYTES`), before anything of it is read or sent."""
+    most = MOST_MESSAGE_BYTES if most is None else most
+    if not 0 <= size <= most:
+        said = f"has {size:,} bytes" if size >= 0 else f"says that its length is {size:,}"
+        raise TooLargeError(f"{what} {said}: {most:,} are the most")
 
 
 def socket_folder() -> Path:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -28,6 +30,7 @@ from everflow.runtime.step.step_failure import SparkSays
 from everflow.runtime.thread.road import resident_road, service_segment
 from everflow.runtime.worker.column_client import ColumnClient
 from everflow.runtime.worker.resident_segments import ResidentSegment, TwinSegment
+from everflow.sockets import MOST_MESSAGE_BYTES
 from everflow.spark.segments import hop_out_of_step, slots_of_segment
 from everflow.topology.hops import HopInput, read_hop, write_hop
 from everflow.topology.physical_plan import DEAD_LETTER_TYPE, PhysicalPlan
@@ -209,6 +212,19 @@ def test_a_column_that_fails_names_its_record_and_the_connection_goes_on() -> No
         good = run(decoded(plan, [given[0], given[2]]))
     (slot,) = slots_of_segment(plan, 0).slots
     assert good.batches[slot.id].value.to_pylist() == [1, 2]
+
+
+def test_the_service_refuses_a_question_that_is_too_large_and_hangs_up() -> None:
+    path, _ = service_segment(planned(filtered), 0)
+    for size in (-1, MOST_MESSAGE_BYTES + 1):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+            asking.settimeout(60)
+            asking.connect(path)
+            asking.sendall(struct.pack(">ii", 1, size))
+            answer = asking.makefile("rb").read()
+        failed, row, length = struct.unpack(">iii", answer[:12])
+        assert (failed, row, length) == (-1, -1, len(answer) - 12)
+        assert f"a question of {size} bytes" in answer[12:].decode()
 
 
 def sums(builder: StreamsBuilder) -> None:

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from everflow.errors import EverflowError
 
 MOST_REDIRECTIONS = 4
+MOST_ANSWER_BYTES = 256 << 20
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 
 
@@ -124,7 +125,14 @@ class Connections:
                 raise
             self._drop(server)  # it was closed while nobody asked
             return self._sent(server, path, body)
-        content = answer.read()
+        content = answer.read(MOST_ANSWER_BYTES + 1)
+        if len(content) > MOST_ANSWER_BYTES:
+            self._drop(server)
+            raise QueryRefusedError(
+                f"The answer of {server} to {path} is larger than {MOST_ANSWER_BYTES:,} bytes: ask "
+                f"for fewer entries at once (limit), or for fewer keys.",
+                status=answer.status,
+            )
         found = json.loads(content) if content else None
         return Reply(answer.status, found, answer.getheader("Location"))
 

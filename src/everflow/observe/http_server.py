@@ -30,6 +30,8 @@ from everflow.observe.observation import Observation
 log = logging.getLogger("everflow")
 
 MOST_CONNECTIONS = 512
+MOST_HEAD_BYTES = 64 << 10
+"""Of a request's first line and headers: its path has a key of 16 KiB, each byte of it in three."""
 STOP_S = 5.0
 LOOPBACK = ("127.0.0.1", "::1", "::ffff:127.0.0.1")
 Look = Callable[[], Observation]
@@ -123,6 +125,9 @@ class HttpServer:
             log_config=None,
             access_log=False,
             lifespan="off",
+            http="h11",  # the one that bounds the head
+            ws="none",
+            h11_max_incomplete_event_size=MOST_HEAD_BYTES,
             limit_concurrency=MOST_CONNECTIONS,
             timeout_graceful_shutdown=1,
             server_header=False,

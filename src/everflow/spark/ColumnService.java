@@ -62,6 +62,8 @@ import scala.reflect.ClassTag$;
  */
 public final class ColumnService implements Runnable {
   private static final int FAILED = -1;
+  /** As in everflow/sockets.py. */
+  private static final int MOST_MESSAGE_BYTES = 1 << 30;
   private static final int PICKLED_TOGETHER = 1000;
   private static final String ARGUMENTS = "arguments";
   private static final String RESULTS = "results";
@@ -334,7 +336,12 @@ public final class ColumnService implements Runnable {
         while (true) {
           receive(8);
           Integer number = Integer.valueOf(message.content.getInt());
-          receive(message.content.getInt());
+          int size = message.content.getInt();
+          if (size < 0 || size > MOST_MESSAGE_BYTES) {
+            refuse("a question of " + size + " bytes: " + MOST_MESSAGE_BYTES + " are the most", FAILED);
+            return null; // what comes behind it cannot be told from questions
+          }
+          receive(size);
           answer(number);
         }
       } catch (IOException hungUp) {
@@ -364,10 +371,20 @@ public final class ColumnService implements Runnable {
         segment.run(message, answer);
         answer.content.putInt(0, answer.content.position() - 4);
       } catch (Throwable failure) {
-        byte[] text = text(failure).getBytes(StandardCharsets.UTF_8);
-        answer.clear(12 + text.length);
-        answer.content.putInt(FAILED).putInt(segment == null ? FAILED : segment.row).putInt(text.length).put(text);
+        refuse(text(failure), segment == null ? FAILED : segment.row);
+        return;
       }
+      send();
+    }
+
+    private void refuse(String why, int row) throws IOException {
+      byte[] text = why.getBytes(StandardCharsets.UTF_8);
+      answer.clear(12 + text.length);
+      answer.content.putInt(FAILED).putInt(row).putInt(text.length).put(text);
+      send();
+    }
+
+    private void send() throws IOException {
       answer.content.flip();
       while (answer.content.hasRemaining()) {
         worker.write(answer.content);
@@ -399,7 +416,12 @@ public final class ColumnService implements Runnable {
 
     private void reserve(int more) {
       if (content.remaining() < more) {
-        ByteBuffer larger = ByteBuffer.allocateDirect(Math.max(2 * content.capacity(), content.position() + more));
+        if (more > MOST_MESSAGE_BYTES - content.position()) {
+          throw new IllegalStateException(
+              "Columns make more than " + MOST_MESSAGE_BYTES + " bytes of the records that are computed at once");
+        }
+        ByteBuffer larger = ByteBuffer.allocateDirect(
+            Math.max((int) Math.min(2L * content.capacity(), MOST_MESSAGE_BYTES), content.position() + more));
         content.flip();
         larger.put(content);
         content = larger;

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal, TypeVar
 
+from everflow.sockets import require_size
 from everflow.testing.proxy_frames import (
     API_KEYS,
     Header,
@@ -466,6 +467,7 @@ async def _frame(reader: asyncio.StreamReader) -> bytes | None:
     """The next one without its length; None at the end."""
     try:
         (length,) = struct.unpack(">i", await reader.readexactly(4))
+        require_size(length, "a frame")
         return await reader.readexactly(length)
     except (asyncio.IncompleteReadError, OSError):
         return None

@@ -14,7 +14,7 @@ import pytest
 from starlette.applications import Starlette
 
 from everflow.errors import ConfigError
-from everflow.observe.http_server import HttpServer, application
+from everflow.observe.http_server import MOST_HEAD_BYTES, HttpServer, application
 from everflow.observe.observation import Observation
 from unit.observe.observations import FULL, WHOLE, changed
 
@@ -70,6 +70,14 @@ def test_the_status_is_json_with_null_for_what_is_not_known(
     assert status["members"] is None
     assert [task["task"] for task in status["tasks"]] == ["1_0", "1_1", "1_2", "1_3", "2_0"]
     assert status["tasks"][0]["stores"] == [{"name": "counts", "bytes": 4096}]
+
+
+def test_the_head_of_a_request_is_bounded(server: HttpServer) -> None:
+    host, _, port = server.address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=60) as asking:
+        asking.sendall(b"GET /live HTTP/1.1\r\nX: " + b"x" * (MOST_HEAD_BYTES + 1))
+        assert asking.recv(100).startswith(b"HTTP/1.1 4")
+    assert get(server, "/live?" + "x" * (MOST_HEAD_BYTES // 2))[0] == 200
 
 
 def test_a_look_that_fails_is_an_error_of_that_request(server: HttpServer, shown: Shown) -> None:

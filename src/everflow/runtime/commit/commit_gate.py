@@ -22,7 +22,13 @@ from typing import Any, NamedTuple
 from everflow.errors import FatalError, SetupError
 from everflow.records import MemberMetadata, TaskId
 from everflow.runtime.commit.batch import EXACTLY_ONCE_V2, BatchId
-from everflow.sockets import remove_abandoned, remove_socket_folder, socket_folder
+from everflow.sockets import (
+    TooLargeError,
+    read_line,
+    remove_abandoned,
+    remove_socket_folder,
+    socket_folder,
+)
 
 log = logging.getLogger("everflow")
 
@@ -272,7 +278,7 @@ class _Handler(socketserver.StreamRequestHandler):
     server: _Server
 
     def handle(self) -> None:
-        for line in self.rfile:
+        while line := self._question():
             try:
                 reply = answer(self.server.book, self.server.backend, json.loads(line))
             except Exception as error:  # one bad question must not take the gate down
@@ -282,6 +288,16 @@ class _Handler(socketserver.StreamRequestHandler):
                 self.wfile.write(json.dumps(reply, separators=(",", ":")).encode() + b"\n")
             except OSError:
                 return  # the worker died while it waited
+
+    def _question(self) -> bytes:
+        """The next one; empty where the worker has hung up, or sends what is no question."""
+        try:
+            return read_line(self.rfile, "a worker's question to the commit gate")
+        except TooLargeError as error:
+            log.error("%s: its connection is closed, and it must not commit", error)
+            return b""
+        except OSError:
+            return b""
 
 
 @dataclass

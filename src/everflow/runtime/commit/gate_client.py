@@ -9,7 +9,9 @@ import base64
 import json
 import socket
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
+
+from everflow.sockets import MOST_LINE_BYTES, TooLargeError, read_line, require_size
 
 
 class GateAnswer(NamedTuple):
@@ -40,7 +42,7 @@ class GateClient:
         self._path = path
         self._timeout_s = timeout_s
         self._socket: socket.socket | None = None
-        self._buffer = b""
+        self._lines: BinaryIO | None = None
 
     def __enter__(self) -> GateClient:
         return self
@@ -64,29 +66,31 @@ class GateClient:
 
     def close(self) -> None:
         """Close the connection; the next question opens a new one."""
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
-            self._buffer = b""
+        for opened in (self._lines, self._socket):
+            if opened is not None:
+                opened.close()
+        self._socket = self._lines = None
 
     def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        data = json.dumps(question, separators=(",", ":")).encode() + b"\n"
         try:
-            connection = self._connect()
-            connection.sendall(json.dumps(question, separators=(",", ":")).encode() + b"\n")
-            while b"\n" not in self._buffer:
-                received = connection.recv(65536)
-                if not received:
-                    raise ConnectionError("the gate closed the connection")
-                self._buffer += received
-            line, _, self._buffer = self._buffer.partition(b"\n")
+            require_size(len(data), "the question to the commit gate", MOST_LINE_BYTES)
+            connection, lines = self._connect()
+            connection.sendall(data)
+            line = read_line(lines, "the commit gate's answer")
+            if not line.endswith(b"\n"):
+                raise ConnectionError("the gate closed the connection")
             answer: dict[str, Any] = json.loads(line)
             return answer
+        except TooLargeError as error:
+            self.close()
+            return {"ok": False, "reason": f"too large: {error}"}
         except (OSError, ValueError) as error:
             self.close()
             return {"ok": False, "reason": f"driver gone: {error}"}
 
-    def _connect(self) -> socket.socket:
-        if self._socket is None:
+    def _connect(self) -> tuple[socket.socket, BinaryIO]:
+        if self._socket is None or self._lines is None:
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             connection.settimeout(self._timeout_s)
             try:
@@ -94,5 +98,5 @@ class GateClient:
             except OSError:
                 connection.close()
                 raise
-            self._socket = connection
-        return self._socket
+            self._socket, self._lines = connection, connection.makefile("rb")
+        return self._socket, self._lines

@@ -10,7 +10,7 @@ from typing import Any
 
 from everflow.runtime.commit.batch import BatchFailedError, BatchFailure, BatchRequest
 from everflow.runtime.worker.resident_step import STOP
-from everflow.sockets import remove_socket_folder, socket_folder
+from everflow.sockets import TooLargeError, read_line, remove_socket_folder, socket_folder
 from everflow.spark.job import ServingJob, SparkJobError
 
 START_TIMEOUT_S = 60.0
@@ -52,7 +52,10 @@ class ResidentJob:
         try:
             self._lines.write(request.to_json().encode() + b"\n")
             self._lines.flush()
-            line = self._lines.readline()
+            line = read_line(self._lines, "the answer of a batch's worker")
+        except TooLargeError as error:
+            self.stop()
+            raise BatchFailedError(BatchFailure(kind="worker", error=str(error))) from error
         except OSError:
             line = b""
         if not line.endswith(b"\n"):  # nothing, or the half of an answer: its worker was killed

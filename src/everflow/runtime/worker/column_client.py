@@ -9,6 +9,7 @@ from typing import BinaryIO, NamedTuple
 import pyarrow as pa
 
 from everflow.errors import RetriableError
+from everflow.sockets import TooLargeError, require_size
 
 _NUMBERS = struct.Struct(">ii")
 _NUMBER = struct.Struct(">i")
@@ -76,6 +77,10 @@ class ColumnClient:
         """The answer to a message of any kind. Raises ColumnsFailed."""
         data = memoryview(message)
         try:
+            require_size(data.nbytes, "what is sent to the JVM that computes Columns")
+        except TooLargeError as error:
+            raise ColumnsFailed(f"{error}; a record is too large for them", None) from error
+        try:
             connection = self._connected()
             connection.sendall(_NUMBERS.pack(number, data.nbytes))
             connection.sendall(message)
@@ -84,6 +89,10 @@ class ColumnClient:
                 return self._read(size)
             row, size = _NUMBERS.unpack(self._read(_NUMBERS.size))
             text = self._read(size).decode()
+        except TooLargeError as error:
+            raise RetriableError(
+                f"the JVM that computes Columns is not understood: {error}"
+            ) from error
         except OSError as error:
             said = f"the JVM that computes Columns has hung up: {error}"
             raise RetriableError(said) from error
@@ -102,6 +111,7 @@ class ColumnClient:
                 door.connect(ticket.door)
                 door.sendall(_NUMBER.pack(ticket.number))
                 number, size = _NUMBERS.unpack(answer.read(_NUMBERS.size))
+                require_size(size, "the driver's answer at the door of Columns")
                 text = answer.read(size).decode()
         except (OSError, struct.error) as error:
             raise RetriableError(f"the driver has hung up: {error}") from error
@@ -119,6 +129,7 @@ class ColumnClient:
 
     def _read(self, size: int) -> bytes:
         assert self._answers is not None
+        require_size(size, "an answer")
         found = self._answers.read(size)
         if len(found) < size:
             raise ConnectionResetError(f"{len(found)} of {size} bytes came")

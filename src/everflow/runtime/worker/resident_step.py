@@ -27,6 +27,7 @@ from everflow.runtime.worker.resident_segments import (
     ResidentSegment,
     run_levels,
 )
+from everflow.sockets import read_line
 from everflow.topology.hops import HopInput
 
 STOP = "stop"
@@ -53,7 +54,7 @@ class ResidentStep:
             reader = self.input.reader()
             try:
                 with closing(ColumnClient(self.columns)) as columns:
-                    for line in lines:
+                    while line := read_line(lines, "the driver's request for a batch"):
                         text = line.decode()
                         if text.strip() == STOP:
                             break
@@ -94,7 +95,7 @@ def refuse(error: Exception, channel: Callable[[], str]) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.connect(channel())
         lines = connection.makefile("rwb")
-        if lines.readline().decode().strip() != STOP:
+        if read_line(lines, "the driver's first request").decode().strip() != STOP:
             lines.write(
                 BatchResult(outcome=FAILED, failure=failure_of(error).to_dict()).to_json().encode()
                 + b"\n"

@@ -15,7 +15,12 @@ import pytest
 
 from everflow import serdes
 from everflow.assignment.user_data import HostTasks
-from everflow.client import QueryClient, QueryRefusedError, QueryUnavailableError
+from everflow.client import (
+    QueryClient,
+    QueryRefusedError,
+    QueryUnavailableError,
+    connections,
+)
 from everflow.config import StreamsConfig
 from everflow.errors import ConfigError
 from everflow.records import TaskId, TopicPartition
@@ -314,6 +319,18 @@ def test_what_is_not_understood_is_said(world: World, path: str, status: int, te
 def test_bodies_have_a_form_and_a_size(world: World, body: bytes, status: int) -> None:
     assert raw(world, "/stores/counts/entries", "POST", body)[0] == status
     assert raw(world, "/stores", "DELETE")[0] == 405
+
+
+def test_the_client_reads_no_answer_without_a_bound(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.settle(dict.fromkeys(range(PARTITIONS), 0))
+    monkeypatch.setattr(connections, "MOST_ANSWER_BYTES", 20)
+    with world.client() as client, pytest.raises(QueryRefusedError, match="larger than 20 bytes"):
+        client.stores()
+    monkeypatch.undo()
+    with world.client() as client:
+        assert client.stores()
 
 
 def test_the_client_says_what_was_refused(world: World) -> None:

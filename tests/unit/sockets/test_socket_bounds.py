@@ -1,0 +1,254 @@
+"""Each of our sockets refuses what is larger than anything that is sent there on purpose."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from everflow import sockets
+from everflow.errors import RetriableError
+from everflow.records import MemberMetadata
+from everflow.runtime.commit import gate_client
+from everflow.runtime.commit.batch import BatchFailedError, BatchFailure
+from everflow.runtime.commit.commit_gate import CommitGate, GateBackend, GateBook
+from everflow.runtime.commit.gate_client import GateClient
+from everflow.runtime.thread.resident_job import ResidentJob
+from everflow.runtime.worker.column_client import ColumnClient, ColumnsFailed, Ticket
+from everflow.runtime.worker.resident_step import ResidentStep, refuse
+from everflow.sockets import MOST_MESSAGE_BYTES, TooLargeError, read_line, require_size
+from everflow.testing import kafka_proxy
+
+MOST = 1_000
+WAIT_S = 60.0
+ROWS = pa.RecordBatch.from_pydict({"a": [1, 2, 3]})
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sockets, "MOST_LINE_BYTES", MOST)
+
+
+@contextmanager
+def listening(path: Path, serve: Callable[[socket.socket], None]) -> Iterator[str]:
+    """One connection is served on a thread of its own."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(path))
+    listener.listen(1)
+    listener.settimeout(WAIT_S)
+
+    def accept() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            serve(connection)
+
+    thread = threading.Thread(target=accept, daemon=True)
+    thread.start()
+    try:
+        yield str(path)
+    finally:
+        thread.join(WAIT_S)
+        listener.close()
+
+
+def test_a_line_is_bounded_and_the_end_of_the_stream_is_none() -> None:
+    lines = io.BytesIO(b"x" * (MOST - 1) + b"\n" + b"y" * MOST + b"\n")
+    assert read_line(lines, "a line") == b"x" * (MOST - 1) + b"\n"
+    with pytest.raises(TooLargeError, match=r"a line has 1,001 bytes: 1,000 are the most"):
+        read_line(lines, "a line")
+    assert read_line(io.BytesIO(b"half"), "a line") == b"half"
+    assert read_line(io.BytesIO(), "a line") == b""
+
+
+def test_a_length_is_bounded_on_both_sides() -> None:
+    require_size(0, "it")
+    require_size(MOST_MESSAGE_BYTES, "it")
+    with pytest.raises(TooLargeError, match=r"it has 1,073,741,825 bytes: 1,073,741,824 are"):
+        require_size(MOST_MESSAGE_BYTES + 1, "it")
+    with pytest.raises(TooLargeError, match=r"it says that its length is -2"):
+        require_size(-2, "it")
+
+
+# --- the commit gate ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def gate() -> Iterator[str]:
+    member = MemberMetadata(4, "member-1", None)
+    server = CommitGate(GateBook(), GateBackend(lambda: member, lambda _: b"", lambda _: True))
+    yield server.start()
+    server.close()
+
+
+def test_the_gate_closes_on_who_asks_too_much_and_answers_others(
+    gate: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+        asking.settimeout(WAIT_S)
+        asking.connect(gate)
+        asking.sendall(b"x" * (MOST + 1))
+        assert asking.recv(1) == b"", "it has hung up, and waits for no end of the line"
+    assert "a worker's question to the commit gate has 1,001 bytes" in caplog.text
+    with GateClient(gate) as client:
+        assert client.commit("i.0.0", []).reason.startswith("unknown-batch")
+
+
+def test_a_worker_does_not_commit_with_more_offsets_than_the_gate_hears(
+    gate: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate_client, "MOST_LINE_BYTES", MOST)
+    with GateClient(gate) as client:
+        answer = client.commit("i.0.0", [("topic", 0, 1, "m" * MOST)])
+        assert not answer.ok
+        assert answer.reason.startswith("too large: the question to the commit gate has 1,0")
+        assert client.commit("i.0.0", []).reason.startswith("unknown-batch")
+
+
+def test_a_worker_reads_no_answer_without_an_end(tmp_path: Path) -> None:
+    def serve(connection: socket.socket) -> None:
+        connection.sendall(b"x" * (MOST + 1))
+
+    with listening(tmp_path / "g", serve) as path, GateClient(path) as client:
+        answer = client.commit("i.0.0", [])
+    assert not answer.ok
+    assert answer.reason.startswith("too large: the commit gate's answer has 1,001 bytes")
+
+
+# --- the driver and its workers -------------------------------------------------------------------
+
+
+@dataclass
+class Job:
+    """A Spark job of which nothing is known."""
+
+    ended: threading.Event = field(default_factory=threading.Event)
+    failure: Any = None
+
+    def start(self) -> None:
+        """See `ServingJob`."""
+
+    def join(self, timeout_s: float) -> None:
+        """See `ServingJob`."""
+
+
+def test_a_batch_whose_answer_is_too_large_has_failed() -> None:
+    workers = []
+
+    def serve(path: str) -> Any:
+        def work() -> None:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+                connection.connect(path)
+                connection.makefile("rb").readline()
+                connection.sendall(b"x" * (MOST + 1) + b"\n")
+
+        workers.append(threading.Thread(target=work, daemon=True))
+        workers[0].start()
+        return Job()
+
+    job = ResidentJob(serve, lambda _: BatchFailedError(BatchFailure(kind="worker", error="?")))
+    request: Any = SimpleNamespace(to_json=lambda: "{}")
+    with pytest.raises(BatchFailedError) as failed:
+        job.run(request)
+    assert failed.value.failure.error.startswith("the answer of a batch's worker has 1,001 bytes")
+    job.stop()
+    workers[0].join(WAIT_S)
+
+
+class Input:
+    """What a step reads: nothing, in these tests."""
+
+    closed = False
+
+    def reader(self) -> Any:
+        return self
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def too_large(connection: socket.socket) -> None:
+    connection.sendall(b"x" * (MOST + 1) + b"\n")
+
+
+def test_a_worker_refuses_a_request_that_is_too_large(tmp_path: Path) -> None:
+    given: Any = Input()
+    with listening(tmp_path / "r", too_large) as path:
+        step = ResidentStep(steps=(), input=given, segments=(), columns="", channel=lambda: path)
+        with pytest.raises(TooLargeError, match="the driver's request for a batch has 1,001 bytes"):
+            step()
+    assert given.closed
+    with (
+        listening(tmp_path / "f", too_large) as path,
+        pytest.raises(TooLargeError, match="the driver's first request"),
+    ):
+        refuse(ValueError("no step"), lambda: path)
+
+
+# --- Columns in the JVM ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [-2, MOST_MESSAGE_BYTES + 1])
+def test_an_answer_of_the_jvm_is_bounded(tmp_path: Path, size: int) -> None:
+    """-1 says that it failed; any other negative length would read until the JVM hangs up."""
+
+    def serve(connection: socket.socket) -> None:
+        connection.recv(8)
+        connection.sendall(struct.pack(">i", size))
+
+    with (
+        listening(tmp_path / "c", serve) as path,
+        closing(ColumnClient(path)) as client,
+        pytest.raises(RetriableError, match="is not understood: an answer"),
+    ):
+        client.run(1, ROWS, ROWS.schema)
+
+
+def test_a_record_too_large_for_the_jvm_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sockets, "MOST_MESSAGE_BYTES", 10)
+    with (
+        closing(ColumnClient(str(tmp_path / "none"))) as client,
+        pytest.raises(ColumnsFailed) as failed,
+    ):
+        client.run(1, ROWS, ROWS.schema)
+    assert "10 are the most; a record is too large for them" in failed.value.text
+
+
+@pytest.mark.parametrize("size", [-2, MOST_MESSAGE_BYTES + 1])
+def test_an_answer_at_the_door_is_bounded(tmp_path: Path, size: int) -> None:
+    def serve(connection: socket.socket) -> None:
+        connection.recv(4)
+        connection.sendall(struct.pack(">ii", 7, size))
+
+    with (
+        listening(tmp_path / "d", serve) as path,
+        closing(ColumnClient("")) as client,
+        pytest.raises(RetriableError, match="the driver's answer at the door of Columns"),
+    ):
+        client.run(Ticket(path, 0), ROWS, ROWS.schema)
+
+
+# --- the proxy of the tests -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [-1, MOST_MESSAGE_BYTES + 1])
+def test_the_proxy_ends_a_connection_whose_frames_are_none(size: int) -> None:
+    async def read(data: bytes) -> bytes | None:
+        reader = asyncio.StreamReader()
+        reader.feed_data(data)
+        return await asyncio.wait_for(kafka_proxy._frame(reader), WAIT_S)
+
+    assert asyncio.run(read(struct.pack(">i", size))) is None
+    assert asyncio.run(read(struct.pack(">i", 3) + b"abc")) == b"abc"
