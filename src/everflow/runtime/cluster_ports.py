@@ -160,7 +160,7 @@ class ClusterPorts:
                 ground.reader, every=ground.versioned, to_ends=ground.changelogs.reused
             ),
             states=ground.changelogs.states,
-            stable_ends=ground.changelogs.followed_ends,
+            stable_ends=ground.changelogs.answered_ends,
             prepare=prepare,
             distrust=lambda task, store, reason: directory.distrust(
                 directory.store_path(task, store), reason
@@ -171,7 +171,8 @@ class ClusterPorts:
             new_incarnation=new_incarnation,
             paused=lambda: instance.pause.paused,
         )
-        return StateUpdater(services, clock, ground.config.acceptable_recovery_lag)
+        config = ground.config
+        return StateUpdater(services, clock, config.acceptable_recovery_lag, config.task_timeout_ms)
 
     def global_tables(self, instance: Instance) -> GlobalTables:
         """They are followed by an updater of their own: it neither waits for the copies of tasks
@@ -217,7 +218,7 @@ class ClusterPorts:
         services = UpdaterServices(
             open_follower=lambda: CopyFollower(ground.reader, folds=False),
             states=lambda asked: states_of_global_topics(ground, asked),
-            stable_ends=ground.changelogs.followed_ends,
+            stable_ends=ground.changelogs.answered_ends,
             prepare=prepare,
             distrust=lambda task, store, reason: ground.directory.distrust(
                 ground.directory.store_path(task, store), reason
@@ -228,7 +229,7 @@ class ClusterPorts:
             taken=taken,
             name="everflow-global-tables",
         )
-        updater = StateUpdater(services, clock, acceptable_lag=sys.maxsize)
+        updater = StateUpdater(services, clock, sys.maxsize, ground.config.task_timeout_ms)
         tables = GlobalTables(tasks, updater, instance.failed, clock, loaded)
         return tables
 

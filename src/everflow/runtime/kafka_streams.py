@@ -47,6 +47,7 @@ from everflow.runtime.task_status import TaskStatus, copies_metrics, input_lag, 
 from everflow.runtime.tasks.task import TaskState
 from everflow.runtime.thread.batch_watchdog import troubles
 from everflow.runtime.thread.replacement import Uncaught
+from everflow.runtime.thread.struggle import troubles_of
 from everflow.runtime.unclosed import close_at_exit, running_here
 from everflow.runtime.wiring import Ground, instance_log
 from everflow.state.memory_folder import MemoryFolder
@@ -195,11 +196,20 @@ class KafkaStreams(
             {**instance.updater.followed(), **instance.global_tables.followed()},
         )
         restores = (instance.recovering_ids(), self._tracker.progress())
+        late = {**instance.updater.late(), **instance.global_tables.late()}
         return statuses(
             *known,
             *restores,
             handing_over=instance.manager.handing_over(),
-            troubles=troubles(instance.threads),
+            troubles={
+                **troubles_of(
+                    {task: copy.late for task, copy in late.items()},
+                    instance.clock.monotonic_ms(),
+                    instance.clock.now_ms(),
+                ),
+                **troubles(instance.threads),
+            },
+            late_copies={task: copy.role for task, copy in late.items()},
         )
 
     def metrics(self) -> dict[str, float | str]:

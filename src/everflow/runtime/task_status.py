@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from everflow import metrics as names
 from everflow.records import TaskId, TopicPartition
-from everflow.runtime.copies.state_updater import FollowedTask
+from everflow.runtime.copies.copied_tasks import FollowedTask
 from everflow.runtime.restore.restore_listener import RestoreProgress
 from everflow.runtime.tasks.task import ActiveTask, TaskRole, TaskState
 from everflow.runtime.thread.repeated_failures import Trouble
@@ -51,10 +51,13 @@ def statuses(
     restores: Mapping[TaskId, Sequence[RestoreProgress]],
     handing_over: Collection[TaskId] = (),
     troubles: Mapping[TaskId, Trouble] | None = None,
+    late_copies: Mapping[TaskId, TaskRole] | None = None,
 ) -> dict[TaskId, TaskStatus]:
     """All tasks by id. ``owned``: what the group wants active here; ``ends``: of input partitions;
     ``restores``: under way; ``handing_over``: revoked, not given up yet. One whose last batch still
-    runs is RUNNING. ``troubles``: of their threads."""
+    runs is RUNNING. ``troubles``: of their threads, and of ``late_copies``, which do not get on and
+    may not be open yet."""
+    told = troubles or {}
     found = {
         task: TaskStatus(role=TaskRole.ACTIVE, state=TaskState.CREATED, lag=None) for task in owned
     }
@@ -66,8 +69,14 @@ def statuses(
             rate=copy.rate,
             remaining_s=copy.remaining_s,
             copied=copy.offset_sum,
+            trouble=told.get(task),
         )
         for task, copy in followed.items()
+    }
+    found |= {
+        task: TaskStatus(role=role, state=TaskState.CREATED, lag=None, trouble=told.get(task))
+        for task, role in (late_copies or {}).items()
+        if task not in found
     }
     found |= {task: _restoring(restores.get(task, ())) for task in recovering}
     found |= {
@@ -84,7 +93,7 @@ def statuses(
             lag=lag,
             rate=0.0,
             remaining_s=0.0,
-            trouble=(troubles or {}).get(task.id),
+            trouble=told.get(task.id),
         )
     return dict(sorted(found.items()))
 

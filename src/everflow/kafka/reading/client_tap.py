@@ -195,7 +195,8 @@ class ClientTap:
             self.go_to(self.positions)
         return CorruptBatchError(
             f"{tp}, {why}. If it stays, the disk of the broker that leads the partition is "
-            "damaged: let another replica lead it, or delete the records up to behind that offset."
+            "damaged: let another replica lead it, or delete the records up to behind that offset.",
+            [tp],
         )
 
     def _receive(self, wait_s: float, most_records: int) -> None:

@@ -5,10 +5,11 @@ standbys."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Protocol
 
+from everflow.errors import RetriableError
 from everflow.records import TopicPartition
 from everflow.runtime.restore.restoration import FoldedChunk
 from everflow.runtime.tasks.task import TaskRole
@@ -48,6 +49,8 @@ class FollowedRound(Protocol):
 class Follower(Protocol):
     """The part of `everflow.kafka.reading.copy_follower.CopyFollower` that the updater needs."""
 
+    @property
+    def far_behind(self) -> Mapping[TopicPartition, int]: ...
     def follow(self, starts: Mapping[TopicPartition, int]) -> None: ...
     def unfollow(self, partitions: Collection[TopicPartition]) -> None: ...
     def poll(
@@ -94,16 +97,27 @@ class CopyLanes:
 
     def rounds(self, ends: Mapping[TopicPartition, int]) -> Iterator[FollowedRound]:
         """One round, role by role; ``ends`` are the last stable offsets as far as known. Raises
-        what `Follower.poll` raises."""
+        what `Follower.poll` raises; what may pass, once the other roles had their turn."""
         roles = [role for role in BUDGETS if role in self._role.values()]
         self.rest()
         wait_s = 0.0 if self._moved else ROUND_WAIT_S / max(1, len(roles))
         self._moved = False
+        fault: RetriableError | None = None
         for role in roles:
             budget = BUDGETS[role]
-            found = self._followers[role].poll(budget.records, budget.bulk_bytes, ends, wait_s)
+            try:
+                found = self._followers[role].poll(budget.records, budget.bulk_bytes, ends, wait_s)
+            except RetriableError as error:
+                fault = fault or error
+                continue
             self._moved = self._moved or bool(found.chunks)
             yield found
+        if fault is not None:
+            raise fault
+
+    def far_behind(self) -> Set[TopicPartition]:
+        """Those that are read in bulk, or wait for it behind others."""
+        return {tp for follower in self._followers.values() for tp in follower.far_behind}
 
     def rest(self) -> None:
         """Let the readers of roles without copies give back what they hold for long reads."""

@@ -16,7 +16,7 @@ from typing import Protocol
 from everflow.clock import Clock, SystemClock
 from everflow.errors import EverflowError
 from everflow.records import TaskId, TopicPartition
-from everflow.runtime.copies.state_updater import FollowedTask
+from everflow.runtime.copies.copied_tasks import FollowedTask
 from everflow.runtime.restore.restore_plan import (
     DEFAULT_DELETE_RETENTION_MS,
     ChangelogState,

@@ -19,7 +19,7 @@ from everflow.moves import counted, moves
 from everflow.operators.lookups.loaded_rows import LoadedRows, loaded_rows
 from everflow.records import TaskId
 from everflow.retry import StoppedError
-from everflow.runtime.copies.state_updater import FollowedTask
+from everflow.runtime.copies.copied_tasks import FollowedTask
 from everflow.runtime.tasks.task import TaskRole, TaskStore
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store_snapshot import KEY_VALUE

@@ -10,15 +10,21 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 
 from everflow.clock import Clock
 from everflow.errors import EverflowError, RetriableError
 from everflow.moves import moves
 from everflow.records import TaskId, TopicPartition
+from everflow.runtime.copies.copied_tasks import (
+    CopiedStore,
+    CopiedTask,
+    FollowedTask,
+    figures_of,
+)
 from everflow.runtime.copies.copy_lanes import CopyLanes, Follower
+from everflow.runtime.copies.late_copies import LateCopies, LateCopy, concerned
 from everflow.runtime.restore.restoration import FoldedChunk, PreparedStore
 from everflow.runtime.restore.restore_listener import RestoreListener, RestoreProgress
 from everflow.runtime.restore.restore_plan import ChangelogState
@@ -29,7 +35,7 @@ from everflow.runtime.restore.standby_listener import (
     SuspendReason,
 )
 from everflow.runtime.tasks.task import StandbyTask, TaskRole, TaskState, TaskStore
-from everflow.state.lmdb_store import LmdbStore
+from everflow.runtime.tasks.task_timeouts import TaskTimeouts
 from everflow.threads import Running, Spawn, on_thread
 
 log = logging.getLogger("everflow")
@@ -39,7 +45,6 @@ TOUCH_PERIOD_MS = 300_000.0
 IDLE_WAIT_MS = 1_000.0
 FAULT_PAUSE_MS = 500.0
 SAY_EVERY_MS = 10_000.0
-RATE_WINDOW_MS = 5_000.0
 HOT_AGAIN_MS = 10_000.0
 """A warm-up hot for so long that still is one says so again: on a busy log the leader may have seen
 it a little behind."""
@@ -56,7 +61,7 @@ class UpdaterServices:
         open_follower: a reader over no partition yet; each role has one.
         states: what the cluster says of changelog partitions now (`restore_plan.restore_plan`
         judges by it).
-        stable_ends: last stable offsets.
+        stable_ends: last stable offsets, of logs whose leaders answer.
         prepare: (task, store, state, incarnation) -> the opened, claimed and judged store
         (`restore.restoration.prepare_store`).
         distrust: (task, store, reason): the next ``prepare`` rebuilds it.
@@ -87,53 +92,6 @@ class UpdaterServices:
     name: str = "everflow-state-updater"
 
 
-@dataclass(frozen=True)
-class FollowedTask:
-    """Figures of one followed task: ``offset_sum`` over its changelogs, ``lag`` in offsets against
-    the last stable offsets (None: not measured yet), ``rate`` in records/s over the last seconds,
-    ``remaining_s`` until the end at that rate."""
-
-    role: TaskRole
-    offset_sum: int
-    lag: int | None
-    rate: float = 0.0
-    remaining_s: float | None = None
-
-
-@dataclass(kw_only=True)
-class _Store:
-    """One store being followed. ``progress`` is the present figures; ``restoring``: the restore
-    listener follows it."""
-
-    store: LmdbStore
-    incarnation: str
-    progress: RestoreProgress
-    began_ms: float
-    end: int | None = None
-    restoring: bool = False
-
-
-@dataclass(kw_only=True)
-class _Task:
-    task: StandbyTask
-    stores: dict[TopicPartition, _Store] = field(default_factory=dict)
-    cold: bool = False
-    hot: bool = False
-    said_ms: float = float("-inf")
-    """When it was last reported as hot."""
-    quiet_ms: float = 0.0
-    """How long not to report it again."""
-    loaded: deque[tuple[float, int]] = field(default_factory=deque)
-
-    def lag(self) -> int | None:
-        """Offsets to the last stable ends; None while one of them is unknown."""
-        if any(store.end is None for store in self.stores.values()):
-            return None
-        return sum(
-            max(0, (store.end or 0) - store.progress.position) for store in self.stores.values()
-        )
-
-
 @dataclass
 class _Drop:
     tasks: frozenset[TaskId]
@@ -151,18 +109,27 @@ class StateUpdater:
     """Follows tasks; `run_once` is the loop's body. `add`, `drop`, `set_role`, `followed` may be
     called from any thread."""
 
-    def __init__(self, services: UpdaterServices, clock: Clock, acceptable_lag: int) -> None:
+    def __init__(
+        self,
+        services: UpdaterServices,
+        clock: Clock,
+        acceptable_lag: int,
+        task_timeout_ms: float = 300_000.0,
+    ) -> None:
         self.wake = threading.Event()
         self._services = services
         self._clock = clock
         self._acceptable_lag = acceptable_lag
         self._commands: queue.SimpleQueue[StandbyTask | _Drop | _Role] = queue.SimpleQueue()
-        self._tasks: dict[TaskId, _Task] = {}
+        self._tasks: dict[TaskId, CopiedTask] = {}
         self._waiting: dict[TaskId, StandbyTask] = {}
         """Not opened yet."""
         self._owner: dict[TopicPartition, TaskId] = {}
         self._lanes = CopyLanes(services.open_follower)
         self._standbys = GuardedStandbyListener(services.standbys)
+        self._late = LateCopies(TaskTimeouts(task_timeout_ms), clock)
+        self._unheard: Set[TaskId] = frozenset()
+        """Those of whose logs the brokers last did not say where one ends."""
         self._ends: Mapping[TopicPartition, int] = {}
         """Last stable offsets as last read."""
         self._followed: Mapping[TaskId, FollowedTask] = {}
@@ -203,6 +170,10 @@ class StateUpdater:
     def stores(self) -> Mapping[TaskId, tuple[TaskStore, ...]]:
         """The stores of every followed task; as of the last round."""
         return self._places
+
+    def late(self) -> Mapping[TaskId, LateCopy]:
+        """Those that do not get on, and why; as of the last round."""
+        return self._late.late()
 
     def start(self) -> None:
         """Run on a thread of its own until `close`."""
@@ -255,6 +226,7 @@ class StateUpdater:
             return
         self._read_ends()
         if self._services.paused():
+            self._late.stand_still()
             self._publish()
             self._clock.wait(self.wake, ENDS_PERIOD_MS)
             return
@@ -296,6 +268,7 @@ class StateUpdater:
                 self._change_role(command)
             else:
                 self._let_go(command)
+                self._late.keep([*self._tasks, *self._waiting])
 
     def _let_go(self, command: _Drop) -> None:
         given = [self._waiting.pop(task) for task in sorted(command.tasks) if task in self._waiting]
@@ -313,13 +286,13 @@ class StateUpdater:
         finally:
             command.done(given)
 
-    def _open_anew(self, task: _Task) -> None:
+    def _open_anew(self, task: CopiedTask) -> None:
         task.task.to(TaskState.SUSPENDED)
         self._waiting[task.task.id] = task.task
         for store in task.stores.values():
             self._tell_suspended(store, SuspendReason.MIGRATED)
 
-    def _unfollow(self, task: _Task) -> None:
+    def _unfollow(self, task: CopiedTask) -> None:
         for tp in task.stores:
             self._owner.pop(tp, None)
         self._lanes.unfollow(list(task.stores))
@@ -347,23 +320,33 @@ class StateUpdater:
         if not self._waiting or now_ms < self._retry_ms:
             return
         self._retry_ms = now_ms + FAULT_PAUSE_MS
-        wanted = {
-            s.changelog
-            for task in self._waiting.values()
-            for s in task.stores
-            if s.changelog is not None
+        resting = self._late.resting()
+        turn = [self._waiting[task] for task in sorted(self._waiting) if task not in resting]
+        if not turn:
+            return
+        logs = {
+            task.id: [one.changelog for one in task.stores if one.changelog is not None]
+            for task in turn
         }
-        states = self._services.states(wanted)
-        for task_id in sorted(self._waiting):
+        roles = {task.id: task.role for task in turn}
+        try:
+            states = self._services.states({tp for tps in logs.values() for tp in tps})
+        except RetriableError as error:
+            took_ms = self._clock.monotonic_ms() - now_ms
+            named = concerned(roles, error.partitions, logs)
+            self._late.failed(named or roles, str(error), rests_after_ms=took_ms)
+            return
+        for task in turn:
             try:
-                self._open(self._waiting[task_id], states)
+                self._open(task, states)
             except EverflowError as error:
-                self._say(f"Task {task_id} cannot be followed: {error}")
+                self._late.failed({task.id: task.role}, str(error))
                 continue
-            del self._waiting[task_id]
+            self._late.got_on(task.id)
+            del self._waiting[task.id]
 
     def _open(self, task: StandbyTask, states: Mapping[TopicPartition, ChangelogState]) -> None:
-        opened: dict[TopicPartition, _Store] = {}
+        opened: dict[TopicPartition, CopiedStore] = {}
         places: list[TaskStore] = []
         for place in task.stores:
             if (
@@ -399,7 +382,7 @@ class StateUpdater:
                 rebuild=plan.rebuild,
                 reason=plan.reason,
             )
-            opened[place.changelog] = _Store(
+            opened[place.changelog] = CopiedStore(
                 store=prepared.store,
                 incarnation=incarnation,
                 progress=progress,
@@ -409,7 +392,7 @@ class StateUpdater:
         self._lanes.follow(task.role, {tp: store.progress.position for tp, store in opened.items()})
         task.stores = tuple(places)
         task.to(TaskState.RUNNING)
-        self._tasks[task.id] = _Task(task=task, stores=opened)
+        self._tasks[task.id] = CopiedTask(task=task, stores=opened)
         self._owner.update(dict.fromkeys(opened, task.id))
         self._ends_ms = float("-inf")
         for store in opened.values():
@@ -418,17 +401,45 @@ class StateUpdater:
     # --- a round ---------------------------------------------------------------------------------
 
     def _follow_round(self) -> None:
+        moved = set[TaskId]()
+        try:
+            self._take_round(moved)
+        except RetriableError as error:
+            self._note_late(moved, error)
+            raise
+        self._note_late(moved)
+
+    def _take_round(self, moved: set[TaskId]) -> None:
         for found in self._lanes.rounds(self._ends):
             for tp, chunk in found.chunks.items():
                 task = self._tasks.get(self._owner.get(tp, TaskId(-1, -1)))
                 if task is not None:
                     self._load(task, task.stores[tp], chunk)
+                    moved.add(task.task.id)
             for tp, reason in found.gone.items():
                 task_id = self._owner.get(tp)
                 if task_id is not None:
                     self._rebuild(self._tasks[task_id], tp, reason)
 
-    def _load(self, task: _Task, store: _Store, chunk: FoldedChunk) -> None:
+    def _note_late(self, moved: Collection[TaskId], fault: RetriableError | None = None) -> None:
+        """After a round that brought ``moved`` forward, and met ``fault``."""
+        waiting = self._lanes.far_behind()
+        for task_id, task in self._tasks.items():
+            if task_id in self._unheard:
+                continue
+            behind = [
+                tp
+                for tp, store in task.stores.items()
+                if store.progress.position < (store.end or 0)
+            ]
+            if task_id in moved or not behind:
+                self._late.got_on(task_id)
+            elif behind and waiting.isdisjoint(behind):
+                of_it = fault is not None and not fault.partitions.isdisjoint(behind)
+                cause = str(fault) if of_it else ""
+                self._late.behind(task_id, task.task.role, str(behind[0]), cause)
+
+    def _load(self, task: CopiedTask, store: CopiedStore, chunk: FoldedChunk) -> None:
         chunk = self._services.taken(task.task.id, store.progress.changelog, chunk)
         at_end = store.end is not None and chunk.next_position >= store.end
         store.store.load_chunk(
@@ -454,7 +465,7 @@ class StateUpdater:
         elif records:
             self._standbys.batch_loaded(store.progress, records)
 
-    def _rebuild(self, task: _Task, tp: TopicPartition, reason: str) -> None:
+    def _rebuild(self, task: CopiedTask, tp: TopicPartition, reason: str) -> None:
         """The changelog begins behind the store: it missed deletes, so nothing of it can be trusted
         (scenario 13)."""
         store = task.stores[tp]
@@ -468,8 +479,24 @@ class StateUpdater:
         now_ms = self._clock.monotonic_ms()
         if now_ms - self._ends_ms < ENDS_PERIOD_MS:
             return
-        ends = self._services.stable_ends(list(self._owner))
-        self._ends, self._ends_ms = ends, now_ms
+        resting = self._late.resting()
+        logs = {task: list(found.stores) for task, found in self._tasks.items()}
+        asked = [tp for task, tps in logs.items() if task not in resting for tp in tps]
+        roles = {task: found.task.role for task, found in self._tasks.items()}
+        try:
+            ends = self._services.stable_ends(asked) if asked else {}
+        except RetriableError as error:  # nobody answers: all wait, and none longer than another
+            self._late.failed(concerned(roles, asked, logs), str(error))
+            raise
+        silent = [tp for tp in asked if tp not in ends]
+        unheard = concerned(roles, silent, logs)
+        self._unheard = (self._unheard & resting) | unheard.keys()
+        if silent:
+            took_ms = self._clock.monotonic_ms() - now_ms
+            cause = f"the leader of {silent[0]} does not say where that log ends"
+            self._late.failed(unheard, cause, rests_after_ms=took_ms)
+        self._ends = {tp: end for tp, end in {**self._ends, **ends}.items() if tp in self._owner}
+        self._ends_ms = now_ms
         for task in self._tasks.values():
             for tp, store in task.stores.items():
                 if tp in ends:
@@ -497,7 +524,7 @@ class StateUpdater:
             self._report_hot(task_id, task)
         self._publish()
 
-    def _report_hot(self, task_id: TaskId, task: _Task) -> None:
+    def _report_hot(self, task_id: TaskId, task: CopiedTask) -> None:
         lag = task.lag()
         if lag is None:
             return
@@ -520,7 +547,9 @@ class StateUpdater:
 
     def _publish(self) -> None:
         now_ms = self._clock.monotonic_ms()
-        self._followed = {task_id: _figures(task, now_ms) for task_id, task in self._tasks.items()}
+        self._followed = {
+            task_id: figures_of(task, now_ms) for task_id, task in self._tasks.items()
+        }
         self._places = {task_id: task.task.stores for task_id, task in self._tasks.items()}
 
     # --- small things ----------------------------------------------------------------------------
@@ -530,36 +559,22 @@ class StateUpdater:
             for store in task.stores.values():
                 self._touch_one(store)
 
-    def _touch_one(self, store: _Store) -> None:
+    def _touch_one(self, store: CopiedStore) -> None:
         """Say in the store that it has followed until now: one that has not for too long is
         rebuilt."""
         if store.end is not None and store.progress.position >= store.end:
             store.store.touch(self._clock.now_ms())
 
-    def _tell_start(self, store: _Store, role: TaskRole) -> None:
+    def _tell_start(self, store: CopiedStore, role: TaskRole) -> None:
         if role is TaskRole.WARMUP:
             store.restoring = True
             self._services.restores.restore_start(store.progress)
         else:
             self._standbys.update_start(store.progress)
 
-    def _tell_suspended(self, store: _Store, reason: SuspendReason) -> None:
+    def _tell_suspended(self, store: CopiedStore, reason: SuspendReason) -> None:
         if store.restoring:
             store.restoring = False
             self._services.restores.restore_suspended(store.progress, reason.value)
         else:
             self._standbys.update_suspended(store.progress, reason)
-
-
-def _figures(task: _Task, now_ms: float) -> FollowedTask:
-    while task.loaded and now_ms - task.loaded[0][0] > RATE_WINDOW_MS:
-        task.loaded.popleft()
-    began_ms = max(
-        now_ms - RATE_WINDOW_MS,
-        min((store.began_ms for store in task.stores.values()), default=now_ms),
-    )
-    rate = sum(records for _, records in task.loaded) / max(0.001, (now_ms - began_ms) / 1000)
-    lag = task.lag()
-    remaining = 0.0 if lag == 0 else None if lag is None or rate <= 0 else lag / rate
-    offset_sum = sum(store.progress.position for store in task.stores.values())
-    return FollowedTask(task.task.role, offset_sum, lag, rate, remaining)

@@ -47,6 +47,12 @@ class Changelogs:
         ends = self.stable_ends(own) if own else {}
         return ends | self._read_offsets(partitions)
 
+    def answered_ends(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        """As `followed_ends`, of the logs whose leaders answer within a second."""
+        own = [tp for tp in partitions if tp.topic not in self.reused]
+        ends = self._admin.known_ends(own, "read_committed") if own else {}
+        return ends | self._read_offsets(partitions)
+
     def _read_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         read = [tp for tp in partitions if tp.topic in self.reused]
         committed = self._admin.committed(self._group, read) if read else {}

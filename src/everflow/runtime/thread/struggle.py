@@ -16,7 +16,7 @@ from everflow.records import OffsetRange, TaskId, TopicPartition
 from everflow.retry import FIRST_PAUSE_MS, LONGEST_PAUSE_MS
 from everflow.runtime.commit.batch import BatchFailure, BatchResult
 from everflow.runtime.tasks.task import ActiveTask, concerning
-from everflow.runtime.tasks.task_timeouts import TaskTimeouts
+from everflow.runtime.tasks.task_timeouts import LateTask, TaskTimeouts
 from everflow.runtime.thread.batching import PlannedBatch
 from everflow.runtime.thread.failure_text import ending, short, told
 from everflow.runtime.thread.repeated_failures import RepeatedFailures, Trouble
@@ -221,10 +221,18 @@ class LateTasks:
 
     def troubles(self, now_ms: float, wall_ms: int) -> dict[TaskId, Trouble]:
         """What keeps tasks from getting on; ``wall_ms``: the same moment by the wall clock."""
-        return {
-            task: Trouble(int(wall_ms - (now_ms - late.since_ms)), max(1, late.count), late.cause)
-            for task, late in self.timeouts.late().items()
-        }
+        return troubles_of(self.timeouts.late(), now_ms, wall_ms)
+
+
+def troubles_of(
+    late: Mapping[TaskId, LateTask], now_ms: float, wall_ms: int
+) -> dict[TaskId, Trouble]:
+    """What keeps late tasks from getting on; ``wall_ms``: the moment ``now_ms`` by the wall
+    clock."""
+    return {
+        task: Trouble(int(wall_ms - (now_ms - one.since_ms)), max(1, one.count), one.cause)
+        for task, one in late.items()
+    }
 
 
 def _named(

@@ -50,6 +50,11 @@ class SimulatedFollower:
     positions: dict[TopicPartition, int] = field(default_factory=dict)
     polled_ms: float = float("-inf")
 
+    @property
+    def far_behind(self) -> Mapping[TopicPartition, int]:
+        """As it is: a slow restore is no silent leader."""
+        return self.positions
+
     def follow(self, starts: Mapping[TopicPartition, int]) -> None:
         self.positions.update(starts)
 

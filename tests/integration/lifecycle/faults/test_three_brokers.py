@@ -13,13 +13,19 @@ from confluent_kafka import KafkaException
 from pyspark.sql import SparkSession
 
 from everflow import KafkaStreams, StreamsBuilder, Topology, serdes
+from everflow.errors import FatalError
+from everflow.runtime.task_status import TaskStatus
+from everflow.runtime.tasks.task import TaskRole
 from everflow.testing import EmbeddedBroker, EmbeddedCluster, wait_until
 from integration.lifecycle.lifecycle_cluster import (
     Application,
     Cluster,
+    closed,
     last_by_key,
     long,
     text,
+    until_failed,
+    until_running,
 )
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.slow]
@@ -64,6 +70,21 @@ def counting(source: str, output: str) -> Topology:
     stream = builder.stream(source, key=serdes.string(), value=serdes.string())
     stream.group_by_key().count(store="counts").to_stream().to(output)
     return builder.build()
+
+
+def two_counts(prefix: str) -> Topology:
+    """Two sub-topologies that have nothing in common."""
+    builder = StreamsBuilder()
+    for name in ("a", "b"):
+        stream = builder.stream(f"{prefix}-in-{name}", key=serdes.string(), value=serdes.string())
+        stream.group_by_key().count(store=f"n-{name}").to_stream().to(f"{prefix}-out-{name}")
+    return builder.build()
+
+
+def copies(streams: KafkaStreams, of: int) -> list[TaskStatus]:
+    """The standbys of a sub-topology."""
+    found = streams.all_tasks().items()
+    return [one for task, one in found if task.subtopology == of and one.role is TaskRole.STANDBY]
 
 
 class Counted:
@@ -166,4 +187,114 @@ def test_coordinators_and_partitions_move(
                 until_another(partial(three.leader, topic, partition), there)
                 counted.process(streams, 20)
     counted.require_counted_once()
+    counted.cluster.close()
+
+
+def test_a_copy_of_a_log_without_a_leader_waits_by_itself(
+    three: EmbeddedCluster, spark: SparkSession, tmp_path: Path
+) -> None:
+    """The broker that alone has the changelog of one store is gone: its copies are named, the other
+    store's follow, and the instances process what they can (note 051)."""
+    cluster = Cluster(three.bootstrap_servers, "copied")
+    app = Application(cluster, tmp_path, {"task_timeout_ms": 600_000, "num_standby_replicas": 1})
+    for name in ("a", "b"):
+        three.create_topic(f"copied-in-{name}", PARTITIONS)
+        three.create_topic(f"copied-out-{name}", 1)
+    alone = {"cleanup.policy": "compact", "min.insync.replicas": "1"}
+    three.create_topic(f"{app.id}-n-b-changelog", PARTITIONS, alone, three.brokers[2:])
+    topology, sent = two_counts("copied"), Counter[str]()
+
+    def write(name: str) -> None:
+        times = range(sent[name], sent[name] + PARTITIONS)
+        cluster.write(
+            f"copied-in-{name}", [text(f"k{p}", "v", at, p) for p, at in enumerate(times)]
+        )
+        sent[name] += PARTITIONS
+
+    def until_out(name: str) -> None:
+        until(lambda: len(cluster.read(f"copied-out-{name}")) >= sent[name], f"out-{name}")
+
+    with (
+        app.running(topology) as first,
+        app.running(topology, state_dir=str(tmp_path / "second")) as second,
+    ):
+        both = (first, second)
+        spread = lambda: all(len(copies(s, 0)) == len(copies(s, 1)) == 1 for s in both)  # noqa: E731
+        until(spread, "a copy of each store on each instance")
+        for name in ("a", "b"):
+            write(name)
+            until_out(name)
+        three.brokers[2].kill()
+        until(lambda: all(copies(s, 1)[0].trouble for s in both), "the trouble of the copies")
+        for streams in both:
+            told = copies(streams, 1)[0].trouble
+            assert told is not None
+            assert "n-b-changelog" in told.text
+        before = [copies(s, 0)[0].copied or 0 for s in both]
+        write("a")
+        until_out("a")
+
+        def followed() -> bool:
+            now = [copies(s, 0)[0] for s in both]
+            grown = [one.copied or 0 for one in now]
+            return all(b > a for a, b in zip(before, grown, strict=True))
+
+        until(followed, "the other store's copies to follow")
+        assert all(copies(s, 0)[0].trouble is None for s in both)
+        assert first.error is second.error is None
+        three.brokers[2].restart()
+        three.wait_until_in_sync()
+        write("b")
+        until_out("b")
+        until(lambda: not any(copies(s, 1)[0].trouble for s in both), "the end of the trouble")
+        assert first.error is second.error is None
+    cluster.close()
+
+
+def test_an_unclean_election_is_told_and_nothing_is_made_of_another_log(
+    three: EmbeddedCluster, spark: SparkSession, tmp_path: Path
+) -> None:
+    """The leader that has records which no replica has is lost, and one without them takes over:
+    what was read of the input is no longer there. Nobody may go on as if it were."""
+    counted = Counted(three, tmp_path, "unclean")
+    lossy = {"min.insync.replicas": "1", "unclean.leader.election.enable": "true"}
+    behind, leader = three.brokers[1], three.brokers[2]
+    three.create_topic(counted.source, 1, lossy, [leader, behind])
+    three.create_topic(counted.output, 1)
+    streams = counted.app.instance(counted.topology)
+
+    def leads(topic: str) -> EmbeddedBroker | None:
+        try:
+            return three.leader(topic, 0)
+        except AssertionError:  # nobody does
+            return None
+
+    def write(count: int) -> None:
+        numbers = range(counted.sent, counted.sent + count)
+        counted.cluster.write(counted.source, [text("k0", f"v{n}", n, 0) for n in numbers])
+        counted.sent += count
+
+    try:
+        streams.start()
+        until_running(streams)
+        write(10)
+        counted.until_processed(streams)
+        behind.kill()
+        write(5)
+        counted.until_processed(streams)
+        leader.kill()
+        behind.restart()
+        until(lambda: leads(counted.source) is behind, "the replica that is behind to lead")
+        write(3)
+        failed = until_failed(streams, WAIT_S)
+        assert isinstance(failed, FatalError)
+        assert f"{counted.source}-0" in str(failed)
+        assert "--reset-offsets" in str(failed), "what to do is said"
+    finally:
+        closed(streams)
+        leader.restart()
+        three.wait_until_in_sync()
+    values = [long(record.value) or 0 for record in counted.cluster.read(counted.output)]
+    assert values == sorted(values), "nothing was counted of the other log"
+    assert values[-1] == 15
     counted.cluster.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 
 from everflow import serdes
 from everflow.clock import Clock, ManualClock
+from everflow.errors import RetriableError
 from everflow.metrics import Metrics
 from everflow.records import Int64, TaskId, TopicPartition
 from everflow.runtime.copies.copy_lanes import BUDGETS
@@ -29,6 +31,7 @@ SPEC = StoreSpec(
     name="counts", kind="key_value", key_serde=serdes.string(), value_serde=serdes.long()
 )
 ACCEPTABLE = 3
+TASK_TIMEOUT_MS = 60_000.0
 
 
 def log_of(task: TaskId) -> TopicPartition:
@@ -58,6 +61,10 @@ class Reader:
         self.world = world
         self.positions: dict[TopicPartition, int] = {}
 
+    @property
+    def far_behind(self) -> Mapping[TopicPartition, int]:
+        return {tp: at for tp, at in self.positions.items() if tp in self.world.in_bulk}
+
     def follow(self, starts: Mapping[TopicPartition, int]) -> None:
         self.positions.update(starts)
 
@@ -81,6 +88,10 @@ class Reader:
         self.world.waits.append(timeout_s)
         found = Round()
         for tp, at in self.positions.items():
+            if tp in self.world.damaged:
+                raise RetriableError(f"{tp}: a batch that cannot be read", [tp])
+            if tp in self.world.mute:
+                continue
             if at < self.world.starts[tp]:
                 found.gone[tp] = f"offset {at} is no longer in the changelog"
                 continue
@@ -123,10 +134,20 @@ class World:
         self.waits: list[float] = []
         self.rested = 0
         self.paused = False
+        self.mute: set[TopicPartition] = set()
+        """Logs of which no records come."""
+        self.damaged: set[TopicPartition] = set()
+        self.in_bulk: set[TopicPartition] = set()
+        """Logs that are read in bulk, or wait for it."""
+        self.silent: set[TopicPartition] = set()
+        """Logs whose leaders do not say where they end, nor anything else of them."""
+        self.slow_ms = 0.0
+        """How long such a question takes."""
         self.hot: list[TaskId] = []
         self.told: list[str] = []
         self.began: list[RestoreProgress] = []
         self.asked_ends = 0
+        self.asked_of = Counter[TopicPartition]()
         self.fault: Exception | None = None
         self.reader_fault: Exception | None = None
         self.tracker = RestoreTracker(Metrics())
@@ -144,7 +165,7 @@ class World:
             standbys=lambda: self,
             paused=lambda: self.paused,
         )
-        self.updater = StateUpdater(services, clock or self.clock, ACCEPTABLE)
+        self.updater = StateUpdater(services, clock or self.clock, ACCEPTABLE, TASK_TIMEOUT_MS)
 
     def task(self, task: TaskId, role: TaskRole = TaskRole.STANDBY) -> StandbyTask:
         return StandbyTask(
@@ -177,6 +198,10 @@ class World:
     def states(
         self, partitions: Collection[TopicPartition]
     ) -> dict[TopicPartition, ChangelogState]:
+        silent = self.silent.intersection(partitions)
+        if silent:
+            self.clock.advance(self.slow_ms)
+            raise RetriableError(f"no answer about {min(silent)}", silent)
         return {
             tp: ChangelogState(
                 start=self.starts[tp],
@@ -191,7 +216,10 @@ class World:
         self.asked_ends += 1
         if self.fault is not None:
             raise self.fault
-        return {tp: self.stable[tp] for tp in partitions}
+        self.asked_of.update(partitions)
+        if self.silent.intersection(partitions):
+            self.clock.advance(self.slow_ms)
+        return {tp: self.stable[tp] for tp in partitions if tp not in self.silent}
 
     def prepare(
         self, task: TaskId, store: str, state: ChangelogState, incarnation: str
