@@ -12,7 +12,6 @@ clean.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import sys
 import tempfile
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from chaos.elastic_stage import Report, Sizes, Stage
+from chaos.report import tell
 from everflow.testing.broker import EmbeddedBroker
 
 APPLICATION = "elastic"
@@ -279,12 +279,7 @@ def main(arguments: Sequence[str]) -> int:
         with EmbeddedBroker(folder / "broker", heap="768m") as broker:
             report = ElasticRun(plan, broker, folder).run()
     print("\n".join(report.remarks[:REMARKS_SHOWN]))
-    text = json.dumps(
-        {key: value for key, value in asdict(report).items() if key != "remarks"}, indent=1
-    )
-    print(text)
-    if options.json is not None:
-        options.json.write_text(text + "\n")
+    tell({key: value for key, value in asdict(report).items() if key != "remarks"}, options.json)
     return 0 if report.clean else 1
 
 

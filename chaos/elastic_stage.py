@@ -13,6 +13,7 @@ from bench.topics import GroupProgress, end_offsets
 from chaos.assignment_log import Rules, judge
 from chaos.elastic_accounts import Books, Load, check_outputs, check_stores
 from chaos.elastic_group import Group, Observer
+from chaos.report import ChaosReport
 from everflow.testing.broker import EmbeddedBroker
 from integration.crash.crash_topologies import COUNTS, copies_topic, counts_topic, input_topic
 
@@ -24,16 +25,9 @@ MARKERS_PER_S = 20.0
 
 
 @dataclass
-class Report:
-    """The result in the format of all chaos runs, and what this one is about."""
+class Report(ChaosReport):
+    """And what this run is about."""
 
-    rounds: int = 0
-    seed: int = 0
-    faults: dict[str, int] = field(default_factory=dict)
-    lost: int = 0
-    duplicated: int = 0
-    stores_wrong: int = 0
-    stores_wiped: int = 0
     longest_pause_s: float = 0.0
     batches_for_one_commit: int = 0
     pauses_too_long: int = 0
@@ -45,9 +39,8 @@ class Report:
     @property
     def right(self) -> bool:
         """Outputs, stores and assignments; pauses depend on the machine too."""
-        wrong = self.lost or self.duplicated or self.stores_wrong or self.stores_wiped
-        return not (
-            wrong or self.cold_handovers or self.two_actives or self.generations_changed_in_bounces
+        return super().clean and not (
+            self.cold_handovers or self.two_actives or self.generations_changed_in_bounces
         )
 
     @property

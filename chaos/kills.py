@@ -11,7 +11,6 @@ wiped.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import sys
 import tempfile
@@ -19,7 +18,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # A chaos round needs the same instance, and the same looks into it, as the crash tests.
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
+from chaos.report import ChaosReport, tell  # noqa: E402
 from everflow.runtime.worker.crash_points import NAMES  # noqa: E402
 from everflow.state.changelog import unpack_value  # noqa: E402
 from everflow.testing.broker import EmbeddedBroker  # noqa: E402
@@ -46,23 +46,6 @@ class Fault(NamedTuple):
     victim: str
     point: str
     wait_s: float = 0.0
-
-
-@dataclass
-class Report:
-    """The result in the format of all chaos runs."""
-
-    rounds: int
-    seed: int
-    faults: dict[str, int] = field(default_factory=dict)
-    lost: int = 0
-    duplicated: int = 0
-    stores_wrong: int = 0
-    stores_wiped: int = 0
-
-    @property
-    def clean(self) -> bool:
-        return not (self.lost or self.duplicated or self.stores_wrong or self.stores_wiped)
 
 
 def draw(rounds: int, seed: int) -> list[Fault]:
@@ -147,7 +130,7 @@ def strike(app: Application, victim: str, worker: int) -> None:
         app.start()
 
 
-def account(app: Application, stores: dict[int, tuple[str, int]], report: Report) -> None:
+def account(app: Application, stores: dict[int, tuple[str, int]], report: ChaosReport) -> None:
     """Compare everything that was written with everything that was sent."""
     copies = Counter[Pair](
         (record.key, record.value) for record in app.read_all(copies_topic(app.name))
@@ -178,9 +161,9 @@ def account(app: Application, stores: dict[int, tuple[str, int]], report: Report
         report.stores_wiped += app.store_paths()[partition] != stores[partition]
 
 
-def run(faults: list[Fault], seed: int) -> Report:
+def run(faults: list[Fault], seed: int) -> ChaosReport:
     """All rounds on one application, one line each."""
-    report = Report(len(faults), seed)
+    report = ChaosReport(len(faults), seed)
     with (
         tempfile.TemporaryDirectory(prefix="ef-chaos-") as folder,
         EmbeddedBroker(Path(folder) / "broker") as broker,
@@ -231,10 +214,7 @@ def main(arguments: Sequence[str]) -> int:
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 32)
     print(f"seed {seed}", flush=True)
     report = run(matrix() if options.matrix else draw(options.rounds, seed), seed)
-    text = json.dumps(asdict(report), indent=1)
-    print(text)
-    if options.json is not None:
-        options.json.write_text(text + "\n")
+    tell(asdict(report), options.json)
     return 0 if report.clean else 1
 
 

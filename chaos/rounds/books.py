@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from chaos.report import ChaosReport
 from chaos.rounds.analyses import (
     Analysis,
     Finding,
@@ -48,16 +49,9 @@ _LETTER = re.compile(rb'^order (\d+)|"n": ?(\d+)')
 
 
 @dataclass
-class Report:
-    """The result in the format of all chaos runs, and what this one is about."""
+class Report(ChaosReport):
+    """And what this run is about."""
 
-    rounds: int
-    seed: int
-    faults: dict[str, int] = field(default_factory=dict)
-    lost: int = 0
-    duplicated: int = 0
-    stores_wrong: int = 0
-    stores_wiped: int = 0
     findings: dict[str, int] = field(default_factory=dict)
     """By analysis."""
     dead_letters_wrong: int = 0

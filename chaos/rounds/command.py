@@ -7,7 +7,6 @@ unless everything is clean. The seed replays the schedule.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import signal
 import sys
@@ -20,6 +19,7 @@ from pathlib import Path
 
 from bench.topics import REQUEST_TIMEOUT_S
 from chaos.elastic_group import GroupTimeoutError
+from chaos.report import tell
 from chaos.rounds.books import (
     Report,
     Visible,
@@ -265,10 +265,7 @@ def main(arguments: Sequence[str]) -> int:
         plan = Plan(options.rounds, seed, kinds, mutation=options.mutation, proxies=options.proxies)
         report = ChaosRun(plan, folder).run()
     print("\n".join(report.remarks[:REMARKS_SHOWN]))
-    text = json.dumps(report.told(), indent=1)
-    print(text)
-    if options.json is not None:
-        options.json.write_text(text + "\n")
+    tell(report.told(), options.json)
     return 0 if report.clean else 1
 
 
