@@ -56,6 +56,9 @@ class Report(ChaosReport):
     """By analysis."""
     dead_letters_wrong: int = 0
     dropped_wrong: int = 0
+    coordinators_stuck: int = 0
+    """How often the broker was restarted because it did not send its markers
+    (`chaos.rounds.coordinator`): a fault of its own."""
     orders: dict[str, int] = field(default_factory=dict)
     """By kind."""
     remarks: list[str] = field(default_factory=list)

@@ -1,12 +1,13 @@
 """One chaos run: three instances, load, rounds of faults, and the books.
 
-``./run chaos [--rounds N] [--seed S] [--kinds a,b] [--json FILE] [--keep FOLDER]``. Ends with 1
-unless everything is clean. The seed replays the schedule.
+``./run chaos [--rounds N] [--minutes M] [--seed S] [--kinds a,b] [--json FILE] [--keep FOLDER]``.
+Ends with 1 unless everything is clean. The seed replays the schedule.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import signal
 import sys
@@ -30,6 +31,7 @@ from chaos.rounds.books import (
     check_stores,
     store_of,
 )
+from chaos.rounds.coordinator import CoordinatorWatch
 from chaos.rounds.fleet import SETTLE_S, Fleet, Place
 from chaos.rounds.follower import Follower, read_all
 from chaos.rounds.load import Load
@@ -69,6 +71,10 @@ class Plan:
     rate: float = RATE
     mutation: str = ""
     proxies: bool = False
+    settle_s: float = SETTLE_S
+    """How long results are waited for."""
+    minutes: float = math.inf
+    """After so many no round begins: the books are of those there were."""
 
     def schedule(self) -> list[Round]:
         """From the seed."""
@@ -95,10 +101,13 @@ class ChaosRun:
             self._open()
             files = self.fleet.files()
             drawn = self.plan.schedule() if rounds is None else rounds
+            until_s = time.monotonic() + 60 * self.plan.minutes
+            self.report.rounds = 0
             for number, one in enumerate(drawn, 1):
-                files = self._round(number, len(drawn), one, files)
-                if self._stuck:
+                if self._stuck or time.monotonic() > until_s:
                     break
+                files = self._round(number, len(drawn), one, files)
+                self.report.rounds = number
             self._finish()
         return self.report
 
@@ -136,6 +145,12 @@ class ChaosRun:
         self.load.start()
         self._held.callback(self.load.stop)
         self.strikes = Strikes(self.fleet, self.broker, self.load)
+        self.coordinator = CoordinatorWatch(self.broker, self._coordinator_stuck)
+        self.fleet.watch = self.coordinator.look
+
+    def _coordinator_stuck(self, told: str) -> None:
+        self.report.coordinators_stuck += 1
+        print(f"  the broker is restarted: its transaction coordinator has {told}", flush=True)
 
     def _topics(self) -> dict[str, int]:
         """Outputs and changelogs."""
@@ -176,10 +191,11 @@ class ChaosRun:
             return not left[0]
 
         try:
-            self.fleet.wait("every result to be there", visible, SETTLE_S)
+            self.fleet.wait("every result to be there", visible, self.plan.settle_s)
         except GroupTimeoutError as error:
             self._stuck = True
-            self.report.remarks.append(f"not there after {SETTLE_S:.0f} s: {left[0]} ({error})")
+            waited = f"not there after {self.plan.settle_s:.0f} s"
+            self.report.remarks.append(f"{waited}: {left[0]} ({error})")
 
     # --- the end ---------------------------------------------------------------------------------
 
@@ -191,6 +207,8 @@ class ChaosRun:
         orders = self.load.sent()
         self._wait_visible(orders)
         probed = self._settled_drops(before + PROBES * DROPS_OF_A_LATE_ORDER) - before
+        if not self.coordinator.helped():
+            self.report.remarks.append("a transaction is decided still, in a restarted broker")
         owners = {
             task: process.instance
             for process in self.fleet.living()
@@ -246,6 +264,12 @@ def main(arguments: Sequence[str]) -> int:
         action="store_true",
         help="networks are proxies, also where namespaces could be made",
     )
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=math.inf,
+        help="after so many no round begins; the books are checked of those there were",
+    )
     parser.add_argument("--json", type=Path, default=None, metavar="FILE")
     parser.add_argument(
         "--keep", type=Path, default=None, help="where logs stay; default: a temporary folder"
@@ -262,7 +286,14 @@ def main(arguments: Sequence[str]) -> int:
         kinds = asked & possible(Path(temporary))
         left_out = ", ".join(sorted(kind.value for kind in asked - kinds))
         print(f"seed {seed}" + (f"; impossible here: {left_out}" if left_out else ""), flush=True)
-        plan = Plan(options.rounds, seed, kinds, mutation=options.mutation, proxies=options.proxies)
+        plan = Plan(
+            options.rounds,
+            seed,
+            kinds,
+            mutation=options.mutation,
+            proxies=options.proxies,
+            minutes=options.minutes,
+        )
         report = ChaosRun(plan, folder).run()
     print("\n".join(report.remarks[:REMARKS_SHOWN]))
     tell(report.told(), options.json)

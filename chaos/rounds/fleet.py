@@ -20,6 +20,8 @@ from everflow.runtime.client_state import ClientState
 
 SESSION_MS = 8_000
 SETTLE_S = 300.0
+LONG_S = 10.0
+"""What has not come by then may be held up by the broker."""
 STORE = re.compile(r"(\d+_\d+)/(.+)-(\d+)$")
 _ASKS_THE_BROKER = """
 import socket, struct, sys
@@ -63,6 +65,8 @@ class Fleet(Group):
         self.disks: dict[int, SmallDisk] = {}
         self.clocks: dict[int, Clock] = {}
         self.mutation = ""
+        self.watch: Callable[[], None] = lambda: None
+        """Called again and again while something does not come."""
         self.may_end: set[int] = set()
         """Instances whose end is a fault's, and no failure."""
         self._held = ExitStack()
@@ -112,8 +116,11 @@ class Fleet(Group):
         poll_s: float = POLL_S,
     ) -> None:
         """See `Group`; those that may end are no failures when they do."""
+        since_s = time.monotonic()
 
         def looked() -> bool:
+            if time.monotonic() - since_s > LONG_S:
+                self.watch()
             for process in self.living():
                 if process.instance in self.may_end and process.process.poll() is not None:
                     process.gone_s = time.time()

@@ -1,0 +1,35 @@
+"""What the coordinator of a real broker says of its transactions."""
+
+from __future__ import annotations
+
+import time
+from uuid import uuid4
+
+import pytest
+from confluent_kafka import Producer
+
+from chaos.rounds import coordinator
+from chaos.rounds.coordinator import decided_at
+from everflow.kafka.admin import ClusterAdmin
+
+pytestmark = pytest.mark.broker
+
+
+def test_an_open_transaction_is_not_decided(
+    bootstrap: str, admin: ClusterAdmin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, topic = f"watched-{uuid4().hex[:8]}", f"watched-{uuid4().hex[:8]}"
+    admin.create_topics({topic: (1, {})})
+    began_ms = time.time() * 1000
+    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": name})
+    producer.init_transactions(60)
+    producer.begin_transaction()
+    producer.produce(topic, b"v")
+    producer.flush(60)
+    assert [one for one in decided_at(bootstrap) or () if one.transactional_id == name] == []
+    monkeypatch.setattr(coordinator, "DECIDED", ("Ongoing",))
+    (found,) = [one for one in decided_at(bootstrap) or () if one.transactional_id == name]
+    assert abs(found.began_ms - began_ms) < 600_000
+    producer.abort_transaction(60)
+    assert [one for one in decided_at(bootstrap) or () if one.transactional_id == name] == []
+    assert decided_at("127.0.0.1:1") is None
