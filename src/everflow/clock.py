@@ -1,9 +1,10 @@
-"""Time as a parameter: nothing below the runtime's edge reads a clock of its own."""
+"""Time as a parameter: nothing below the runtime's edge reads a clock of its own. And as text."""
 
 from __future__ import annotations
 
 import threading
 import time
+from datetime import datetime, timedelta, timezone
 from typing import Protocol
 
 
@@ -76,3 +77,37 @@ class Deadline:
     def expired(self) -> bool:
         """Whether the limit has passed."""
         return self._clock.monotonic_ms() >= self._end_ms
+
+
+def instant(time_ms: int) -> str:
+    """ISO 8601 in UTC, with milliseconds where there are any; the number itself beyond what a
+    calendar has."""
+    try:
+        when = datetime.fromtimestamp(time_ms / 1000, timezone.utc)
+    except (OverflowError, ValueError, OSError):
+        return str(time_ms)
+    return when.isoformat(timespec="milliseconds" if time_ms % 1000 else "seconds").replace(
+        "+00:00", "Z"
+    )
+
+
+def time_of(text: str) -> int:
+    """Ms since 1970 of such a number, or of a time in ISO 8601, UTC where it names no zone.
+    ValueError for anything else, and for 1970's first moment (to Kafka's clients: now) and
+    before."""
+    epoch = datetime(1970, 1, 1, tzinfo=timezone.utc)
+    try:
+        if text.isdecimal():
+            found = int(text)
+        else:
+            when = datetime.fromisoformat(text.replace("Z", "+00:00"))
+            found = (
+                (when if when.tzinfo else when.replace(tzinfo=timezone.utc)) - epoch
+            ) // timedelta(milliseconds=1)
+    except ValueError:
+        raise ValueError(
+            f"not a time: {text!r}; write 2026-11-21T21:14:06Z, or ms since 1970"
+        ) from None
+    if found <= 0:
+        raise ValueError(f"the time {text!r} is not after 1970-01-01T00:00:00Z")
+    return found

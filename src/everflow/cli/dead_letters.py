@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka import TopicPartition as ClientTopicPartition
 
-from everflow.cli.records import instant
+from everflow.clock import instant
 from everflow.config import StreamsConfig
 from everflow.errors import ConfigError
 from everflow.kafka.client_log import client_log

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, Message, Producer
@@ -15,6 +14,7 @@ from confluent_kafka import TopicPartition as ClientTopicPartition
 
 from everflow import serdes
 from everflow.cli.formats import Format, WindowKind
+from everflow.clock import instant, time_of
 from everflow.config import StreamsConfig
 from everflow.console.status import StatusLine
 from everflow.errors import ConfigError
@@ -138,39 +138,6 @@ def windowed(data: bytes | None, form: Format, window: WindowKind) -> str:
         for at in range(len(data) - suffix, len(data), 8)
     ]
     return f"{decoded(data[:-suffix], form)}@{'/'.join(instant(time) for time in reversed(times))}"
-
-
-def instant(time_ms: int) -> str:
-    """ISO 8601 in UTC, with milliseconds where there are any; the number itself beyond what a
-    calendar has."""
-    try:
-        when = datetime.fromtimestamp(time_ms / 1000, timezone.utc)
-    except (OverflowError, ValueError, OSError):
-        return str(time_ms)
-    return when.isoformat(timespec="milliseconds" if time_ms % 1000 else "seconds").replace(
-        "+00:00", "Z"
-    )
-
-
-def time_of(text: str) -> int:
-    """Ms since 1970 of such a number, or of a time in ISO 8601, UTC where it names no zone.
-    ValueError for anything else, and for 1970's first moment, which is `NOW`, and before."""
-    epoch = datetime(1970, 1, 1, tzinfo=timezone.utc)
-    try:
-        if text.isdecimal():
-            found = int(text)
-        else:
-            when = datetime.fromisoformat(text.replace("Z", "+00:00"))
-            found = (
-                (when if when.tzinfo else when.replace(tzinfo=timezone.utc)) - epoch
-            ) // timedelta(milliseconds=1)
-    except ValueError:
-        raise ValueError(
-            f"not a time: {text!r}; write 2026-11-21T21:14:06Z, or ms since 1970"
-        ) from None
-    if found <= NOW:
-        raise ValueError(f"the time {text!r} is not after 1970-01-01T00:00:00Z")
-    return found
 
 
 def text_of(message: Message, key: Format, value: Format, window: WindowKind | None) -> str:

@@ -11,7 +11,8 @@ import pytest
 import everflow
 from everflow import serdes
 from everflow.cli.formats import Format, WindowKind
-from everflow.cli.records import Line, decoded, encoded, instant, lines, windowed
+from everflow.cli.records import Line, decoded, encoded, lines, windowed
+from everflow.clock import instant
 from everflow.errors import ConfigError
 from everflow.serdes import SerdeError
 
