@@ -160,6 +160,14 @@ class StoreEnvironment:
         with disk_errors(self.path, "flushed"):
             self._env.sync(True)
 
+    def copy_to(self, folder: Path) -> None:
+        """Write what is committed at this moment into the empty ``folder``, as an environment of
+        its own. It pins pages, and lets nobody of this process resize the map, for as long as the
+        disk takes. StateDiskError, StoreClosedError."""
+        self._check_process()
+        with self._reading(), disk_errors(folder, "copied"):
+            self._env.copy(str(folder), compact=True)
+
     def reader_check(self) -> int:
         """Free the slots of dead readers; returns how many there were."""
         return self._env.reader_check()

@@ -224,6 +224,12 @@ class LmdbStore:
         """Force everything applied so far to the disk."""
         self._env.flush()
 
+    def copy_to(self, folder: Path) -> LmdbStore:
+        """A store of its own in the empty ``folder``, of what is committed at this moment: whoever
+        reads for long reads that, and `close`s it. StateDiskError, StoreClosedError."""
+        self._env.copy_to(folder)
+        return LmdbStore.open(folder)
+
     def reader_check(self) -> int:
         """Free reader slots of dead processes, which keep old pages from being reused; returns how
         many."""

@@ -73,6 +73,18 @@ class VersionedSnapshot(StoreSnapshot):
                 found[at].append(Version(one[0], OPEN, one[1]))
         return found
 
+    def every_version(self) -> Iterator[tuple[bytes, Version]]:
+        """Keys with the versions that have a value and that the history shows: the latest ones by
+        key, then those before them, in no order."""
+        for key, stored in self.range(None, None):
+            time, value = unpack_value(stored)
+            yield key, Version(time, OPEN, value)
+        for _, slot in self._segments():
+            for entry in self._scan(self._ring[slot], None, None):
+                for one in _valid([entry], self._expired, OPEN):
+                    if one.value is not None:
+                        yield entry[0][: -_TIMES.size], one
+
     def _earlier(self, asked: Sequence[tuple[bytes, int, int]]) -> list[list[Version]]:
         """As `versions_many`, without the latest ones."""
         asked = [(key, max(first, self._expired), last) for key, first, last in asked]

@@ -16,7 +16,8 @@ from typing import Any
 import pyarrow as pa
 
 from everflow.records import TaskId
-from everflow.serdes import Serde
+from everflow.serdes import BytesSerde, Serde
+from everflow.serdes.base import ResultDecoder
 from everflow.state.store import StoreSpec
 from everflow.topology.arrival import Ways
 from everflow.topology.graph import (
@@ -413,6 +414,20 @@ class PhysicalPlan:
                 found.setdefault(source.subtopology, {})[source.topic] = source.idle
         return found
 
+    def value_results(self, store: str) -> ResultDecoder:
+        """`value_decoder` in columns. KeyError for an unknown store."""
+        for whole in self.whole_stores():
+            if whole.name == store:
+                return whole.value_serde
+        op, spec = self._owner(store)
+        if isinstance(op.operator, ProcessorOperator) or _beside(op, spec):
+            return spec.value_serde
+        operator: Any = op.operator
+        if getattr(operator, "value_serde", None) != spec.value_serde:
+            return BytesSerde()  # no table shows them
+        results: ResultDecoder = operator.results
+        return results
+
     def value_decoder(self, store: str) -> Callable[[bytes], Any]:
         """Reads a store's value bytes (without the 8-byte timestamp) as the table shows them: of
         built-in aggregates the results, not the state that is kept for them. KeyError for an
@@ -420,17 +435,24 @@ class PhysicalPlan:
         for whole in self.whole_stores():
             if whole.name == store:
                 return whole.value_serde.decode
+        op, spec = self._owner(store)
+        if isinstance(op.operator, ProcessorOperator) or _beside(op, spec):
+            return spec.value_serde.decode
+        return op.operator.decode_result
+
+    def _owner(self, store: str) -> tuple[StatefulOp, StoreSpec]:
+        """The first operator that keeps a store."""
         for step in self.steps:
             for op in step.ops:
-                specs = op.stores if isinstance(op, StatefulOp) else ()
-                spec = next((spec for spec in specs if spec.name == store), None)
-                if spec is None or not isinstance(op, StatefulOp):
-                    continue
-                beside = spec is not specs[0] and not isinstance(op.operator, JoinOperator)
-                if isinstance(op.operator, ProcessorOperator) or beside:
-                    return spec.value_serde.decode
-                return op.operator.decode_result
+                for spec in op.stores if isinstance(op, StatefulOp) else ():
+                    if spec.name == store and isinstance(op, StatefulOp):
+                        return op, spec
         raise KeyError(store)
+
+
+def _beside(op: StatefulOp, spec: StoreSpec) -> bool:
+    """Whether it is a store beside the one that an operator's table shows."""
+    return spec is not op.stores[0] and not isinstance(op.operator, JoinOperator)
 
 
 def _has_function(value: Any) -> bool:
