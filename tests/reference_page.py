@@ -106,6 +106,11 @@ SECTIONS = (
         "ReadOnlySessionStore",
     ),
     Section(
+        "Stores as DataFrames",
+        "../QUERIES.md#a-store-as-a-dataframe",
+        "read_state diff_state",
+    ),
+    Section(
         "Who has what", "../QUERIES.md#who-has-what", "KeyQueryMetadata StreamsMetadata LagInfo"
     ),
     Section(

@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from everflow.runtime.task_status import TaskStatus
     from everflow.runtime.tasks.task import TaskRole, TaskState
     from everflow.runtime.thread.replacement import StreamThreadExceptionResponse
+    from everflow.snapshots.frames import diff_state, read_state
     from everflow.spark.session import session
     from everflow.state.versions import VersionedRecord
     from everflow.topology.program import Topology
@@ -184,8 +185,10 @@ __all__ = [
     "WindowStore",
     "Windowed",
     "agg",
+    "diff_state",
     "errors",
     "punctuate",
+    "read_state",
     "serdes",
     "session",
 ]
@@ -234,6 +237,7 @@ _NAMES = {
     "runtime.task_status": "TaskStatus",
     "runtime.query.versioned_query": "ReadOnlyVersionedStore",
     "runtime.query.window_query": "ReadOnlyWindowStore",
+    "snapshots.frames": "diff_state read_state",
     "spark.session": "session",
     "state.versions": "VersionedRecord",
     "topology.timestamps": (

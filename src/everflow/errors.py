@@ -53,6 +53,19 @@ class ConfigError(EverflowError):
     code = "EF-CONFIG"
 
 
+class StatePointError(ConfigError):
+    """A store cannot be looked at there: its changelog has nothing of that point, not yet or not
+    any more; the message has what there is."""
+
+    code = "EF-STATE-POINT"
+
+
+class NoChangelogError(EverflowError):
+    """There is no changelog that says what a store was; the message says why."""
+
+    code = "EF-NO-CHANGELOG"
+
+
 class TopologyError(EverflowError):
     """The program is wrong; raised while the topology is built, naming the line of the user's code.
 

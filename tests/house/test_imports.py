@@ -56,7 +56,7 @@ PURE = frozenset(
 }
 BELOW_RUNTIME = BASE | PURE | {"everflow.dsl", "everflow.travel"}
 ENGINES = frozenset(
-    f"everflow.{name}" for name in ("state", "kafka", "spark", "membership", "observe")
+    f"everflow.{name}" for name in ("state", "kafka", "spark", "membership", "observe", "snapshots")
 )
 ALL_BELOW_CLI = BELOW_RUNTIME | ENGINES | {"everflow.runtime"}
 
@@ -204,13 +204,24 @@ TABLE: tuple[tuple[str, frozenset[str], frozenset[str]], ...] = (
         | {"everflow.spark", "everflow.kafka.admin", "everflow.travel"},
         ARROW | {"pyspark", "py4j"},
     ),
+    # a store as rows: copied or folded from its changelog, for whoever reads it for long
+    (
+        "everflow.snapshots",
+        BASE
+        | PURE
+        | {"everflow.snapshots", "everflow.state", "everflow.kafka"}
+        | {"everflow.spark.session", "everflow.spark.foreign"}
+        | {"everflow.runtime.query.query_errors"},
+        ARROW,
+    ),
     (
         "everflow.runtime.query",
         BASE
         | PURE
         | {f"everflow.runtime.{name}" for name in ("query", "tasks", "client_state")}
-        | {"everflow.state", "everflow.kafka.group_channel", "everflow.kafka.group_description"},
-        frozenset({"kafka"}),
+        | {"everflow.snapshots", "everflow.state"}
+        | {"everflow.kafka.group_channel", "everflow.kafka.group_description"},
+        frozenset({"kafka", "pyarrow"}),
     ),
     (
         "everflow.runtime.serving",

@@ -84,6 +84,13 @@ class OnePlace:
     def home(self, key: bytes) -> int:
         return 0
 
+    @property
+    def stale(self) -> bool:
+        return False
+
+    def lag(self, partition: int) -> int | None:
+        return 0
+
     def rebuild(self, spec: StoreSpec, content: Mapping[bytes, int]) -> None:
         old = self.path()
         self.rebuilds += 1

@@ -34,7 +34,7 @@ from everflow.cli import (
 from everflow.cli.cluster_options import Debug
 from everflow.cli.option_names import BOOTSTRAP_VARIABLE, OPTIONS, named_as_typed, require_given
 from everflow.cli.usage import EXIT_USAGE, Commands
-from everflow.cli.watching import watch_commands
+from everflow.cli.watching import state_command, watch_commands
 from everflow.console.terminal import error_text, merge_settings
 from everflow.errors import ConfigError, EverflowError, SetupError, TopologyError
 from everflow.stop_signals import EXIT_BASE, owned, write_nowhere
@@ -417,6 +417,7 @@ _GROUPS = (
     simulate,
     machine_setup,
     watch_commands,
+    state_command,
 )
 for group in _GROUPS:
     group.register(app, _errors_for_people)

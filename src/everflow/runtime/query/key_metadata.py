@@ -10,6 +10,7 @@ from kafka.partitioner.default import murmur2
 
 from everflow.assignment.user_data import HostTasks
 from everflow.records import TaskId, TopicPartition
+from everflow.serdes.base import ResultDecoder
 from everflow.state.store import StoreSpec
 from everflow.topology.graph import Node, SourceNode, StatefulNode
 from everflow.topology.program import Topology
@@ -22,7 +23,7 @@ Hosts = Mapping[str, HostTasks]
 """Tasks by ``application.server``; instances without one are not in it."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StoreSite:
     """A store of the running topology: which tasks have it (``subtopology`` x
     ``range(partitions)``), and its values' decoder (`PhysicalPlan.value_decoder`)."""
@@ -33,6 +34,8 @@ class StoreSite:
     decode: Callable[[bytes], Any]
     everywhere: bool = False
     """Whether every instance has it: the store of a global table."""
+    results: ResultDecoder | None = None
+    """`PhysicalPlan.value_results`; None: those of the serde."""
 
     def task(self, partition: int) -> TaskId:
         """The task that has the store's content of a partition."""

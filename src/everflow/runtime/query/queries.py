@@ -154,7 +154,9 @@ class StoreQueries:
             max_lag=max_lag,
             partitioner=partitioner,
         )
-        return STORE_KINDS[site.spec.kind](site.spec, StoreReader(access), site.decode)
+        return STORE_KINDS[site.spec.kind](
+            site.spec, StoreReader(access), site.decode, site.results
+        )
 
     @property
     def sites(self) -> dict[str, StoreSite]:
@@ -174,11 +176,11 @@ class StoreQueries:
         site = self.site(name)
         partition = partition_of(site, key_bytes(site.spec, key), partitioner)
         if site.everywhere:  # whoever is asked has it
-            lag = self._lag_here(site, partition)
+            lag = self.lag_here(site, partition)
             return KeyQueryMetadata(self._own_host or None, (), partition, lag)
         return replace(
             metadata_for_key(site, partition, self._ports.hosts()),
-            lag=self._lag_here(site, partition),
+            lag=self.lag_here(site, partition),
         )
 
     def streams_metadata(self, name: str | None = None) -> tuple[StreamsMetadata, ...]:
@@ -295,7 +297,7 @@ class StoreQueries:
                 max_lag=max_lag,
             )
 
-    def _lag_here(self, site: StoreSite, partition: int) -> int | None:
+    def lag_here(self, site: StoreSite, partition: int) -> int | None:
         """Of the copy on this instance, in offsets; None without one, or without an answer of the
         brokers."""
         running = self.running(site)
@@ -357,6 +359,9 @@ class _Access:
         if self.max_lag is not None:
             self.queries.check_lag(self.site, partition, copy, self.max_lag)
         return copy.path
+
+    def lag(self, partition: int) -> int | None:
+        return self.queries.lag_here(self.site, partition)
 
     def home(self, key: bytes) -> int:
         return (
@@ -452,31 +457,34 @@ def store_queries(
     topics = topics_into_stores(topology, blueprint.application_id)
     sites = [
         StoreSite(
-            spec,
-            subtopology,
-            max(blueprint.partitions[topic] for topic in topics[spec.name]),
-            blueprint.plan.value_decoder(spec.name),
+            spec=spec,
+            subtopology=subtopology,
+            partitions=max(blueprint.partitions[topic] for topic in topics[spec.name]),
+            decode=blueprint.plan.value_decoder(spec.name),
+            results=blueprint.plan.value_results(spec.name),
         )
         for subtopology, specs in blueprint.stores.items()
         for spec in specs
     ]
     sites += [
         StoreSite(
-            table.store,
-            table.subtopology,
-            blueprint.global_partitions[table.source.topic],
-            blueprint.plan.value_decoder(table.store.name),
+            spec=table.store,
+            subtopology=table.subtopology,
+            partitions=blueprint.global_partitions[table.source.topic],
+            decode=blueprint.plan.value_decoder(table.store.name),
             everywhere=True,
+            results=blueprint.plan.value_results(table.store.name),
         )
         for table in blueprint.plan.global_tables
     ]
     sites += [
         StoreSite(
-            table.store,
-            table.subtopology,
-            1,
-            blueprint.plan.value_decoder(table.store.name),
+            spec=table.store,
+            subtopology=table.subtopology,
+            partitions=1,
+            decode=blueprint.plan.value_decoder(table.store.name),
             everywhere=True,
+            results=blueprint.plan.value_results(table.store.name),
         )
         for table in blueprint.plan.loaded_tables
     ]

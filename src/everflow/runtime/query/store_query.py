@@ -12,7 +12,7 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from everflow.errors import RetriableError, StoreMismatchError
 from everflow.foreign_names import spelled_here
@@ -21,12 +21,16 @@ from everflow.runtime.query.query_errors import (
     StateMovingError,
     StoreKindError,
 )
-from everflow.serdes.base import SerdeError
+from everflow.serdes.base import ResultDecoder, SerdeError
+from everflow.snapshots.entry_columns import EntryColumns
 from everflow.state.changelog import TIMESTAMP_BYTES
 from everflow.state.lmdb_env import StoreClosedError
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
 from everflow.state.store_snapshot import StoreSnapshot
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 PAGE_ENTRIES = 1_000
 PAGE_BYTES = 1 << 20
@@ -79,6 +83,13 @@ class CopyAccess(Protocol):
     def home(self, key: bytes) -> int:
         """The partition that a key belongs to."""
 
+    @property
+    def stale(self) -> bool:
+        """Whether copies that lag are read too."""
+
+    def lag(self, partition: int) -> int | None:
+        """How many offsets the partition's copy is behind its changelog; None: not known."""
+
 
 @dataclass(frozen=True)
 class StoreReader:
@@ -99,12 +110,21 @@ class StoreReader:
 
     def read(self, partition: int, body: Callable[[StoreSnapshot], _Read]) -> _Read:
         """``body`` on a snapshot of the partition's copy. InvalidStateStoreError."""
+
+        def shown(store: LmdbStore) -> _Read:
+            with store.snapshot() as view:
+                return body(view)
+
+        return self.of_copy(partition, shown)
+
+    def of_copy(self, partition: int, body: Callable[[LmdbStore], _Read]) -> _Read:
+        """``body`` on the partition's copy, once more where that goes away under it.
+        InvalidStateStoreError."""
         failure: Exception | None = None
         for _ in range(ATTEMPTS):
             path = self.access.path(partition)
             try:
-                with LmdbStore.open(path).snapshot() as view:
-                    return body(view)
+                return body(LmdbStore.open(path))
             except (
                 StoreMismatchError,
                 StoreClosedError,
@@ -113,6 +133,10 @@ class StoreReader:
         raise StateMovingError(
             f"Partition {partition} of the store is being rebuilt: retry shortly. ({failure})"
         ) from failure
+
+    def lag(self, partition: int) -> int | None:
+        """See `CopyAccess`."""
+        return self.access.lag(partition)
 
     def entries(
         self, partition: int, start: bytes | None, end: bytes | None, reverse: bool = False
@@ -161,12 +185,18 @@ class ReadOnlyStore:
     """
 
     def __init__(
-        self, spec: StoreSpec, reader: StoreReader, decode: Callable[[bytes], Any]
+        self,
+        spec: StoreSpec,
+        reader: StoreReader,
+        decode: Callable[[bytes], Any],
+        results: ResultDecoder | None = None,
     ) -> None:
-        """``decode`` reads value bytes as the table shows them (`PhysicalPlan.value_decoder`)."""
+        """``decode`` reads value bytes as the table shows them (`PhysicalPlan.value_decoder`),
+        ``results`` many of them (`PhysicalPlan.value_results`; None: those of the serde)."""
         self.spec = spec
         self._reader = reader
         self._decode = decode
+        self._results = results or spec.value_serde
         self._behind: EntryPlace | None = None
 
     def behind(self: _Store, place: EntryPlace | None) -> _Store:
@@ -195,6 +225,32 @@ class ReadOnlyStore:
         return sum(
             self._reader.read(partition, StoreSnapshot.entries) for partition in self._ready()
         )
+
+    def to_dataframe(
+        self, spark: SparkSession | None = None, *, folder: str | Path | None = None
+    ) -> DataFrame:
+        """All that is here as a DataFrame: `everflow.read_state` says its columns. With
+        ``stale=True`` of `KafkaStreams.store` the column ``lag`` says how many offsets each row's
+        copy is behind its changelog (0: the active task, null: not known).
+
+        Each partition is the committed content of one moment: its store is copied, which takes the
+        disk's time and no batch's, and the copy is read, whatever is written meanwhile. Rows are
+        written as Parquet files, which stay until this process ends, and their store's copy until
+        they are written; ``folder`` says where, by default TMPDIR.
+
+        Args:
+            spark: by default everflow's session.
+            folder: an existing folder on a local disk.
+
+        Raises InvalidStateStoreError as every query; SerdeError for bytes that the serdes do not
+        read; StateDiskError where the disk has no room; SetupError for a Spark that is not
+        local.
+        """
+        from everflow.runtime.query.store_frame import dataframe_of
+
+        columns = EntryColumns(self.spec, self._results, lag=self._reader.access.stale)
+        where = None if folder is None else Path(folder)
+        return dataframe_of(columns, self._reader, self._ready(), spark, where)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):

@@ -31,7 +31,10 @@ WINDOWS = StoreSpec(
     window_size_ms=1_000,
 )
 PARTITIONS = 4
-SITES = [StoreSite(spec, 0, PARTITIONS, spec.value_serde.decode) for spec in (COUNTS, WINDOWS)]
+SITES = [
+    StoreSite(spec=spec, subtopology=0, partitions=PARTITIONS, decode=spec.value_serde.decode)
+    for spec in (COUNTS, WINDOWS)
+]
 
 
 def write(path: Path, spec: StoreSpec, entries: Mapping[bytes, int | None]) -> None:

@@ -62,7 +62,9 @@ SESSIONS = StoreSpec(
     retention_ms=10**12,
 )
 SITES = {
-    spec.name: StoreSite(spec, 0, PARTITIONS, spec.value_serde.decode)
+    spec.name: StoreSite(
+        spec=spec, subtopology=0, partitions=PARTITIONS, decode=spec.value_serde.decode
+    )
     for spec in (COUNTS, ORDERS, WINDOWS, SESSIONS)
 }
 WORDS = {f"word {number}/ä": number for number in range(2_500)}

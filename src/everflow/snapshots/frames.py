@@ -1,0 +1,142 @@
+"""Rows of a store as a Spark DataFrame.
+
+They are written as Parquet files, which Spark reads as it needs them, and which are removed when
+the process ends.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from everflow.config import StreamsConfig
+from everflow.kafka.admin import ClusterAdmin
+from everflow.kafka.reading.log_reader import LogReader
+from everflow.snapshots.logged_stores import logged_store
+from everflow.snapshots.points import At
+from everflow.snapshots.rows import Rows, write_parquet
+from everflow.snapshots.snapshot import room
+from everflow.snapshots.state_reader import StateReader
+from everflow.spark.foreign import require_local
+from everflow.spark.session import session
+from everflow.topology.program import Topology
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+log = logging.getLogger("everflow")
+
+
+def read_state(
+    topology: Topology,
+    store: str,
+    at: At = None,
+    *,
+    spark: SparkSession | None = None,
+    folder: str | Path | None = None,
+    **settings: Any,
+) -> DataFrame:
+    """A store as its changelog says that it was, as a DataFrame; no instance needs to run.
+
+        read_state(builder.build(), "counts", "2026-11-21T21:00:00Z", application_id="shop",
+        bootstrap_servers="localhost:9092")
+
+    Columns: ``key``, ``value``, ``timestamp`` and ``partition``, of the types of the table's
+    serdes; of windows and sessions ``window_start`` and ``window_end``; of versioned stores
+    ``valid_from`` and ``valid_to`` (null: the latest) instead of ``timestamp``, a row a version.
+
+    Args:
+        topology: as it is run; its serdes read the bytes.
+        store: as in the topology.
+        at: None: the end; a time (ms, ISO 8601 or a datetime, UTC where it names no zone): what the
+        log had before its first record of that time or later; offsets by partition, of which the
+        others are left out.
+        spark: by default everflow's session.
+        folder: for temporary files, by default TMPDIR: the largest partition while it is read, and
+        the rows as Parquet until this process ends.
+        settings: those of `KafkaStreams`, ``application_id`` and ``bootstrap_servers`` at least.
+
+    What compaction has removed cannot be shown; where that may be, a warning says so. Committed
+    records only. Blocks until all is read. Raises StoreNotFoundError; NoChangelogError;
+    StatePointError for a point that the log does not have; SerdeError for bytes that the serdes do
+    not read, with topic, partition and offset; StateDiskError; RetriableError if the brokers do not
+    answer.
+    """
+    return _frame(lambda reader: reader.rows(at), topology, store, spark, _path(folder), settings)
+
+
+def diff_state(
+    topology: Topology,
+    store: str,
+    first: At,
+    second: At = None,
+    *,
+    spark: SparkSession | None = None,
+    folder: str | Path | None = None,
+    **settings: Any,
+) -> DataFrame:
+    """The keys of a store whose values are not the same at two points of its changelog.
+
+    Columns: those of the key as in `read_state`, ``change`` ("added", "changed", "removed", or
+    "expired" for windows that the retention has ended), ``old_value``, ``new_value``,
+    ``old_timestamp``, ``new_timestamp``, ``partition``. Of a versioned store the latest versions
+    are compared. Points, other arguments and errors as of `read_state`.
+    """
+    return _frame(
+        lambda reader: reader.difference(first, second),
+        topology,
+        store,
+        spark,
+        _path(folder),
+        settings,
+    )
+
+
+@contextmanager
+def changelog_of(
+    topology: Topology, store: str, config: StreamsConfig, folder: Path | None
+) -> Iterator[StateReader]:
+    """A reader of the store's changelog, with its own connections. StoreNotFoundError,
+    NoChangelogError."""
+    found = logged_store(topology, store, config.application_id, config.topology_optimization)
+    with (
+        closing(ClusterAdmin(config.admin())) as admin,
+        LogReader(config.consumer(), latest=True) as reader,
+    ):
+        yield StateReader(store=found, admin=admin, reader=reader, folder=folder)
+
+
+def to_dataframe(rows: Rows, spark: SparkSession | None, folder: Path | None) -> DataFrame:
+    """All rows, written below ``folder`` (None: TMPDIR) and kept there until this process ends."""
+    active = spark or session()
+    require_local(str(active.sparkContext.master))  # whose tasks see this disk
+    with room(folder, kept=True) as home:
+        write_parquet(rows, home / "rows")
+    atexit.register(shutil.rmtree, home, ignore_errors=True)
+    return active.read.parquet(str(home / "rows"))
+
+
+def _frame(
+    ask: Callable[[StateReader], Rows],
+    topology: Topology,
+    store: str,
+    spark: SparkSession | None,
+    folder: Path | None,
+    settings: dict[str, Any],
+) -> DataFrame:
+    config = StreamsConfig(**settings)
+    with changelog_of(topology, store, config, folder) as reader:
+        rows = ask(reader)
+        frame = to_dataframe(rows, spark, folder)
+    for note in rows.notes:
+        log.warning("%s", note)
+    return frame
+
+
+def _path(folder: str | Path | None) -> Path | None:
+    return None if folder is None else Path(folder)

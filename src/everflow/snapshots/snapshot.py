@@ -1,0 +1,78 @@
+"""A store of its own in a temporary folder, for whoever reads it for long.
+
+A read of LMDB pins the pages that it sees, and the file grows by what is written meanwhile; a store
+that has to grow waits for the readers of its process. So nobody reads a live store for as long as
+Spark takes: it is copied, at the speed of the disk, and the copy is read. A past state is folded
+into such a store, too: memory is bounded, and retention and versions are the store's own.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import cast
+
+import pyarrow as pa
+
+from everflow.errors import StateDiskError
+from everflow.snapshots.entry_columns import Blame, EntryColumns, pages
+from everflow.state.lmdb_store import LmdbStore
+from everflow.state.versioned_snapshot import VersionedSnapshot
+
+PREFIX = "everflow-state-"
+
+
+@contextmanager
+def room(parent: Path | None, *, kept: bool = False) -> Iterator[Path]:
+    """An empty folder below ``parent`` (None: below TMPDIR), removed behind the block; with
+    ``kept`` only where that fails. StateDiskError, with a word of where, for a disk that
+    refuses."""
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+    except OSError as error:
+        raise _refused(parent or Path(tempfile.gettempdir()), error) from error
+    done = False
+    try:
+        yield folder
+        done = True
+    except (StateDiskError, OSError) as error:
+        raise _refused(folder, error) from error
+    finally:
+        if not (kept and done):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def opened(store: LmdbStore) -> Iterator[LmdbStore]:
+    """Closes the store behind the block, and removes its files."""
+    try:
+        yield store
+    finally:
+        store.close()
+        shutil.rmtree(store.path, ignore_errors=True)
+
+
+def batches(
+    store: LmdbStore, columns: EntryColumns, partition: int, blame: Blame, lag: int | None = None
+) -> Iterator[pa.RecordBatch]:
+    """All that the store shows, in batches of a bounded size; every version of a versioned store.
+    One read for all of them: of a `room`'s store. EntryError."""
+    with store.snapshot() as view:
+        if columns.spec.versioned:
+            versions = cast(VersionedSnapshot, view).every_version()
+            for found in pages(versions, lambda one: len(one[0]) + len(one[1].value or b"")):
+                yield columns.versions(found, partition, blame, lag)
+            return
+        for page in pages(view.range(None, None), lambda one: len(one[0]) + len(one[1])):
+            yield columns.entries(page, partition, blame, lag)
+
+
+def _refused(folder: Path, error: Exception) -> StateDiskError:
+    return StateDiskError(
+        f"A store is copied into a temporary folder before it is read, and the disk refuses that "
+        f"in {folder}: {error}. Nothing of the application was touched. Free space there, or name "
+        f"another folder: folder=, --folder, or TMPDIR."
+    )

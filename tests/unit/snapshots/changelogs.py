@@ -1,0 +1,108 @@
+"""A changelog in memory behind the ports of a `StateReader`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from everflow.kafka.reading.log_chunk import LogChunk
+from everflow.kafka.reading.log_columns import LogColumns
+from everflow.records import TopicPartition
+
+Record = tuple[bytes | None, bytes | None, int]
+"""Key, value, time (ms)."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """Records by offset, as a tap hands them out."""
+
+    found: list[tuple[int, Record]]
+
+    @property
+    def timestamps(self) -> Any:
+        return np.array([time for _, (_, _, time) in self.found], np.int64)
+
+    @property
+    def sizes(self) -> Any:
+        return np.array([len(k or b"") + len(v or b"") for _, (k, v, _) in self.found], np.int64)
+
+    def keys(self) -> list[bytes | None]:
+        return [key for _, (key, _, _) in self.found]
+
+    def values(self) -> list[bytes | None]:
+        return [value for _, (_, value, _) in self.found]
+
+    def arrow(self, headers: bool) -> LogColumns:
+        offsets = np.array([offset for offset, _ in self.found], np.int64)
+        keys, values = (pa.array(one, pa.binary()) for one in (self.keys(), self.values()))
+        return LogColumns(keys, values, offsets, self.timestamps)
+
+    def latest(self) -> Held:
+        last = {record[0]: at for at, (_, record) in enumerate(self.found)}
+        newest = int(np.argmax(self.timestamps))
+        return Held([one for at, one in enumerate(self.found) if at in {*last.values(), newest}])
+
+
+@dataclass
+class FakeChangelog:
+    """Partitions of one topic. ``logs``: committed records by offset; an offset that is missing was
+    compacted away, aborted or a marker."""
+
+    topic: str
+    logs: dict[int, dict[int, Record]]
+    starts: dict[int, int] = field(default_factory=dict)
+    open_from: dict[int, int] = field(default_factory=dict)
+    """Where a transaction is open."""
+    ends: dict[int, int] = field(default_factory=dict)
+    there: bool = True
+    chunk: int = 2
+    reads: list[tuple[int, int, int]] = field(default_factory=list)
+
+    def describe_topics(self, names: Collection[str]) -> dict[str, Any]:
+        found = SimpleNamespace(partitions=len(self.logs))
+        return dict.fromkeys(names, found) if self.there and self.topic in names else {}
+
+    def list_offsets(
+        self, partitions: Collection[TopicPartition], which: str, isolation: str
+    ) -> dict[TopicPartition, int]:
+        if which == "earliest":
+            return {tp: self.starts.get(tp.partition, 0) for tp in partitions}
+        ends = {tp: self._end(tp.partition) for tp in partitions}
+        if isolation == "read_committed":
+            return {tp: self.open_from.get(tp.partition, end) for tp, end in ends.items()}
+        return ends
+
+    def offsets_for_time(
+        self, partitions: Collection[TopicPartition], time_ms: int, isolation: str
+    ) -> dict[TopicPartition, int]:
+        return {
+            tp: next(
+                (at for at, (_, _, time) in self._records(tp.partition) if time >= time_ms), -1
+            )
+            for tp in partitions
+        }
+
+    def read(
+        self, tp: TopicPartition, start: int, end: int, *, every: bool = False
+    ) -> Iterator[LogChunk]:
+        assert tp.topic == self.topic
+        self.reads.append((tp.partition, start, end))
+        found = [one for one in self._records(tp.partition) if start <= one[0] < end]
+        for at in range(0, len(found), self.chunk):
+            part = found[at : at + self.chunk]
+            behind = end if at + self.chunk >= len(found) else part[-1][0] + 1
+            held = Held(part) if every else Held(part).latest()
+            yield LogChunk(held, behind, len(part))
+
+    def _records(self, partition: int) -> list[tuple[int, Record]]:
+        start = self.starts.get(partition, 0)
+        return [(at, one) for at, one in sorted(self.logs[partition].items()) if at >= start]
+
+    def _end(self, partition: int) -> int:
+        return self.ends.get(partition, max(self.logs[partition], default=-1) + 1)

@@ -1,0 +1,146 @@
+"""Entries in columns: every kind of store, every error with its place."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from everflow import serdes
+from everflow.serdes.windowed import session_key, window_store_key
+from everflow.snapshots import entry_columns
+from everflow.snapshots.entry_columns import (
+    Difference,
+    EntryColumns,
+    EntryError,
+    compared,
+    pages,
+)
+from everflow.state.changelog import pack_value
+from everflow.state.store import StoreSpec
+from everflow.state.versions import OPEN, Version
+
+UTC_US = pa.timestamp("us", tz="UTC")
+
+
+def columns(kind: str, value: Any = None, **more: Any) -> EntryColumns:
+    spec = StoreSpec(
+        name="s",
+        kind=kind,
+        key_serde=serdes.string(),
+        value_serde=value or serdes.long(),
+        **more,
+    )
+    return EntryColumns(spec, spec.value_serde)
+
+
+def long(value: int) -> bytes:
+    found = serdes.long().encode(value)
+    assert found is not None
+    return found
+
+
+def at(ms: int) -> datetime:
+    return datetime.fromtimestamp(ms / 1000, timezone.utc)
+
+
+def test_a_table_has_its_serdes_types_and_times() -> None:
+    shown = columns("key_value", serdes.json("n int, s string"))
+    batch = shown.entries([(b"a", pack_value(1_500, b'{"n":1,"s":"x"}'))], 3, repr)
+    assert batch.to_pylist() == [
+        {"key": "a", "value": {"n": 1, "s": "x"}, "timestamp": at(1_500), "partition": 3}
+    ]
+    assert batch.schema == shown.schema
+    assert shown.schema.field("timestamp").type == UTC_US
+    assert shown.schema.field("partition").type == pa.int32()
+
+
+def test_windows_and_sessions_have_their_bounds() -> None:
+    window = columns("window", retention_ms=10**9, window_size_ms=1_000)
+    (row,) = window.entries(
+        [(window_store_key(b"a", 5_000), pack_value(5_001, long(7)))], 0, repr
+    ).to_pylist()
+    assert (row["key"], row["window_start"], row["window_end"]) == ("a", at(5_000), at(6_000))
+    session = columns("session", retention_ms=10**9)
+    (row,) = session.entries(
+        [(session_key(b"a", 5_000, 5_700), pack_value(5_700, long(7)))], 0, repr
+    ).to_pylist()
+    assert (row["key"], row["window_start"], row["window_end"]) == ("a", at(5_000), at(5_700))
+    unknown = columns("window", retention_ms=10**9)
+    assert unknown.entries([(window_store_key(b"a", 5_000), pack_value(1, long(7)))], 0, repr)[
+        "window_end"
+    ].to_pylist() == [None]
+
+
+def test_versions_say_from_when_to_when() -> None:
+    found = columns("versioned", retention_ms=10**9).versions(
+        [(b"a", Version(2_000, OPEN, long(2))), (b"a", Version(1_000, 2_000, long(1)))], 1, repr
+    )
+    assert found.to_pylist() == [
+        {"key": "a", "value": 2, "valid_from": at(2_000), "valid_to": None, "partition": 1},
+        {"key": "a", "value": 1, "valid_from": at(1_000), "valid_to": at(2_000), "partition": 1},
+    ]
+    assert found.schema == columns("versioned", retention_ms=10**9).schema
+
+
+@pytest.mark.parametrize("lag", [None, 0, 12])
+def test_a_copy_says_how_far_behind_it_is(lag: int | None) -> None:
+    shown = EntryColumns(columns("key_value").spec, serdes.long(), lag=True)
+    page = [(b"a", pack_value(1, long(1)))] * 2
+    assert shown.entries(page, 0, repr, lag)["lag"].to_pylist() == [lag, lag]
+    assert shown.schema.field("lag").type == pa.int64()
+
+
+def test_bytes_that_are_not_the_serdes_name_their_record() -> None:
+    page = [(b"a", pack_value(1, long(1))), (b"b", pack_value(1, b"abc"))]
+    with pytest.raises(EntryError, match=r"The value of topic-0@b'b' is not what .* found 3"):
+        columns("key_value").entries(page, 0, lambda key: f"topic-0@{key!r}")
+    with pytest.raises(EntryError, match=r"The key of topic-0@b'\\xff' is not what"):
+        columns("key_value").entries(
+            [(b"\xff", pack_value(1, long(1)))], 0, lambda key: f"topic-0@{key!r}"
+        )
+    with pytest.raises(EntryError, match="a windowed key of 0 bytes"):
+        columns("window", retention_ms=1, window_size_ms=1).entries(
+            [(b"abc", pack_value(1, long(1)))], 0, repr
+        )
+    with pytest.raises(EntryError, match="beyond what a timestamp holds"):
+        columns("key_value").entries([(b"a", pack_value(2**62, long(1)))], 0, repr)
+
+
+def test_differences_are_found_by_key_and_say_what_happened() -> None:
+    before = [(b"a", pack_value(1, long(1))), (b"b", pack_value(1, long(2)))]
+    after = [(b"b", pack_value(9, long(2))), (b"c", pack_value(9, long(3)))]
+    found = list(compared(iter(before), iter(after)))
+    assert [one.key for one in found] == [b"a", b"c"], "b has the same value, written again"
+    later = [(b"a", pack_value(9, long(5)))]
+    found += list(compared(iter(before[:1]), iter(later)))
+    rows = columns("key_value").differences(found, 0, -1, (repr, repr)).to_pylist()
+    assert [(r["key"], r["change"], r["old_value"], r["new_value"]) for r in rows] == [
+        ("a", "removed", 1, None),
+        ("c", "added", None, 3),
+        ("a", "changed", 1, 5),
+    ]
+    assert [(r["old_timestamp"], r["new_timestamp"]) for r in rows] == [
+        (at(1), None),
+        (None, at(9)),
+        (at(1), at(9)),
+    ]
+
+
+def test_a_window_that_the_retention_has_ended_is_not_called_removed() -> None:
+    stored = pack_value(1, long(1))
+    gone = [Difference(window_store_key(b"a", start), stored, None) for start in (100, 101)]
+    shown = columns("window", retention_ms=1_000, window_size_ms=10)
+    found = shown.differences(gone, 0, 100, (repr, repr))
+    assert found["change"].to_pylist() == ["expired", "removed"]
+    assert found.schema == shown.difference_schema
+
+
+def test_pages_are_bounded_in_entries_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entry_columns, "PAGE_ENTRIES", 3)
+    monkeypatch.setattr(entry_columns, "PAGE_BYTES", 10)
+    assert [len(page) for page in pages(range(7), lambda one: 1)] == [3, 3, 1]
+    assert [len(page) for page in pages(range(3), lambda one: 20)] == [1, 1, 1]
+    assert list(pages([], lambda one: 1)) == []
