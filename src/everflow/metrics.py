@@ -44,6 +44,9 @@ BUSY_SECONDS = "busy-seconds-total"
 """By thread: batches from their plan to their end, those that were aborted included."""
 DROPPED = "dropped-total"
 """By thread, node and reason."""
+LEFT_OUT = "left-out-total"
+"""By the error's class, node and input topic: records that failed and that a handler left out; and
+of each the last sample."""
 SENT = "sent-total"
 """By node and topic: records of an output."""
 SENT_BYTES = "sent-bytes-total"
@@ -152,6 +155,7 @@ class Metrics:
         self._values: dict[str, float] = {}
         self._series: dict[str, dict[Labels, float]] = {}
         self._recent: dict[str, dict[Labels, RecentlySeen]] = {}
+        self._notes: dict[str, dict[Labels, str]] = {}
 
     def add(self, name: str, amount: float) -> None:
         """Add to a counter (starts at 0)."""
@@ -168,6 +172,17 @@ class Metrics:
             series = self._series.setdefault(name, {})
             for labels, amount in amounts.items():
                 series[labels] = series.get(labels, 0.0) + amount
+
+    def note(self, name: str, texts: Mapping[Labels, str]) -> None:
+        """A text for these labels, in place of an earlier one."""
+        if texts:
+            with self._lock:
+                self._notes.setdefault(name, {}).update(texts)
+
+    def notes(self, name: str) -> dict[Labels, str]:
+        """The last text of each."""
+        with self._lock:
+            return dict(self._notes.get(name, {}))
 
     def snapshot(self) -> dict[str, float]:
         """All values without labels now."""

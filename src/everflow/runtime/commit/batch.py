@@ -240,19 +240,35 @@ class Puts(NamedTuple):
     changes: int
 
 
+class LetterGroup(NamedTuple):
+    """Records of a batch that failed for one cause and were left out: the error's class, the node
+    and the input topic; ``sample``: the place of the first of them, and the first line of its
+    error."""
+
+    exception: str
+    node: str
+    topic: str
+    records: int
+    sample: str
+
+
 class BatchFigures(NamedTuple):
     """What a committed micro-batch tells for `/metrics`, besides its counts."""
 
     ages: Sequence[Ages] = ()
     sent: Sequence[Sent] = ()
     puts: Sequence[Puts] = ()
+    letters: Sequence[LetterGroup] = ()
 
     @staticmethod
     def of(data: Sequence[Sequence[Sequence[Any]]]) -> BatchFigures:
         """Of what JSON made of one."""
-        ages, sent, puts = data
+        ages, sent, puts, letters = data
         return BatchFigures(
-            [Ages(*one) for one in ages], [Sent(*one) for one in sent], [Puts(*one) for one in puts]
+            [Ages(*one) for one in ages],
+            [Sent(*one) for one in sent],
+            [Puts(*one) for one in puts],
+            [LetterGroup(*one) for one in letters],
         )
 
 

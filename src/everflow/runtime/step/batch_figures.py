@@ -21,6 +21,7 @@ def figures_of(result: StepResult) -> BatchFigures:
         [*result.ages, *written],
         [sent for output in result.outputs for sent in _sent(output)],
         _puts(result.changes),
+        result.letters,
     )
 
 

@@ -32,6 +32,7 @@ from everflow.runtime.commit.batch import (
     BatchFailure,
     BatchRequest,
     BatchResult,
+    LetterGroup,
     Printed,
     as_json,
     by_name,
@@ -110,6 +111,8 @@ class StepResult:
     stream_times: dict[TaskId, dict[str, int]] = field(default_factory=dict)
     dropped: dict[str, dict[str, int]] = field(default_factory=dict)
     dead_letters: EdgeBatch | None = None
+    letters: list[LetterGroup] = field(default_factory=list)
+    """All that handlers left out, by cause."""
     timings: dict[str, float] = field(default_factory=dict)
     ages: list[Ages] = field(default_factory=list)
     printed: list[Printed] = field(default_factory=list)

@@ -49,7 +49,7 @@ class ThreadFigures:
 
     def _records(self, result: BatchResult, now_ms: float) -> None:
         thread, wall_ms = str(self.number), self.clock.now_ms()
-        ages, sent, puts = result.figures
+        ages, sent, puts, letters = result.figures
         read = [one for one in ages if one.task]
         add, saw = self.metrics.add_series, self.metrics.saw
         add(names.PROCESSED, _sums(((thread, one.task, one.node), one.records) for one in read))
@@ -62,6 +62,9 @@ class ThreadFigures:
             for reason, count in reasons.items()
         )
         add(names.DROPPED, _sums(dropped))
+        causes = {(one.exception, one.node, one.topic): one for one in letters}
+        add(names.LEFT_OUT, {cause: one.records for cause, one in causes.items()})
+        self.metrics.note(names.LEFT_OUT, {cause: one.sample for cause, one in causes.items()})
         latency = (((one.task, one.node), one.latency_ms(wall_ms)) for one in ages)
         saw(names.RECORD_LATENCY, _all(latency), now_ms)
         lateness = (((thread, one.task), one.lateness_ms) for one in read)

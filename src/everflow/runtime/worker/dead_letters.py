@@ -10,6 +10,7 @@ import numpy as np
 
 from everflow.handlers.response import Response
 from everflow.records import Bytes, EdgeBatch, Int64
+from everflow.runtime.commit.batch import LetterGroup
 from everflow.runtime.step.step_functions import UndecodableRecord
 from everflow.runtime.step.task_step import StepResult
 from everflow.topology.physical_plan import Source
@@ -45,6 +46,7 @@ def take_letters(result: StepResult, sources: Sequence[Source]) -> list[str]:
     fatal = _with(letters, Response.FAIL)
     if len(fatal):
         raise UndecodableRecord(fatal, sources)
+    result.letters = letter_groups(letters, sources)
     result.dead_letters = _with(letters, Response.DEAD_LETTER)
     for about in _abouts(_with(letters, Response.CONTINUE)):
         reasons = result.dropped.setdefault(about["node"], {})
@@ -55,6 +57,22 @@ def take_letters(result: StepResult, sources: Sequence[Source]) -> list[str]:
         f"@{int(letters.offset[row])} ({letters.value[row].as_py()['error'].splitlines()[0]:.300})"
         for row in range(min(len(letters), MOST_TOLD))
     ]
+
+
+def letter_groups(letters: EdgeBatch, sources: Sequence[Source]) -> list[LetterGroup]:
+    """By cause, in the order of the first record of each."""
+    topics = {source.index: source.topic for source in sources}
+    errors = letters.value.field("error").to_pylist()
+    found: dict[tuple[str, str, str], LetterGroup] = {}
+    for row, about in enumerate(_abouts(letters)):
+        cause = (str(about["exception"]), str(about["node"]), topics[int(letters.source[row])])
+        if (group := found.get(cause)) is not None:
+            found[cause] = group._replace(records=group.records + 1)
+            continue
+        place = f"{cause[2]}-{int(letters.partition[row])}@{int(letters.offset[row])}"
+        error = (errors[row] or "").partition("\n")[0]
+        found[cause] = LetterGroup(*cause, 1, f"{place} ({error:.300})")
+    return list(found.values())
 
 
 def write_dead_letters(

@@ -15,6 +15,7 @@ from everflow.runtime.commit.batch import (
     BatchRequest,
     BatchResult,
     CommitMetadata,
+    LetterGroup,
     Puts,
     Sent,
     StorePlace,
@@ -65,6 +66,7 @@ def test_a_result_comes_back_from_its_json() -> None:
             [Ages(str(TASK), "in", 2, 7.0, 3, 4, 1.0, 1)],
             [Sent("out", "t", 2, 9)],
             [Puts(str(TASK), "counts", 1)],
+            [LetterGroup("ValueError", "map", "in", 2, "in-0@5 (ValueError: bad)")],
         ),
     )
     assert BatchResult.from_json(result.to_json()) == result
