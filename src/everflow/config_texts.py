@@ -328,8 +328,8 @@ _WATCHING = _group(
     "Watching it",
     http_listen=KeyText(
         "`host:port` of this machine where the instance serves `/metrics` for Prometheus, the "
-        "probes `/live` and `/ready`, and `/status` ([the page](metrics.md)); port 0: any that "
-        "is free. Empty: nothing listens",
+        "probes `/live` and `/ready`, and `/status` ([metrics](metrics.md)), and [a page](page.md) "
+        "for a browser; port 0: any that is free. Empty: nothing listens",
         OURS + "; JMX",
     ),
     query_listen=KeyText(
@@ -339,8 +339,9 @@ _WATCHING = _group(
         OURS,
     ),
     query_token_file=KeyText(
-        "File with a token, or several, each in a line, of which one has to come with each query; "
-        "`none`: nobody is asked for one. Needed where `query.listen` is no loopback address",
+        "File with a token, or several, each in a line, of which one has to come with each query, "
+        "and with each request for [the page](page.md); `none`: nobody is asked for one. Needed "
+        "where `query.listen` is no loopback address",
         OURS,
     ),
     query_ssl_certificate_location=KeyText(

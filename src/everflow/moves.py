@@ -13,6 +13,9 @@ LOGGER = "everflow.moves"
 moves = logging.getLogger(LOGGER)
 """INFO: what moved, or what is waited for. WARNING: what an operator may have to look at."""
 
+ABOUT_ASSIGNMENT = {"about": "assignment"}
+"""``extra=`` of lines about what moves where and why: the page keeps them apart."""
+
 SHOWN = 5
 
 

@@ -39,7 +39,7 @@ from everflow.errors import EverflowError
 from everflow.kafka.group_channel import Given
 from everflow.membership.decision_text import Known, decision_text, known_of
 from everflow.membership.screening import Screening, screen
-from everflow.moves import moves
+from everflow.moves import ABOUT_ASSIGNMENT, moves
 from everflow.records import TaskId, TopicPartition
 
 log = logging.getLogger("everflow.membership")
@@ -308,7 +308,11 @@ class MemberAssignor:
         if delays:
             self._delay, decided = remember(self._delay, cluster, decided, now_ms)
         if moves.isEnabledFor(logging.INFO):
-            moves.info("The leader decides: %s", decision_text(self._known, cluster, decided))
+            moves.info(
+                "The leader decides: %s",
+                decision_text(self._known, cluster, decided),
+                extra=ABOUT_ASSIGNMENT,
+            )
         self._known = known_of(cluster, decided)
         none: frozenset[TaskId] = frozenset()
         hosts = hosts_within_budget(

@@ -30,7 +30,7 @@ from everflow.kafka.group_channel import (
 from everflow.membership.assignor import Claims, MemberAssignor
 from everflow.membership.follow_ups import FollowUps
 from everflow.membership.refused import refusal_error
-from everflow.moves import moves
+from everflow.moves import ABOUT_ASSIGNMENT, moves
 from everflow.records import MemberMetadata, TaskId, TopicPartition
 from everflow.threads import Running, on_thread
 
@@ -405,7 +405,7 @@ class GroupMember:
         with self._asking:
             why = self._follow_ups.due(self._clock.monotonic_ms(), channel.joining)
         if why is not None:
-            moves.info("Asking for a rebalance: %s", why)
+            moves.info("Asking for a rebalance: %s", why, extra=ABOUT_ASSIGNMENT)
             channel.request_rejoin()
         if not channel.joining and (self._held.is_set() or self._must_finish()):
             channel.keep_alive()

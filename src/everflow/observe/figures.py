@@ -254,6 +254,14 @@ FIGURES: tuple[Figure, ...] = (
         read=_total(names.DEAD_LETTERS),
     ),
     Figure(
+        name=f"{OURS}left_out_records_total",
+        kind=COUNTER,
+        labels=("exception", "processor_node_id", "topic_name"),
+        text="records that failed and that an exception handler left out, by the error's class, "
+        "node and input topic; dead letters or not",
+        read=_series(names.LEFT_OUT),
+    ),
+    Figure(
         name=f"{OURS}task_state",
         kind=GAUGE,
         labels=("task_id", "role", "state"),
@@ -381,6 +389,12 @@ FIGURES: tuple[Figure, ...] = (
         kind=GAUGE,
         text="their sum; NaN while a task of this instance does not run yet",
         read=_one(lambda seen: seen.counters.get(names.LAG, math.nan)),
+    ),
+    Figure(
+        name=f"{OURS}brokers_silent_seconds",
+        kind=GAUGE,
+        text="for how long the brokers have not told the ends of the input; 0 when they do",
+        read=_one(lambda seen: seen.silent_s),
     ),
     Figure(
         name=f"{CONSUMER}coordinator_metrics_rebalance_total",

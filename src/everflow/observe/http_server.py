@@ -1,8 +1,8 @@
 """The HTTP server of an instance: `http.listen` (note 049). It runs on a thread of its own.
 
 Routes: `/metrics` for Prometheus, `/live` and `/ready` for probes, `/status` for people and
-programs (JSON), `/topology` as Kafka Streams describes it. A POST to `/drain` makes the instance
-hand over, leave and end; it is heard from this host alone.
+programs (JSON), `/topology` as Kafka Streams describes it, `/page` for a browser. A POST to
+`/drain` makes the instance hand over, leave and end; it is heard from this host alone.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from everflow.errors import ConfigError
 from everflow.observe.exposition import CONTENT_TYPE, exposition
 from everflow.observe.health import Verdict, live, ready
 from everflow.observe.observation import Observation
+from everflow.observe.page.routes import Page
 
 log = logging.getLogger("everflow")
 
@@ -37,7 +38,12 @@ LOOPBACK = ("127.0.0.1", "::1", "::ffff:127.0.0.1")
 Look = Callable[[], Observation]
 
 
-def application(look: Look, topology: str, drain: Callable[[], None] = lambda: None) -> Starlette:
+def application(
+    look: Look,
+    topology: str,
+    drain: Callable[[], None] = lambda: None,
+    page: Page | None = None,
+) -> Starlette:
     """The routes. ``look`` is called on a worker thread, for each request; ``topology``: the text
     of `Topology.describe`; ``drain`` returns at once."""
 
@@ -58,13 +64,18 @@ def application(look: Look, topology: str, drain: Callable[[], None] = lambda: N
         return PlainTextResponse(topology)
 
     async def drained(request: Request) -> Response:
+        # Whoever has the page open has a browser here, in which any site's page could send this.
         if request.client is None or request.client.host not in LOOPBACK:
             return PlainTextResponse("only from the host of the instance\n", status_code=403)
+        if "origin" in request.headers:
+            return PlainTextResponse("not from a browser\n", status_code=403)
         drain()
         return PlainTextResponse("it hands its tasks over and leaves\n", status_code=202)
 
-    async def index(_: Request) -> Response:
-        return PlainTextResponse("/metrics\n/live\n/ready\n/status\n/topology\n")
+    async def index(request: Request) -> Response:
+        if page is not None and "text/html" in request.headers.get("accept", ""):
+            return RedirectResponse("page")
+        return PlainTextResponse("/metrics\n/live\n/ready\n/status\n/topology\n/page\n")
 
     return Starlette(
         routes=[
@@ -75,6 +86,7 @@ def application(look: Look, topology: str, drain: Callable[[], None] = lambda: N
             Route("/status", status),
             Route("/topology", described),
             Route("/drain", drained, methods=["POST"]),
+            *(page.routes() if page is not None else ()),
         ]
     )
 
@@ -114,9 +126,12 @@ class HttpServer:
         app: Starlette,
         setting: str = "http.listen",
         certificate: tuple[str, str] | None = None,
+        ending: Callable[[], None] = lambda: None,
     ) -> None:
         """``address``: host:port, from ``setting``; port 0 is any that is free (`address` then says
-        which). ``certificate``: files of a certificate and its key, for TLS."""
+        which). ``certificate``: files of a certificate and its key, for TLS.
+        ``ending`` ends answers that have no end, and returns at once."""
+        self._ending = ending
         self._socket = _listening(address, setting)
         host, port = self._socket.getsockname()[:2]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -141,6 +156,7 @@ class HttpServer:
     def close(self) -> None:
         """No more requests; waits for those in flight, a moment at most."""
         self._server.should_exit = True
+        self._ending()
         self._thread.join(STOP_S)
         self._socket.close()
 

@@ -30,7 +30,8 @@ class ObservedStore:
 
 @dataclass(frozen=True, kw_only=True)
 class ObservedTask:
-    """As `everflow.runtime.task_status.TaskStatus` has it; ``thread`` None: on none."""
+    """As `everflow.runtime.task_status.TaskStatus` has it; ``thread`` None: on none. ``copied``: of
+    ``copied + lag`` changelog offsets, those that its copy has; None for a running active task."""
 
     task: str
     role: str
@@ -38,9 +39,19 @@ class ObservedTask:
     lag: int | None
     rate: float = 0.0
     remaining_s: float | None = None
+    copied: int | None = None
     thread: int | None = None
     trouble: str = ""
     stores: Sequence[ObservedStore] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObservedHost:
+    """What runs behind one ``application.server``, as of the last rebalance: ids of tasks."""
+
+    host: str
+    active: Sequence[str] = ()
+    standby: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,11 +62,14 @@ class Observation:
         state: of the instance, a name of `ClientState`; ``error``: what stopped it, for people.
         counters: totals since the start, by the names in `everflow.metrics`.
         series: the same with labels.
+        samples: of `everflow.metrics.LEFT_OUT`, the last record of each cause, for people.
         lags: (topic, partition) -> records that wait, of the running tasks.
         recent: of the last minute, with labels.
         roads: how many nodes of the plan each road computes.
         members: instances in the group; None: not known yet.
         application_tasks: active tasks of the whole application.
+        hosts: instances of the group that say where they are, this one included.
+        silent_s: for how long the brokers have not told the ends of the input; 0 when they do.
     """
 
     application_id: str
@@ -68,12 +82,15 @@ class Observation:
     error: str = ""
     counters: Mapping[str, float] = field(default_factory=dict)
     series: Mapping[str, Mapping[Labels, float]] = field(default_factory=dict)
+    samples: Mapping[Labels, str] = field(default_factory=dict)
     lags: Mapping[tuple[str, int], int] = field(default_factory=dict)
     recent: Mapping[str, Mapping[Labels, Seen]] = field(default_factory=dict)
     roads: Mapping[str, int] = field(default_factory=dict)
     members: int | None = None
     application_tasks: int = 0
     desired_instances: int | None = None
+    hosts: Sequence[ObservedHost] = ()
+    silent_s: float = 0.0
 
     @property
     def active(self) -> list[ObservedTask]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from everflow.clock import Deadline
 from everflow.errors import EverflowError
-from everflow.moves import moves, some
+from everflow.moves import ABOUT_ASSIGNMENT, moves, some
 from everflow.retry import StoppedError, quietly
 from everflow.runtime.drain import DRAIN_WITHOUT_BROKER_MS, drain_limit, drained_or_ended
 from everflow.runtime.instance import Instance
@@ -80,7 +80,12 @@ class InstanceEnd:
         if self.drain_s <= 0 or instance.stop.is_set() or member.metadata().generation < 0:
             return
         limit = drain_limit(self.drain_s, instance.settings.drain_timeout_ms / 1000)
-        moves.info("Handing over the tasks, for %.0f s at most (%s)", self.drain_s, limit)
+        moves.info(
+            "Handing over the tasks, for %.0f s at most (%s)",
+            self.drain_s,
+            limit,
+            extra=ABOUT_ASSIGNMENT,
+        )
         deadline = Deadline(instance.clock, self.drain_s * 1000)
         member.drain(self.leave_group)
         ended: dict[str, Callable[[], bool]] = {

@@ -41,6 +41,7 @@ from everflow.runtime.query.queries import InteractiveQueries, QueryPorts, store
 from everflow.runtime.restore.changelogs import Changelogs
 from everflow.runtime.restore.restore_progress import RestoreTracker
 from everflow.runtime.restore.standby_listener import SilentStandbyListener, StandbyUpdateListener
+from everflow.runtime.serving.served import tokens_of
 from everflow.runtime.shutdown import InstanceShutdown
 from everflow.runtime.start_up import prepare_cluster, require_tasks, with_existing_topics
 from everflow.runtime.task_status import TaskStatus, copies_metrics, input_lag, statuses
@@ -320,7 +321,9 @@ class KafkaStreams(
         held = self._life.held
         limit_s = self.config.drain_timeout_ms / 1000 + END_S
         drain = lambda: self._begin_close(limit_s, leave_group=True)  # noqa: E731
-        held.enter_context(watched(observer, self._topology, self.config.http_listen, drain))
+        tokens = tokens_of(self.config) if self.config.query_token_file else ()
+        address = self.config.http_listen
+        held.enter_context(watched(observer, self._topology, address, drain, tokens))
         return observer
 
     def _served(self) -> str:

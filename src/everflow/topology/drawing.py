@@ -23,11 +23,12 @@ _STYLE = "font: 11px ui-monospace, Menlo, Consolas, monospace; max-width: 100%; 
 @dataclass(kw_only=True)
 class _Box:
     """``lines``: what stands in it; ``kind``: topic, processor or store; ``tip``: shown when
-    pointed at."""
+    pointed at; ``name``: of the topic or node, whole."""
 
     lines: tuple[str, ...]
     kind: str
     tip: str
+    name: str
     rank: int = 0
     x: float = 0.0
     y: float = 0.0
@@ -47,13 +48,15 @@ class _Box:
 
 def as_svg(topology: Graph) -> str:
     """One ``<svg>`` element; text and lines have the colour of the page, so that it suits a dark
-    one."""
+    one. The page of an instance finds nodes, topics and sub-topologies by their ``data-``
+    attributes."""
     parts: list[str] = []
     y, width = 0.0, 0.0
     for sub in in_numbers(topology):
         boxes, edges = _boxes(sub)
         right, bottom = _place(boxes, edges, y + _MARGIN + _LINE)
-        parts.append(_text(_MARGIN, y + _MARGIN, f"Sub-topology {sub.index}", "font-weight: bold"))
+        title, bold = f"Sub-topology {sub.index}", "font-weight: bold"
+        parts.append(_text(_MARGIN, y + _MARGIN, title, bold, f' data-sub="{sub.index}"'))
         parts += [_arrow(boxes[start], boxes[end]) for start, end in edges]
         parts += [_drawn(box) for box in boxes.values()]
         y, width = bottom + _MARGIN, max(width, right)
@@ -75,7 +78,7 @@ def _boxes(sub: SubTopology | GlobalSubTopology) -> tuple[dict[str, _Box], list[
         if entry.kind == "Source":
             for topic in topics_of(entry):
                 boxes[f"in {topic}"] = _Box(
-                    lines=(_short(topic),), kind="topic", tip=f"topic {topic}"
+                    lines=(_short(topic),), kind="topic", tip=f"topic {topic}", name=topic
                 )
                 edges.append((f"in {topic}", name))
     for name, entry in shown.items():
@@ -85,6 +88,7 @@ def _boxes(sub: SubTopology | GlobalSubTopology) -> tuple[dict[str, _Box], list[
             lines=lines,
             kind="store" if entry.stores else "processor",
             tip=_tip(entry),
+            name=name,
             rank=max(before, default=-1) + 1,
         )
         edges += [(name, after) for after in entry.successors]
@@ -94,7 +98,13 @@ def _boxes(sub: SubTopology | GlobalSubTopology) -> tuple[dict[str, _Box], list[
             below = boxes[name].rank + 1
             found = boxes.setdefault(
                 f"out {topic}",
-                _Box(lines=(_short(topic),), kind="topic", tip=f"topic {topic}", rank=below),
+                _Box(
+                    lines=(_short(topic),),
+                    kind="topic",
+                    tip=f"topic {topic}",
+                    name=topic,
+                    rank=below,
+                ),
             )
             found.rank = max(found.rank, below)
             edges.append((name, f"out {topic}"))
@@ -150,12 +160,15 @@ def _drawn(box: _Box) -> str:
     texts = [
         _text(box.x + _PAD, box.y + _LINE * (line + 1), text) for line, text in enumerate(box.lines)
     ]
-    return f"<g><title>{escape(box.tip)}</title>{shape}{''.join(texts)}</g>"
+    marked = f'data-{"topic" if box.kind == "topic" else "node"}="{escape(box.name)}"'
+    return f"<g {marked}><title>{escape(box.tip)}</title>{shape}{''.join(texts)}</g>"
 
 
-def _text(x: float, y: float, text: str, style: str = "") -> str:
+def _text(x: float, y: float, text: str, style: str = "", marked: str = "") -> str:
     styled = f' style="{style}"' if style else ""
-    return f'<text x="{x:.0f}" y="{y:.0f}" fill="currentColor"{styled}>{escape(text)}</text>'
+    return (
+        f'<text x="{x:.0f}" y="{y:.0f}" fill="currentColor"{styled}{marked}>{escape(text)}</text>'
+    )
 
 
 def _arrow(start: _Box, end: _Box) -> str:

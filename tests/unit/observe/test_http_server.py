@@ -7,7 +7,7 @@ import json
 import socket
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -114,7 +114,9 @@ def test_a_post_from_this_host_drains(shown: Shown) -> None:
         server.close()
 
 
-def posted_from(host: str, app: Starlette, path: str) -> int:
+def posted_from(
+    host: str, app: Starlette, path: str, headers: Sequence[tuple[bytes, bytes]] = ()
+) -> int:
     """The status of the answer to a POST of a client at this host."""
     sent: list[dict[str, Any]] = []
     scope = {
@@ -123,7 +125,7 @@ def posted_from(host: str, app: Starlette, path: str) -> int:
         "path": path,
         "raw_path": path.encode(),
         "query_string": b"",
-        "headers": [],
+        "headers": list(headers),
         "client": (host, 5555),
     }
 
@@ -141,6 +143,9 @@ def test_from_another_host_it_is_refused(shown: Shown) -> None:
     told: list[str] = []
     app = application(shown.look, "", lambda: told.append("drain"))
     assert posted_from("10.0.0.7", app, "/drain") == 403
+    assert told == []
+    from_a_site = [(b"origin", b"https://elsewhere.example")]
+    assert posted_from("127.0.0.1", app, "/drain", from_a_site) == 403, "any site's page could"
     assert told == []
     assert posted_from("127.0.0.1", app, "/drain") == 202
     assert told == ["drain"]

@@ -76,6 +76,16 @@ def test_a_topology_draws_its_topics_nodes_and_stores() -> None:
     assert svg.count("<path") == 6  # two topics -> source -> filter -> count -> sink -> topic
 
 
+def test_the_page_finds_nodes_topics_and_sub_topologies() -> None:
+    found = list(ElementTree.fromstring(topology()._repr_html_()).iter())
+    marked = {kind: {one.get(f"data-{kind}") for one in found} for kind in ("node", "topic", "sub")}
+    assert marked == {
+        "node": {None, "source", "<b>large & small</b>", "count", "sink"},
+        "topic": {None, "orders", "returns", "totals"},
+        "sub": {None, "0"},
+    }
+
+
 def test_arrows_point_down_and_everything_is_inside_the_picture() -> None:
     svg = topology()._repr_html_()
     lines = [re.findall(r"-?\d+", path) for path in re.findall(r'<path d="(M[^"]* C[^"]*?) M', svg)]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from everflow.clock import Clock
 from everflow.errors import EverflowError, RetriableError
-from everflow.moves import moves
+from everflow.moves import ABOUT_ASSIGNMENT, moves
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.copies.copied_tasks import (
     CopiedStore,
@@ -542,7 +542,13 @@ class StateUpdater:
                 if warmup
                 else min(max(HOT_AGAIN_MS, 2 * task.quiet_ms), HOT_AGAIN_AT_MOST_MS)
             )
-            moves.info("Task %s (%s) is hot: %d offsets behind", task_id, task.task.role.value, lag)
+            moves.info(
+                "Task %s (%s) is hot: %d offsets behind",
+                task_id,
+                task.task.role.value,
+                lag,
+                extra=ABOUT_ASSIGNMENT,
+            )
             self._services.became_hot(task_id)
 
     def _publish(self) -> None:

@@ -27,10 +27,13 @@ from everflow.moves import moves
 from everflow.observe.desired_instances import DesiredInstances, Load, ScalingRules
 from everflow.observe.observation import (
     Observation,
+    ObservedHost,
     ObservedStore,
     ObservedTask,
     ObservedThread,
 )
+from everflow.observe.page.events import EventBook
+from everflow.observe.page.history import Facts, LookHistory
 from everflow.records import TaskId
 from everflow.runtime.instance import Instance
 from everflow.runtime.task_status import TaskStatus
@@ -40,6 +43,7 @@ from everflow.runtime.tasks.task import TaskStore
 from everflow.runtime.wiring import client_id
 from everflow.threads import on_thread
 from everflow.topology.describe_physical import roads
+from everflow.topology.drawing import as_svg
 from everflow.topology.plan import plan
 from everflow.topology.program import Topology
 from everflow.topology.subtopologies import cut
@@ -119,6 +123,7 @@ class Observer:
         self._lock = threading.Lock()
         self._desired = DesiredInstances(rules=self.rules)
         self._stop = threading.Event()
+        self._history, self._said = LookHistory(), EventBook()
         self._next_members_ms = 0.0
 
     def know(self, tasks: int, members: Callable[[], int]) -> None:
@@ -134,6 +139,14 @@ class Observer:
             if self._seen is None or now_ms - self._seen[0] >= FRESH_MS:
                 self._seen = now_ms, self._look(now_ms)
             return self._seen[1]
+
+    def facts(self) -> Facts:
+        """For the page: a look, and those before."""
+        seen = self.look()
+        with self._lock:
+            now_ms = self.clock.monotonic_ms()
+            found = self._history.facts(seen, now_ms, self.clock.now_ms(), self._said.events())
+        return replace(found, drain_goal_s=self.rules.drain_s)
 
     def _look(self, now_ms: float) -> Observation:
         instance, subject = self.instance(), self.subject
@@ -153,11 +166,14 @@ class Observer:
             counters={name: v for name, v in values.items() if isinstance(v, (int, float))},
             series=self.raw.series(),
             recent={name: self.raw.recent(name, now_ms) for name in RECENT},
+            samples=self.raw.notes(names.LEFT_OUT),
             lags=_lags(instance),
             roads=subject.roads,
             members=self.members,
             application_tasks=subject.tasks,
             desired_instances=self._desired.told,
+            hosts=_hosts(instance),
+            silent_s=0.0 if instance is None else instance.ends.failing_ms() / 1000,
         )
 
     def _threads(self, instance: Instance | None) -> Sequence[ObservedThread]:
@@ -183,7 +199,9 @@ class Observer:
     # --- how many there should be ----------------------------------------------------------------
 
     def start(self) -> None:
-        """Look at the load now and then, on a thread of its own, until `stop`."""
+        """Look at the load now and then, on a thread of its own, and hear what is said, until
+        `stop`."""
+        logging.getLogger("everflow").addHandler(self._said)
         on_thread("everflow-observer", self._run)
 
     def _run(self) -> None:
@@ -194,7 +212,8 @@ class Observer:
                 log.debug("A look at the load failed", exc_info=True)
 
     def stop(self) -> None:
-        """Look no more; returns at once."""
+        """Look and hear no more; returns at once."""
+        logging.getLogger("everflow").removeHandler(self._said)
         self._stop.set()
 
     def sample(self) -> None:
@@ -202,6 +221,9 @@ class Observer:
         now_ms = self.clock.monotonic_ms()
         for (thread,), seconds in self.raw.series().get(names.BUSY_SECONDS, {}).items():
             _keep(self._busy.setdefault(int(thread), []), now_ms, seconds)
+        seen = self.look()
+        with self._lock:
+            self._history.add(seen, now_ms, self.clock.now_ms())
         processed = float(self.raw.snapshot().get(names.RECORDS_CONSUMED, 0.0))
         _keep(self._processed, now_ms, processed)
         if now_ms >= self._next_members_ms:
@@ -257,6 +279,7 @@ def _tasks(
             lag=status.lag,
             rate=status.rate,
             remaining_s=status.remaining_s,
+            copied=status.copied,
             thread=threads.get(task),
             trouble="" if status.trouble is None else trouble(status.trouble),
             stores=[
@@ -264,6 +287,17 @@ def _tasks(
             ],
         )
         for task, status in statuses.items()
+    ]
+
+
+def _hosts(instance: Instance | None) -> Sequence[ObservedHost]:
+    return [
+        ObservedHost(
+            host=host,
+            active=[str(task) for task in sorted(tasks.active)],
+            standby=[str(task) for task in sorted(tasks.standby)],
+        )
+        for host, tasks in sorted(({} if instance is None else instance.hosts.known()).items())
     ]
 
 
@@ -322,15 +356,22 @@ def tasks_of(blueprint: Blueprint) -> int:
 
 @contextmanager
 def watched(
-    observer: Observer, topology: Topology, address: str, drain: Callable[[], None]
+    observer: Observer,
+    topology: Topology,
+    address: str,
+    drain: Callable[[], None],
+    tokens: Sequence[str] = (),
 ) -> Iterator[HttpServer]:
-    """The instance over HTTP, until the end of the block. ``drain`` returns at once. ConfigError
-    where it cannot listen."""
+    """The instance over HTTP, until the end of the block. ``drain`` returns at once; ``tokens``:
+    one has to come with each request for the page. ConfigError where it cannot listen."""
     from everflow.observe.http_server import HttpServer, application  # a third of a second
+    from everflow.observe.page.routes import Page
 
-    server = HttpServer(address, application(observer.look, topology.describe(), drain))
+    page = Page(facts=observer.facts, drawing=as_svg(topology), tokens=tokens)
+    app = application(observer.look, topology.describe(), drain, page)
+    server = HttpServer(address, app, ending=page.readers.close)
     observer.address = server.address
-    moves.info("Watched at http://%s (/metrics, /live, /ready, /status)", server.address)
+    moves.info("Watched at http://%s (/page, /metrics, /live, /ready, /status)", server.address)
     observer.start()
     try:
         yield server

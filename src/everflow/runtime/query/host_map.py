@@ -42,6 +42,10 @@ class HostMap:
         """A rebalance has ended; None: the map was left out. Returns at once."""
         self._generation, self._hosts, self._next_read_ms = generation, hosts, 0.0
 
+    def known(self) -> Mapping[str, HostTasks]:
+        """What is known already: nobody is asked."""
+        return self._hosts or {}
+
     def hosts(self) -> Mapping[str, HostTasks] | None:
         """Tasks by end point; None: not known (before the first rebalance, during one, or the
         brokers do not answer).

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from everflow.clock import Clock, SystemClock
 from everflow.errors import EverflowError, RetriableError, TaskMigratedError, TaskTimeoutError
-from everflow.moves import counted, moves, some
+from everflow.moves import ABOUT_ASSIGNMENT, counted, moves, some
 from everflow.records import TaskId
 from everflow.retry import StoppedError
 from everflow.runtime.commit.commit_gate import GateBook
@@ -132,7 +132,12 @@ class TaskManager:
     def assigned(self, tasks: Collection[TaskId]) -> None:
         """These tasks became ours (the gate's book knows already)."""
         if tasks:
-            moves.info("Assigned %s: %s", counted(len(tasks), "task"), _names(tasks))
+            moves.info(
+                "Assigned %s: %s",
+                counted(len(tasks), "task"),
+                _names(tasks),
+                extra=ABOUT_ASSIGNMENT,
+            )
         self.owned |= set(tasks)
         self._revoked -= set(tasks)
         self.reconcile()
@@ -143,6 +148,7 @@ class TaskManager:
             "Revoked %s (they go to another instance): %s",
             counted(len(tasks), "task"),
             _names(tasks),
+            extra=ABOUT_ASSIGNMENT,
         )
         self.owned -= set(tasks)
         self._revoked |= set(tasks)
@@ -157,6 +163,7 @@ class TaskManager:
             "Lost %s (the group took them: no answer in time?): %s",
             counted(len(tasks), "task"),
             _names(tasks),
+            extra=ABOUT_ASSIGNMENT,
         )
         self.owned -= set(tasks)
         self._revoked -= set(tasks)
@@ -171,7 +178,12 @@ class TaskManager:
             **dict.fromkeys(warmup, TaskRole.WARMUP),
         }
         if wanted != self.copies:
-            moves.info("Standby tasks: %s; warm-up tasks: %s", _names(standby), _names(warmup))
+            moves.info(
+                "Standby tasks: %s; warm-up tasks: %s",
+                _names(standby),
+                _names(warmup),
+                extra=ABOUT_ASSIGNMENT,
+            )
         self.copies = wanted
         self.reconcile()
         for task in [

@@ -1,0 +1,166 @@
+"""Looks at an instance over time: what it was an hour ago, and how fast its counters grow. Pure.
+
+Nothing is counted here: a rate is the difference of two looks, a span the time between looks that
+said the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from everflow import metrics as names
+from everflow.metrics import Labels
+from everflow.observe.observation import Observation, ObservedTask
+from everflow.observe.page.events import Event
+
+RATE_MS = 30_000.0
+"""Over how long a rate is taken."""
+TREND_MS = 3_600_000.0
+SPANS = 60
+"""Of one task; the oldest go first."""
+
+PARKED, ACTIVE, RESTORING, STARTING, LEAVING = (
+    "parked",
+    "active",
+    "restoring",
+    "starting",
+    "leaving",
+)
+
+
+def kind_of(task: ObservedTask) -> str:
+    """What a task is here, for people: its role; of an active one that does not process, why."""
+    if task.trouble:
+        return PARKED
+    if task.role != "active":
+        return task.role
+    states = {"RUNNING": ACTIVE, "RESTORING": RESTORING, "SUSPENDED": LEAVING}
+    return states.get(task.state, STARTING)
+
+
+class Span(NamedTuple):
+    """A task was this from then on (epoch ms), until the next span of it."""
+
+    since_ms: int
+    kind: str
+
+
+class Point(NamedTuple):
+    """Epoch ms, the lag (None: not known) and the records/s processed."""
+
+    at_ms: int
+    lag: float | None
+    rate: float
+
+
+class TimedLook(NamedTuple):
+    """A look, and when: monotonic ms for differences."""
+
+    monotonic_ms: float
+    seen: Observation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """All that the page is made of. ``before`` and ``now`` are looks about `RATE_MS` apart, or the
+    same one; ``now_ms``: epoch; ``drain_goal_s``: in which time a backlog is to be worked off
+    (``scale.drain.ms``)."""
+
+    now_ms: int
+    before: TimedLook
+    now: TimedLook
+    spans: Mapping[str, Sequence[Span]] = field(default_factory=dict)
+    trend: Sequence[Point] = ()
+    events: Sequence[Event] = ()
+    drain_goal_s: float = 120.0
+
+    @property
+    def seen(self) -> Observation:
+        """The present."""
+        return self.now.seen
+
+    @property
+    def passed_s(self) -> float:
+        """Between the two looks; 0 of one."""
+        return max(0.0, self.now.monotonic_ms - self.before.monotonic_ms) / 1000
+
+    def growth(self, name: str) -> dict[Labels, float]:
+        """Growth per second of the counters of this name, by labels; empty while there is one look
+        only."""
+        if self.passed_s <= 0:
+            return {}
+        old = self.before.seen.series.get(name, {})
+        return {
+            labels: max(0.0, value - old.get(labels, 0.0)) / self.passed_s
+            for labels, value in self.seen.series.get(name, {}).items()
+        }
+
+    def total_growth(self, name: str) -> float:
+        """The same of a counter without labels."""
+        if self.passed_s <= 0:
+            return 0.0
+        new, old = self.seen.counters.get(name, 0.0), self.before.seen.counters.get(name, 0.0)
+        return max(0.0, new - old) / self.passed_s
+
+
+def lag_of(seen: Observation) -> float | None:
+    """Records that wait; None: not known."""
+    lag = seen.counters.get(names.LAG, math.nan)
+    return None if math.isnan(lag) else lag
+
+
+@dataclass
+class LookHistory:
+    """One caller at a time. ``most_tasks``: of more than these no spans are kept."""
+
+    most_tasks: int = 20_000
+    _samples: deque[TimedLook] = field(default_factory=deque)
+    _spans: dict[str, deque[Span]] = field(default_factory=dict)
+    _trend: deque[Point] = field(default_factory=deque)
+
+    def add(self, seen: Observation, monotonic_ms: float, now_ms: int) -> None:
+        """A look, some seconds after the one before."""
+        self._samples.append(TimedLook(monotonic_ms, seen))
+        while len(self._samples) > 2 and self._samples[1].monotonic_ms <= monotonic_ms - RATE_MS:
+            self._samples.popleft()
+        self._note_tasks(seen, now_ms)
+        facts = self.facts(seen, monotonic_ms, now_ms)
+        rate = facts.total_growth(names.RECORDS_CONSUMED)
+        self._trend.append(Point(now_ms, lag_of(seen), rate))
+        while self._trend[0].at_ms < now_ms - TREND_MS:
+            self._trend.popleft()
+
+    def _note_tasks(self, seen: Observation, now_ms: int) -> None:
+        kinds = {task.task: kind_of(task) for task in seen.tasks}
+        for task in kinds.keys() | self._spans.keys():
+            spans = self._spans.get(task)
+            kind = kinds.get(task, "")
+            if spans is None and len(self._spans) < self.most_tasks:
+                spans = self._spans[task] = deque(maxlen=SPANS)
+            if spans is not None and (not spans or spans[-1].kind != kind):
+                spans.append(Span(now_ms, kind))
+        gone = [
+            task
+            for task, spans in self._spans.items()
+            if not spans[-1].kind and spans[-1].since_ms < now_ms - TREND_MS
+        ]
+        for task in gone:
+            del self._spans[task]
+
+    def facts(
+        self, seen: Observation, monotonic_ms: float, now_ms: int, events: Sequence[Event] = ()
+    ) -> Facts:
+        """Of this look, with what was before."""
+        now = TimedLook(monotonic_ms, seen)
+        return Facts(
+            now_ms=now_ms,
+            before=self._samples[0] if self._samples else now,
+            now=now,
+            spans={task: list(spans) for task, spans in self._spans.items()},
+            trend=list(self._trend),
+            events=events,
+        )

@@ -1,0 +1,269 @@
+// Shows the views that the instance sends. Every text is put in as text: topics' names, errors and
+// records are users' data.
+"use strict";
+
+const SVG = "http://www.w3.org/2000/svg";
+const PHASES = ["read", "columns", "operators", "write", "gate", "offsets", "delivery", "commit", "apply", "plan"];
+const AGAIN_MS = 5000;
+const at = (id) => document.getElementById(id);
+
+function el(name, text, kind) {
+  const made = document.createElement(name);
+  if (text !== undefined && text !== null) made.textContent = text;
+  if (kind) made.className = kind;
+  return made;
+}
+
+const known = (value) => value !== null && value !== undefined;
+const whole = (value) => (known(value) ? Math.round(value).toLocaleString("en") : "?");
+const rate = (value) => (value ? `${value < 10 ? value.toFixed(1) : whole(value)}/s` : "");
+const percent = (share) => `${Math.round(100 * share)} %`;
+const clock = (ms) => new Date(ms).toLocaleTimeString("en-GB");
+
+function size(bytes) {
+  let unit = 0;
+  while (bytes >= 1024 && unit < 4) { bytes /= 1024; unit += 1; }
+  return `${unit ? bytes.toFixed(1) : bytes} ${["B", "KiB", "MiB", "GiB", "TiB"][unit]}`;
+}
+
+function seconds(value) {
+  if (!known(value)) return "";
+  if (value < 99.5) return `${Math.round(value)} s`;
+  const minutes = Math.round(value / 60);
+  return minutes < 100 ? `${minutes} min` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+}
+
+// columns: [head, number?]; a cell is a text or an element.
+function fill(section, columns, rows, empty) {
+  const table = at(section).querySelector("table");
+  const head = el("tr");
+  for (const [name, number] of columns) head.append(el("th", name, number ? "number" : ""));
+  const lines = rows.map((cells) => {
+    const line = el("tr");
+    cells.forEach((cell, index) => {
+      const one = cell instanceof Node ? el("td") : el("td", cell);
+      if (cell instanceof Node) one.append(cell);
+      if (columns[index][1]) one.className = "number";
+      line.append(one);
+    });
+    return line;
+  });
+  if (!lines.length) {
+    table.replaceChildren(el("tbody"));
+    table.firstChild.append(el("tr"));
+    table.firstChild.firstChild.append(el("td", empty));
+  } else {
+    table.replaceChildren(head, ...lines);
+  }
+}
+
+const hint = (section, text) => { at(section).querySelector(".hint").textContent = text; };
+const more = (number) => (number ? ` ${number.toLocaleString("en")} more are not shown.` : "");
+
+function line(svg, caption, values, text) {
+  const numbers = values.filter(known);
+  const most = Math.max(1, ...numbers);
+  const step = values.length > 1 ? 300 / (values.length - 1) : 0;
+  let path = "", drawn = false;
+  values.forEach((value, index) => {
+    if (!known(value)) { drawn = false; return; }
+    path += `${drawn ? "L" : "M"}${(index * step).toFixed(1)} ${(58 - 56 * value / most).toFixed(1)}`;
+    drawn = true;
+  });
+  const made = document.createElementNS(SVG, "path");
+  made.setAttribute("d", path);
+  made.setAttribute("fill", "none");
+  made.setAttribute("stroke", "currentColor");
+  made.setAttribute("vector-effect", "non-scaling-stroke");
+  svg.setAttribute("viewBox", "0 0 300 60");
+  svg.setAttribute("preserveAspectRatio", "none");
+  svg.replaceChildren(made);
+  caption.textContent = `${text}, at most ${whole(most)} in the last hour`;
+}
+
+function trend(view, instance) {
+  const captions = document.querySelectorAll("#trend figcaption");
+  line(at("lag-line"), captions[0], view.lag, `Lag: ${whole(instance.lag)} records`);
+  line(at("rate-line"), captions[1], view.rate, `Throughput: ${whole(instance.rate)} records/s`);
+}
+
+function said(group, key, text, waits) {
+  let label = group.querySelector("text.said");
+  if (!label) {
+    const box = group.querySelector("rect");
+    label = document.createElementNS(SVG, "text");
+    label.setAttribute("x", box ? box.getAttribute("x") : "200");
+    label.setAttribute("y", box ? Number(box.getAttribute("y")) + Number(box.getAttribute("height")) + 11 : "12");
+    group.append(label);
+  }
+  label.setAttribute("class", waits ? "said waits" : "said");
+  label.textContent = text;
+}
+
+function topology(view) {
+  for (const group of document.querySelectorAll("#topology g[data-node]")) {
+    const node = view.nodes[group.dataset.node] || {};
+    const parts = [];
+    if (known(node.rate)) parts.push(rate(node.rate) || "0/s");
+    if (node.dropped) parts.push(`${whole(node.dropped)} dropped`);
+    said(group, "node", parts.join(", "), Boolean(node.dropped));
+  }
+  for (const group of document.querySelectorAll("#topology g[data-topic]")) {
+    const lag = view.topics[group.dataset.topic];
+    said(group, "topic", known(lag) ? `${whole(lag)} wait` : "", lag > 0);
+  }
+  for (const title of document.querySelectorAll("#topology text[data-sub]")) {
+    const sub = view.subs[title.dataset.sub];
+    title.textContent = `Sub-topology ${title.dataset.sub}` +
+      (sub ? `: ${sub.active} active here, their busiest thread ${percent(sub.busy)}` : ": not active here");
+  }
+}
+
+function strip(row, begin, end) {
+  const made = el("span", null, "strip");
+  row.spans.forEach(([since, kind], index) => {
+    const until = index + 1 < row.spans.length ? row.spans[index + 1][0] : end;
+    const from = Math.max(since, begin);
+    if (until <= from || !kind) return;
+    const part = el("i", null, `k-${kind}`);
+    part.style.left = `${100 * (from - begin) / Math.max(1, end - begin)}%`;
+    part.style.width = `${100 * (until - from) / Math.max(1, end - begin)}%`;
+    part.title = `${kind} from ${clock(since)}`;
+    made.append(part);
+  });
+  return made;
+}
+
+function tasks(view, hosts, instance) {
+  const counts = Object.entries(view.counts).map(([kind, count]) => `${count.toLocaleString("en")} ${kind}`);
+  const kinds = new Set(view.rows.flatMap((row) => row.spans.map((span) => span[1])).filter(Boolean));
+  at("kinds").replaceChildren(...[...kinds].flatMap((kind) => [el("span", null, `key k-${kind}`), kind]));
+  hint("tasks", `${counts.join(", ") || "None here"}.${more(view.more)}` +
+    (hosts.silent > 0 ? ` ${hosts.silent} of ${instance.members} instances do not say where they are (application.server).` : ""));
+  const others = hosts.rows.map((host) => host.host);
+  const columns = [["task"], ["is"], [`since ${clock(view.begin_ms)}`], ["lag", true], ["records/s", true], ["left", true], ["thread", true],
+    ...others.map((host) => [host]), ["why"]];
+  fill("tasks", columns, view.rows.map((row) => [
+    row.task,
+    row.kind === "restoring" || row.kind === "warm-up" ? `${row.kind}${known(row.percent) ? ` ${row.percent} %` : ""}` : row.kind,
+    strip(row, view.begin_ms, instance.now_ms),
+    whole(row.lag), rate(row.rate), row.remaining_s ? seconds(row.remaining_s) : "", known(row.thread) ? row.thread : "",
+    ...others.map((host) => (hosts.tasks[row.task] || {})[host] || ""),
+    row.why,
+  ]), "No task here.");
+}
+
+function lags(view) {
+  const silent = view.silent_s >= 1 ? `The brokers have not answered for ${seconds(view.silent_s)}: as of then. ` : "";
+  hint("lags", `${silent}The worst first.${view.more ? ` ${whole(view.more)} more have ${whole(view.more_lag)} together.` : ""}`);
+  fill("lags", [["topic"], ["partition", true], ["lag", true], ["grows by", true]],
+    view.rows.map((row) => [row.topic, row.partition, whole(row.lag), row.growth ? `${row.growth > 0 ? "+" : ""}${row.growth.toFixed(1)}/s` : ""]),
+    "No active task runs here.");
+}
+
+function threads(view) {
+  const shown = view.rows.map((row) => {
+    const block = el("div");
+    block.append(el("p", `Thread ${row.number}: ${row.alive ? `busy ${percent(row.busy)}` : "ended"}, ${row.tasks} tasks, ` +
+      `${row.batches.toFixed(1)} batches/s` + (known(row.mean_ms) ? `, ${row.mean_ms.toFixed(1)} ms each (at most ${row.most_ms.toFixed(1)})` : "")));
+    const bar = el("div", null, "bar");
+    const keys = el("p", null, "hint");
+    PHASES.forEach((phase, index) => {
+      const share = row.phases[phase];
+      if (!share) return;
+      const part = el("span", null, `p${index}`);
+      part.style.width = `${100 * share}%`;
+      part.title = `${phase} ${(100 * share).toFixed(1)} %`;
+      bar.append(part);
+      keys.append(el("span", null, `key p${index}`), `${phase} ${(100 * share).toFixed(1)} %`);
+    });
+    block.append(bar, keys);
+    if (row.trouble) block.append(el("p", row.trouble, "bad"));
+    return block;
+  });
+  at("threads").lastElementChild.replaceChildren(...(shown.length ? shown : [el("p", "No stream thread runs.")]));
+}
+
+function log(section, events, empty) {
+  const shown = events.map((event) => {
+    const item = el("li", null, event.level === "INFO" ? "" : event.level === "WARNING" ? "busy" : "bad");
+    const text = el("span", event.text + (event.times > 1 ? ` (${whole(event.times)} times)` : ""));
+    item.append(el("time", clock(event.at_ms)), text);
+    return item;
+  });
+  at(section).querySelector("ol").replaceChildren(...(shown.length ? shown : [el("li", empty)]));
+}
+
+function stores(view) {
+  hint("stores", `${size(view.bytes)} on disk, the largest first.${more(view.more)}`);
+  fill("stores", [["store"], ["task"], ["of"], ["disk", true], ["changes/s", true]],
+    view.rows.map((row) => [row.store, row.task, row.kind, size(row.bytes), rate(row.puts)]), "No store here.");
+}
+
+function letters(view) {
+  hint("letters", `${whole(view.written)} dead letters written since the start${view.rate ? `, ${rate(view.rate)} now` : ""}. What failed and was left out, by cause (everflow dlq show has a letter whole).${more(view.more)}`);
+  fill("letters", [["error"], ["node"], ["topic"], ["records", true], ["the last of them"]],
+    view.causes.map((row) => [row.exception, row.node, row.topic, whole(row.records), row.sample]), "No record failed.");
+  fill("dropped", [["node"], ["why"], ["records", true]], view.dropped.map((row) => [row.node, row.reason, whole(row.records)]),
+    "No record was dropped.");
+}
+
+function transactions(view) {
+  const failed = Object.entries(view.failed).map(([kind, count]) => [`run again: ${kind}`, whole(count)]);
+  fill("transactions", [["what"], ["how many", true]], [
+    ["micro-batches committed", `${whole(view.committed)}${view.rate ? ` (${rate(view.rate)})` : ""}`],
+    ["a commit takes", known(view.mean_ms) ? `${view.mean_ms.toFixed(1)} ms, at most ${view.most_ms.toFixed(1)} ms` : "?"],
+    ["aborted, as the group moved on", whole(view.aborted)], ...failed,
+    ["rebalances", whole(view.rebalances)],
+  ], "");
+}
+
+function instance(view) {
+  const parts = [view.application_id, view.client_id, view.state, view.ready.ok ? "ready" : `not ready: ${view.ready.why}`];
+  if (known(view.members)) parts.push(`${view.members} instances in the group`);
+  if (known(view.desired)) parts.push(`${view.desired} desired`);
+  parts.push(`${whole(view.application_tasks)} tasks in all`, `everflow ${view.version}`, clock(view.now_ms));
+  at("instance").textContent = parts.join(" · ");
+  document.title = `${view.application_id}: ${view.state}`;
+}
+
+function show(view) {
+  if (view.error) return away(`The instance cannot be looked at (${view.error}).`);
+  at("link").hidden = true;
+  at("verdict").textContent = view.verdict.text;
+  at("verdict").className = view.verdict.tone;
+  instance(view.instance);
+  trend(view.trend, view.instance);
+  topology(view.topology);
+  tasks(view.tasks, view.hosts, view.instance);
+  lags(view.lags);
+  threads(view.threads);
+  log("assignment", view.assignment, "Nothing has moved since the start.");
+  stores(view.stores);
+  letters(view.letters);
+  transactions(view.transactions);
+  log("events", view.events, "Nothing was said.");
+  document.body.dataset.shown = "yes";
+  return undefined;
+}
+
+function away(text) {
+  at("link").textContent = `${text} What stands below is from before.`;
+  at("link").className = "bad";
+  at("link").hidden = false;
+}
+
+// A stream that the instance refused (too many read) does not come back by itself: ask now and then.
+function listen() {
+  const source = new EventSource("page/events");
+  source.onmessage = (message) => show(JSON.parse(message.data));
+  source.onerror = () => {
+    away("No connection to the instance: has it ended?");
+    if (source.readyState === EventSource.CLOSED) {
+      fetch("page/view").then((answer) => (answer.ok ? answer.json() : Promise.reject(answer.status))).then(show).catch(() => {});
+      setTimeout(listen, AGAIN_MS);
+    }
+  };
+}
+
+listen();

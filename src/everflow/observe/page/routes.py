@@ -1,0 +1,102 @@
+"""The paths of the page: its files, its view as JSON, and the views to come as events."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from everflow.observe.page.history import Facts
+from everflow.observe.page.readers import Readers
+from everflow.observe.page.tokens import ASKS, allowed
+from everflow.observe.page.view import page_view
+
+FILES = Path(__file__).parent
+DRAWING = "<!-- topology -->"
+HEADERS = {
+    # Nothing is loaded from elsewhere, and no script runs but the page's own file, whatever a topic
+    # is called. The drawing has its styles in itself.
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; style-src-attr 'unsafe-inline'; "
+        "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """``facts`` is called on a worker thread. ``drawing``: the topology as an SVG element.
+    ``tokens``: one of them has to come with each request; none where it is empty."""
+
+    facts: Callable[[], Facts]
+    drawing: str
+    tokens: Sequence[str] = ()
+    every_s: float = 2.0
+    readers: Readers = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "readers", Readers(self._json, self.every_s))
+
+    def routes(self) -> list[Route]:
+        """See the module."""
+        document = (FILES / "page.html").read_text().replace(DRAWING, self.drawing)
+        script, style = (FILES / "page.js").read_text(), (FILES / "page.css").read_text()
+
+        async def page(_: Request) -> Response:
+            return Response(document, headers=HEADERS, media_type="text/html")
+
+        async def javascript(_: Request) -> Response:
+            return Response(script, headers=HEADERS, media_type="text/javascript")
+
+        async def stylesheet(_: Request) -> Response:
+            return Response(style, headers=HEADERS, media_type="text/css")
+
+        async def view(_: Request) -> Response:
+            text = await run_in_threadpool(self._json)
+            return Response(text, headers=HEADERS, media_type="application/json")
+
+        async def events(_: Request) -> Response:
+            if self.readers.full:
+                text = "as many as can have it open have it open already\n"
+                return PlainTextResponse(text, 503, {**HEADERS, "Retry-After": "10"})
+            stream = self.readers.read()
+            return StreamingResponse(stream, headers=HEADERS, media_type="text/event-stream")
+
+        return [
+            Route("/page", self._guarded(page)),
+            Route("/page/page.js", self._guarded(javascript)),
+            Route("/page/page.css", self._guarded(stylesheet)),
+            Route("/page/view", self._guarded(view)),
+            Route("/page/events", self._guarded(events)),
+        ]
+
+    def _guarded(
+        self, answer: Callable[[Request], Awaitable[Response]]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        tokens = [token.encode() for token in self.tokens]
+
+        async def guarded(request: Request) -> Response:
+            if not allowed(tokens, request.headers.get("authorization", "")):
+                return PlainTextResponse("the page asks for a token\n", 401, {**HEADERS, **ASKS})
+            return await answer(request)
+
+        return guarded
+
+    def _json(self) -> str:
+        return json.dumps(page_view(self.facts()), default=_plain, allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    """What is no JSON by itself: numbers of other libraries."""
+    return float(value)

@@ -1,0 +1,118 @@
+"""One line that says how an instance does, and when it will have caught up. Pure.
+
+The first thing that holds is said: an instance that has failed is not also behind.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from everflow import metrics as names
+from everflow.observe.health import DEAD, ENDING
+from everflow.observe.observation import Observation
+from everflow.observe.page.history import Facts, lag_of
+
+GOOD, BUSY, BAD = "good", "busy", "bad"
+IN_FLIGHT_S = 2.0
+"""What comes in within this time is not waiting: it is being processed."""
+SILENT_S = 5.0
+"""Brokers that have not answered for so long are away."""
+
+
+class VerdictLine(NamedTuple):
+    """``drain_s``: until nothing waits any more; None: not known, or never at this rate."""
+
+    tone: str
+    text: str
+    drain_s: float | None = None
+
+
+def verdict(facts: Facts) -> VerdictLine:
+    """See the module."""
+    seen = facts.seen
+    if seen.state in DEAD:
+        return VerdictLine(BAD, f"It has stopped ({seen.state})" + _reason(seen.error))
+    if seen.state in ENDING:
+        return VerdictLine(BUSY, f"It ends: {_tasks(len(seen.tasks))} still here")
+    if seen.silent_s >= SILENT_S:
+        told = f"The brokers have not answered for {duration(seen.silent_s)}"
+        return VerdictLine(BAD, f"{told}: lag and ends are as they were then")
+    troubled = [task for task in seen.tasks if task.trouble]
+    if troubled:
+        first = troubled[0]
+        more = f", and {len(troubled) - 1:,} more" if len(troubled) > 1 else ""
+        return VerdictLine(BAD, f"Task {first.task} does not get on{more}: {first.trouble}")
+    dead = [str(thread.number) for thread in seen.threads if not thread.alive]
+    if dead and seen.state == "RUNNING":
+        return VerdictLine(BAD, f"Stream threads that ended: {', '.join(dead)}")
+    if seen.restoring:
+        return _restoring(seen)
+    if not seen.threads:
+        return VerdictLine(BUSY, "It starts")
+    if not seen.active:
+        return _without_tasks(seen)
+    return _lag(facts)
+
+
+def _reason(error: str) -> str:
+    return f": {error.splitlines()[0]}" if error else ""
+
+
+def _restoring(seen: Observation) -> VerdictLine:
+    left = [task.lag for task in seen.restoring if task.lag is not None]
+    text = f"It restores {_tasks(len(seen.restoring))}"
+    if left:
+        text += f": {sum(left):,} records are left"
+    times = [task.remaining_s for task in seen.restoring]
+    known = [seconds for seconds in times if seconds is not None]
+    if known and len(known) == len(times):
+        text += f", {duration(max(known))} at the present rate"
+    return VerdictLine(BUSY, text)
+
+
+def _without_tasks(seen: Observation) -> VerdictLine:
+    if seen.members is None and seen.state != "RUNNING":
+        return VerdictLine(BUSY, "It joins its group")
+    copies = sum(task.role in ("standby", "warm-up") for task in seen.tasks)
+    kept = f", and keeps {copies:,} copies of others' state" if copies else ""
+    return VerdictLine(GOOD, f"It has no active task{kept}")
+
+
+def _lag(facts: Facts) -> VerdictLine:
+    lag = lag_of(facts.seen)
+    if lag is None:
+        return VerdictLine(BUSY, "How much waits is not known yet")
+    rate = facts.total_growth(names.RECORDS_CONSUMED)
+    if lag <= rate * IN_FLIGHT_S:
+        return VerdictLine(GOOD, f"It keeps up: {rate:,.0f} records/s", 0.0)
+    waits = f"{lag:,.0f} records wait"
+    before = lag_of(facts.before.seen)
+    if facts.passed_s <= 0 or before is None:
+        return VerdictLine(BUSY, waits)
+    shrinks = (before - lag) / facts.passed_s
+    if shrinks > 0:
+        drain_s = lag / shrinks
+        text = f"{waits}: drained in {duration(drain_s)} at the present rate"
+        late = drain_s > facts.drain_goal_s
+        if late:
+            text += f", later than the goal of {duration(facts.drain_goal_s)}"
+        return VerdictLine(BAD if late else BUSY, text, drain_s)
+    if shrinks < 0:
+        return VerdictLine(BAD, f"It falls behind: {waits}, {-shrinks:,.0f} more each second")
+    idle = " and nothing is processed" if rate == 0 else ""
+    return VerdictLine(BAD, f"{waits}, as many as before{idle}")
+
+
+def _tasks(number: int) -> str:
+    return f"{number:,} task{'s' * (number != 1)}"
+
+
+def duration(seconds: float) -> str:
+    """``4 s``, ``3 min``, ``2 h 10 min``, ``3 d``."""
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 100:
+        return f"{minutes} min"
+    hours = minutes // 60
+    return f"{hours} h {minutes % 60} min" if hours < 48 else f"{hours // 24} d"

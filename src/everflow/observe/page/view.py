@@ -1,0 +1,287 @@
+"""What the page shows, as plain values: each panel answers one question of an operator. Pure.
+
+Texts are as they were said: topics' names, errors and samples of records are users' data, and the
+page puts them in as text, never as markup. A panel has at most so many rows, the worst first, and
+says how many more there are: an instance may have ten thousand tasks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from everflow import metrics as names
+from everflow.observe.health import ready
+from everflow.observe.observation import Observation, ObservedTask
+from everflow.observe.page.events import Event
+from everflow.observe.page.history import (
+    ACTIVE,
+    LEAVING,
+    PARKED,
+    RESTORING,
+    STARTING,
+    TREND_MS,
+    Facts,
+    kind_of,
+    lag_of,
+)
+from everflow.observe.page.verdict import verdict
+
+MOST_TASKS, MOST_LAGS, MOST_STORES, MOST_HOSTS, MOST_EVENTS, MOST_NODES = 120, 40, 40, 30, 80, 500
+MOST_POINTS = 240
+ORDER = (PARKED, RESTORING, STARTING, LEAVING, "warm-up", ACTIVE, "standby", "global")
+
+View = dict[str, Any]
+
+
+def page_view(facts: Facts) -> View:
+    """All panels, for JSON."""
+    return {
+        "verdict": _verdict(facts),
+        "instance": _instance(facts),
+        "trend": _trend(facts),
+        "topology": _topology(facts),
+        "tasks": _tasks(facts),
+        "hosts": _hosts(facts.seen),
+        "lags": _lags(facts),
+        "threads": _threads(facts),
+        "assignment": _events(facts.events, "assignment"),
+        "stores": _stores(facts),
+        "letters": _letters(facts),
+        "transactions": _transactions(facts),
+        "events": _events(facts.events, ""),
+    }
+
+
+def _verdict(facts: Facts) -> View:
+    return verdict(facts)._asdict()
+
+
+def _instance(facts: Facts) -> View:
+    seen = facts.seen
+    return {
+        "application_id": seen.application_id,
+        "client_id": seen.client_id,
+        "version": seen.version,
+        "state": seen.state,
+        "ready": ready(seen)._asdict(),
+        "lag": lag_of(seen),
+        "rate": facts.total_growth(names.RECORDS_CONSUMED),
+        "members": seen.members,
+        "desired": seen.desired_instances,
+        "application_tasks": seen.application_tasks,
+        "now_ms": facts.now_ms,
+    }
+
+
+def _trend(facts: Facts) -> View:
+    """At most `MOST_POINTS` of the last hour, evenly chosen; the last one always."""
+    points = list(facts.trend)
+    step = max(1, -(-len(points) // MOST_POINTS))
+    chosen = points[::-1][::step][::-1]
+    return {
+        "at_ms": [point.at_ms for point in chosen],
+        "lag": [point.lag for point in chosen],
+        "rate": [round(point.rate, 1) for point in chosen],
+    }
+
+
+def _topology(facts: Facts) -> View:
+    """What is known of a node: records/s of sources and sinks, of all nodes what they drop. Topics
+    as the drawing names them: internal ones without the application's id."""
+    seen, nodes = facts.seen, defaultdict[str, dict[str, float]](dict)
+    for (_, _, node), rate in facts.growth(names.PROCESSED).items():
+        nodes[node]["rate"] = nodes[node].get("rate", 0.0) + rate
+    for (node, _), rate in facts.growth(names.SENT).items():
+        nodes[node]["rate"] = nodes[node].get("rate", 0.0) + rate
+    for (_, node, _), count in seen.series.get(names.DROPPED, {}).items():
+        nodes[node]["dropped"] = nodes[node].get("dropped", 0.0) + count
+    topics: dict[str, int] = defaultdict(int)
+    for (topic, _), lag in seen.lags.items():
+        topics[topic.removeprefix(f"{seen.application_id}-")] += lag
+    busy = {thread.number: thread.busy for thread in seen.threads}
+    subs: dict[str, dict[str, Any]] = {}
+    for task in seen.active:
+        sub = subs.setdefault(task.task.partition("_")[0], {"active": 0, "busy": 0.0})
+        sub["active"] += 1
+        if task.thread is not None:
+            sub["busy"] = max(sub["busy"], busy.get(task.thread, 0.0))
+    return {
+        "nodes": dict(sorted(nodes.items())[:MOST_NODES]),
+        "topics": dict(sorted(topics.items())[:MOST_NODES]),
+        "subs": subs,
+    }
+
+
+def _tasks(facts: Facts) -> View:
+    """The worst first; what each was over the last hour."""
+    rates: dict[str, float] = defaultdict(float)
+    for (_, task, _), rate in facts.growth(names.PROCESSED).items():
+        rates[task] += rate
+    ranked = sorted(facts.seen.tasks, key=_badness)
+    counts = Counter(kind_of(task) for task in ranked)
+    begin = facts.now_ms - TREND_MS
+    return {
+        "counts": {kind: counts[kind] for kind in ORDER if counts[kind]},
+        "begin_ms": int(max(begin, min((p.at_ms for p in facts.trend), default=facts.now_ms))),
+        "rows": [_task_row(task, rates, facts) for task in ranked[:MOST_TASKS]],
+        "more": max(0, len(ranked) - MOST_TASKS),
+    }
+
+
+def _badness(task: ObservedTask) -> tuple[int, float, str]:
+    kind = kind_of(task)
+    return (ORDER.index(kind) if kind in ORDER else len(ORDER), -(task.lag or 0), task.task)
+
+
+def _task_row(task: ObservedTask, rates: dict[str, float], facts: Facts) -> View:
+    known = task.copied is not None and task.lag is not None
+    whole = (task.copied or 0) + (task.lag or 0)
+    return {
+        "task": task.task,
+        "kind": kind_of(task),
+        "lag": task.lag,
+        "rate": task.rate or rates.get(task.task, 0.0),
+        # Rounded down: 100 % is said of what is complete, and of nothing else.
+        "percent": (100 * (task.copied or 0) // whole if whole else 100) if known else None,
+        "remaining_s": task.remaining_s,
+        "thread": task.thread,
+        "why": task.trouble,
+        "spans": [list(span) for span in facts.spans.get(task.task, ())],
+    }
+
+
+def _hosts(seen: Observation) -> View:
+    rows = [asdict(host) for host in sorted(seen.hosts, key=lambda one: one.host)]
+    for row in rows:
+        row["active"], row["standby"] = len(row["active"]), len(row["standby"])
+    tasks = defaultdict[str, dict[str, str]](dict)
+    for host in seen.hosts:
+        for role, ids in (("standby", host.standby), ("active", host.active)):
+            for task in ids:
+                tasks[task][host.host] = role
+    return {
+        "rows": rows[:MOST_HOSTS],
+        "more": max(0, len(rows) - MOST_HOSTS),
+        "tasks": dict(sorted(tasks.items())[:MOST_TASKS]),
+        "silent": max(0, (seen.members or 0) - len(rows)),
+    }
+
+
+def _lags(facts: Facts) -> View:
+    ranked = sorted(facts.seen.lags.items(), key=lambda item: (-item[1], item[0]))
+    before = facts.before.seen.lags
+    return {
+        "rows": [
+            {
+                "topic": topic,
+                "partition": partition,
+                "lag": lag,
+                "growth": (lag - before.get((topic, partition), lag)) / facts.passed_s
+                if facts.passed_s > 0
+                else 0.0,
+            }
+            for (topic, partition), lag in ranked[:MOST_LAGS]
+        ],
+        "more": max(0, len(ranked) - MOST_LAGS),
+        "more_lag": sum(lag for _, lag in ranked[MOST_LAGS:]),
+        "silent_s": facts.seen.silent_s,
+    }
+
+
+def _threads(facts: Facts) -> View:
+    """Where each thread's time went: of the last half minute, or, when it ran no batch, nothing."""
+    phases = defaultdict[str, dict[str, float]](dict)
+    for (ran_by, phase), share in facts.growth(names.BATCH_SECONDS).items():
+        phases[ran_by][phase] = share
+    batches = {labels[0]: rate for labels, rate in facts.growth(names.BATCHES).items()}
+    latency = facts.seen.recent.get(names.BATCH_LATENCY, {})
+    rows = []
+    for thread in facts.seen.threads:
+        number = str(thread.number)
+        seen = latency.get((number,))
+        rows.append(
+            {
+                **asdict(thread),
+                "batches": batches.get(number, 0.0),
+                "phases": {name: share for name, share in phases[number].items() if share > 0},
+                "mean_ms": None if seen is None else seen.mean,
+                "most_ms": None if seen is None else seen.most,
+            }
+        )
+    return {"rows": rows}
+
+
+def _stores(facts: Facts) -> View:
+    puts = facts.growth(names.STORE_PUTS)
+    rows: list[View] = [
+        {
+            "store": store.name,
+            "task": task.task,
+            "kind": kind_of(task),
+            "bytes": store.bytes,
+            "puts": puts.get((task.task, store.name), 0.0),
+        }
+        for task in facts.seen.tasks
+        for store in task.stores
+    ]
+    rows.sort(key=lambda row: (-row["bytes"], row["store"], row["task"]))
+    return {
+        "bytes": sum(row["bytes"] for row in rows),
+        "rows": rows[:MOST_STORES],
+        "more": max(0, len(rows) - MOST_STORES),
+    }
+
+
+def _letters(facts: Facts) -> View:
+    seen = facts.seen
+    dropped: list[View] = [
+        {"node": node, "reason": reason, "records": records}
+        for (_, node, reason), records in seen.series.get(names.DROPPED, {}).items()
+    ]
+    dropped.sort(key=lambda row: (-row["records"], row["node"], row["reason"]))
+    causes: list[View] = [
+        {
+            "exception": exception,
+            "node": node,
+            "topic": topic,
+            "records": records,
+            "sample": seen.samples.get((exception, node, topic), ""),
+        }
+        for (exception, node, topic), records in seen.series.get(names.LEFT_OUT, {}).items()
+    ]
+    causes.sort(key=lambda row: (-row["records"], row["exception"], row["node"], row["topic"]))
+    return {
+        "causes": causes[:MOST_LAGS],
+        "more": max(0, len(causes) - MOST_LAGS),
+        "written": seen.counters.get(names.DEAD_LETTERS, 0.0),
+        "rate": facts.total_growth(names.DEAD_LETTERS),
+        "dropped": dropped[:MOST_LAGS],
+    }
+
+
+def _transactions(facts: Facts) -> View:
+    seen = facts.seen
+    latency = seen.recent.get(names.COMMIT_LATENCY, {}).values()
+    failed = defaultdict[str, float](float)
+    for (_, kind), count in seen.series.get(names.FAILED_BATCHES, {}).items():
+        failed[kind] += count
+    return {
+        "committed": seen.counters.get(names.COMMITS, 0.0),
+        "rate": facts.total_growth(names.COMMITS),
+        "aborted": seen.counters.get(names.COMMITS_ABORTED, 0.0),
+        "failed": dict(sorted(failed.items(), key=lambda item: -item[1])),
+        "mean_ms": sum(one.total for one in latency) / sum(one.number for one in latency)
+        if latency
+        else None,
+        "most_ms": max((one.most for one in latency), default=None),
+        "rebalances": seen.counters.get(names.REBALANCES, 0.0),
+    }
+
+
+def _events(events: Sequence[Event], about: str) -> list[View]:
+    """The newest first."""
+    chosen = [event for event in events if event.about == about][-MOST_EVENTS:]
+    return [asdict(event) for event in reversed(chosen)]

@@ -1,0 +1,355 @@
+"""The page as a browser shows it; its pictures in the docs are made here."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from everflow import StreamsBuilder, TimeWindows, serdes
+from everflow import metrics as names
+from everflow.metrics import Labels, Seen
+from everflow.observe.http_server import HttpServer, application
+from everflow.observe.observation import (
+    Observation,
+    ObservedHost,
+    ObservedStore,
+    ObservedTask,
+    ObservedThread,
+)
+from everflow.observe.page.events import Event
+from everflow.observe.page.history import Facts, Point, Span, TimedLook
+from everflow.observe.page.routes import Page
+from everflow.topology.drawing import as_svg
+from everflow.topology.program import Topology
+from integration.observed.chromium import Browser, browser
+
+pytestmark = pytest.mark.slow
+
+PICTURES = Path(__file__).parents[3] / "docs" / "guide" / "pictures"
+RENEW = os.environ.get("EVERFLOW_PICTURES") == "1"
+"""Whether the pictures in the docs are made anew."""
+NOW_MS = 1_790_000_000_000
+ODD = "<img src=x onerror=\"document.body.dataset.broken='yes'\"><b>&amp;'\""
+
+
+def topology() -> Topology:
+    """Orders of items: cleaned, counted by item and minute."""
+    builder = StreamsBuilder()
+    (
+        builder.stream("orders", key=serdes.string(), value=serdes.string(), name="orders-in")
+        .filter(lambda _, value: value != "", name="not-empty")
+        .group_by(lambda _, value: value, name="by-item", returns=serdes.string())
+        .windowed_by(TimeWindows.of_size("1 minute"))
+        .count(store="per-minute")
+        .to_stream()
+        .to("totals", name="totals-out")
+    )
+    return builder.build()
+
+
+def task(number: int, **values: object) -> ObservedTask:
+    """An active one of the counting sub-topology."""
+    made = ObservedTask(
+        task=f"0_{number}",
+        role="active",
+        state="RUNNING",
+        lag=[1_800, 0, 0, 1_200, 0, 0, 0, 0][number],
+        thread=number % 2,
+        stores=[ObservedStore(name="per-minute", bytes=(8 - number) * 3_200_000)],
+    )
+    return replace(made, **values)  # type: ignore[arg-type]
+
+
+PHASES = {"read": 1.1, "operators": 2.4, "write": 0.9, "gate": 0.2, "commit": 0.7, "plan": 0.4}
+THREADS = [
+    ObservedThread(number=0, alive=True, tasks=3, busy=0.61),
+    ObservedThread(number=1, alive=True, tasks=2, busy=0.48),
+]
+COUNTERS = {
+    names.LAG: 264_000.0,
+    names.RECORDS_CONSUMED: 940_000,
+    names.COMMITS: 2_310,
+    names.COMMITS_ABORTED: 2,
+    names.DEAD_LETTERS: 14,
+    names.REBALANCES: 3,
+}
+SERIES: dict[str, dict[Labels, float]] = {
+    names.PROCESSED: {
+        ("0", "1_0", "orders-in"): 300_000,
+        ("1", "0_3", "by-item-repartition-source"): 190_000,
+    },
+    names.SENT: {("totals-out", "totals"): 61_000},
+    names.BATCHES: {("0",): 120, ("1",): 96},
+    names.BATCH_SECONDS: {
+        (thread, phase): seconds * (0.8 if thread == "1" else 1.0)
+        for thread in "01"
+        for phase, seconds in PHASES.items()
+    },
+    names.LEFT_OUT: {("ValueError", "not-empty", "orders"): 14},
+    names.DROPPED: {("1", "KSTREAM-AGGREGATE-0000000000", "late"): 212},
+    names.STORE_PUTS: {("0_0", "per-minute"): 9_000, ("0_3", "per-minute"): 4_000},
+    names.FAILED_BATCHES: {("0", "aborted"): 2},
+}
+RECENT: dict[str, dict[Labels, Seen]] = {
+    names.BATCH_LATENCY: {
+        ("0",): Seen(20, 980.0, 21.0, 113.0),
+        ("1",): Seen(9, 405.0, 20.0, 80.0),
+    },
+    names.COMMIT_LATENCY: {("0",): Seen(20, 160.0, 5.0, 31.0)},
+}
+
+
+def looks() -> tuple[Observation, Observation]:
+    """Of an instance that catches up: ten seconds ago, and now."""
+    source = [
+        ObservedTask(
+            task=f"1_{n}",
+            role="active",
+            state="RUNNING",
+            lag=[22_000, 98_000, 141_000][n],
+            thread=n % 2,
+        )
+        for n in range(3)
+    ]
+    tasks = [
+        *source,
+        task(0),
+        task(1, role="warm-up", lag=41_000, copied=230_000, rate=18_000.0, remaining_s=2.3),
+        task(2, role="standby", lag=7, thread=None),
+        task(3),
+    ]
+    seen = Observation(
+        application_id="shop",
+        client_id="shop-pod-0",
+        version="0.1.0",
+        state="RUNNING",
+        state_number=2,
+        threads=THREADS,
+        tasks=tasks,
+        counters=COUNTERS,
+        series=SERIES,
+        recent=RECENT,
+        samples={
+            ("ValueError", "not-empty", "orders"): "orders-2@88121 (ValueError: no item in '{}')"
+        },
+        lags={
+            ("orders", 0): 22_000,
+            ("orders", 1): 98_000,
+            ("orders", 2): 141_000,
+            ("shop-by-item-repartition", 0): 1_800,
+            ("shop-by-item-repartition", 3): 1_200,
+        },
+        members=3,
+        application_tasks=7,
+        desired_instances=3,
+        hosts=[
+            ObservedHost(
+                host="pod-0:8080", active=["1_0", "1_1", "1_2", "0_0", "0_3"], standby=["0_2"]
+            ),
+            ObservedHost(host="pod-1:8080", active=["0_1", "0_2"], standby=["0_0"]),
+        ],
+    )
+    counters = {**seen.counters, names.LAG: 290_000.0, names.RECORDS_CONSUMED: 702_000}
+    old = replace(
+        seen,
+        counters=counters,
+        series={},
+        lags={place: lag + lag // 10 for place, lag in seen.lags.items()},
+    )
+    return old, seen
+
+
+EVENTS = [
+    Event(at_ms=NOW_MS - 1_790_000, level="INFO", text="REBALANCING -> RUNNING"),
+    Event(
+        at_ms=NOW_MS - 1_100_000,
+        level="INFO",
+        about="assignment",
+        text="The leader decides: 7 tasks on 3 instances; new: pod-2; moves now: 1_1 from "
+        "pod-1 to pod-0; warm-ups: 0_1 on pod-0; still to move: 1",
+    ),
+    Event(
+        at_ms=NOW_MS - 1_099_000,
+        level="INFO",
+        about="assignment",
+        text="Assigned 1 task: 1_1",
+    ),
+    Event(
+        at_ms=NOW_MS - 60_000,
+        level="WARNING",
+        times=4,
+        text="left out of a batch: orders-2@88121 (ValueError: no item in '{}')",
+    ),
+]
+
+
+def facts_of(old: Observation, seen: Observation) -> Facts:
+    """With an hour before them."""
+    begin = NOW_MS - 1_800_000
+    spans = {
+        "1_0": [Span(begin, "active")],
+        "1_1": [Span(begin, "standby"), Span(begin + 700_000, "active")],
+        "1_2": [Span(begin, "parked"), Span(begin + 200_000, "active")],
+        "0_0": [Span(begin, "active")],
+        "0_1": [Span(begin + 1_700_000, "warm-up")],
+        "0_2": [Span(begin, "active"), Span(begin + 700_000, "standby")],
+        "0_3": [
+            Span(begin, "warm-up"),
+            Span(begin + 600_000, "restoring"),
+            Span(begin + 640_000, "active"),
+        ],
+    }
+    trend = [
+        Point(
+            NOW_MS - 15_000 * n,
+            264_000.0 + 3_900 * n if n < 60 else 8_300.0 * (120 - n),
+            23_800.0 - 90 * n,
+        )
+        for n in range(119, -1, -1)
+    ]
+    return Facts(
+        now_ms=NOW_MS,
+        before=TimedLook(0.0, old),
+        now=TimedLook(10_000.0, seen),
+        spans=spans,
+        trend=trend,
+        events=EVENTS,
+    )
+
+
+@contextlib.contextmanager
+def served(look: Callable[[], Facts]) -> Iterator[HttpServer]:
+    page = Page(facts=look, drawing=as_svg(topology()), every_s=0.2)
+    app = application(lambda: look().seen, "Topologies:\n", page=page)
+    server = HttpServer("127.0.0.1:0", app, ending=page.readers.close)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def shown(window: Browser, server: HttpServer) -> None:
+    window.open(f"http://{server.address}/page")
+    window.until("document.body && document.body.dataset.shown === 'yes'", "the first view")
+
+
+def text(window: Browser, element: str) -> str:
+    return str(window.value(f"document.querySelector({json.dumps(element)}).textContent"))
+
+
+def test_the_page_answers_an_operators_questions_in_their_order(tmp_path: Path) -> None:
+    facts = facts_of(*looks())
+    with served(lambda: facts) as server, browser(tmp_path) as window:
+        shown(window, server)
+        assert text(window, "#verdict") == (
+            "264,000 records wait: drained in 2 min at the present rate"
+        )
+        assert window.value("[...document.querySelectorAll('section')].map((one) => one.id)") == [
+            "trend",
+            "topology",
+            "tasks",
+            "lags",
+            "threads",
+            "assignment",
+            "stores",
+            "letters",
+            "transactions",
+            "events",
+        ]
+        assert text(window, "#topology g[data-node='orders-in'] .said") == "30,000/s"
+        assert text(window, "#topology g[data-topic='orders'] .said") == "261,000 wait"
+        assert "5 active, 1 standby" in text(window, "#tasks .hint").replace("1 warm-up, ", "")
+        assert "warm-up 84 %" in text(window, "#tasks table")
+        assert text(window, "#lags tr:nth-child(2)").startswith("orders2")
+        assert "pod-1" in text(window, "#tasks table")
+        assert "new: pod-2" in text(window, "#assignment")
+        assert "orders-2@88121" in text(window, "#letters")
+        assert "1 of 3 instances do not say" in text(window, "#tasks .hint")
+        assert window.said == [], "nothing failed, and nothing was refused"
+        if RENEW:
+            PICTURES.mkdir(exist_ok=True)
+            window.picture("header", PICTURES / "page-verdict.png")
+            for section in ("topology", "tasks", "threads"):
+                window.picture(f"#{section}", PICTURES / f"page-{section}.png")
+
+
+def test_users_texts_are_texts(tmp_path: Path) -> None:
+    old, seen = looks()
+    odd = replace(
+        seen,
+        application_id=ODD,
+        client_id=ODD,
+        tasks=[task(0, trouble=ODD, stores=[ObservedStore(name=ODD, bytes=1)])],
+        threads=[ObservedThread(number=0, alive=True, tasks=1, trouble=ODD)],
+        lags={(ODD, 0): 5},
+        series={
+            **seen.series,
+            names.LEFT_OUT: {(ODD, ODD, ODD): 1},
+            names.FAILED_BATCHES: {("0", ODD): 1},
+        },
+        samples={(ODD, ODD, ODD): ODD},
+        hosts=[ObservedHost(host=ODD, active=["0_0"])],
+    )
+    events = [
+        Event(at_ms=NOW_MS, level="WARNING", text=ODD),
+        Event(at_ms=NOW_MS, level="INFO", text=ODD, about="assignment"),
+    ]
+    facts = replace(facts_of(old, odd), events=events)
+    with served(lambda: facts) as server, browser(tmp_path) as window:
+        shown(window, server)
+        for section in (
+            "#instance",
+            "#tasks",
+            "#lags",
+            "#letters",
+            "#events",
+            "#assignment",
+            "#stores",
+        ):
+            assert ODD in text(window, section)
+        assert window.value("document.querySelectorAll('img').length") == 0
+        assert window.value("document.body.dataset.broken") is None
+        assert window.value("document.title").startswith("<img")
+        assert window.said == []
+
+
+def test_ten_thousand_tasks_are_shown_in_parts(tmp_path: Path) -> None:
+    old, seen = looks()
+    many = replace(
+        seen,
+        tasks=[replace(task(0), task=f"0_{n}", lag=n) for n in range(10_000)],
+        lags={("orders", n): n for n in range(10_000)},
+    )
+    with served(lambda: facts_of(old, many)) as server, browser(tmp_path) as window:
+        shown(window, server)
+        assert "10,000 active. 9,880 more are not shown." in text(window, "#tasks .hint")
+        assert window.value("document.querySelectorAll('#tasks tr').length") == 121
+        assert text(window, "#lags tr:nth-child(2)").startswith("orders9,999".replace(",", ""))
+
+
+def test_what_changes_is_followed_and_an_end_is_said(tmp_path: Path) -> None:
+    old, seen = looks()
+    starts = replace(seen, state="CREATED", threads=[], tasks=[], lags={}, counters={}, series={})
+    silent = replace(seen, silent_s=14.0)
+    now = [starts]
+    with browser(tmp_path) as window:
+        with served(lambda: facts_of(old, now[0])) as server:
+            shown(window, server)
+            assert text(window, "#verdict") == "It starts"
+            assert "No task here." in text(window, "#tasks")
+            now[0] = replace(seen, tasks=[task(0, state="RESTORING", lag=500, copied=500)])
+            restores = "document.querySelector('#verdict').textContent.startsWith('It restores 1')"
+            window.until(restores, "the restore to be shown")
+            assert "restoring 50 %" in text(window, "#tasks")
+            now[0] = silent
+            away = "document.querySelector('#verdict').textContent.includes('for 14 s')"
+            window.until(away, "brokers that are away to be shown")
+            assert text(window, "#lags .hint").startswith("The brokers have not answered for 14 s")
+        window.until("document.querySelector('#link').hidden === false", "the end to be shown")
+        assert "No connection to the instance" in text(window, "#link")

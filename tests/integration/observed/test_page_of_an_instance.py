@@ -1,0 +1,111 @@
+"""The page of a real instance: it starts, a record fails, the brokers go away and come back."""
+
+from __future__ import annotations
+
+import base64
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everflow import KafkaStreams, StreamsBuilder, Topology, serdes
+from everflow.testing import wait_until
+from everflow.testing.kafka_proxy import KafkaProxy
+from integration.lifecycle.lifecycle_cluster import Application, Cluster, text
+
+pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.slow]
+
+TOKEN = "a-token-of-many-characters"
+WAIT_S = 90.0
+
+
+def topology(source: str, sink: str) -> Topology:
+    """Of values, "bad" fails."""
+    builder = StreamsBuilder()
+
+    def checked(value: str) -> str:
+        if value == "bad":
+            raise ValueError(f"cannot take {value}")
+        return value
+
+    (
+        builder.stream(source, key=serdes.string(), value=serdes.string(), name="in")
+        .map_values(checked, returns=serdes.string(), name="checked")
+        .to(sink, name="out")
+    )
+    return builder.build()
+
+
+@pytest.fixture
+def proxy(bootstrap: str) -> Iterator[KafkaProxy]:
+    with KafkaProxy(bootstrap) as standing:
+        yield standing
+
+
+def get(streams: KafkaStreams, path: str, password: str = TOKEN) -> str:
+    named = base64.b64encode(f"anybody:{password}".encode()).decode()
+    asked = urllib.request.Request(
+        f"http://{streams.http_address}{path}", headers={"Authorization": f"Basic {named}"}
+    )
+    with urllib.request.urlopen(asked, timeout=30) as answer:
+        return str(answer.read().decode())
+
+
+def view(streams: KafkaStreams) -> dict[str, Any]:
+    return dict(json.loads(get(streams, "/page/view")))
+
+
+def says(streams: KafkaStreams, beginning: str) -> None:
+    wait_until(
+        lambda: view(streams)["verdict"]["text"].startswith(beginning),
+        WAIT_S,
+        f"the page to say {beginning!r}",
+    )
+
+
+def test_it_says_what_happens(proxy: KafkaProxy, cluster: Cluster, tmp_path: Path) -> None:
+    source, sink, dead = (cluster.topic(name, 1) for name in ("in", "out", "dead"))
+    token = tmp_path / "token"
+    token.write_text(TOKEN)
+    behind = Cluster(proxy.bootstrap_servers, cluster.prefix)
+    app = Application(
+        behind,
+        tmp_path,
+        {
+            "http_listen": "127.0.0.1:0",
+            "query_token_file": str(token),
+            "errors_dead_letter_queue_topic_name": dead,
+        },
+    )
+    with app.running(topology(source, sink), wait=False) as streams:
+        first = view(streams)
+        assert first["verdict"]["text"], "it has a word from the first moment on"
+        cluster.write(source, [text("k", value, 1, 0) for value in ("good", "bad", "good", "bad")])
+        app.until_processed(streams, source)
+        says(streams, "It keeps up")
+        (cause,) = view(streams)["letters"]["causes"]
+        assert cause["exception"].endswith("ValueError")
+        assert (cause["node"], cause["topic"], cause["records"]) == ("checked", source, 2)
+        assert cause["sample"].startswith(f"{source}-0@")
+        assert "cannot take bad" in cause["sample"]
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            get(streams, "/page", "no-token-at-all-of-this")
+        proxy.cut()
+        says(streams, "The brokers have not answered for")
+        assert view(streams)["lags"]["rows"], "as they were"
+        silent = next(
+            line
+            for line in get(streams, "/metrics").splitlines()
+            if line.startswith("everflow_brokers_silent_seconds")
+        )
+        assert float(silent.rpartition(" ")[2]) > 0
+        proxy.mend()
+        says(streams, "It keeps up")
+        cluster.write(source, [text("k", "good", 1, 0)])
+        app.until_processed(streams, source)
+    assert len(cluster.read(sink)) == 3
+    assert len(cluster.read(dead)) == 2

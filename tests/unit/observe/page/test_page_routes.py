@@ -1,0 +1,179 @@
+"""The page over HTTP: its files, its events, its token, and its end."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import http.client
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from everflow.observe.http_server import HttpServer, application
+from everflow.observe.page.history import Facts
+from everflow.observe.page.readers import Readers
+from everflow.observe.page.routes import HEADERS, Page
+from everflow.observe.page.tokens import allowed
+from everflow.testing import wait_until
+from unit.observe.observations import WHOLE
+from unit.observe.page.page_facts import SHOWN
+
+TOKEN = "a-token-of-many-characters"
+
+
+@contextlib.contextmanager
+def served(
+    look: Callable[[], Facts] = lambda: SHOWN, most: int | None = None, **values: Any
+) -> Iterator[str]:
+    page = Page(facts=look, drawing="<svg></svg>", every_s=0.01, **values)
+    if most is not None:
+        object.__setattr__(page, "readers", Readers(page._json, 0.01, most))
+    app = application(lambda: WHOLE, "Topologies:\n", page=page)
+    server = HttpServer("127.0.0.1:0", app, ending=page.readers.close)
+    try:
+        yield server.address
+    finally:
+        server.close()
+
+
+def get(address: str, path: str, **headers: str) -> tuple[int, dict[str, str], str]:
+    asked = urllib.request.Request(f"http://{address}{path}", headers=headers)
+    try:
+        with urllib.request.urlopen(asked, timeout=60) as answer:
+            return answer.status, dict(answer.headers), answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, dict(error.headers), error.read().decode()
+
+
+@contextlib.contextmanager
+def reading(address: str) -> Iterator[http.client.HTTPResponse]:
+    connection = http.client.HTTPConnection(address, timeout=60)
+    connection.request("GET", "/page/events")
+    try:
+        yield connection.getresponse()
+    finally:
+        connection.close()
+
+
+def event(answer: http.client.HTTPResponse) -> Any:
+    line = answer.readline().decode()
+    assert answer.readline() == b"\n"
+    return json.loads(line.removeprefix("data: "))
+
+
+def test_files_load_nothing_from_elsewhere() -> None:
+    with served() as address:
+        for path, kind in (
+            ("/page", "text/html"),
+            ("/page/page.js", "text/javascript"),
+            ("/page/page.css", "text/css"),
+        ):
+            status, headers, text = get(address, path)
+            assert status == 200
+            assert headers["content-type"].startswith(kind)
+            assert {name.lower(): value for name, value in HEADERS.items()}.items() <= {
+                name.lower(): value for name, value in headers.items()
+            }.items()
+            assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
+            assert "https://" not in text
+        assert "<svg></svg>" in get(address, "/page")[2]
+
+
+def test_the_script_makes_no_markup_of_texts() -> None:
+    with served() as address:
+        script = get(address, "/page/page.js")[2]
+    for way in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("):
+        assert way not in script
+
+
+def test_a_browser_at_the_root_is_sent_to_the_page() -> None:
+    with served() as address:
+        assert "<title>everflow" in get(address, "/", Accept="text/html,*/*")[2]
+        assert "/page\n" in get(address, "/", Accept="*/*")[2]
+
+
+def test_views_come_as_events_one_after_the_other() -> None:
+    with served() as address, reading(address) as answer:
+        assert answer.getheader("content-type", "").startswith("text/event-stream")
+        first, second = event(answer), event(answer)
+        assert first == second == json.loads(get(address, "/page/view")[2])
+
+
+def test_a_look_that_fails_is_told_and_the_next_may_succeed() -> None:
+    failing = [True]
+
+    def look() -> Facts:
+        if failing[0]:
+            raise OSError("no disk")
+        return SHOWN
+
+    with served(look) as address, reading(address) as answer:
+        assert event(answer) == {"error": "OSError: the instance's log says more"}
+        failing[0] = False
+        wait_until(lambda: "verdict" in event(answer), 60, "a view")
+
+
+def test_probes_are_answered_however_many_have_the_page_open() -> None:
+    with served(most=2) as address, contextlib.ExitStack() as stack:
+        for _ in range(2):
+            event(stack.enter_context(reading(address)))
+        status, headers, _ = get(address, "/page/events")
+        assert (status, headers["retry-after"]) == (503, "10")
+        assert get(address, "/live")[0] == get(address, "/page/view")[0] == 200
+        stack.close()
+        wait_until(lambda: comes(address), 60, "a place to be free again")
+
+
+def comes(address: str) -> bool:
+    with reading(address) as answer:
+        return answer.status == 200
+
+
+def test_all_readers_share_one_view() -> None:
+    looks: list[int] = []
+
+    def look() -> Facts:
+        looks.append(1)
+        return SHOWN
+
+    with served(look) as address, contextlib.ExitStack() as stack:
+        answers = [stack.enter_context(reading(address)) for _ in range(20)]
+        for answer in answers:
+            event(answer)
+        before = len(looks)
+        for answer in answers:
+            event(answer)
+        # The last readers have events of an earlier look to read: far from 20 looks for 20 of them.
+        assert len(looks) - before < 20
+
+
+def test_an_end_ends_the_events() -> None:
+    with contextlib.ExitStack() as stack:
+        with served() as address:
+            answer = stack.enter_context(reading(address))
+            event(answer)
+        wait_until(lambda: answer.readline() == b"", 60, "the end of the stream")
+
+
+def test_with_a_token_nobody_sees_the_page_without_it() -> None:
+    with served(tokens=[TOKEN]) as address:
+        for path in ("/page", "/page/page.js", "/page/page.css", "/page/view", "/page/events"):
+            status, headers, text = get(address, path)
+            assert (status, "svg" in text) == (401, False)
+            assert headers["www-authenticate"].startswith("Basic")
+        assert get(address, "/live")[0] == get(address, "/metrics")[0] == 200, "as before"
+        named = base64.b64encode(f"anybody:{TOKEN}".encode()).decode()
+        assert get(address, "/page", Authorization=f"Basic {named}")[0] == 200
+        assert get(address, "/page/view", Authorization=f"Bearer {TOKEN}")[0] == 200
+
+
+@pytest.mark.parametrize(
+    "header", ["", "Basic", "Basic !!", "Basic YTpi", "Bearer x", f"Digest {TOKEN}", TOKEN]
+)
+def test_what_is_no_token(header: str) -> None:
+    assert not allowed([TOKEN.encode()], header)
+    assert allowed([], header)

@@ -1,0 +1,102 @@
+"""What the page gets of an instance: rates between looks, and the lines since it is watched."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from everflow import metrics as names
+from everflow.clock import ManualClock
+from everflow.errors import EverflowError
+from everflow.metrics import LEFT_OUT, Metrics
+from everflow.moves import moves
+from everflow.observe.desired_instances import ScalingRules
+from everflow.records import TaskId
+from everflow.runtime.client_state import ClientState
+from everflow.runtime.observed.observer import Observer, Subject
+from everflow.runtime.task_status import TaskStatus
+from everflow.runtime.tasks.task import TaskRole, TaskState
+
+RESTORING = TaskStatus(
+    role=TaskRole.ACTIVE, state=TaskState.RESTORING, lag=25, rate=5.0, remaining_s=5.0, copied=75
+)
+
+
+class Looked:
+    """An instance that has begun; the test says what it has consumed."""
+
+    state = ClientState.REBALANCING
+    error: EverflowError | None = None
+    consumed = 0.0
+
+    def all_tasks(self) -> dict[TaskId, TaskStatus]:
+        return {TaskId(0, 1): RESTORING}
+
+    def metrics(self) -> dict[str, float | str]:
+        return {names.RECORDS_CONSUMED: self.consumed, names.CLIENT_STATE: "REBALANCING"}
+
+
+@pytest.fixture
+def looked() -> Looked:
+    return Looked()
+
+
+@pytest.fixture
+def observer(looked: Looked) -> Observer:
+    return Observer(
+        streams=looked,
+        instance=lambda: None,
+        raw=Metrics(),
+        clock=ManualClock(1_000_000),
+        subject=Subject(application_id="a", client_id="a-1", version="1", roads={}),
+        rules=ScalingRules(drain_s=33.0),
+    )
+
+
+def advance(observer: Observer, milliseconds: float) -> None:
+    assert isinstance(observer.clock, ManualClock)
+    observer.clock.advance(milliseconds)
+
+
+def test_a_page_that_is_opened_in_the_first_second_has_facts(observer: Observer) -> None:
+    facts = observer.facts()
+    assert facts.before == facts.now
+    assert facts.total_growth(names.RECORDS_CONSUMED) == 0.0
+    assert facts.drain_goal_s == 33.0
+    (task,) = facts.seen.tasks
+    assert (task.task, task.state, task.copied, task.lag) == ("0_1", "RESTORING", 75, 25)
+
+
+def test_rates_and_spans_are_between_the_looks_of_its_thread(
+    observer: Observer, looked: Looked
+) -> None:
+    observer.sample()
+    advance(observer, 5_000)
+    looked.consumed = 500.0
+    observer.sample()
+    advance(observer, 5_000)
+    looked.consumed = 1_000.0
+    facts = observer.facts()
+    assert facts.total_growth(names.RECORDS_CONSUMED) == 100.0
+    assert [(span.since_ms, span.kind) for span in facts.spans["0_1"]] == [(1_000_000, "restoring")]
+    assert facts.now_ms == 1_010_000
+
+
+def test_samples_of_what_failed_are_looked_at(observer: Observer) -> None:
+    observer.raw.note(LEFT_OUT, {("E", "n", "t"): "t-0@1 (E: bad)"})
+    assert observer.look().samples == {("E", "n", "t"): "t-0@1 (E: bad)"}
+
+
+def test_lines_are_kept_from_its_start_to_its_stop(
+    observer: Observer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moves, "level", logging.INFO)
+    moves.manager._clear_cache()  # type: ignore[attr-defined]
+    moves.info("before")
+    observer.start()
+    moves.info("meanwhile")
+    observer.stop()
+    moves.info("after")
+    moves.manager._clear_cache()  # type: ignore[attr-defined]
+    assert [event.text for event in observer.facts().events] == ["meanwhile"]
