@@ -110,10 +110,12 @@ def taken_in_turn(program: Program) -> InTurn:
         two = meet and len(routes[name] - {""}) > 1
         of_tables = op == "join" and "store" in node and not {"grace", "windows"} & node.keys()
         keyed = of_tables or (op in _OF_KEYS and "windows" not in node)
-        if found.unknown.intersection(sides) or (two and not of_tables and name in several):
+        open_order = two and not of_tables and bool(several.intersection(sides))
+        one_of_keys = bool(found.of_keys.intersection(sides))
+        if found.unknown.intersection(sides) or open_order or (one_of_keys and not keyed):
             found.unknown.add(name)
-        elif two or found.of_keys.intersection(sides):
-            (found.of_keys if keyed else found.unknown).add(name)
+        elif one_of_keys or (two and of_tables):
+            found.of_keys.add(name)
     return found
 
 

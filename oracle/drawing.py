@@ -26,6 +26,8 @@ class Draw:
         self._global_tables: list[str] = []
         self._used: set[str] = set()
         self._last = ""
+        self._again = False
+        """Whether what meets in a merge or join comes from one place, where there is such."""
 
     def drawn_program(self) -> Program:
         for _ in range(self._drawn.randint(1, 3)):
@@ -40,6 +42,7 @@ class Draw:
             self._global_tables.append(table)
             self.program.stores.append(store)
         deep = self._drawn.random() < 0.85
+        self._again = self._drawn.random() < 0.3
         for _ in range(self._drawn.randint(2, 6)):
             step = self._drawn.choice(
                 [self._filter, self._map, self._key, self._merge, self._to_table, self._to_stream]
@@ -81,8 +84,14 @@ class Draw:
     def _two_of(self, names: Iterable[str]) -> tuple[str, str]:
         given = list(names)
         one = self._one_of(given)
-        other = self._drawn.choice([name for name in given if name != one])
+        other = self._other_than(one, given)
         return (one, other) if self._drawn.random() < 0.6 else (other, one)
+
+    def _other_than(self, one: str, names: Iterable[str]) -> str:
+        """One that may meet it."""
+        given = [name for name in names if name != one]
+        near = [name for name in given if self._above(name) & self._above(one)]
+        return self._drawn.choice(near if near and self._again else given)
 
     # --- nodes ------------------------------------------------------------------------------------
 
@@ -136,8 +145,9 @@ class Draw:
         self._stream(self._add("select_key", **{"in": given}), self._streams[given][0], True)
 
     def _merge(self) -> None:
-        left, right = self._one_of(self._streams), self._drawn.choice([*self._streams])
-        if left != right:
+        if len(self._streams) > 1:
+            left = self._one_of(self._streams)
+            right = self._other_than(left, self._streams)
             plain, changed = zip(self._streams[left], self._streams[right], strict=True)
             self._stream(self._add("merge", left=left, right=right), all(plain), any(changed))
 
@@ -228,9 +238,10 @@ class Draw:
         self._stream(name, *self._streams[left])
 
     def _cogroup(self) -> None:
-        left, right = self._one_of(self._streams), self._drawn.choice([*self._streams])
-        if left == right:
+        if len(self._streams) < 2:
             return
+        left = self._one_of(self._streams)
+        right = self._other_than(left, self._streams)
         self._table(self._add("cogroup", left=left, right=right, store=self._store()))
 
     def _suppress(self) -> None:
@@ -249,7 +260,8 @@ class Draw:
             left, right = self._two_of(self._tables)
             self._table(self._add("join", left=left, right=right, kind=kind, store=self._store()))
         elif what == "stream-table" and self._tables:
-            left, right = self._one_of(self._streams), self._one_of(self._tables)
+            left = self._one_of(self._streams)
+            right = self._other_than(left, self._tables)
             kind = "left" if kind == "outer" else kind
             if "history" in self._node(right) and self._drawn.random() < 0.6:
                 self._join_with_grace(left, right, kind)
