@@ -36,7 +36,8 @@ def stateful_kind(node: Node) -> str | None:
             return f"{'inner' if node['kind'] == 'inner' else 'outer'} join of streams"
         if "grace" in node:
             return "join with grace"
-        return "join of tables" if "store" in node else "join with table"
+        of_tables = "store" in node or "tables" in node
+        return "join of tables" if of_tables else "join with table"
     if op.startswith("group_"):
         return "grouped table"
     if op == "process":

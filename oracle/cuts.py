@@ -108,7 +108,8 @@ def taken_in_turn(program: Program) -> InTurn:
         if meet or _gives_several(node) or several.intersection(sides):
             several.add(name)
         two = meet and len(routes[name] - {""}) > 1
-        of_tables = op == "join" and "store" in node and not {"grace", "windows"} & node.keys()
+        kept = "store" in node or "tables" in node
+        of_tables = op == "join" and kept and not {"grace", "windows"} & node.keys()
         keyed = of_tables or (op in _OF_KEYS and "windows" not in node)
         open_order = two and not of_tables and bool(several.intersection(sides))
         one_of_keys = bool(found.of_keys.intersection(sides))

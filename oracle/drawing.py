@@ -22,7 +22,7 @@ class Draw:
         self._streams: dict[str, tuple[bool, bool]] = {}
         self._tables: list[str] = []
         self._views: list[str] = []
-        """Tables without a store of their own, filtered or mapped."""
+        """Tables without a store of their own: filtered, mapped or joined."""
         self._global_tables: list[str] = []
         self._used: set[str] = set()
         self._last = ""
@@ -51,6 +51,7 @@ class Draw:
                 + [self._cogroup] * 2
                 + [self._join] * 6
                 + [self._process] * 3
+                + [self._look_through] * 2
                 + [self._foreign] * 3
                 + [self._global_join] * 2 * len(self._global_tables)
             )
@@ -127,7 +128,8 @@ class Draw:
 
     def _derived(self, given: str, op: str, **more: Any) -> None:
         if given in self._tables or given in self._views:
-            if self._tells_before(given) and self._drawn.random() < 0.5:
+            view = self._tells_before(given) and self._knows_before(given)
+            if view and self._drawn.random() < 0.5:
                 self._views.append(self._add(op, **{"in": given}, **more))
             else:
                 self._table(self._add(op, **{"in": given}, store=self._store(), **more))
@@ -139,6 +141,21 @@ class Draw:
 
     def _map(self) -> None:
         self._derived(self._any(), "map_values", suffix=self._drawn.choice("pqr"))
+
+    def _look_through(self) -> None:
+        """A join with, or a grouping of, a table without a store."""
+        tables = list(filter(self._tells_before, self._tables))
+        if not tables:
+            return
+        view = self._one_of(tables)
+        for _ in range(self._drawn.randint(1, 2)):
+            op, what, letters = self._drawn.choice(
+                [("filter", "without", "xyz"), ("map_values", "suffix", "pqr")]
+            )
+            view = self._add(op, **{"in": view, what: self._drawn.choice(letters)})
+            self._views.append(view)
+        self._last = view
+        self._drawn.choice([self._join, self._join, self._group_table])()
 
     def _key(self) -> None:
         given = self._one_of(self._streams)
@@ -213,7 +230,9 @@ class Draw:
         self._stream(name, plain=False, changed=True)
 
     def _group_table(self) -> None:
-        tables = [name for name in self._tables if self._tells_before(name)]
+        views = [name for name in self._views if not self._versioned(name)]
+        found = (*self._tables, *filter(self._knows_before, views))
+        tables = [name for name in found if self._tells_before(name)]
         if tables:
             given = self._one_of(tables)
             op = self._drawn.choice(["group_count", "group_reduce", "group_aggregate"])
@@ -256,12 +275,24 @@ class Draw:
     def _join(self) -> None:
         what = self._drawn.choice(["stream-table", "tables", "streams"])
         kind = self._drawn.choice(["inner", "left", "outer"])
-        if what == "tables" and len(self._tables) > 1:
-            left, right = self._two_of(self._tables)
+        tables = [*self._tables, *(name for name in self._views if not self._versioned(name))]
+        if what == "tables" and len(tables) > 1:
+            left, right = self._two_of(tables)
+            # What has no match is told of an entry that was there, which nobody knows of a join
+            # without a store.
+            kept = {"inner": [], "left": [left], "outer": [left, right]}[kind]
+            view = left in self._views or right in self._views
+            history = view and any(map(self._versioned, kept))  # docs/differences.md
+            if history or not all(map(self._knows_before, kept)):
+                return
+            if self._drawn.random() < 0.3:
+                name = self._add("join", left=left, right=right, kind=kind, tables=True)
+                self._views.append(name)
+                return
             self._table(self._add("join", left=left, right=right, kind=kind, store=self._store()))
         elif what == "stream-table" and self._tables:
             left = self._one_of(self._streams)
-            right = self._other_than(left, self._tables)
+            right = self._other_than(left, [*self._tables, *self._views, *self._views])
             kind = "left" if kind == "outer" else kind
             if "history" in self._node(right) and self._drawn.random() < 0.6:
                 self._join_with_grace(left, right, kind)
@@ -291,6 +322,24 @@ class Draw:
     def _node(self, name: str) -> Node:
         return next(node for node in self.program.nodes if node["id"] == name)
 
+    def _is_table(self, name: str) -> bool:
+        return name in self._tables or name in self._views
+
+    def _made_of(self, name: str) -> list[Node]:
+        """The views of which a table is one, up to those that have a store."""
+        node = self._node(name)
+        sides = [str(node[side]) for side in ("in", "left", "right") if side in node]
+        if name not in self._views:
+            return [node]
+        return [node, *(one for side in sides for one in self._made_of(side))]
+
+    def _versioned(self, name: str) -> bool:
+        return any("history" in node for node in self._made_of(name))
+
+    def _knows_before(self, name: str) -> bool:
+        """Whether there is no join without a store among the views of which it is one."""
+        return not any(node["op"] == "join" and "store" not in node for node in self._made_of(name))
+
     def _tells_before(self, name: str) -> bool:
         """Whether the original tells rightly what an entry was: its aggregates tell the initial
         value of a new one, and its joins of two tables from one what the other side has by now
@@ -302,7 +351,7 @@ class Draw:
         """Whether there is a join of tables before it whose sides have a node in common."""
         return any(
             node["op"] == "join"
-            and node["left"] in self._tables
+            and self._is_table(node["left"])
             and bool(self._above(node["left"]) & self._above(node["right"]))
             for node in map(self._node, self._above(name))
         )

@@ -430,6 +430,14 @@ public final class StreamsOracle {
             if (leftIsTable) {
                 final KTable<String, String> left = table(node, "left");
                 final KTable<String, String> right = table(node, "right");
+                if (!node.has("store")) {
+                    tables.put(id, switch (kind) {
+                        case "inner" -> left.join(right, joiner);
+                        case "left" -> left.leftJoin(right, joiner);
+                        default -> left.outerJoin(right, joiner);
+                    });
+                    return;
+                }
                 tables.put(id, switch (kind) {
                     case "inner" -> left.join(right, joiner, kept(node));
                     case "left" -> left.leftJoin(right, joiner, kept(node));
