@@ -28,6 +28,7 @@ from everflow.operators.table import TableSpec
 from everflow.operators.table_changes import TableChanges
 from everflow.operators.versioned_table import VersionedTableSpec
 from everflow.records import EdgeBatch
+from oracle.book import KEPT_FILTER
 from oracle.streams import compare
 
 pytestmark = pytest.mark.spark
@@ -154,7 +155,7 @@ MUTATIONS: dict[str, tuple[str, type, str, Callable[[Any], Any]]] = {
         ),
     ),
     "a deletion always": (
-        "table",
+        KEPT_FILTER,
         TableSpec,
         "_visible",
         lambda _: lambda self, batch, tasks: (batch, tasks),
