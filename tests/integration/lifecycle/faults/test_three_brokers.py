@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import KafkaException
 from pyspark.sql import SparkSession
 
-from everflow import KafkaStreams, StreamsBuilder, Topology, serdes
+from everflow import KafkaStreams, StreamsBuilder, TaskId, Topology, serdes
 from everflow.errors import FatalError
 from everflow.runtime.task_status import TaskStatus
 from everflow.runtime.tasks.task import TaskRole
@@ -85,6 +85,11 @@ def copies(streams: KafkaStreams, of: int) -> list[TaskStatus]:
     """The standbys of a sub-topology."""
     found = streams.all_tasks().items()
     return [one for task, one in found if task.subtopology == of and one.role is TaskRole.STANDBY]
+
+
+def counted_in(cluster: Cluster, output: str) -> int:
+    """Over all keys; one batch tells of a key's records once."""
+    return sum(long(value) or 0 for value in last_by_key(cluster.read(output)).values())
 
 
 class Counted:
@@ -190,6 +195,49 @@ def test_coordinators_and_partitions_move(
     counted.cluster.close()
 
 
+def test_a_partition_without_a_leader_holds_up_its_own_task(
+    three: EmbeddedCluster, spark: SparkSession, tmp_path: Path
+) -> None:
+    """The broker that alone has one input stands still, then is gone, then is back (note 051)."""
+    cluster = Cluster(three.bootstrap_servers, "alone")
+    app = Application(cluster, tmp_path, {"task_timeout_ms": 600_000})
+    three.create_topic("alone-in-a", 1)
+    three.create_topic("alone-in-b", 1, {"min.insync.replicas": "1"}, three.brokers[2:])
+    for name in ("alone-out-a", "alone-out-b"):
+        three.create_topic(name, 1)
+    sent = Counter[str]()
+
+    def write(name: str) -> None:
+        cluster.write(f"alone-in-{name}", [text("k", "v", sent[name])])
+        sent[name] += 1
+
+    def until_out(name: str) -> None:
+        until(lambda: counted_in(cluster, f"alone-out-{name}") == sent[name], f"out-{name}")
+
+    with app.running(two_counts("alone")) as streams:
+        for name in ("a", "b"):
+            write(name)
+            until_out(name)
+        write("b")
+        three.brokers[2].kill()
+        for _ in range(5):
+            write("a")
+            until_out("a")
+        until(lambda: streams.all_tasks()[TaskId(1, 0)].trouble, "its trouble to be shown")
+        for _ in range(3):
+            write("a")
+            until_out("a")
+        assert streams.error is None
+        three.brokers[2].restart()
+        three.wait_until_in_sync()
+        write("b")
+        until_out("b")
+        write("a")
+        until_out("a")
+        assert streams.error is None
+    cluster.close()
+
+
 def test_a_copy_of_a_log_without_a_leader_waits_by_itself(
     three: EmbeddedCluster, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -212,7 +260,7 @@ def test_a_copy_of_a_log_without_a_leader_waits_by_itself(
         sent[name] += PARTITIONS
 
     def until_out(name: str) -> None:
-        until(lambda: len(cluster.read(f"copied-out-{name}")) >= sent[name], f"out-{name}")
+        until(lambda: counted_in(cluster, f"copied-out-{name}") == sent[name], f"out-{name}")
 
     with (
         app.running(topology) as first,
