@@ -2,6 +2,7 @@
 
 It is what `everflow autoscale` does.
 
-`decision`: pure. `processes`: one instance in a process of its own. `loop`: looks, decides, acts.
+`decision`: pure. `processes`: one instance in a process of its own. `loop`: looks, decides, acts;
+`everflow.fleet` is the same loop over places in a cluster.
 May import layer 0; it runs beside the instances and knows none from inside.
 """

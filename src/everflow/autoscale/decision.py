@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+LEAST_REST_S = 5.0
+MOST_REST_S = 300.0
+
 
 @dataclass(frozen=True)
 class InstanceSeen:
@@ -35,3 +38,8 @@ def change(seen: Sequence[InstanceSeen], least: int, most: int) -> int:
         return 0
     target = min(most, max(least, *wanted))
     return target - len(present) if target >= len(present) else -1
+
+
+def rest_s(failures: int) -> float:
+    """How long no instance is started after so many failures above those that are borne."""
+    return float(min(MOST_REST_S, LEAST_REST_S * 2 ** min(failures, 10)))

@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
-from everflow.autoscale.decision import change
-from everflow.autoscale.processes import AutoscaledInstance, start_instance
+from everflow.autoscale.decision import InstanceSeen, change, rest_s
+from everflow.autoscale.processes import start_instance
 from everflow.errors import FatalError
 
 LOOK_EVERY_S = 2.0
@@ -20,10 +21,47 @@ GOOD_AFTER_S = 60.0
 """One that ran so long was no failure of the start."""
 
 
+class Instance(Protocol):
+    """What a loop needs of an instance: a process of this machine, or a place in a cluster."""
+
+    @property
+    def number(self) -> int:
+        """Its place: a number that ended is used again, with its state."""
+
+    @property
+    def where(self) -> str:
+        """For people: where it runs."""
+
+    @property
+    def ending(self) -> bool:
+        """It was told to end."""
+
+    @property
+    def code(self) -> int | None:
+        """Its exit code; None while it runs."""
+
+    def seen(self) -> InstanceSeen:
+        """As it was seen last."""
+
+    def end(self, for_good: bool) -> None:
+        """Tell it to end in order, and return at once. ``for_good``: others take its tasks;
+        otherwise a static member's wait for its return."""
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether it has ended within ``timeout_s``."""
+
+    def kill(self) -> None:
+        """At once."""
+
+    def tail(self) -> str:
+        """The last lines of what it said."""
+
+
 @dataclass(kw_only=True)
 class Autoscaler:
-    """Owned by the thread that calls `run`. ``options``: of `everflow run`; ``say``: gets a line
-    for each thing that happens."""
+    """Owned by the thread that calls `run`; others may only call `resize`. ``options``: of
+    `everflow run`; ``say``: gets a line for each thing that happens; ``looked``: is told of the
+    instances after each look."""
 
     target: str
     options: Sequence[str]
@@ -32,9 +70,12 @@ class Autoscaler:
     most: int
     say: Callable[[str], None]
     every_s: float = LOOK_EVERY_S
-    start: Callable[[int, str, Sequence[str], Path], AutoscaledInstance] = start_instance
-    instances: list[AutoscaledInstance] = field(default_factory=list)
+    start: Callable[[int, str, Sequence[str], Path], Instance] = start_instance
+    looked: Callable[[Sequence[Instance]], None] = lambda _: None
+    instances: list[Instance] = field(default_factory=list)
+    clock: Callable[[], float] = time.monotonic
     _failures: int = 0
+    _rests_until_s: float = 0.0
     _started_s: dict[int, float] = field(default_factory=dict)
 
     def run(self, stop: threading.Event) -> None:
@@ -48,18 +89,24 @@ class Autoscaler:
         finally:
             self._end_all()
 
+    def resize(self, least: int, most: int) -> None:
+        """From the next look on. Any thread."""
+        self.least, self.most = least, most
+
     def step(self) -> None:
         """One look, and what follows."""
         self._collect()
         wanted = change([one.seen() for one in self.instances], self.least, self.most)
-        for _ in range(max(0, wanted)):
-            self._start_one()
+        if self.clock() >= self._rests_until_s:
+            for _ in range(max(0, wanted)):
+                self._start_one()
         if wanted < 0:
             last = max(
                 (one for one in self.instances if not one.ending), key=lambda one: one.number
             )
             self.say(f"instance {last.number} ends: {self._count() - 1} are enough")
-            last.end()
+            last.end(for_good=True)
+        self.looked(self.instances)
 
     def _count(self) -> int:
         return sum(1 for one in self.instances if not one.ending)
@@ -68,11 +115,8 @@ class Autoscaler:
         number = next(n for n in range(1, 1_000) if n not in {one.number for one in self.instances})
         made = self.start(number, self.target, self.options, self.folder / f"instance-{number}")
         self.instances.append(made)
-        self._started_s[number] = time.monotonic()
-        self.say(
-            f"instance {number} starts (process {made.process.pid}), watched at "
-            f"http://{made.address}/status, its log: {made.log}"
-        )
+        self._started_s[number] = self.clock()
+        self.say(f"instance {number} starts ({made.where})")
 
     def _collect(self) -> None:
         """Forget those that have ended."""
@@ -81,26 +125,36 @@ class Autoscaler:
             if one.ending:
                 self.say(f"instance {one.number} has ended")
                 continue
-            ran_s = time.monotonic() - self._started_s.get(one.number, 0.0)
+            ran_s = self.clock() - self._started_s.get(one.number, 0.0)
             self._failures = 1 if ran_s > GOOD_AFTER_S else self._failures + 1
             self.say(f"instance {one.number} ended by itself (exit code {one.code})")
             if self._failures >= MOST_FAILURES:
-                raise FatalError(
-                    f"{self._failures} instances ended by themselves, one after the other. The "
-                    f"last one said ({one.log}):\n{one.tail()}"
-                )
+                self._give_up_or_rest(one)
+
+    def _give_up_or_rest(self, failed: Instance) -> None:
+        """As long as others do their work, one that fails again and again (its host is ill) is no
+        reason to end them."""
+        if not any(one.seen().settled for one in self.instances if one is not failed):
+            raise FatalError(
+                f"{self._failures} instances ended by themselves, one after the other. The last "
+                f"one said ({failed.where}):\n{failed.tail()}"
+            )
+        rest = rest_s(self._failures - MOST_FAILURES)
+        self._rests_until_s = self.clock() + rest
+        self.say(
+            f"{self._failures} instances ended by themselves, one after the other; the next one "
+            f"starts in {rest:g} s. The last one said ({failed.where}):\n{failed.tail()}"
+        )
 
     def _end_all(self) -> None:
         running = [one for one in self.instances if one.code is None]
         if running:
             self.say(f"stopping: {len(running)} instances end in order")
         for one in running:
-            one.end()
-        deadline = time.monotonic() + END_S
+            one.end(for_good=False)
+        deadline = self.clock() + END_S
         for one in running:
-            try:
-                one.process.wait(max(0.1, deadline - time.monotonic()))
-            except Exception:
+            if not one.wait(max(0.1, deadline - self.clock())):
                 self.say(f"instance {one.number} does not end: it is killed")
                 one.kill()
-                one.process.wait(10)
+                one.wait(10.0)

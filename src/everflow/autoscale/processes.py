@@ -42,6 +42,14 @@ class AutoscaledInstance:
     ending: bool = False
 
     @property
+    def where(self) -> str:
+        """For people."""
+        return (
+            f"process {self.process.pid}, watched at http://{self.address}/status, its log: "
+            f"{self.log}"
+        )
+
+    @property
     def code(self) -> int | None:
         """Its exit code; None while it runs."""
         return self.process.poll()
@@ -61,12 +69,18 @@ class AutoscaledInstance:
         settled = status.get("state") == "RUNNING" and bool(status.get("ready", {}).get("ok"))
         return InstanceSeen(settled, status.get("desired_instances"), self.ending)
 
-    def end(self) -> None:
-        """Tell it to end in order: it hands its tasks over and leaves the group. Returns at
-        once."""
+    def end(self, for_good: bool = True) -> None:
+        """Tell it to end in order. Returns at once. ``for_good`` makes no difference here: one that
+        is no static member hands its tasks over and leaves."""
         self.ending = True
         with suppress(ProcessLookupError):
             os.kill(self.process.pid, signal.SIGTERM)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether it has ended within ``timeout_s``."""
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout_s)
+        return self.code is not None
 
     def kill(self) -> None:
         """At once, with all that it started."""
@@ -81,10 +95,15 @@ class AutoscaledInstance:
 
 
 def start_instance(
-    number: int, target: str, options: Sequence[str], folder: Path
+    number: int,
+    target: str,
+    options: Sequence[str],
+    folder: Path,
+    **more: Any,
 ) -> AutoscaledInstance:
     """Start `everflow run` on ``target``. ``options``: of its command line; ``folder``: its own,
-    for its state and its log, kept over a restart of the number."""
+    for its state and its log, kept over a restart of the number; ``more``: of
+    `subprocess.Popen`."""
     folder.mkdir(parents=True, exist_ok=True)
     address, log = f"127.0.0.1:{free_port()}", folder / "instance.log"
     command = [
@@ -94,6 +113,11 @@ def start_instance(
     with log.open("ab") as said:
         # Ctrl-C is for the autoscaler, which ends its instances in their turn
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+            start_new_session=True,
+            **more,
         )
     return AutoscaledInstance(number=number, address=address, log=log, process=process)

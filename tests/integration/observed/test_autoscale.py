@@ -6,18 +6,15 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import threading
-import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Producer
 
 from everflow.testing import wait_until
 from integration.lifecycle.lifecycle_cluster import Application, Cluster
+from integration.observed.paced_load import PacedLoad
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.slow]
 
@@ -45,39 +42,6 @@ builder = StreamsBuilder()
 )
 """
 SCALE = ("scale.up.delay.ms=3000", "scale.down.delay.ms=6000", "scale.drain.ms=60000")
-
-
-class Load:
-    """Writes records at a pace until it is told to stop; knows how many of each key."""
-
-    def __init__(self, cluster: Cluster, topic: str) -> None:
-        self._cluster, self._topic = cluster, topic
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self.written: Counter[str] = Counter()
-
-    def __enter__(self) -> Load:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        producer = Producer({"bootstrap.servers": self._cluster.bootstrap, "linger.ms": 5})
-        began, number = time.monotonic(), 0
-        while not self._stop.wait(0.05):
-            while number < (time.monotonic() - began) * PER_S:
-                key = f"k{number % 40}"
-                producer.produce(self._topic, b"v", key.encode(), number % 40 % PARTITIONS)
-                self.written[key] += 1
-                number += 1
-            producer.poll(0)
-        assert producer.flush(30) == 0
 
 
 @contextmanager
@@ -118,7 +82,7 @@ def test_one_three_one(app: Application, cluster: Cluster, tmp_path: Path) -> No
             return running(3) and cluster.members(app.id) == 3
 
         wait_until(lambda: running(1) and cluster.members(app.id) == 1, 120, "the first instance")
-        with Load(cluster, source) as load:
+        with PacedLoad(cluster, source, PARTITIONS, PER_S) as load:
             wait_until(grown, 300, "three instances")
             load.stop()
         wait_until(lambda: running(1), 300, "one instance again")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,16 +18,19 @@ class Pretended:
     """An instance that is settled at once; it says what the test wants."""
 
     def __init__(self, number: int, desired: dict[str, int]) -> None:
-        self.number, self.address, self.log = number, f"here:{number}", Path("log")
-        self.process: Any = SimpleNamespace(pid=number, wait=lambda _: 0)
+        self.number = number
+        self.where = f"here:{number}"
         self.ending, self.desired = False, desired
         self.code: int | None = None
 
     def seen(self) -> InstanceSeen:
         return InstanceSeen(True, self.desired["now"], self.ending)
 
-    def end(self) -> None:
-        self.ending, self.code = True, 0
+    def end(self, for_good: bool) -> None:
+        self.ending, self.code, self.for_good = True, 0, for_good
+
+    def wait(self, timeout_s: float) -> bool:
+        return self.code is not None
 
     def kill(self) -> None:
         self.code = -9
@@ -99,3 +101,36 @@ def test_at_its_end_all_end(scaler: Autoscaler, desired: dict[str, int]) -> None
     runs.join(10)
     assert not runs.is_alive()
     assert all(one.ending for one in scaler.instances)
+    assert not any(one.for_good for one in scaler.instances)  # type: ignore[attr-defined]
+
+
+def test_one_that_ends_again_and_again_rests_while_others_work(
+    scaler: Autoscaler, desired: dict[str, int]
+) -> None:
+    now = [1000.0]
+    scaler.clock = lambda: now[0]
+    desired["now"] = 2
+    scaler.step()
+    scaler.step()
+    for _ in range(MOST_FAILURES):
+        scaler.instances[-1].code = 1  # type: ignore[misc]
+        scaler.step()
+    assert len(scaler.instances) == 1, "the next one rests"
+    now[0] += 4.0
+    scaler.step()
+    assert len(scaler.instances) == 1
+    now[0] += 2.0
+    scaler.step()
+    assert len(scaler.instances) == 2
+    assert "the next one starts in 5 s" in "\n".join(scaler.said)  # type: ignore[attr-defined]
+
+
+def test_a_resize_is_followed_from_the_next_look_on(
+    scaler: Autoscaler, desired: dict[str, int]
+) -> None:
+    scaler.resize(2, 2)
+    scaler.step()
+    assert [one.number for one in scaler.instances] == [1, 2]
+    scaler.resize(1, 1)
+    scaler.step()
+    assert scaler.instances[-1].for_good, "others take its tasks"  # type: ignore[attr-defined]
