@@ -64,7 +64,14 @@ TASKS = frozenset(f"everflow.runtime.{room}" for room in ("tasks", "commit", "re
 
 FRONT = ALL_BELOW_CLI | {"everflow"}
 TOP = frozenset(
-    {"everflow.autoscale", "everflow.testing", "everflow.console", "everflow.demo", "everflow.cli"}
+    {
+        "everflow.autoscale",
+        "everflow.fleet",
+        "everflow.testing",
+        "everflow.console",
+        "everflow.demo",
+        "everflow.cli",
+    }
 )
 DEMO = frozenset({"confluent_kafka", "pandas", "pyspark", "rich"})
 
@@ -130,6 +137,20 @@ TABLE: tuple[tuple[str, frozenset[str], frozenset[str]], ...] = (
     ("everflow.client", BASE | {"everflow.client"}, frozenset()),
     # starts instances as processes, and knows none from inside
     ("everflow.autoscale", BASE | {"everflow.autoscale"}, frozenset()),
+    # the same in the places of a Spark cluster
+    (
+        "everflow.fleet",
+        BASE
+        | {"everflow.fleet", "everflow.autoscale", "everflow.spark"}
+        | {"everflow.observe.http_server"},
+        frozenset({"pyspark", "py4j", "starlette"}),
+    ),
+    # what runs on the hosts beside Spark knows no Spark
+    ("everflow.fleet.keeper", BASE | {"everflow.fleet", "everflow.autoscale"}, frozenset()),
+    *(
+        (f"everflow.fleet.{name}", BASE | {"everflow.fleet", "everflow.autoscale"}, frozenset())
+        for name in ("decision", "messages", "places")
+    ),
     # 4: joins them: the rooms of runtime, lowest first; a room imports only rooms below it
     ("everflow.runtime.commit", BASE | {"everflow.runtime.commit"}, frozenset()),
     ("everflow.runtime.topics", BASE | PURE | {"everflow.runtime.topics"}, frozenset()),
@@ -283,6 +304,7 @@ IMPURE = frozenset(
 EFFECTS = (
     *((prefix, IMPURE) for prefix in sorted(PURE)),
     ("everflow.runtime.step", IMPURE - {"time", "pathlib"}),
+    ("everflow.fleet.decision", IMPURE),
 )
 
 

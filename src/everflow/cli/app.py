@@ -34,7 +34,7 @@ from everflow.cli import (
 from everflow.cli.cluster_options import Debug
 from everflow.cli.option_names import BOOTSTRAP_VARIABLE, OPTIONS, named_as_typed, require_given
 from everflow.cli.usage import EXIT_USAGE, Commands
-from everflow.cli.watching import state_command, watch_commands
+from everflow.cli.watching import fleet_commands, state_command, watch_commands
 from everflow.console.terminal import error_text, merge_settings
 from everflow.errors import ConfigError, EverflowError, SetupError, TopologyError
 from everflow.stop_signals import EXIT_BASE, owned, write_nowhere
@@ -418,6 +418,7 @@ _GROUPS = (
     machine_setup,
     watch_commands,
     state_command,
+    fleet_commands,
 )
 for group in _GROUPS:
     group.register(app, _errors_for_people)

@@ -204,7 +204,7 @@ def _start(
         waiting("starting Spark"),
         real_one_starts(),
         jvm_ends_with_failure(stop),
-        _interrupt_kept(),
+        interrupt_kept(),
     ):
         context = SparkContext(conf=settings)
         context.setLogLevel("ERROR")
@@ -216,12 +216,7 @@ def _start(
 def _launch_settings(slots: int, wanted: Mapping[str, str]) -> SparkConf:
     """What everflow's own Spark is started with, ``wanted`` above all; the environment is made
     ready for it, too."""
-    java = find_java()
-    os.environ.setdefault("JAVA_HOME", str(java.resolve().parent.parent))
-    # Workers must be the interpreter that runs the driver, also where `python3` on the PATH is
-    # another one.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("SPARK_LAUNCHER_OPTS", _LAUNCHER_OPTIONS)
+    prepare_environment()
     defaults = {
         "spark.master": f"local[{slots},1]",
         "spark.app.name": "everflow",
@@ -230,13 +225,24 @@ def _launch_settings(slots: int, wanted: Mapping[str, str]) -> SparkConf:
     return SparkConf().setAll(list({**defaults, **wanted}.items()))
 
 
+def prepare_environment() -> None:
+    """What Spark's JVM is launched with, where nobody has set it. SetupError where Java is
+    missing."""
+    java = find_java()
+    os.environ.setdefault("JAVA_HOME", str(java.resolve().parent.parent))
+    # Workers must be the interpreter that runs the driver, also where `python3` on the PATH is
+    # another one.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("SPARK_LAUNCHER_OPTS", _LAUNCHER_OPTIONS)
+
+
 @cache
 def _socket_folder() -> str:
     return str(socket_folder_of_process())
 
 
 @contextmanager
-def _interrupt_kept() -> Iterator[None]:
+def interrupt_kept() -> Iterator[None]:
     """A new SparkContext installs a handler of Ctrl-C that cancels every job, a running instance's
     too: ours is not to have it."""
     if threading.current_thread() is not threading.main_thread():

@@ -1,0 +1,220 @@
+"""The driver of a fleet: Spark's application, its slots, its door."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pyspark import SparkConf, SparkContext
+
+from everflow import logs
+from everflow.autoscale.loop import Autoscaler
+from everflow.errors import SetupError
+from everflow.fleet.control import Doors, application
+from everflow.fleet.decision import (
+    PlacesTold,
+    instance_settings,
+    require_cluster,
+    spark_settings,
+)
+from everflow.fleet.messages import PROGRAM_FILE, SlotOrder
+from everflow.fleet.places import Places
+from everflow.fleet.program_files import pack
+from everflow.fleet.slot_job import SlotJob, SparkJobs, require_running
+from everflow.observe.http_server import LOOPBACK, HttpServer
+from everflow.spark.foreign import hush_accumulators, hush_py4j
+from everflow.spark.jvm_launch import jvm_ends_with_failure
+from everflow.spark.session import interrupt_kept, prepare_environment
+from everflow.stop_signals import StopSignals
+from everflow.waits import waiting
+
+EVERY_S = 1.0
+REACH_S = 5.0
+CLOSING_S = 60.0
+"""What a drain may take above its time-out: a batch in flight, and the stores."""
+ANYWHERE = ("0.0.0.0", "::", "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fleet:
+    """What is asked for. ``settings``: of each instance; ``conf``: of Spark; ``files``: beside the
+    program; ``listen``: host:port of the driver's door, "": Spark's driver host, a free port."""
+
+    target: str
+    application_id: str
+    settings: Mapping[str, object]
+    least: int
+    most: int
+    master: str | None = None
+    cores: int = 1
+    memory: str = "512m"
+    threads: int = 1
+    folder: str = "~/.local/state/everflow-fleet"
+    conf: Mapping[str, str] = field(default_factory=dict)
+    files: Sequence[Path] = ()
+    listen: str = ""
+
+    def order(self, slot: int, url: str, token: str) -> SlotOrder:
+        """What the keeper of a slot is to do."""
+        drain_ms = float(str(self.settings.get("drain.timeout.ms", 60_000)))
+        return SlotOrder(
+            slot=slot,
+            target=self.target,
+            settings=instance_settings(self.settings, self.application_id, slot),
+            threads=self.threads,
+            folder=f"{self.folder}/{self.application_id}",
+            url=url,
+            token=token,
+            drain_s=drain_ms / 1000 + CLOSING_S,
+        )
+
+
+def run_fleet(fleet: Fleet, say: Callable[[str], None], signals: StopSignals) -> None:
+    """Until a signal comes; then all instances end silently, as static members. ``say`` gets a line
+    for each thing that happens, on any thread.
+
+    Must be called from the main thread.
+
+    Raises:
+        ConfigError, SetupError: before anything runs.
+        FatalError: Spark ended the application, or instances end by themselves again and again.
+    """
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="everflow-fleet-")))
+        names = pack(fleet.target.partition(":")[0], fleet.files, folder / PROGRAM_FILE)
+        context = stack.enter_context(_spark(fleet))
+        context.addFile(str(folder / PROGRAM_FILE))
+        places, token = Places(say), secrets.token_urlsafe(32)
+        door = stack.enter_context(_Door(fleet, context, token, places))
+        jobs = SparkJobs(context, fleet.application_id)
+        told = PlacesTold(fleet.cores, fleet.memory)
+
+        def looked(_: object) -> None:
+            text = told.text(places.without_s(), time.monotonic())
+            if text is not None:
+                say(text)
+            require_running(context)
+
+        loop = Autoscaler(
+            target=fleet.target,
+            options=(),
+            folder=folder,
+            least=fleet.least,
+            most=fleet.most,
+            say=say,
+            every_s=EVERY_S,
+            start=lambda slot, *_: SlotJob(fleet.order(slot, door.url, token), places, jobs),
+            looked=looked,
+        )
+        door.loop = loop
+        say(
+            f"the fleet {fleet.application_id} is application {context.applicationId} of "
+            f"{context.master}; {', '.join(names) or 'no file'} goes to the hosts"
+        )
+        say(f"look and resize from this host: everflow scale {door.address} --instances NUMBER")
+        stop = threading.Event()
+        with signals.told_to(lambda *_: stop.set()):
+            loop.run(stop)
+
+
+class _Door:
+    """The driver's HTTP server, until the end of the block."""
+
+    def __init__(self, fleet: Fleet, context: SparkContext, token: str, places: Places) -> None:
+        conf = context.getConf()
+        host = str(conf.get("spark.driver.host"))
+        listen = fleet.listen or f"{conf.get('spark.driver.bindAddress', host)}:0"
+        own = {*LOOPBACK, host, socket.gethostbyname(host)}
+        self.loop: Autoscaler | None = None
+        self._places, self._application_id = places, fleet.application_id
+        self._server = HttpServer(
+            listen,
+            application(Doors(token, frozenset(own), places.reported, self._shown, self._resize)),
+            "--listen",
+        )
+        bound, _, port = self._server.address.rpartition(":")
+        self.address = f"{host if bound.strip('[]') in ANYWHERE else bound}:{port}"
+        self.url = f"http://{self.address}"
+
+    def __enter__(self) -> _Door:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.close()
+
+    def _resize(self, least: int, most: int) -> None:
+        if self.loop is not None:
+            self.loop.resize(least, most)
+
+    def _shown(self) -> dict[str, Any]:
+        sizes = (self.loop.least, self.loop.most) if self.loop is not None else (0, 0)
+        slots = []
+        for slot, without_s in sorted(self._places.without_s().items()):
+            last = self._places.last(slot)
+            known = {} if last is None else asdict(last)
+            known.pop("lines", None)
+            known.pop("left_out", None)
+            slots.append({**known, "slot": slot, "without_place_s": round(without_s, 1)})
+        return {
+            "application_id": self._application_id,
+            "instances": sizes[0],
+            "max": sizes[1],
+            "slots": slots,
+        }
+
+
+@contextmanager
+def _spark(fleet: Fleet) -> Iterator[SparkContext]:
+    """Spark's application, until the end of the block; under `spark-submit` in its JVM."""
+    logs.install()
+    hush_py4j()
+    if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit's JVM knows what it was given
+        SparkContext._ensure_initialized()
+    given = {**dict(SparkConf().getAll()), **fleet.conf}
+    if "spark.pyspark.python" in given:  # PySpark itself looks at the environment alone
+        os.environ["PYSPARK_PYTHON"] = given["spark.pyspark.python"]
+    prepare_environment()
+    master = require_cluster(fleet.master or given.get("spark.master"))
+    require_master_answers(master)
+    settings = spark_settings(fleet.application_id, fleet.least, fleet.cores, fleet.memory, given)
+    conf = SparkConf().setAll(list(settings.items())).setMaster(master)
+    with (
+        waiting(f"asking {master} for an application"),
+        jvm_ends_with_failure(),
+        interrupt_kept(),
+    ):
+        context = SparkContext(conf=conf)
+    try:
+        context.setLogLevel("ERROR")
+        hush_accumulators(context)
+        yield context
+    finally:
+        context.stop()
+
+
+def require_master_answers(master: str) -> None:
+    """SetupError where no address of a ``spark://`` master answers: Spark tries for a minute before
+    it says so. Other managers have addresses of their own."""
+    if not master.startswith("spark://"):
+        return
+    failures = []
+    for address in master.removeprefix("spark://").split(","):
+        host, _, port = address.rpartition(":")
+        try:
+            with socket.create_connection((host, int(port)), REACH_S):
+                return
+        except (OSError, ValueError) as error:
+            failures.append(f"{address}: {error}")
+    raise SetupError(
+        f"no Spark master answers at {master} ({'; '.join(failures)}). Is the address the one "
+        f"that its page shows, and can it be reached from here?"
+    )

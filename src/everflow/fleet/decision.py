@@ -1,0 +1,216 @@
+"""What a fleet decides. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from everflow.errors import ConfigError
+from everflow.fleet.messages import Report, Wanted
+
+STOP_S = 60.0
+"""So long an instance may take to end silently: a batch in flight has 30 s, then stores are
+written."""
+DRIVER_SILENT_S = 60.0
+"""A driver that has not answered for so long is gone."""
+PLACE_S = 20.0
+"""So long an instance may be without a place before it is told."""
+AGAIN_S = 600.0
+"""So long after it was told it is told again."""
+MOST_LINES = 200
+"""Of an instance, in one report."""
+MOST_CHARACTERS = 4_000
+"""Of each line there."""
+
+OWN_SETTINGS = {
+    "group.instance.id": "it is made of the number of the instance",
+    "state.dir": "--folder says where it lies on the hosts",
+    "http.listen": "each instance listens on its host, where its keeper asks it",
+}
+
+
+def require_not_own(settings: Mapping[str, object]) -> None:
+    """ConfigError for a setting that the fleet gives each instance itself."""
+    for key, why in OWN_SETTINGS.items():
+        if key in settings:
+            raise ConfigError(f"{key} cannot be set for a fleet: {why}")
+
+
+def require_cluster(master: str | None) -> str:
+    """The master of a cluster; ConfigError where it is none."""
+    if not master:
+        raise ConfigError(
+            "--master is missing: the Spark cluster, e.g. spark://host:7077 (spark-submit gives "
+            "its own)"
+        )
+    if master == "local" or master.startswith(("local[", "local-")):
+        raise ConfigError(
+            f"--master {master} is this machine alone: a fleet needs a cluster. Here `everflow "
+            f"run` starts one instance and `everflow autoscale` several"
+        )
+    return master
+
+
+def spark_settings(
+    application_id: str, instances: int, cores: int, memory: str, given: Mapping[str, str]
+) -> dict[str, str]:
+    """Settings of the fleet's own Spark; those that are ``given`` win.
+
+    One executor is one place for one instance, so that it is the cluster's manager who spreads them
+    over the hosts: tasks of one core each would be put together on the first executor that has
+    several. Dynamic allocation then asks for as many executors as there are slots, finds another
+    one where one is lost, and gives back what nobody uses.
+    """
+    own = {
+        "spark.app.name": f"everflow fleet {application_id}",
+        "spark.executor.cores": str(cores),
+        "spark.task.cpus": str(cores),
+        "spark.executor.memory": memory,
+        "spark.dynamicAllocation.enabled": "true",
+        "spark.dynamicAllocation.shuffleTracking.enabled": "true",
+        "spark.dynamicAllocation.minExecutors": "0",
+        "spark.dynamicAllocation.initialExecutors": str(instances),
+        "spark.dynamicAllocation.schedulerBacklogTimeout": "1s",
+        "spark.dynamicAllocation.executorIdleTimeout": "30s",
+        # A slot's task lives for months, and an executor that is killed counts as its failure. A
+        # job that fails all the same is begun again by the loop, which knows how long it ran.
+        "spark.task.maxFailures": "10",
+        "spark.speculation": "false",  # a second copy of an instance
+        "spark.ui.showConsoleProgress": "false",
+    }
+    return {**own, **given}
+
+
+def instance_settings(
+    settings: Mapping[str, object], application_id: str, slot: int
+) -> dict[str, str]:
+    """Those of the instance in a slot: its number makes it a static member, so that a restart of
+    it, here or on another host, moves no task (KIP-345)."""
+    return {
+        **{key: str(value) for key, value in settings.items()},
+        "group.instance.id": f"{application_id}-{slot}",
+    }
+
+
+def instance_environment(environment: Mapping[str, str], python: str) -> dict[str, str]:
+    """Of a process that a Spark task starts, without what makes it part of that Spark: an instance
+    has a Spark of its own. ``python``: the interpreter."""
+    kept = {
+        name: value
+        for name, value in environment.items()
+        if name == "SPARK_SUBMIT_OPTS"
+        or not name.startswith(("SPARK_", "PYSPARK_", "PYTHON_WORKER_", "PYTHON_UNIX_DOMAIN_"))
+    }
+    path = [
+        entry
+        for entry in kept.pop("PYTHONPATH", "").split(":")
+        if entry and not entry.endswith(("/pyspark.zip", "-src.zip", ".jar"))
+    ]
+    if path:
+        kept["PYTHONPATH"] = ":".join(path)
+    kept["PYSPARK_PYTHON"] = python
+    return kept
+
+
+class Act(Enum):
+    """What a keeper does next."""
+
+    go_on = "go on"
+    drain = "drain"
+    stop = "stop"
+    kill = "kill"
+    done = "done"
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeeperSees:
+    """What a keeper knows. ``executor_there``: Spark's task that started it lives; ``silent_s``:
+    since the driver's last answer; ``ending``: how it was told to end, ``ending_s`` ago; ``code``:
+    the instance's, once it has ended."""
+
+    executor_there: bool
+    silent_s: float
+    wanted: Wanted
+    ending: Wanted | None = None
+    ending_s: float = 0.0
+    code: int | None = None
+
+
+def wish(sees: KeeperSees) -> Wanted:
+    """What is to become of the instance. Without an executor or a driver it stops silently: the
+    slot goes on elsewhere under its name, or with the next fleet."""
+    lost = not sees.executor_there or sees.silent_s > DRIVER_SILENT_S
+    return Wanted.stop if lost else sees.wanted
+
+
+def keeper_act(sees: KeeperSees, drain_s: float) -> Act:
+    """What a keeper does next; ``drain_s``: so long a drain may take."""
+    if sees.code is not None:
+        return Act.done
+    wanted = wish(sees)
+    if sees.ending is None:
+        return {Wanted.run: Act.go_on, Wanted.drain: Act.drain, Wanted.stop: Act.stop}[wanted]
+    if sees.ending is Wanted.drain and wanted is Wanted.stop:
+        return Act.stop
+    bound_s = drain_s if sees.ending is Wanted.drain else STOP_S
+    return Act.kill if sees.ending_s > bound_s else Act.go_on
+
+
+def answer(wanted: Wanted | None, newest: int, attempt: int) -> Wanted:
+    """What the driver tells a keeper, ``wanted`` None: of no slot. One whose task Spark has begun
+    again elsewhere, as ``newest``, ends, even if its host was only cut off for a while."""
+    return Wanted.stop if wanted is None or attempt < newest else wanted
+
+
+def moved(before: Report | None, now: Report) -> str | None:
+    """What is told of a slot that has another place than before, or waits there."""
+    if before is not None and before.attempt != now.attempt:
+        return (
+            f"instance {now.slot} lost its place on {before.host}; Spark has put it on {now.host}"
+        )
+    if before is not None and before.phase == now.phase:
+        return None
+    if now.phase == "waits":
+        return f"instance {now.slot} waits on {now.host} for its earlier process there to end"
+    if now.phase == "runs":
+        return f"instance {now.slot} runs on {now.host}, its log there: {now.log}"
+    return None
+
+
+def shown_lines(report: Report) -> list[str]:
+    """What the instance has said, as the driver shows it."""
+    prefix = f"{report.slot}@{report.host} | "
+    shown = [prefix + line for line in report.lines]
+    if report.left_out:
+        shown.insert(0, f"{prefix}({report.left_out} lines are only in {report.log})")
+    return shown
+
+
+@dataclass
+class PlacesTold:
+    """Says that there are too few places, once and then seldom."""
+
+    cores: int
+    memory: str
+    _told: tuple[int, ...] = ()
+    _told_s: float = float("-inf")
+
+    def text(self, without_s: Mapping[int, float], now_s: float) -> str | None:
+        """``without_s``: slot -> for how long it has had no place; 0 where it has one."""
+        missing = tuple(sorted(slot for slot, since in without_s.items() if since >= PLACE_S))
+        if missing == self._told and (not missing or now_s - self._told_s < AGAIN_S):
+            return None
+        grown = bool(set(missing) - set(self._told)) or missing == self._told
+        self._told, self._told_s = missing, now_s
+        return self._said(missing, len(without_s)) if grown else None
+
+    def _said(self, missing: Sequence[int], all_: int) -> str:
+        numbers = ", ".join(str(one) for one in missing)
+        cores = "1 core" if self.cores == 1 else f"{self.cores} cores"
+        return (
+            f"{len(missing)} of {all_} instances have no place in the Spark cluster ({numbers}): "
+            f"each takes an executor of {cores} and {self.memory}, and Spark has found none for "
+            f"{PLACE_S:g} s. They start as soon as it does: add workers, end other applications, "
+            f"look at spark.cores.max, or ask for {all_ - len(missing)} instances"
+        )

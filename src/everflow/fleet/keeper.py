@@ -1,0 +1,283 @@
+"""A process beside a Spark task: it starts the slot's instance on this host, and ends it.
+
+It is no part of the task because the task cannot end anything: Spark's executor takes its Python
+worker with it, at once. Standard input: the order, one line; after that its end says that the task
+is gone. Standard output: the outcome, one line. Runs as ``python -m everflow.fleet.keeper``.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import json
+import logging
+import os
+import shutil
+import signal
+import socket
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+import zipfile
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from everflow.autoscale.processes import LOOK_S, TAIL_LINES, AutoscaledInstance, start_instance
+from everflow.fleet.decision import (
+    MOST_CHARACTERS,
+    MOST_LINES,
+    STOP_S,
+    Act,
+    KeeperSees,
+    instance_environment,
+    keeper_act,
+    wish,
+)
+from everflow.fleet.messages import TOKEN_HEADER, Report, SlotOrder, SlotOutcome, Wanted
+
+log = logging.getLogger("everflow.fleet")
+
+REPORT_S = 1.0
+POST_S = 5.0
+EARLIER_S = STOP_S + 15.0
+"""An earlier process of the slot has so long to end before it is killed."""
+NOBODY = 1
+"""The exit code of an instance that was never started."""
+
+Post = Callable[[Report], Wanted]
+"""Tells the driver, and gets what it wants. OSError, ValueError: no answer."""
+
+
+class LogTail:
+    """The whole lines that were added to a file; ``last`` are the last ones."""
+
+    def __init__(self, path: Path) -> None:
+        self.last: deque[str] = deque(maxlen=TAIL_LINES)
+        self._path = path
+        self._at = path.stat().st_size if path.exists() else 0
+
+    def new_lines(self) -> list[str]:
+        """Since the last call; the file's own at its begin are none."""
+        with suppress(OSError), self._path.open("rb") as file:
+            file.seek(self._at)
+            text = file.read()
+            whole = text[: text.rfind(b"\n") + 1]
+            self._at += len(whole)
+            lines = [line[:MOST_CHARACTERS] for line in whole.decode(errors="replace").splitlines()]
+            self.last.extend(lines)
+            return lines
+        return []
+
+
+class Keeper:
+    """Used by one thread. ``task_gone`` is set when Spark's task is gone."""
+
+    def __init__(
+        self,
+        order: SlotOrder,
+        task_gone: threading.Event,
+        post: Post,
+        *,
+        start: Callable[..., AutoscaledInstance] = start_instance,
+        clock: Callable[[], float] = time.monotonic,
+        host: str = "",
+        pause_s: float = REPORT_S,
+    ) -> None:
+        self._order, self._task_gone, self._post = order, task_gone, post
+        self._start, self._clock, self._pause_s = start, clock, pause_s
+        self._host = host or socket.gethostname()
+        self._folder = Path(os.path.expandvars(order.folder)).expanduser() / f"slot-{order.slot}"
+        self._answered_s = clock()
+        self._heard = False
+        self._wanted = Wanted.run
+        self._ending: Wanted | None = None
+        self._ending_s = 0.0
+        self._untold: list[str] = []
+
+    def run(self) -> SlotOutcome:
+        """Until the instance has ended, or none is wanted. OSError where the folder cannot be
+        used."""
+        program = Path(self._order.program).read_bytes()  # it goes with the executor
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with (self._folder / "lock").open("a+") as lock:
+            if not self._owned(lock):
+                return self._not_started()
+            tail = LogTail(self._folder / "instance.log")
+            instance = self._instance(program, lock)
+            lock.truncate(0)
+            lock.write(str(instance.process.pid))
+            lock.flush()
+            return self._kept(instance, tail)
+
+    def _owned(self, lock: io.TextIOWrapper) -> bool:
+        """Whether the slot's folder is this keeper's, and an instance is still wanted. The instance
+        holds the lock, too: one whose keeper was killed is ended first."""
+        phase, blocked_s = "comes", float("inf")
+        while True:
+            self._report(phase)
+            if wish(self._sees(None)) is not Wanted.run:
+                return False
+            if self._heard:
+                with suppress(BlockingIOError):
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    return True
+                phase, blocked_s = "waits", min(blocked_s, self._clock())
+            if self._clock() - blocked_s > EARLIER_S:
+                lock.seek(0)
+                with suppress(ProcessLookupError, ValueError):
+                    os.killpg(int(lock.read()), signal.SIGKILL)
+            self._pause()
+
+    def _not_started(self) -> SlotOutcome:
+        if self._heard or self._task_gone.is_set():
+            return SlotOutcome(0)
+        return SlotOutcome(
+            NOBODY,
+            f"The driver of the fleet did not answer {self._host} at {self._order.url}: open that "
+            f"port to the hosts of the cluster (everflow fleet --listen HOST:PORT says which)",
+        )
+
+    def _instance(self, program: bytes, lock: io.TextIOWrapper) -> AutoscaledInstance:
+        code, settings = self._folder / "program", self._folder / "settings"
+        for folder in (code, settings):
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(mode=0o700)
+        with zipfile.ZipFile(io.BytesIO(program)) as packed:
+            packed.extractall(code)
+        for key, value in self._order.settings.items():
+            (settings / key).write_text(value)
+        return self._start(
+            self._order.slot,
+            self._order.target,
+            ["--threads", str(self._order.threads), "--settings-folder", str(settings)],
+            self._folder,
+            cwd=code,
+            env=instance_environment(os.environ, sys.executable),
+            pass_fds=[lock.fileno()],
+        )
+
+    def _kept(self, instance: AutoscaledInstance, tail: LogTail) -> SlotOutcome:
+        while True:
+            act = keeper_act(self._sees(instance.code), self._order.drain_s)
+            if act is Act.done:
+                shutil.rmtree(self._folder / "settings", ignore_errors=True)
+                self._report("ended", instance, tail)
+                return SlotOutcome(instance.code or 0, "\n".join(tail.last))
+            self._do(act, instance)
+            self._pause()
+            self._report("runs" if self._ending is None else "ends", instance, tail)
+
+    def _do(self, act: Act, instance: AutoscaledInstance) -> None:
+        if act is Act.kill:
+            instance.kill()
+        elif act in (Act.drain, Act.stop):
+            self._ending = Wanted.drain if act is Act.drain else Wanted.stop
+            self._ending_s = self._clock()
+            if act is Act.stop or not _told_to_drain(instance.address):
+                instance.end()
+
+    def _sees(self, code: int | None) -> KeeperSees:
+        now_s = self._clock()
+        return KeeperSees(
+            executor_there=not self._task_gone.is_set(),
+            silent_s=now_s - self._answered_s,
+            wanted=self._wanted,
+            ending=self._ending,
+            ending_s=now_s - self._ending_s,
+            code=code,
+        )
+
+    def _pause(self) -> None:
+        """A task that goes ends it, once."""
+        if self._task_gone.is_set():
+            time.sleep(self._pause_s)
+        else:
+            self._task_gone.wait(self._pause_s)
+
+    def _report(
+        self,
+        phase: str,
+        instance: AutoscaledInstance | None = None,
+        tail: LogTail | None = None,
+    ) -> None:
+        status = (instance.look() if instance is not None else None) or {}
+        lines = self._untold + (tail.new_lines() if tail is not None else [])
+        report = Report(
+            slot=self._order.slot,
+            attempt=self._order.attempt,
+            host=self._host,
+            phase=phase,
+            log=str(self._folder / "instance.log"),
+            state=str(status.get("state", "")),
+            ready=bool(status.get("ready", {}).get("ok")),
+            lag=status.get("lag"),
+            desired=status.get("desired_instances"),
+            lines=lines[-MOST_LINES:],
+            left_out=max(0, len(lines) - MOST_LINES),
+        )
+        try:
+            self._wanted = self._post(report)
+        except (OSError, ValueError) as error:
+            log.info("the driver at %s does not answer: %s", self._order.url, error)
+            self._untold = lines[-MOST_LINES:]
+            return
+        self._untold = []
+        self._answered_s, self._heard = self._clock(), True
+
+
+def _told_to_drain(address: str) -> bool:
+    asked = urllib.request.Request(f"http://{address}/drain", method="POST")
+    try:
+        with urllib.request.urlopen(asked, timeout=LOOK_S):
+            return True
+    except OSError:  # it has not begun to listen: it has no tasks to hand over
+        return False
+
+
+def posted_to(order: SlotOrder) -> Post:
+    """Asks the order's driver over HTTP, through no proxy."""
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+    def post(report: Report) -> Wanted:
+        asked = urllib.request.Request(
+            f"{order.url}/report",
+            data=report.to_json().encode(),
+            headers={"Content-Type": "application/json", TOKEN_HEADER: order.token},
+        )
+        with direct.open(asked, timeout=POST_S) as answered:
+            return Wanted(json.load(answered)["wanted"])
+
+    return post
+
+
+def main(arguments: Sequence[str] = ()) -> None:
+    """Keep one instance, see above."""
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    # What ends the task ends the keeper in its own time. Handlers are not inherited by what it
+    # starts, as ignoring would be.
+    for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    order = SlotOrder.from_json(sys.stdin.readline())
+    task_gone = threading.Event()
+
+    def wait_for_the_task() -> None:
+        sys.stdin.read()
+        task_gone.set()
+
+    threading.Thread(target=wait_for_the_task, name="everflow-task-watch", daemon=True).start()
+    try:
+        outcome = Keeper(order, task_gone, posted_to(order)).run()
+    except OSError as error:
+        outcome = SlotOutcome(
+            NOBODY, f"The folder {order.folder} cannot be used on its host: {error}"
+        )
+    with suppress(OSError):  # nobody reads where the task is gone
+        print(outcome.to_json(), flush=True)
+
+
+if __name__ == "__main__":
+    main()
