@@ -112,17 +112,22 @@ def read_hop(batches: Iterable[pa.RecordBatch], schema: HopSchema) -> HopInput:
         collected.append(batch)
     if not collected:
         raise HopError("the input of a step ended without its end marker: an upstream stage failed")
-    table = pa.Table.from_batches(collected).combine_chunks()
-    last = table.num_rows - 1
-    source = _numpy(table, "_src")
-    if last < 0 or source[last] != MARKER or (source[:last] == MARKER).any():
+    filled = [batch for batch in collected if batch.num_rows]
+    if not filled or not ends_hop(filled[-1]):
         raise HopError("the input of a step ended without its end marker: an upstream stage failed")
-    control = table.column("_ctl")[last].as_py() or "{}"
-    body = table.slice(0, last)
+    last = filled.pop()
+    control = last.column("_ctl")[-1].as_py() or "{}"
+    if last.num_rows > 1:
+        filled.append(last.slice(0, last.num_rows - 1))
+    # mostly one batch and then the marker alone: what is joined is copied
+    body = pa.Table.from_batches(filled, last.schema).combine_chunks()
+    source = _numpy(body, "_src")
+    if (source == MARKER).any():
+        raise HopError("the input of a step has more than one end marker")
     meta = HopInput(
         batches={},
         rows={},
-        source=source[:last],
+        source=source,
         partition=_numpy(body, "_part"),
         offset=_numpy(body, "_off"),
         timestamp=_numpy(body, "_ts"),
