@@ -62,6 +62,12 @@ def listening(path: Path, serve: Callable[[socket.socket], None]) -> Iterator[st
         listener.close()
 
 
+def read_to_the_end(connection: socket.socket) -> None:
+    """Until the other side has closed: who hangs up earlier may be noticed before its answer."""
+    while connection.recv(MOST):
+        pass
+
+
 def test_a_line_is_bounded_and_the_end_of_the_stream_is_none() -> None:
     lines = io.BytesIO(b"x" * (MOST - 1) + b"\n" + b"y" * MOST + b"\n")
     assert read_line(lines, "a line") == b"x" * (MOST - 1) + b"\n"
@@ -205,6 +211,7 @@ def test_an_answer_of_the_jvm_is_bounded(tmp_path: Path, size: int) -> None:
     def serve(connection: socket.socket) -> None:
         connection.recv(8)
         connection.sendall(struct.pack(">i", size))
+        read_to_the_end(connection)
 
     with (
         listening(tmp_path / "c", serve) as path,
@@ -231,6 +238,7 @@ def test_an_answer_at_the_door_is_bounded(tmp_path: Path, size: int) -> None:
     def serve(connection: socket.socket) -> None:
         connection.recv(4)
         connection.sendall(struct.pack(">ii", 7, size))
+        read_to_the_end(connection)
 
     with (
         listening(tmp_path / "d", serve) as path,
