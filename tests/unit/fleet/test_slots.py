@@ -263,6 +263,9 @@ def test_an_operator_resizes(door: Asked, sizes: list[tuple[int, int]]) -> None:
     assert door("scale", '{"instances": 3, "max": 5}').status == 200
     assert sizes == [(3, 3), (3, 5)]
     assert door("fleet").text == '{"instances":3}'
+    from_a_page = door("scale", '{"instances": 9}', origin="http://elsewhere")
+    assert from_a_page == Answer(403, "not from a browser\n")
+    assert sizes == [(3, 3), (3, 5)]
 
 
 def test_a_size_that_is_none_is_refused(door: Asked, sizes: list[tuple[int, int]]) -> None:
