@@ -42,14 +42,14 @@ def kind_of(task: ObservedTask) -> str:
     return states.get(task.state, STARTING)
 
 
-class Span(NamedTuple):
+class RoleSpan(NamedTuple):
     """A task was this from then on (epoch ms), until the next span of it."""
 
     since_ms: int
     kind: str
 
 
-class Point(NamedTuple):
+class TrendPoint(NamedTuple):
     """Epoch ms, the lag (None: not known) and the records/s processed."""
 
     at_ms: int
@@ -73,8 +73,8 @@ class Facts:
     now_ms: int
     before: TimedLook
     now: TimedLook
-    spans: Mapping[str, Sequence[Span]] = field(default_factory=dict)
-    trend: Sequence[Point] = ()
+    spans: Mapping[str, Sequence[RoleSpan]] = field(default_factory=dict)
+    trend: Sequence[TrendPoint] = ()
     events: Sequence[Event] = ()
     drain_goal_s: float = 120.0
 
@@ -119,8 +119,8 @@ class LookHistory:
 
     most_tasks: int = 20_000
     _samples: deque[TimedLook] = field(default_factory=deque)
-    _spans: dict[str, deque[Span]] = field(default_factory=dict)
-    _trend: deque[Point] = field(default_factory=deque)
+    _spans: dict[str, deque[RoleSpan]] = field(default_factory=dict)
+    _trend: deque[TrendPoint] = field(default_factory=deque)
 
     def add(self, seen: Observation, monotonic_ms: float, now_ms: int) -> None:
         """A look, some seconds after the one before."""
@@ -130,7 +130,7 @@ class LookHistory:
         self._note_tasks(seen, now_ms)
         facts = self.facts(seen, monotonic_ms, now_ms)
         rate = facts.total_growth(names.RECORDS_CONSUMED)
-        self._trend.append(Point(now_ms, lag_of(seen), rate))
+        self._trend.append(TrendPoint(now_ms, lag_of(seen), rate))
         while self._trend[0].at_ms < now_ms - TREND_MS:
             self._trend.popleft()
 
@@ -142,7 +142,7 @@ class LookHistory:
             if spans is None and len(self._spans) < self.most_tasks:
                 spans = self._spans[task] = deque(maxlen=SPANS)
             if spans is not None and (not spans or spans[-1].kind != kind):
-                spans.append(Span(now_ms, kind))
+                spans.append(RoleSpan(now_ms, kind))
         gone = [
             task
             for task, spans in self._spans.items()

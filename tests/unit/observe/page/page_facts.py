@@ -10,7 +10,7 @@ from everflow import metrics as names
 from everflow.metrics import Labels
 from everflow.observe.observation import Observation, ObservedHost
 from everflow.observe.page.events import Event
-from everflow.observe.page.history import Facts, Point, Span, TimedLook
+from everflow.observe.page.history import Facts, RoleSpan, TimedLook, TrendPoint
 from unit.observe.observations import FULL, WHOLE, changed
 
 NOW_MS = 1_790_000_000_000
@@ -50,8 +50,8 @@ STARTED = counted(SERENE, {}, lag=90.0, consumed=0.0)
 SHOWN = facts(
     counted(replace(FULL, hosts=HOSTS, members=3), lag=30.0, consumed=1_000.0),
     STARTED,
-    spans={"1_0": [Span(NOW_MS - 60_000, "restoring"), Span(NOW_MS - 50_000, "active")]},
-    trend=[Point(NOW_MS - 5_000 * n, 100.0 * n, 10.0) for n in range(9, -1, -1)],
+    spans={"1_0": [RoleSpan(NOW_MS - 60_000, "restoring"), RoleSpan(NOW_MS - 50_000, "active")]},
+    trend=[TrendPoint(NOW_MS - 5_000 * n, 100.0 * n, 10.0) for n in range(9, -1, -1)],
     events=[
         Event(at_ms=NOW_MS - 3_000, level="INFO", text="REBALANCING -> RUNNING"),
         Event(at_ms=NOW_MS - 2_000, level="INFO", text="Assigned 1 task: 1_0", about="assignment"),

@@ -8,7 +8,7 @@ import pytest
 
 from everflow import metrics as names
 from everflow.observe.observation import ObservedTask
-from everflow.observe.page.history import RATE_MS, SPANS, TREND_MS, LookHistory, Span, kind_of
+from everflow.observe.page.history import RATE_MS, SPANS, TREND_MS, LookHistory, RoleSpan, kind_of
 from unit.observe.observations import ACTIVE, RESTORING, STANDBY, WARMUP, changed
 from unit.observe.page.page_facts import SERENE, counted, facts
 
@@ -59,7 +59,9 @@ def test_a_span_begins_where_a_task_becomes_something_else() -> None:
     ):
         history.add(changed(SERENE, tasks=tasks), second * 1000.0, second * 1000)
     spans = history.facts(SERENE, 4_000.0, 4_000).spans
-    assert spans == {"1_1": [Span(0, "restoring"), Span(2_000, "active"), Span(3_000, "")]}
+    assert spans == {
+        "1_1": [RoleSpan(0, "restoring"), RoleSpan(2_000, "active"), RoleSpan(3_000, "")]
+    }
 
 
 def test_what_is_kept_is_bounded() -> None:

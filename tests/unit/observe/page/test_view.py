@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from everflow import metrics as names
 from everflow.observe.observation import ObservedHost, ObservedStore, ObservedTask, ObservedThread
-from everflow.observe.page.history import Point, Span
+from everflow.observe.page.history import RoleSpan, TrendPoint
 from everflow.observe.page.view import (
     MOST_HOSTS,
     MOST_LAGS,
@@ -160,8 +160,8 @@ def test_ten_thousand_tasks_fit() -> None:
         },
         hosts=[ObservedHost(host=f"h{n}:1", active=[f"0_{n}"]) for n in range(10_000)],
     )
-    spans = {f"0_{n}": [Span(NOW_MS - 9, "active")] * 60 for n in range(10_000)}
-    trend = [Point(NOW_MS - 5_000 * n, 1.0, 1.0) for n in range(720)]
+    spans = {f"0_{n}": [RoleSpan(NOW_MS - 9, "active")] * 60 for n in range(10_000)}
+    trend = [TrendPoint(NOW_MS - 5_000 * n, 1.0, 1.0) for n in range(720)]
     view = page_view(facts(seen, SERENE, spans=spans, trend=trend))
     assert len(view["tasks"]["rows"]) == MOST_TASKS
     assert view["tasks"]["rows"][0]["lag"] == 9_999
