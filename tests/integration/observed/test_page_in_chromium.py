@@ -23,7 +23,7 @@ from everflow.observe.observation import (
     ObservedThread,
 )
 from everflow.observe.page.events import Event
-from everflow.observe.page.history import Facts, Point, Span, TimedLook
+from everflow.observe.page.history import Facts, RoleSpan, TimedLook, TrendPoint
 from everflow.observe.page.routes import Page
 from everflow.topology.drawing import as_svg
 from everflow.topology.program import Topology
@@ -193,20 +193,20 @@ def facts_of(old: Observation, seen: Observation) -> Facts:
     """With an hour before them."""
     begin = NOW_MS - 1_800_000
     spans = {
-        "1_0": [Span(begin, "active")],
-        "1_1": [Span(begin, "standby"), Span(begin + 700_000, "active")],
-        "1_2": [Span(begin, "parked"), Span(begin + 200_000, "active")],
-        "0_0": [Span(begin, "active")],
-        "0_1": [Span(begin + 1_700_000, "warm-up")],
-        "0_2": [Span(begin, "active"), Span(begin + 700_000, "standby")],
+        "1_0": [RoleSpan(begin, "active")],
+        "1_1": [RoleSpan(begin, "standby"), RoleSpan(begin + 700_000, "active")],
+        "1_2": [RoleSpan(begin, "parked"), RoleSpan(begin + 200_000, "active")],
+        "0_0": [RoleSpan(begin, "active")],
+        "0_1": [RoleSpan(begin + 1_700_000, "warm-up")],
+        "0_2": [RoleSpan(begin, "active"), RoleSpan(begin + 700_000, "standby")],
         "0_3": [
-            Span(begin, "warm-up"),
-            Span(begin + 600_000, "restoring"),
-            Span(begin + 640_000, "active"),
+            RoleSpan(begin, "warm-up"),
+            RoleSpan(begin + 600_000, "restoring"),
+            RoleSpan(begin + 640_000, "active"),
         ],
     }
     trend = [
-        Point(
+        TrendPoint(
             NOW_MS - 15_000 * n,
             264_000.0 + 3_900 * n if n < 60 else 8_300.0 * (120 - n),
             23_800.0 - 90 * n,
