@@ -10,7 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from confluent_kafka import Consumer, Producer, TopicCollection, TopicPartition
+from confluent_kafka import (
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Producer,
+    TopicCollection,
+    TopicPartition,
+)
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
 
 from everflow import KafkaStreams, Topology
@@ -20,6 +27,12 @@ from everflow.runtime.client_state import ClientState
 from everflow.testing import wait_until
 
 SETTLE_S = 5.0
+NO_COORDINATOR_YET = (
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+)
+"""Until a new broker has made the topic of the groups' offsets."""
 REQUEST_S = 20.0
 CAUGHT_UP_S = 60.0
 GUARANTEES = ("exactly_once_v2", "at_least_once")
@@ -114,7 +127,18 @@ class Cluster:
 
     def members(self, group: str) -> int:
         """Members of a consumer group now."""
-        return len(self._admin.describe_consumer_groups([group])[group].result(REQUEST_S).members)
+
+        def members() -> list[Any] | None:
+            try:
+                asked = self._admin.describe_consumer_groups([group])[group].result(REQUEST_S)
+            except KafkaException as error:
+                if error.args[0].code() not in NO_COORDINATOR_YET:
+                    raise
+                return None
+            return [asked.members]
+
+        found = wait_until(members, REQUEST_S, f"a coordinator of the group {group}")
+        return len(found[0])
 
     def delete_group(self, group: str) -> None:
         """Delete a group and its offsets."""
