@@ -86,7 +86,7 @@ class BatchSize:
         if raw_bytes is not None and records > 0:
             size = raw_bytes / records if size is None else (size + raw_bytes / records) / 2
         bound = self.bound
-        full = records * 10 >= self.records(limits) * 9
+        full = self._full(limits, records)
         if self.cold and full:
             elapsed_ms = max(elapsed_ms - COLD_MS, elapsed_ms / 4)
         if elapsed_ms > limits.target_ms:
@@ -106,9 +106,7 @@ class BatchSize:
     def rest_ms(self, limits: BatchLimits, records: int, elapsed_ms: float) -> float:
         """How long to wait behind a batch for more records, so that they share a commit, and for
         the broker to end its transaction; 0 behind a full one."""
-        if records * 10 >= self.records(limits) * 9:
-            return 0.0
-        if not limits.most_rest_ms:
+        if self._full(limits, records) or not limits.most_rest_ms:
             return 0.0
         return min(elapsed_ms * REST_SHARE, limits.most_rest_ms) + self.held_ms
 
@@ -131,6 +129,9 @@ class BatchSize:
         if self.bytes_per_record:
             bound = min(bound, limits.max_bytes / self.bytes_per_record)
         return max(1, int(bound))
+
+    def _full(self, limits: BatchLimits, records: int) -> bool:
+        return records * 10 >= self.records(limits) * 9
 
 
 def plan_ranges(
