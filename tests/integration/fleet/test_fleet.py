@@ -18,38 +18,17 @@ from integration.fleet.spark_cluster import (
     until_hosts_are_idle,
 )
 from integration.lifecycle.lifecycle_cluster import Application, Cluster
-from integration.observed.paced_load import PacedLoad
+from integration.observed.paced_load import SLOW_COUNT, PacedLoad
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 PARTITIONS = 6
-PROGRAM = """
-import time
-
-from everflow import StreamsBuilder, serdes
-
-
-def slow(value):
-    time.sleep({pause_s})
-    return value
-
-
-builder = StreamsBuilder()
-(
-    builder.stream({source!r}, key=serdes.string(), value=serdes.string())
-    .map_values(slow, returns="string")
-    .group_by_key()
-    .count(store="counts")
-    .to_stream()
-    .to({sink!r})
-)
-"""
 
 
 def written_program(cluster: Cluster, folder: Path, pause_s: float = 0.0) -> tuple[Path, str, str]:
     source, sink = cluster.topic("in", PARTITIONS), cluster.topic("out", 1)
     program = folder / "fleet_app.py"
-    program.write_text(PROGRAM.format(source=source, sink=sink, pause_s=pause_s))
+    program.write_text(SLOW_COUNT.format(source=source, sink=sink, pause_s=pause_s))
     return program, source, sink
 
 

@@ -10,6 +10,29 @@ from confluent_kafka import Producer
 
 from integration.lifecycle.lifecycle_cluster import Cluster
 
+SLOW_COUNT = """
+import time
+
+from everflow import StreamsBuilder, serdes
+
+
+def slow(value):
+    time.sleep({pause_s})
+    return value
+
+
+builder = StreamsBuilder()
+(
+    builder.stream({source!r}, key=serdes.string(), value=serdes.string())
+    .map_values(slow, returns="string")
+    .group_by_key()
+    .count(store="counts")
+    .to_stream()
+    .to({sink!r})
+)
+"""
+"""The program that is scaled: it counts, and takes ``pause_s`` seconds for each record."""
+
 
 class PacedLoad:
     """Writes records at a pace until it is told to stop; knows how many of each of 40 keys."""

@@ -14,33 +14,12 @@ import pytest
 
 from everflow.testing import wait_until
 from integration.lifecycle.lifecycle_cluster import Application, Cluster
-from integration.observed.paced_load import PacedLoad
+from integration.observed.paced_load import SLOW_COUNT, PacedLoad
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.slow]
 
 PARTITIONS = 6
 PER_S = 240
-PROGRAM = """
-import time
-
-from everflow import StreamsBuilder, serdes
-
-
-def slow(value):
-    time.sleep(0.006)
-    return value
-
-
-builder = StreamsBuilder()
-(
-    builder.stream({source!r}, key=serdes.string(), value=serdes.string())
-    .map_values(slow, returns="string")
-    .group_by_key()
-    .count(store="counts")
-    .to_stream()
-    .to({sink!r})
-)
-"""
 SCALE = ("scale.up.delay.ms=3000", "scale.down.delay.ms=6000", "scale.drain.ms=60000")
 
 
@@ -69,7 +48,7 @@ def autoscaler(
 def test_one_three_one(app: Application, cluster: Cluster, tmp_path: Path) -> None:
     source, sink = cluster.topic("in", PARTITIONS), cluster.topic("out", 1)
     program = tmp_path / "scaled_app.py"
-    program.write_text(PROGRAM.format(source=source, sink=sink))
+    program.write_text(SLOW_COUNT.format(source=source, sink=sink, pause_s=0.006))
     with autoscaler(app, program, tmp_path / "autoscale.log") as (process, said):
 
         def running(number: int) -> bool:
