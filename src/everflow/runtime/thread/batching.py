@@ -29,8 +29,11 @@ SHRINKING = 16
 """How much smaller a batch is made in which a record is looked for: from 100,000 to one in five
 steps of a second or two."""
 REST_SHARE = 0.25
-"""How long a thread that is caught up rests, by what its last batch took: a fifth of the batches is
-saved, and a record comes a quarter of a batch later at the most (note 018)."""
+"""How long a thread that is caught up rests at the least, by what its last batch took: a fifth of
+the batches is saved, and a record comes a quarter of a batch later at the most (note 018)."""
+MANY_TASKS = 16
+"""Behind a batch of records of so many tasks it rests for as long as that took: reading, storing
+and committing cost by the task, and more records of each then share it."""
 
 
 ENDINGS = 4
@@ -103,12 +106,13 @@ class BatchSize:
         endings = (*self.endings, ending_ms)[-ENDINGS:]
         return BatchSize(bound, size, self.cold and not full, endings)
 
-    def rest_ms(self, limits: BatchLimits, records: int, elapsed_ms: float) -> float:
+    def rest_ms(self, limits: BatchLimits, records: int, elapsed_ms: float, tasks: int) -> float:
         """How long to wait behind a batch for more records, so that they share a commit, and for
-        the broker to end its transaction; 0 behind a full one."""
+        the broker to end its transaction; 0 behind a full one. ``tasks``: that had records."""
         if self._full(limits, records) or not limits.most_rest_ms:
             return 0.0
-        return min(elapsed_ms * REST_SHARE, limits.most_rest_ms) + self.held_ms
+        share = min(max(REST_SHARE, tasks / MANY_TASKS), 1.0)
+        return min(elapsed_ms * share, limits.most_rest_ms) + self.held_ms
 
     def shrunk(self, records: int) -> BatchSize:
         """With a batch of ``records`` that failed for a reason that fewer may not meet: one of

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from everflow.config import BatchLimits
 from everflow.errors import RetriableError
 from everflow.records import OffsetRange, TopicPartition
 from everflow.runtime.commit.batch import (
@@ -18,6 +19,7 @@ from everflow.runtime.commit.batch import (
     BatchResult,
 )
 from everflow.runtime.tasks.task import ActiveTask, TaskState
+from everflow.runtime.thread.batching import BatchSize
 from everflow.topology.sources.idle_sources import IdleSource
 from unit.runtime.thread.stream_thread_world import IN, OTHER, OTHER_TASK, TASK, World
 
@@ -68,6 +70,15 @@ def test_a_thread_that_is_caught_up_rests_so_that_records_share_a_commit(world: 
     world.end += 200  # full batches
     assert world.turn()
     assert world.turn()
+
+
+def test_a_commit_of_many_tasks_is_rarer() -> None:
+    """What a commit costs grows with the tasks that it touches, not with their records."""
+    limits = BatchLimits(100_000, 64 << 20, 500, most_rest_ms=100)
+    rests = [BatchSize().rest_ms(limits, 50, 40.0, tasks) for tasks in (1, 4, 8, 16, 100)]
+    assert rests == [10.0, 10.0, 20.0, 40.0, 40.0]
+    assert BatchSize().rest_ms(limits, 50, 400.0, 100) == 100, "commit.interval.ms holds"
+    assert BatchSize().rest_ms(limits, 100_000, 40.0, 100) == 0, "there is more to read"
 
 
 def test_a_thread_rests_until_the_broker_has_ended_its_transaction(world: World) -> None:
