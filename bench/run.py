@@ -40,6 +40,7 @@ from bench.systems import (
     DEFAULT_SYSTEMS,
     EVERFLOW,
     EVERFLOW_SPARK_JOBS,
+    EVERFLOW_UNGUARDED,
     FLINK_SQL,
     KAFKA_STREAMS,
     KAFKA_STREAMS_KIP1071,
@@ -49,6 +50,7 @@ from bench.systems import (
     SystemFailedError,
     everflow_jobs_launch,
     everflow_launch,
+    everflow_unguarded_launch,
     flink_launcher,
     kafka_streams_launcher,
 )
@@ -107,7 +109,8 @@ def main(arguments: list[str] | None = None) -> int:
     rows = summarise(measurements)
     if rows:
         print()
-        print_rows(rows, EVERFLOW, KAFKA_STREAMS)
+        guards = EVERFLOW_UNGUARDED in options.systems and KAFKA_STREAMS not in options.systems
+        print_rows(rows, EVERFLOW, EVERFLOW_UNGUARDED if guards else KAFKA_STREAMS)
         if options.bench in OF_PROGRAMS:
             for system in OURS:
                 print_marks(rows, system)
@@ -503,6 +506,7 @@ def _launchers(systems: tuple[str, ...], folder: Path) -> dict[str, Launcher]:
     launchers: dict[str, Launcher] = {
         EVERFLOW: everflow_launch,
         EVERFLOW_SPARK_JOBS: everflow_jobs_launch,
+        EVERFLOW_UNGUARDED: everflow_unguarded_launch,
     }
     if any(system in group_protocols for system in systems):
         java = java_command(resolve_jars("streams"), folder / "classes")

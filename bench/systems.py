@@ -23,13 +23,15 @@ from bench.apps.topic_names import INPUT_TOPIC_VARIABLE, OUTPUT_TOPIC_VARIABLE
 EVERFLOW = "everflow"
 # With a Spark job for each batch: the road that is left where Spark's code cannot be called.
 EVERFLOW_SPARK_JOBS = "everflow-spark-jobs"
+# Without what guards it against damaged bytes and too little memory: what those cost.
+EVERFLOW_UNGUARDED = "everflow-unguarded"
 KAFKA_STREAMS = "kafka-streams"
 # With the protocol of KIP-1071, `group.protocol=streams`; the plain name is the classic one.
 KAFKA_STREAMS_KIP1071 = "kafka-streams-kip1071"
 # Throughput of the programs that SQL can say: bench/flink has a script for each.
 FLINK_SQL = "flink-sql"
-SYSTEMS = (KAFKA_STREAMS, KAFKA_STREAMS_KIP1071, FLINK_SQL, EVERFLOW, EVERFLOW_SPARK_JOBS)
-OURS = (EVERFLOW, EVERFLOW_SPARK_JOBS)
+OURS = (EVERFLOW, EVERFLOW_SPARK_JOBS, EVERFLOW_UNGUARDED)
+SYSTEMS = (KAFKA_STREAMS, KAFKA_STREAMS_KIP1071, FLINK_SQL, *OURS)
 DEFAULT_SYSTEMS = (KAFKA_STREAMS, EVERFLOW)
 COUNT = "count"
 BACKLOG = "backlog"
@@ -39,6 +41,7 @@ _PROGRAMS = {COUNT: "bench.apps.count_app:builder", BACKLOG: "bench.backlog.prog
 ROOT = Path(__file__).resolve().parent.parent
 STOP_TIMEOUT_S = 60.0
 LOG_TAIL_LINES = 40
+NO_BUDGET_BYTES = 1 << 50
 # How long Kafka Streams must process nothing before it takes a program with repartition topics for
 # done; it is inside its time.
 QUIET_MS = 250
@@ -200,6 +203,12 @@ def everflow_jobs_launch(job: Job) -> Launch:
     """everflow on the road of a Spark job per batch."""
     settings = {**job.settings, "spark.job.per.batch": "true"}
     return everflow_launch(replace(job, settings=settings))
+
+
+def everflow_unguarded_launch(job: Job) -> Launch:
+    """everflow that checks no checksum and has a budget of memory that no batch comes near."""
+    unguarded = {"consumer.check.crcs": "false", "max.memory.bytes": str(NO_BUDGET_BYTES)}
+    return everflow_launch(replace(job, settings={**job.settings, **unguarded}))
 
 
 class RunningSystem:

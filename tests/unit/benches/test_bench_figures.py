@@ -3,14 +3,18 @@ it."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from bench.latency import _latencies
 from bench.load.latency_schedule import Phase, key_at, number_of, schedule
 from bench.results import Measurement, summarise
+from bench.systems import Job, everflow_launch, everflow_unguarded_launch
 from bench.topics import json_value
 from bench.verify import WrongOutputError
+from everflow.config import StreamsConfig
 
 
 def measurement(value: float, system: str = "everflow") -> Measurement:
@@ -67,3 +71,16 @@ def test_latencies_leave_the_warm_up_out() -> None:
 def test_a_missing_or_repeated_count_voids_the_figures(seen: list[list[int]]) -> None:
     with pytest.raises(WrongOutputError):
         list(_latencies(PHASES, SENT_NS, np.array(seen, dtype=np.int64)))
+
+
+def test_without_guards_is_the_same_start_but_for_two_settings() -> None:
+    job = Job("b:1", "app", "exactly_once_v2", 2, "in", "out", Path("state"))
+    guarded, unguarded = everflow_launch(job), everflow_unguarded_launch(job)
+    assert unguarded.command[: len(guarded.command)] == guarded.command
+    more = unguarded.command[len(guarded.command) :]
+    assert more[::2] == ["--set", "--set"]
+    settings = dict(one.split("=") for one in more[1::2])
+    assert settings.keys() == {"consumer.check.crcs", "max.memory.bytes"}
+    config = StreamsConfig({"application.id": "app", "bootstrap.servers": "b:1", **settings})
+    assert config.max_memory_bytes > 1 << 40
+    assert config.consumer()["check.crcs"] == "false"
