@@ -100,22 +100,25 @@ class QueryClient:
         self, store: str, keys: Iterable[Any], *, stale: bool = False, max_lag: int | None = None
     ) -> list[Any]:
         """The value of each key, None where there is none, in the keys' order; up to 1,000 keys
-        travel together."""
+        travel together, as many as their values fit into an answer."""
         wanted = list(keys)
         found: list[Any] = [None] * len(wanted)
         path = _with(f"/stores/{_quoted(store)}/entries", _asked(stale, max_lag))
         asks: list[tuple[str | None, list[int]]] = [(None, list(range(len(wanted))))]
         for at, places in asks:  # it grows: who has not a key names who has it
             left: dict[str | None, list[int]] = {}
-            for start in range(0, len(places), PAGE):
+            start = 0
+            while start < len(places):
                 part = places[start : start + PAGE]
                 body = {"keys": [_text(wanted[place]) for place in part]}
-                told = self._connections.ask(path, body, at)["entries"]
-                for place, one in zip(part, told, strict=True):
+                answer = self._connections.ask(path, body, at)
+                told = answer["entries"]
+                for place, one in zip(part[: answer.get("next")], told, strict=True):
                     if "error" in one:
                         left.setdefault(one["host"], []).append(place)
                     else:
                         found[place] = one["value"]
+                start += len(told)
             for host, others in left.items():
                 if at is None and host is not None:
                     asks.append((host, others))
@@ -147,9 +150,14 @@ class QueryClient:
     ) -> list[dict[str, Any]]:
         """What a key of a versioned store was: ``value``, ``timestamp``, ``valid_to``, in order of
         time."""
-        asked = _asked(False, None, **_between(time_from, time_to))
         path = f"/stores/{_quoted(store)}/versions/{_key(key)}"
-        return list(self._ask(path, asked)["versions"])
+        found: list[dict[str, Any]] = []
+        while True:
+            page = self._ask(path, _asked(False, None, **_between(time_from, time_to)))
+            found += page["versions"]
+            time_from = page.get("next")
+            if time_from is None:
+                return found
 
     def fetch_window(
         self, store: str, key: Any, start: int, *, stale: bool = False, max_lag: int | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import islice
 from typing import Any
 
 from everflow.errors import RetriableError
@@ -15,6 +14,9 @@ from everflow.runtime.query.query_errors import (
 )
 from everflow.runtime.query.store_query import TIME_MAX, ReadOnlyStore, StoreScan
 from everflow.runtime.serving.parameters import (
+    MOST_ENTRIES,
+    MOST_KEYS,
+    BoundedPage,
     CopyChoice,
     Parameters,
     RefusedRequest,
@@ -100,15 +102,19 @@ class ServedStores:
         fresh = asked.freshness()
         asked.done()
         view = self._view(store, fresh)
-        found: list[dict[str, Any]] = []
-        for key in read_keys(site.spec.key_serde, body):
+
+        def entry(key: Any) -> dict[str, Any]:
             try:
-                found.append({"key": key, "value": view.get(key)})
+                return {"key": key, "value": view.get(key)}
             except StateElsewhereError as elsewhere:
-                found.append({"key": key, "host": elsewhere.host, "error": str(elsewhere)})
+                return {"key": key, "host": elsewhere.host, "error": str(elsewhere)}
             except (InvalidStateStoreError, RetriableError) as error:
-                found.append({"key": key, "host": None, "error": str(error)})
-        return {"entries": found}
+                return {"key": key, "host": None, "error": str(error)}
+
+        page = BoundedPage(MOST_KEYS)
+        keys = read_keys(site.spec.key_serde, body)
+        told = next((number for number, key in enumerate(keys) if not page.add(entry(key))), None)
+        return {"entries": page.rows, "next": told}
 
     def entries(self, asked: Parameters, store: str) -> dict[str, Any]:
         """Entries of this instance in order of key bytes, partition by partition."""
@@ -138,8 +144,12 @@ class ServedStores:
         )
         asked.done()
         found = self._key(store, key)
-        versions = self._view(store, fresh).versions(found, first, last)
-        return {"key": found, "versions": [_version(one) for one in versions]}
+        page, more = BoundedPage(MOST_ENTRIES), None
+        for one in self._view(store, fresh).versions(found, first, last):
+            if not page.add(_version(one)):
+                more = one.timestamp
+                break
+        return {"key": found, "versions": page.rows, "next": more}
 
     # --- windows and sessions ---------------------------------------------------------------------
 
@@ -190,11 +200,14 @@ class ServedStores:
         partitions = view.partitions
         found = ask(view.behind(after))
         assert isinstance(found, StoreScan)
-        listed = [_row(key, value) for key, value in islice(found, limit)]
-        ended = found.place
-        more = next(found, None) is not None
+        page, ended, more = BoundedPage(limit), found.place, False
+        for key, value in found:
+            if not page.add(_row(key, value)):
+                more = True
+                break
+            ended = found.place
         return {
-            what: listed,
+            what: page.rows,
             "partitions": list(partitions),
             "next": token_of(ended) if more and ended is not None else None,
         }

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any, Protocol
 
-from everflow.runtime.serving.parameters import ENTRIES, MOST_ENTRIES
+from everflow.runtime.serving.parameters import ENTRIES, MOST_ENTRIES, MOST_PAGE_BYTES
 
 PARAMETERS: Mapping[str, tuple[str, str]] = {
     "stale": ("boolean", "Also from a copy: a standby, or one that is being restored."),
@@ -15,7 +15,8 @@ PARAMETERS: Mapping[str, tuple[str, str]] = {
     "partition": ("integer", "Only this partition of the store."),
     "limit": (
         "integer",
-        f"How many entries at the most, {ENTRIES} by default, {MOST_ENTRIES} at most.",
+        f"How many entries at the most, {ENTRIES} by default, {MOST_ENTRIES} at most; fewer where "
+        f"they are more than {MOST_PAGE_BYTES >> 20} MiB.",
     ),
     "after": ("string", "`next` of the page before; everything else has to be asked as then."),
     "first": ("string", "Keys from this one on, by key bytes."),

@@ -18,6 +18,8 @@ MOST_ENTRIES = 1_000
 ENTRIES = 100
 MOST_KEYS = 1_000
 MOST_BODY_BYTES = 1 << 20
+MOST_PAGE_BYTES = 4 << 20
+"""Of a page's entries as JSON. One that is larger by itself is a page of its own."""
 _TRUE, _FALSE = ("", "true", "1"), ("false", "0")
 
 
@@ -70,6 +72,26 @@ def shown(value: Any) -> Any:
 def as_json(content: Any) -> bytes:
     """Times as ISO 8601, bytes as base64, decimals as text, NaN and infinities as null."""
     return orjson.dumps(content, default=shown, option=orjson.OPT_NON_STR_KEYS)
+
+
+class BoundedPage:
+    """The entries of one answer, written as they come: so many of them, and so many bytes, at the
+    most."""
+
+    def __init__(self, limit: int) -> None:
+        self.rows: list[orjson.Fragment] = []
+        self._limit, self._bytes = limit, 0
+
+    def add(self, row: Any) -> bool:
+        """False where there is no room for ``row``: the next page begins with it."""
+        if len(self.rows) >= self._limit:
+            return False
+        written = as_json(row)
+        if self.rows and self._bytes + len(written) > MOST_PAGE_BYTES:
+            return False
+        self.rows.append(orjson.Fragment(written))
+        self._bytes += len(written)
+        return True
 
 
 class CopyChoice(NamedTuple):

@@ -26,7 +26,13 @@ from everflow.errors import ConfigError
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.client_state import ClientState
 from everflow.runtime.query.key_metadata import StoreSite, default_partitioner
-from everflow.runtime.serving.parameters import MOST_BODY_BYTES, MOST_KEY_BYTES, MOST_KEYS
+from everflow.runtime.serving import parameters
+from everflow.runtime.serving.parameters import (
+    MOST_BODY_BYTES,
+    MOST_KEY_BYTES,
+    MOST_KEYS,
+    MOST_PAGE_BYTES,
+)
 from everflow.runtime.serving.routes import COPIES, PATHS
 from everflow.runtime.serving.served import reached_at, served, tokens_of
 from everflow.runtime.tasks.task import TaskStore
@@ -61,13 +67,22 @@ SESSIONS = StoreSpec(
     value_serde=serdes.long(),
     retention_ms=10**12,
 )
+PAGES = StoreSpec(
+    name="pages",
+    kind="versioned",
+    key_serde=serdes.string(),
+    value_serde=serdes.string(),
+    retention_ms=10**12,
+)
 SITES = {
     spec.name: StoreSite(
         spec=spec, subtopology=0, partitions=PARTITIONS, decode=spec.value_serde.decode
     )
-    for spec in (COUNTS, ORDERS, WINDOWS, SESSIONS)
+    for spec in (COUNTS, ORDERS, WINDOWS, SESSIONS, PAGES)
 }
 WORDS = {f"word {number}/ä": number for number in range(2_500)}
+LARGE = 600_000
+LARGE_PAGES, LARGE_VERSIONS = 16, 9
 
 
 def home(spec: StoreSpec, key: Any) -> int:
@@ -82,12 +97,14 @@ class World:
     instances: list[Instance]
     addresses: list[str]
 
-    def put(self, spec: StoreSpec, partition: int, entries: Mapping[bytes, Any]) -> None:
+    def put(
+        self, spec: StoreSpec, partition: int, entries: Mapping[bytes, Any], time: int = 0
+    ) -> None:
         path = self.folder / spec.name / str(partition)
         store = LmdbStore.open(path, kind=spec.kind, retention_ms=spec.retention_ms)
         values = [spec.value_serde.encode(value) for value in entries.values()]
         position = (store.position or 0) + len(entries)
-        store.load_chunk(list(entries), values, np.zeros(len(entries), np.int64), position)
+        store.load_chunk(list(entries), values, np.full(len(entries), time, np.int64), position)
 
     def stores(self, partition: int) -> list[TaskStore]:
         return [
@@ -134,7 +151,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
                 partition,
                 {k.encode(): v for k, v in WORDS.items() if home(COUNTS, k) == partition},
             )
-            for spec in (ORDERS, WINDOWS, SESSIONS):
+            for spec in (ORDERS, WINDOWS, SESSIONS, PAGES):
                 made.put(spec, partition, {})
         order = {"shop": "s/1", "number": 7}
         data = ORDERS.key_serde.encode(order)
@@ -148,6 +165,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
             made.put(WINDOWS, home(WINDOWS, key), entries)
         sessions = {session_key(b"ann", start, start + 5): start for start in (0, 100, 200)}
         made.put(SESSIONS, home(SESSIONS, "ann"), sessions)
+        for number in range(LARGE_PAGES):
+            page = f"page {number}"
+            made.put(PAGES, home(PAGES, page), {page.encode(): str(number) * LARGE}, time=number)
+        for time in range(LARGE_VERSIONS):
+            text = str(time % 10) * LARGE
+            made.put(PAGES, home(PAGES, "start"), {b"start": text}, time=1_000 + time)
         yield made
 
 
@@ -250,6 +273,52 @@ def test_a_page_ends_where_the_next_one_begins(world: World) -> None:
             after = f"&after={page['next']}"
         seen = {json.dumps([row["key"], row.get("start")]) for row in found}
         assert len(found) == len(seen) == whole, asked
+
+
+def test_a_page_is_bounded_by_bytes_too(world: World) -> None:
+    """Twenty-five values of 600 kB: no answer holds more than seven of them, and none is lost."""
+    world.settle(dict.fromkeys(range(PARTITIONS), 0))
+    largest = MOST_PAGE_BYTES + LARGE
+    names = [f"page {number}" for number in range(LARGE_PAGES)]
+
+    def told(path: str, body: Any = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        status, page, headers = raw(world, path, "GET" if data is None else "POST", data)
+        assert status == 200, page
+        assert int(headers["Content-Length"]) < largest
+        return page
+
+    found: list[str] = []
+    after = ""
+    while True:
+        page = told(f"/stores/pages/entries?limit=1000{after}")
+        assert 0 < len(page["entries"]) < 8
+        found += [row["key"] for row in page["entries"]]
+        if page["next"] is None:
+            break
+        after = f"&after={page['next']}"
+    assert sorted(found) == sorted([*names, "start"])
+    of_keys = told("/stores/pages/entries", {"keys": names})
+    assert len(of_keys["entries"]) == of_keys["next"] == 6
+    of_key = told("/stores/pages/versions/start")
+    assert [len(of_key["versions"]), of_key["next"]] == [6, 1_006]
+    with world.client() as client:
+        values = client.get_many("pages", [*names, "nowhere"])
+        assert values == [*(str(number) * LARGE for number in range(LARGE_PAGES)), None]
+        times = [one["timestamp"] for one in client.versions("pages", "start")]
+        assert times == [1_000 + time for time in range(LARGE_VERSIONS)]
+
+
+def test_an_entry_that_is_larger_than_a_page_stands_alone(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parameters, "MOST_PAGE_BYTES", 1_000)
+    world.settle(dict.fromkeys(range(PARTITIONS), 0))
+    page = raw(world, "/stores/pages/entries?limit=1000")[1]
+    assert len(page["entries"]) == 1
+    with world.client() as client:
+        assert len(list(client.range("pages"))) == LARGE_PAGES + 1
+        assert dict(client.range("counts")) == WORDS
 
 
 def test_what_moves_is_waited_for_and_a_copy_answers_for_who_allows_it(world: World) -> None:
