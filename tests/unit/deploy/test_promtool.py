@@ -1,0 +1,71 @@
+"""Alerts and dashboards as Prometheus itself reads them: its own tool checks and tests them.
+
+promtool is in Debian's package `prometheus`; where it is missing these are skipped, and what
+`test_deploy_figures.py` reads of them by itself is what is left.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+import grafana_dashboard
+
+ROOT = Path(__file__).resolve().parents[3]
+ALERTS = ROOT / "deploy/helm/everflow/alerts.yaml"
+TESTS = Path(__file__).with_name("alerts.test.yaml")
+PROMTOOL = shutil.which("promtool")
+
+with_promtool = pytest.mark.skipif(
+    PROMTOOL is None, reason="no promtool here: it is in Debian's package prometheus"
+)
+
+
+def promtool(*arguments: str) -> str:
+    """What it says; it has to be content."""
+    assert PROMTOOL is not None
+    done = subprocess.run(
+        [PROMTOOL, *arguments], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@with_promtool
+def test_the_alerts_are_rules() -> None:
+    rules = yaml.safe_load(ALERTS.read_text())["groups"][0]["rules"]
+    assert f"{len(rules)} rules found" in promtool("check", "rules", str(ALERTS))
+
+
+@with_promtool
+def test_each_alert_fires_for_its_cause_and_only_then() -> None:
+    assert "SUCCESS" in promtool("test", "rules", str(TESTS))
+
+
+def test_each_alert_has_both_tests() -> None:
+    rules = {rule["alert"] for rule in yaml.safe_load(ALERTS.read_text())["groups"][0]["rules"]}
+    well, wrong = yaml.safe_load(TESTS.read_text())["tests"]
+    assert {one["alertname"] for one in well["alert_rule_test"]} == rules
+    assert {one["alertname"] for one in wrong["alert_rule_test"]} == rules
+    assert all(one["exp_alerts"] for one in wrong["alert_rule_test"])
+
+
+@with_promtool
+def test_the_dashboards_expressions_are_promql(tmp_path: Path) -> None:
+    """Each as a recording rule, as there is no command for a query alone."""
+    rules = []
+    for panel in json.loads(grafana_dashboard.FILE.read_text())["panels"]:
+        for target in panel.get("targets", ()):
+            expression = target["expr"].replace("$__rate_interval", "1m")
+            expression = re.sub(r"\$\w+", "x", expression)
+            rules.append({"record": f"panel:{len(rules)}", "expr": expression})
+    assert rules
+    file = tmp_path / "panels.yaml"
+    file.write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}))
+    assert f"{len(rules)} rules found" in promtool("check", "rules", str(file))
