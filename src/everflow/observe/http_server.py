@@ -13,7 +13,7 @@ import socket
 import threading
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from starlette.applications import Starlette
@@ -27,6 +27,7 @@ from everflow.observe.exposition import CONTENT_TYPE, exposition
 from everflow.observe.health import Verdict, live, ready
 from everflow.observe.observation import Observation
 from everflow.observe.page.routes import Page
+from everflow.observe.short_road import ShortAnswer, connections
 
 log = logging.getLogger("everflow")
 
@@ -127,10 +128,12 @@ class HttpServer:
         setting: str = "http.listen",
         certificate: tuple[str, str] | None = None,
         ending: Callable[[], None] = lambda: None,
+        short: ShortAnswer | None = None,
     ) -> None:
         """``address``: host:port, from ``setting``; port 0 is any that is free (`address` then says
         which). ``certificate``: files of a certificate and its key, for TLS.
-        ``ending`` ends answers that have no end, and returns at once."""
+        ``ending`` ends answers that have no end, and returns at once. ``short`` answers plain
+        requests where they arrive."""
         self._ending = ending
         self._socket = _listening(address, setting)
         host, port = self._socket.getsockname()[:2]
@@ -140,7 +143,8 @@ class HttpServer:
             log_config=None,
             access_log=False,
             lifespan="off",
-            http="h11",  # the one that bounds the head
+            # h11 is the one that bounds the head
+            http="h11" if short is None else cast(Any, connections(short)),
             ws="none",
             h11_max_incomplete_event_size=MOST_HEAD_BYTES,
             limit_concurrency=MOST_CONNECTIONS,

@@ -291,7 +291,7 @@ def _allocate_lock_file(path: Path) -> None:
 def file_identity(path: Path) -> tuple[int, int] | None:
     """Device and inode of an environment's data file, None where there is none."""
     try:
-        found = os.stat(path / DATA_FILE)
+        found = os.stat(os.path.join(path, DATA_FILE))
     except FileNotFoundError:
         return None
     return found.st_dev, found.st_ino

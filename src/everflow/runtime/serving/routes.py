@@ -128,7 +128,7 @@ def application(
     """``tokens``: one of them has to come with each request, none where it is empty. ``scheme``: by
     which other instances are asked, too."""
     described = document(PATHS, version, secured=bool(tokens))
-    guard = partial(_allowed, tuple(token.encode() for token in tokens))
+    guard = partial(allowed, tuple(token.encode() for token in tokens))
 
     async def openapi(_: Request) -> Response:
         return _json(described)
@@ -147,13 +147,13 @@ def application(
 
 
 def _endpoint(
-    path: ServicePath, answers: ServedStores, allowed: Callable[[Request], bool], scheme: str
+    path: ServicePath, answers: ServedStores, guard: Callable[[str], bool], scheme: str
 ) -> Callable[[Request], Any]:
     answer: Answer = getattr(answers, path.answer)
     keyless = path.answer in ("windows", "sessions") and "{key" not in path.path
 
     async def endpoint(request: Request) -> Response:
-        if not allowed(request):
+        if not guard(request.headers.get("authorization", "")):
             missing = "This service asks for a token: send the header Authorization: Bearer TOKEN."
             told = {"WWW-Authenticate": "Bearer"}
             return _json(_error("EF-QUERY-TOKEN", missing), 401, told)
@@ -171,10 +171,11 @@ def _endpoint(
     return endpoint
 
 
-def _allowed(tokens: Sequence[bytes], request: Request) -> bool:
+def allowed(tokens: Sequence[bytes], authorization: str) -> bool:
+    """Whether one of the tokens is in the header's value; without tokens everybody may ask."""
     if not tokens:
         return True
-    kind, _, given = request.headers.get("authorization", "").partition(" ")
+    kind, _, given = authorization.partition(" ")
     found = [hmac.compare_digest(given.strip().encode(), token) for token in tokens]
     return kind.lower() == "bearer" and any(found)
 

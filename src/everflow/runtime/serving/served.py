@@ -7,6 +7,7 @@ import socket
 import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -29,13 +30,16 @@ def served(
     be kept out."""
     from everflow.observe.http_server import HttpServer  # a third of a second
     from everflow.runtime.serving.answers import ServedStores
-    from everflow.runtime.serving.routes import application
+    from everflow.runtime.serving.point_reads import PointReads
+    from everflow.runtime.serving.routes import allowed, application
 
     tokens = tokens_of(config)
     files = _certificate(config)
     scheme = "http" if files is None else "https"
-    app = application(ServedStores(stores, queries), tokens, scheme, version("everflow"))
-    server = HttpServer(config.query_listen, app, "query.listen", files)
+    answers = ServedStores(stores, queries)
+    app = application(answers, tokens, scheme, version("everflow"))
+    reads = PointReads(answers, partial(allowed, [token.encode() for token in tokens]))
+    server = HttpServer(config.query_listen, app, "query.listen", files, short=reads.body)
     address = config.application_server or reached_at(server.address, socket.getfqdn())
     moves.info("Stores are served at %s://%s", scheme, address)
     try:

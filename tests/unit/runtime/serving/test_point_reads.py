@@ -1,0 +1,233 @@
+"""Point reads on the short road answer what the general road does, and leave it all the rest."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everflow import serdes
+from everflow.config import StreamsConfig
+from everflow.observe import short_road
+from everflow.runtime.query.key_metadata import StoreSite
+from everflow.runtime.serving.point_reads import MOST_BYTES, PointReads
+from everflow.runtime.serving.served import served
+from everflow.serdes.windowed import window_store_key
+from everflow.state.store import StoreSpec
+from unit.runtime.query.query_stores import COUNTS, WINDOWS, Instance
+
+TOKEN = "a-token-of-some-length"
+NOTES = StoreSpec(
+    name="notes", kind="key_value", key_serde=serdes.json("n bigint"), value_serde=serdes.long()
+)
+
+
+@pytest.fixture
+def instance(tmp_path: Path) -> Iterator[Instance]:
+    sites = tuple(
+        StoreSite(spec=spec, subtopology=0, partitions=1, decode=spec.value_serde.decode)
+        for spec in (COUNTS, WINDOWS, NOTES)
+    )
+    made = Instance(tmp_path, sites=sites)
+    made.put(0, COUNTS, {b"a": 1, "ä/b".encode(): 2, b"": 3})
+    made.put(0, WINDOWS, {window_store_key(b"a", 3_000): 7})
+    key = NOTES.key_serde.encode({"n": 5})
+    assert key is not None
+    made.put(0, NOTES, {key: 9})
+    yield made
+    made.close()
+
+
+@contextmanager
+def service(instance: Instance, token_file: Path | None = None) -> Iterator[str]:
+    config = StreamsConfig(
+        application_id="a",
+        bootstrap_servers="b:1",
+        query_listen="127.0.0.1:0",
+        query_token_file="" if token_file is None else str(token_file),
+    )
+    with served(instance, instance._asked, config) as address:
+        yield address
+
+
+class Wire:
+    """A connection, byte by byte."""
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self.socket = socket.create_connection((host, int(port)), timeout=30)
+
+    def __enter__(self) -> Wire:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
+    def send(self, data: bytes) -> None:
+        self.socket.sendall(data)
+
+    def answer(self) -> tuple[int, bytes]:
+        """Status and body of the next answer."""
+        data = b""
+        while b"\r\n\r\n" not in data:
+            data += self._more()
+        head, _, body = data.partition(b"\r\n\r\n")
+        found = re.search(rb"content-length: (\d+)", head.lower())
+        assert found is not None, head
+        while len(body) < int(found[1]):
+            body += self._more()
+        return int(head.split()[1]), body
+
+    def ended(self) -> bool:
+        return self.socket.recv(1) == b""
+
+    def _more(self) -> bytes:
+        data = self.socket.recv(1 << 16)
+        assert data, "the connection ended"
+        return data
+
+
+def request(path: str, *headers: str) -> bytes:
+    lines = (f"GET {path} HTTP/1.1", "Host: here", *headers)
+    return ("\r\n".join(lines) + "\r\n\r\n").encode()
+
+
+PATHS = [
+    ("/stores/counts/entries/a", 200),
+    ("/stores/counts/entries/%C3%A4%2Fb", 200),
+    ("/stores/counts/entries/%C3%A4/b", 200),
+    ("/stores/counts/entries/", 200),
+    ("/stores/counts/entries/none", 404),
+    ("/stores/notes/entries/%7B%22n%22:5%7D", 200),
+    ("/stores/notes/entries/%7B", 400),
+    ("/stores/windows/window/3000/a", 200),
+    ("/stores/windows/window/3001/a", 404),
+    ("/stores/windows/window/-1/a", 404),
+    ("/stores/windows/entries/a", 400),
+    ("/stores/none/entries/a", 404),
+    ("/stores/counts/entries", 200),
+    ("/stores/counts/owner/a", 200),
+    ("/stores", 200),
+    ("/stores/counts/entries/a?stale=true", 200),
+    ("/stores/counts/entries/a?frist=1", 400),
+]
+
+
+@pytest.mark.parametrize(("path", "status"), PATHS)
+def test_both_roads_give_the_same_answer(instance: Instance, path: str, status: int) -> None:
+    """A header that the short road does not know sends a request the general one."""
+    with service(instance) as address, Wire(address) as wire:
+        wire.send(request(path))
+        first = wire.answer()
+        wire.send(request(path, "X-Other: 1"))
+        assert wire.answer() == first
+        assert first[0] == status
+
+
+def test_requests_that_come_in_parts_or_together_are_all_answered(instance: Instance) -> None:
+    whole, other = request("/stores/counts/entries/a"), request("/stores", "X-Other: 1")
+    with service(instance) as address, Wire(address) as wire:
+        wire.send(whole)
+        expected = wire.answer()
+        for cut in (1, 10, len(whole) - 1):
+            wire.send(whole[:cut])
+            wire.send(whole[cut:])
+            assert wire.answer() == expected
+        wire.send(other)
+        assert wire.answer()[0] == 200
+        wire.send(whole)
+        assert wire.answer() == expected
+    with service(instance) as address, Wire(address) as wire:
+        wire.send(other[:20])
+        wire.send(other[20:] + whole)
+        data = b""
+        while data.count(b"HTTP/1.1 200") < 2 or not data.endswith(expected[1]):
+            data += wire._more()
+        assert data.index(b"stores") < data.index(expected[1]), "in the order of the requests"
+
+
+def test_a_connection_that_reads_on_is_kept_and_one_that_rests_is_closed(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+    original = short_road.ShortRoadProtocol.__init__
+
+    def noted(self: Any, *args: Any, **named: Any) -> None:
+        original(self, *args, **named)
+        self.timeout_keep_alive = 3_600.0
+        made.append(self)
+
+    monkeypatch.setattr(short_road.ShortRoadProtocol, "__init__", noted)
+    with service(instance) as address, Wire(address) as wire:
+        wire.send(request("/stores/counts/entries/a"))
+        assert wire.answer()[0] == 200
+        (protocol,) = made
+        assert protocol.timeout_keep_alive_task is not None
+        look = protocol.timeout_keep_alive_handler
+        protocol.loop.call_soon_threadsafe(look)
+        wire.send(request("/stores/counts/entries/a"))
+        assert wire.answer()[0] == 200, "it has read within the hour"
+        protocol.timeout_keep_alive = 0.0
+        protocol.loop.call_soon_threadsafe(look)
+        assert wire.ended()
+
+
+def test_a_token_is_asked_for_on_both_roads(instance: Instance, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text(TOKEN)
+    path = "/stores/counts/entries/a"
+    with service(instance, tokens) as address, Wire(address) as wire:
+        for header, status in (
+            (f"Authorization: Bearer {TOKEN}", 200),
+            (f"authorization: bearer {TOKEN}", 200),
+            ("Authorization: Bearer wrong", 401),
+            (f"Authorization: Basic {TOKEN}", 401),
+            ("Accept: */*", 401),
+        ):
+            wire.send(request(path, header))
+            assert wire.answer()[0] == status, header
+
+
+class Answers:
+    """Says what it was asked for."""
+
+    def entry(self, _: object, store: str, key: str) -> dict[str, str]:
+        return {"store": store, "key": key}
+
+
+READS = PointReads(Answers(), lambda _: True)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        request("/stores/counts/entries/a", "Content-Length: 3") + b"abc",
+        request("/stores/counts/entries/a", "Content-Length: 0"),
+        request("/stores/counts/entries/a", "Transfer-Encoding: chunked"),
+        request("/stores/counts/entries/a", "Connection: close"),
+        request("/stores/counts/entries/a", "Connection: Upgrade", "Upgrade: websocket"),
+        request("/stores/counts/entries/a", "Expect: 100-continue"),
+        request("/stores/counts/entries/a", "Host: there"),
+        request("/stores/counts/entries/a", " folded: 1"),
+        request("/stores/counts/entries/a", "no colon"),
+        request("/stores/counts/entries/a", "Authorization: a", "Authorization: b"),
+        request("/stores/counts/entries/a") * 2,
+        request("/stores/counts/entries/a b"),
+        request("/stores/counts/entries/a?stale=true"),
+        request("/stores/counts/entries/a%0Ab"),
+        request("/stores/counts/entries/" + "k" * MOST_BYTES),
+        request("/stores/counts/entries/a").replace(b"Host: here\r\n", b""),
+        request("/stores/counts/entries/a").replace(b"HTTP/1.1", b"HTTP/1.0"),
+        request("/stores/counts/entries/a").replace(b"GET", b"PUT"),
+        request("/stores/counts/entries/a")[:-1],
+        b"",
+    ],
+)
+def test_what_is_not_a_plain_read_alone_goes_the_general_road(data: bytes) -> None:
+    assert READS.body(request("/stores/counts/entries/a", "Connection: keep-alive")) is not None
+    assert READS.body(data) is None
