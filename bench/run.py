@@ -35,6 +35,7 @@ from bench.java_program import FLINK_MAIN, FLINK_SOURCES, NoJavaCompilerError, j
 from bench.programs import drain, live
 from bench.programs.catalogue import OPERATORS, PROGRAMS, WHOLE
 from bench.programs.marks import print_marks
+from bench.readers import measure as readers
 from bench.results import Measurement, print_rows, summarise, write_json
 from bench.systems import (
     DEFAULT_SYSTEMS,
@@ -68,7 +69,7 @@ BESIDE_KAFKA_STREAMS = (
     "restore",
     "growth",
 )
-BY_ITSELF = ("memory", "backlog", "fairness")
+BY_ITSELF = ("memory", "backlog", "fairness", "readers", "metrics")
 BENCHES = (*BESIDE_KAFKA_STREAMS, *BY_ITSELF, "assignor")
 MEASURES = ("throughput", "latency")
 KEYS = 100_000
@@ -102,6 +103,7 @@ def main(arguments: list[str] | None = None) -> int:
         memory_growth.MemoryGrowsError,
         backlog.TooMuchMemoryError,
         fairness.UnfairError,
+        readers.TooCostlyError,
         assignor.SlowError,
         CannotMeasureError,
     ) as error:
@@ -129,7 +131,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--runs",
         type=_positive,
-        help="runs of each case (throughput, failover, restore: 3; the others: 1)",
+        help="runs of each case (throughput, failover, restore: 3; readers: 5; metrics: 9; the "
+        "others: 1)",
     )
     parser.add_argument(
         "--systems",
@@ -164,6 +167,7 @@ def _parser() -> argparse.ArgumentParser:
         "--records",
         type=_positive,
         help="throughput: 2,000,000; programs: each has its own; fairness: 2,000,000 a thread; "
+        "readers, metrics: 2,000,000 a round; "
         "restore: 3,000,000; growth: 1,000,000",
     )
     parser.add_argument(
@@ -395,7 +399,7 @@ def _measure(
 
 def _by_itself(
     options: argparse.Namespace,
-    common: Mapping[str, Any],
+    common: dict[str, Any],
     bootstrap_servers: str,
     folder: Path,
 ) -> Iterator[Measurement]:
@@ -413,8 +417,14 @@ def _by_itself(
             **common,
         )
         return backlog.measure(behind, bootstrap_servers, folder)
-    beside = fairness.FairnessPlan(records=options.records or 2_000_000, **common)
-    return fairness.measure(beside, bootstrap_servers, folder)
+    common["records"] = options.records or 2_000_000
+    if options.bench == "readers":
+        served = readers.ReadersPlan(rounds=options.runs or 5, **common)
+        return readers.measure_readers(served, bootstrap_servers, folder)
+    if options.bench == "metrics":
+        watched = readers.MetricsPlan(rounds=options.runs or 9, **common)
+        return readers.measure_metrics(watched, bootstrap_servers, folder)
+    return fairness.measure(fairness.FairnessPlan(**common), bootstrap_servers, folder)
 
 
 def _programs(

@@ -59,7 +59,7 @@ def test_each_alert_has_both_tests() -> None:
 @with_promtool
 def test_the_dashboards_expressions_are_promql(tmp_path: Path) -> None:
     """Each as a recording rule, as there is no command for a query alone."""
-    rules = []
+    rules: list[dict[str, str]] = []
     for panel in json.loads(grafana_dashboard.FILE.read_text())["panels"]:
         for target in panel.get("targets", ()):
             expression = target["expr"].replace("$__rate_interval", "1m")
