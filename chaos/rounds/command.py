@@ -1,7 +1,7 @@
 """One chaos run: three instances, load, rounds of faults, and the books.
 
-``./run chaos [--rounds N] [--minutes M] [--seed S] [--kinds a,b] [--json FILE] [--keep FOLDER]``.
-Ends with 1 unless everything is clean. The seed replays the schedule.
+``./run chaos [--rounds N] [--minutes M] [--seed S] [--kinds a,b] [--instances I] [--json FILE]
+[--keep FOLDER]``. Ends with 1 unless everything is clean. The seed replays the schedule.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from chaos.rounds.books import (
     check_stores,
     store_of,
 )
-from chaos.rounds.coordinator import CoordinatorWatch
+from chaos.rounds.coordinator import CoordinatorWatch, left_open
 from chaos.rounds.fleet import SETTLE_S, Fleet, Place
 from chaos.rounds.follower import Follower, read_all
 from chaos.rounds.load import Load
@@ -72,7 +72,7 @@ class Plan:
     mutation: str = ""
     proxies: bool = False
     settle_s: float = SETTLE_S
-    """How long results are waited for."""
+    """How long tasks and results are waited for."""
     minutes: float = math.inf
     """After so many no round begins: the books are of those there were."""
 
@@ -172,7 +172,7 @@ class ChaosRun:
         for fault in self.strikes.heal():
             name = fault.kind.value
             self.report.faults[name] = self.report.faults.get(name, 0) + 1
-        self.fleet.wait_spread()
+        self._wait_spread()
         sent = self.load.sent()
         self._wait_visible(sent)
         now = self.fleet.files()
@@ -180,6 +180,13 @@ class ChaosRun:
         took = time.monotonic() - since
         print(f"  healed, {len(sent):,} orders came through, {took:.0f} s", flush=True)
         return {**files, **now}
+
+    def _wait_spread(self) -> None:
+        try:
+            self.fleet.wait_spread(self.plan.settle_s)
+        except GroupTimeoutError as error:
+            why = left_open(self.broker.bootstrap_servers, time.time() * 1000)
+            raise GroupTimeoutError("\n".join([*why, str(error)])) from error
 
     def _wait_visible(self, orders: Sequence[Order]) -> None:
         if self._stuck:
@@ -195,6 +202,7 @@ class ChaosRun:
         except GroupTimeoutError as error:
             self._stuck = True
             waited = f"not there after {self.plan.settle_s:.0f} s"
+            self.report.remarks += left_open(self.broker.bootstrap_servers, time.time() * 1000)
             self.report.remarks.append(f"{waited}: {left[0]} ({error})")
 
     # --- the end ---------------------------------------------------------------------------------
@@ -253,6 +261,7 @@ def main(arguments: Sequence[str]) -> int:
         default=",".join(kind.value for kind in FaultKind),
         help="the faults that may be drawn, with commas; default: all",
     )
+    parser.add_argument("--instances", type=int, choices=range(1, INSTANCES + 1), default=INSTANCES)
     parser.add_argument(
         "--mutation",
         default="",
@@ -269,6 +278,12 @@ def main(arguments: Sequence[str]) -> int:
         type=float,
         default=math.inf,
         help="after so many no round begins; the books are checked of those there were",
+    )
+    parser.add_argument(
+        "--settle",
+        type=float,
+        default=SETTLE_S,
+        help="seconds that tasks and results are waited for",
     )
     parser.add_argument("--json", type=Path, default=None, metavar="FILE")
     parser.add_argument(
@@ -290,9 +305,11 @@ def main(arguments: Sequence[str]) -> int:
             options.rounds,
             seed,
             kinds,
+            options.instances,
             mutation=options.mutation,
             proxies=options.proxies,
             minutes=options.minutes,
+            settle_s=options.settle,
         )
         report = ChaosRun(plan, folder).run()
     print("\n".join(report.remarks[:REMARKS_SHOWN]))

@@ -10,7 +10,7 @@ not hide one of our faults, so nothing but that state is taken for it (note 048)
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -106,8 +106,24 @@ class CoordinatorWatch:
         return self._stuck.helped(decided_at(self._broker.bootstrap_servers) or ())
 
 
+def left_open(servers: str, now_ms: float) -> list[str]:
+    """What is to be said of transactions that nobody has ended for `STUCK_S`: no batch takes so
+    long, so whoever began one is gone, and it holds up whoever reads behind it. Empty where the
+    coordinators do not answer, too."""
+    return [
+        f"the transaction of {one.transactional_id} is open for {open_ms / 1000:.0f} s: nobody has "
+        "fenced whoever began it"
+        for one in _in_state(servers, ("Ongoing",)) or ()
+        if (open_ms := now_ms - one.began_ms) >= STUCK_S * 1000
+    ]
+
+
 def decided_at(servers: str) -> list[Decided] | None:
     """What the coordinators have decided and not completed; None where they do not answer."""
+    return _in_state(servers, DECIDED)
+
+
+def _in_state(servers: str, states: Sequence[str]) -> list[Decided] | None:
     try:
         admin = KafkaAdminClient(
             bootstrap_servers=servers.split(","),
@@ -118,7 +134,7 @@ def decided_at(servers: str) -> list[Decided] | None:
     except client_errors.KafkaError:
         return None
     try:
-        found = admin.list_transactions(state_filters=list(DECIDED))
+        found = admin.list_transactions(state_filters=list(states))
         names = sorted({str(one.transactional_id) for listed in found.values() for one in listed})
         described: dict[str, Any] = admin.describe_transactions(names) if names else {}
     except client_errors.KafkaError:
@@ -128,5 +144,5 @@ def decided_at(servers: str) -> list[Decided] | None:
     return [
         Decided(name, one.producer_id, one.producer_epoch, one.transaction_start_time_ms)
         for name, one in described.items()
-        if one.state.value in DECIDED
+        if one.state.value in states
     ]

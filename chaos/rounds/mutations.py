@@ -39,20 +39,33 @@ def _no_condition() -> None:
 
 
 def _fence_last() -> None:
-    """Recovery reads first what it reads, and ends earlier writers when it is done."""
+    """Whoever takes over reads first what it reads, and ends earlier writers when it is done: the
+    recovery after a failure, a start, and a new worker, whose writer ends those of its id."""
     from everflow.runtime import start_up
     from everflow.runtime.tasks.recovery import Recovery
+    from everflow.runtime.worker import kafka_sink
 
-    recover = Recovery.recover
+    recover, commit = Recovery.recover, kafka_sink.KafkaSink.__call__
+    owed: dict[int, Any] = {}
 
     def unfenced(self: Recovery, tasks: Any, fence: Any, *rest: Any) -> Any:
+        if not tasks:  # a thread whose batch failed recovers its tasks in the next call
+            owed[id(self)] = fence
+            return {}, {}
+        last = owed.pop(id(self), ()) or fence
         result = recover(self, tasks, (), *rest)
-        if fence:
-            self.ports.fence(fence)
+        if last:
+            self.ports.fence(last)
         return result
+
+    def connected_late(self: Any, request: Any, result: Any, sources: Any) -> Any:
+        if kafka_sink._touched_tasks(request, result, sources):
+            return commit(self, request, result, sources)
+        return kafka_sink._of_nothing(request, result)
 
     _put(Recovery, recover=unfenced)
     _put(start_up, _fence_recorded=lambda *_: None)
+    _put(kafka_sink.KafkaSink, __call__=connected_late)
 
 
 def _any_offsets() -> None:

@@ -97,7 +97,8 @@ def draw(
             Fault(kind, records=chance.randint(1, 3)) for kind in records if chance.random() < 0.4
         ]
         if strikes and chance.random() >= QUIET:
-            for victim in chance.sample(range(1, instances + 1), chance.randint(1, MOST_AT_ONCE)):
+            struck = min(chance.randint(1, MOST_AT_ONCE), instances)
+            for victim in chance.sample(range(1, instances + 1), struck):
                 # A deck that is shuffled anew when it is empty: every kind comes up soon.
                 if not deck:
                     deck = chance.sample(strikes, len(strikes))

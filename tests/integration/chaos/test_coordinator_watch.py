@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import Producer
 
 from chaos.rounds import coordinator
-from chaos.rounds.coordinator import decided_at
+from chaos.rounds.coordinator import decided_at, left_open
 from everflow.kafka.admin import ClusterAdmin
 
 pytestmark = pytest.mark.broker
@@ -27,6 +27,10 @@ def test_an_open_transaction_is_not_decided(
     producer.produce(topic, b"v")
     producer.flush(60)
     assert [one for one in decided_at(bootstrap) or () if one.transactional_id == name] == []
+    assert [told for told in left_open(bootstrap, time.time() * 1000) if name in told] == []
+    later_ms = time.time() * 1000 + 600_000
+    (told,) = [told for told in left_open(bootstrap, later_ms) if name in told]
+    assert "nobody has fenced" in told
     monkeypatch.setattr(coordinator, "DECIDED", ("Ongoing",))
     (found,) = [one for one in decided_at(bootstrap) or () if one.transactional_id == name]
     assert abs(found.began_ms - began_ms) < 600_000
