@@ -128,7 +128,9 @@ class Draw:
 
     def _derived(self, given: str, op: str, **more: Any) -> None:
         if given in self._tables or given in self._views:
-            view = self._tells_before(given) and self._knows_before(given)
+            if op == "filter" and self._unkept(given):
+                return  # whether it knows what was depends on who asks (docs/differences.md)
+            view = self._tells_before(given)
             if view and self._drawn.random() < 0.5:
                 self._views.append(self._add(op, **{"in": given}, **more))
             else:
@@ -144,7 +146,9 @@ class Draw:
 
     def _look_through(self) -> None:
         """A join with, or a grouping of, a table without a store."""
-        tables = list(filter(self._tells_before, self._tables))
+        tables = [
+            name for name in self._tables if self._tells_before(name) and not self._unkept(name)
+        ]
         if not tables:
             return
         view = self._one_of(tables)
@@ -155,7 +159,7 @@ class Draw:
             view = self._add(op, **{"in": view, what: self._drawn.choice(letters)})
             self._views.append(view)
         self._last = view
-        self._drawn.choice([self._join, self._join, self._group_table])()
+        self._drawn.choice([self._join, self._join, self._group_table, self._foreign])()
 
     def _key(self) -> None:
         given = self._one_of(self._streams)
@@ -230,24 +234,30 @@ class Draw:
         self._stream(name, plain=False, changed=True)
 
     def _group_table(self) -> None:
-        views = [name for name in self._views if not self._versioned(name)]
-        found = (*self._tables, *filter(self._knows_before, views))
-        tables = [name for name in found if self._tells_before(name)]
+        tables = list(filter(self._tells_before, (*self._tables, *self._views)))
         if tables:
             given = self._one_of(tables)
             op = self._drawn.choice(["group_count", "group_reduce", "group_aggregate"])
             self._table(self._add(op, **{"in": given}, store=self._store()))
 
     def _foreign(self) -> None:
-        if len(self._tables) < 2:
+        tables = [*self._tables, *self._views]
+        if len(tables) < 2:
             return
-        left, right = self._two_of(self._tables)
+        left, right = self._two_of(tables)
         if self._above(left) & self._above(right) or not self._tells_before(left):
             return
         # An empty text is no entry for the original, on its way back (docs/differences.md).
-        right = self._add("map_values", **{"in": right}, store=self._store(), suffix="q")
-        self._table(right)
+        if self._tells_before(right) and self._drawn.random() < 0.5:
+            right = self._add("map_values", **{"in": right}, suffix="q")
+            self._views.append(right)
+        else:
+            right = self._add("map_values", **{"in": right}, store=self._store(), suffix="q")
+            self._table(right)
         kind = self._drawn.choice(["inner", "left"])
+        if self._drawn.random() < 0.3:
+            self._tables.append(self._add("foreign", left=left, right=right, kind=kind))
+            return
         self._table(self._add("foreign", left=left, right=right, kind=kind, store=self._store()))
 
     def _global_join(self) -> None:
@@ -275,16 +285,9 @@ class Draw:
     def _join(self) -> None:
         what = self._drawn.choice(["stream-table", "tables", "streams"])
         kind = self._drawn.choice(["inner", "left", "outer"])
-        tables = [*self._tables, *(name for name in self._views if not self._versioned(name))]
+        tables = [*self._tables, *self._views]
         if what == "tables" and len(tables) > 1:
             left, right = self._two_of(tables)
-            # What has no match is told of an entry that was there, which nobody knows of a join
-            # without a store.
-            kept = {"inner": [], "left": [left], "outer": [left, right]}[kind]
-            view = left in self._views or right in self._views
-            history = view and any(map(self._versioned, kept))  # docs/differences.md
-            if history or not all(map(self._knows_before, kept)):
-                return
             if self._drawn.random() < 0.3:
                 name = self._add("join", left=left, right=right, kind=kind, tables=True)
                 self._views.append(name)
@@ -294,7 +297,7 @@ class Draw:
             left = self._one_of(self._streams)
             right = self._other_than(left, [*self._tables, *self._views, *self._views])
             kind = "left" if kind == "outer" else kind
-            if "history" in self._node(right) and self._drawn.random() < 0.6:
+            if self._history_of(right) is not None and self._drawn.random() < 0.6:
                 self._join_with_grace(left, right, kind)
                 return
             name = self._add("join", left=left, right=right, kind=kind)
@@ -307,7 +310,7 @@ class Draw:
             left = self._add("select_key", **{"in": left})
             self._stream(left, self._streams[self.program.nodes[-1]["in"]][0], True)
         grace = self._drawn.choice([0, 3, 20])
-        grace = min(grace, self._node(right)["history"])
+        grace = min(grace, self._history_of(right) or 0)
         name = self._add(
             "join", left=left, right=right, kind=kind, grace=grace, store=self._store()
         )
@@ -333,12 +336,15 @@ class Draw:
             return [node]
         return [node, *(one for side in sides for one in self._made_of(side))]
 
-    def _versioned(self, name: str) -> bool:
-        return any("history" in node for node in self._made_of(name))
+    def _history_of(self, name: str) -> int | None:
+        """How long a table keeps what was, or what it is filtered or mapped from."""
+        found = self._made_of(name)
+        joined = any(node["op"] == "join" for node in found)
+        return None if joined else found[-1].get("history")
 
-    def _knows_before(self, name: str) -> bool:
-        """Whether there is no join without a store among the views of which it is one."""
-        return not any(node["op"] == "join" and "store" not in node for node in self._made_of(name))
+    def _unkept(self, name: str) -> bool:
+        """Whether it is made of a join by a foreign key that was given no store."""
+        return any(node["op"] == "foreign" and "store" not in node for node in self._made_of(name))
 
     def _tells_before(self, name: str) -> bool:
         """Whether the original tells rightly what an entry was: its aggregates tell the initial

@@ -201,7 +201,7 @@ def _foreign(_: StreamsBuilder, made: dict[str, Any], node: Node) -> Any:
     left, right = made[node["left"]], made[node["right"]]
     join = left.left_join if node["kind"] == "left" else left.join
     both = F.concat(F.col("left"), F.lit("&"), F.coalesce(F.col("right"), F.lit("_")))
-    return join(right, both, on=_letter(), name=node["id"], store=node["store"])
+    return join(right, both, on=_letter(), name=node["id"], **_kept(node))
 
 
 def _global_joined(_: StreamsBuilder, made: dict[str, Any], node: Node) -> Any:

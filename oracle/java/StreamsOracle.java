@@ -390,6 +390,11 @@ public final class StreamsOracle {
             final KTable<String, String> left = table(node, "left");
             final KTable<String, String> right = table(node, "right");
             final Function<String, String> letter = v -> v.isEmpty() ? "c" : translated(v.charAt(v.length() - 1));
+            if (!node.has("store")) {
+                return node.get("kind").asText().equals("left")
+                    ? left.leftJoin(right, letter, joiner)
+                    : left.join(right, letter, joiner);
+            }
             return node.get("kind").asText().equals("left")
                 ? left.leftJoin(right, letter, joiner, kept(node))
                 : left.join(right, letter, joiner, kept(node));

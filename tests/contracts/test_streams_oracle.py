@@ -16,7 +16,6 @@ from pyspark.sql import SparkSession
 
 from everflow.operators.joins import StreamStreamJoin, StreamTableJoin, TableTableJoin
 from everflow.operators.joins.foreign_keys import ForeignKeys
-from everflow.operators.joins.grace_join import GraceJoin
 from everflow.operators.joins.joined_table import JoinedTable
 from everflow.operators.joins.stream_global import StreamGlobalJoin
 from everflow.operators.joins.waiting_records import WaitingRecords
@@ -25,7 +24,7 @@ from everflow.operators.python_aggregate import PythonCogroup
 from everflow.operators.sliding.sliding_book import SlidingBook
 from everflow.operators.suppress import _Buffer
 from everflow.operators.table import TableSpec
-from everflow.operators.table_changes import TableChanges
+from everflow.operators.table_changes import HeldRows, TableChanges
 from everflow.operators.versioned_table import VersionedTableSpec
 from everflow.records import EdgeBatch
 from oracle.book import KEPT_FILTER
@@ -60,7 +59,7 @@ def _waiting_longer(buffer: _Buffer) -> _Buffer:
 def _later(join: Callable[..., Any]) -> Callable[..., Any]:
     """A record asks one ms later."""
 
-    def joined(self: GraceJoin, left: EdgeBatch, *given: Any) -> Any:
+    def joined(self: HeldRows, left: EdgeBatch, *given: Any) -> Any:
         return join(self, replace(left, timestamp=left.timestamp + 1), *given)
 
     return joined
@@ -118,7 +117,7 @@ MUTATIONS: dict[str, tuple[str, type, str, Callable[[Any], Any]]] = {
         "_process",
         _never_behind,
     ),
-    "a table one ms later": ("join with grace", GraceJoin, "join_tasks", _later),
+    "a table one ms later": ("join with grace", HeldRows, "join_tasks", _later),
     "a global table without entries": (
         "join with global table",
         StreamGlobalJoin,

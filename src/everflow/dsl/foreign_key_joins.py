@@ -16,19 +16,20 @@ from pyspark.sql import functions as F
 from everflow import serdes
 from everflow.dsl.expressions import Edge, Expression, is_column, unless_deleted
 from everflow.dsl.functions import ForeignKeyOf, TableMapper, key_value_function
+from everflow.dsl.in_time.held_rows import RowAsker, is_kept, told_behind
+from everflow.dsl.in_time.table_updates import previous_updates
 from everflow.dsl.in_time.versioned_tables import latest_updates_of_both
-from everflow.dsl.joins import JoinCall, Side, joined_table
+from everflow.dsl.joins import JoinCall, Side
 from everflow.errors import TopologyError
 from everflow.operators.joins import JoinedTable, JoinKind
-from everflow.operators.joins.answers import Answers
+from everflow.operators.joins.answers import Answers, AnswersOfRows
 from everflow.operators.joins.foreign_keys import (
     SUBSCRIPTION,
     ForeignKeys,
     answer_type,
     selected_type,
 )
-from everflow.operators.joins.subscriptions import Subscriptions
-from everflow.operators.table_changes import PreviousValues
+from everflow.operators.joins.subscriptions import AskedRows, Subscriptions
 from everflow.serdes import Serde
 from everflow.state.store import StoreSpec
 from everflow.topology.graph import (
@@ -40,6 +41,12 @@ from everflow.topology.graph import (
     StatefulNode,
 )
 from everflow.topology.types import same_type, type_text
+
+FOREIGN_RESULT = "KTABLE-FK-JOIN-OUTPUT-"
+"""How Kafka Streams calls the table that it makes of the results, and its store."""
+_NAMES = 13
+"""How many names Kafka Streams makes up for one: of its topics, processors and the store of those
+who ask; with a name given, too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,11 +68,12 @@ class ForeignKeyJoin:
                 f"{call.operator} takes a table of the same StreamsBuilder", where=where
             )
         name = graph.check_repartition_name(self.name, f"{call.operator} with on=", where)
-        tables = joined_table(self.left, call), joined_table(self.right, call)
+        graph.burn(_NAMES)
+        tables = told_behind(self.left, call), told_behind(self.right, call)
         updates = latest_updates_of_both(self.left, self.right, name, call.operator, where)
         key_serde, value_serde = self.left.edge.serdes(call.operator, where)
         foreign_serde = self.right.edge.written_key(call.operator, where)
-        asks = self._asks(name, updates[0], tables[0], key_serde, value_serde)
+        asks = self._asks(name, updates[0], key_serde, value_serde)
         asked = graph.repartition(
             f"{name}-asks",
             asks,
@@ -75,39 +83,23 @@ class ForeignKeyJoin:
         )
         answers = self._answers(name, (asked, updates[1]), tables[1], key_serde, foreign_serde)
         edge = call.edge(self.left, self.right)
-        joined = StatefulNode(
-            name,
-            (updates[0], answers),
-            edge.type,
-            where,
-            "JOIN",
-            Answers(table=tables[0], value_serde=value_serde, kind=self.kind),
-            reads=(tables[0].spec,),
-        )
-        return graph.add(joined), edge
+        joined = self._joined(name, (updates[0], answers), tables[0], value_serde)
+        return graph.add(replace(joined, out=edge.type)), edge
 
-    def _asks(
-        self, name: str, updates: str, table: JoinedTable, key_serde: Serde, value_serde: Serde
-    ) -> str:
+    def _asks(self, name: str, updates: str, key_serde: Serde, value_serde: Serde) -> str:
         """The node of subscriptions: of what each entry was, and of what it is."""
-        graph, edge, where = self.left.graph, self.left.edge.type, self.call.where
-        before = StatefulNode(
-            f"{name}-before",
-            (updates,),
-            edge,
-            where,
-            PREPARE,
-            PreviousValues(table, edge.key),
-            reads=(table.spec,),
-        )
+        graph, call = self.left.graph, self.call
+        before = previous_updates(graph, updates, forced=True)
+        assert before is not None, "a table that can be asked knows what it was"
         select = self._selection()
         sides = (
-            graph.add(select(f"{name}-old", graph.add(before))),
+            graph.add(select(f"{name}-old", before)),
             graph.add(select(f"{name}-new", updates)),
         )
         foreign = EdgeType(self.right.edge.type.key, SUBSCRIPTION)
         operator = ForeignKeys(key_serde, value_serde, self.kind)
-        return graph.add(StatefulNode(f"{name}-asking", sides, foreign, where, "FK-ASK", operator))
+        node = StatefulNode(f"{name}-asking", sides, foreign, call.where, "FK-ASK", operator)
+        return graph.add(node)
 
     def _answers(
         self,
@@ -118,16 +110,20 @@ class ForeignKeyJoin:
         foreign_serde: Serde,
     ) -> str:
         """The node of answers, read back in the tasks of the entries that asked."""
-        graph, where = self.left.graph, self.call.where
-        store = graph.claim_store(f"{name}-asks", self.call.operator, where)
+        graph, call, where = self.left.graph, self.call, self.call.where
+        store = graph.claim_store(f"{name}-asks", call.operator, where)
         value = answer_type(self.right.edge.type.value)
         edge = EdgeType(self.left.edge.type.key, value)
+        in_rows = not is_kept(self.right)
+        if in_rows:
+            sides = self._with_rows(name, sides[0]), sides[1]
         operator = Subscriptions(
             store=store,
             table=table,
             entry_serde=entry_serde,
             foreign_serde=foreign_serde,
             kept=self.kind.keeps_left,
+            in_rows=in_rows,
         )
         kept = StoreSpec(
             name=store,
@@ -145,10 +141,37 @@ class ForeignKeyJoin:
             "FK-ANSWER",
             operator,
             (kept,),
-            reads=(table.spec,),
+            reads=() if in_rows else (table.spec,),
         )
         written = (entry_serde, serdes.packed(value))
         return graph.repartition(f"{name}-answers", graph.add(node), edge, written, where)
+
+    def _with_rows(self, name: str, asked: str) -> str:
+        """The node of subscriptions, each with what a table without a store holds for it."""
+        graph, call, right = self.left.graph, self.call, self.right
+        kept = self.kind.keeps_left
+        asker = RowAsker(
+            call=call, node=asked, join=f"{name}-asks", as_of=False, takes_null_keys=kept
+        )
+        out = EdgeType(right.edge.type.key, AskedRows.type_of(right.edge.type.value))
+        sides = (asked, asker.of(graph, right.node))
+        return graph.add(
+            StatefulNode(f"{name}-asked", sides, out, call.where, PREPARE, AskedRows())
+        )
+
+    def _joined(
+        self, name: str, sides: tuple[str, str], table: JoinedTable, value_serde: Serde
+    ) -> StatefulNode:
+        """The node of results; ``sides``: the entries' updates, and the answers."""
+        graph, call, (_, answers) = self.left.graph, self.call, sides
+        out = graph.node(answers).out
+        operator = Answers(table=table, value_serde=value_serde, kind=self.kind)
+        if is_kept(self.left):
+            reads = (table.spec,)
+            return StatefulNode(name, sides, out, call.where, "JOIN", operator, reads=reads)
+        asker = RowAsker(call=call, node=answers, join=f"{name}-answers", as_of=False)
+        rows = (asker.of(graph, self.left.node), answers)
+        return StatefulNode(name, rows, out, call.where, "JOIN", AnswersOfRows(answers=operator))
 
     def _selection(self) -> Callable[[str, str], Node]:
         """What makes the node that gives an entry with its foreign key."""

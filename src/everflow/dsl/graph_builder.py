@@ -26,6 +26,7 @@ from everflow.serdes import Serde
 from everflow.state.store import StoreSpec
 from everflow.topology.arrival import hands_on_first, reaches_first
 from everflow.topology.graph import (
+    PREPARE,
     ColumnExpr,
     EdgeType,
     FunctionExpr,
@@ -79,6 +80,7 @@ class GraphBuilder:
         self._declared: dict[str, StoreSpec] = {}
         self._topics: dict[str, str | None] = {}
         self._repartitions: dict[str, tuple[RepartitionTopic, str | None]] = {}
+        self._unkept: dict[str, StatefulNode] = {}
         self.regrouped: dict[object, Any] = {}
         """Grouped streams, and the stream that each became behind its repartition topic."""
 
@@ -149,6 +151,29 @@ class GraphBuilder:
     def replace(self, node: Node) -> None:
         """Put ``node`` in the place of the one that has its name."""
         self._nodes[node.name] = node
+
+    def keep_when_asked(self, keeper: StatefulNode) -> None:
+        """The table of the node called as ``keeper`` has a store as soon as somebody asks what it
+        holds: then ``keeper``, whose input is what gives its values, takes the node's place."""
+        self._unkept[keeper.name] = keeper
+
+    def may_keep(self, name: str) -> bool:
+        """Whether there is a store for the table of this node that nobody has asked for."""
+        return name in self._unkept
+
+    def keep(self, name: str) -> None:
+        """Somebody asks what the table of this node holds."""
+        keeper = self._unkept.pop(name, None)
+        if keeper is None:
+            return
+        for spec in keeper.stores:
+            self.claim_store(spec.name, keeper.label, keeper.where)
+        given: Any = self._nodes[name]
+        made: Node = replace(given, name=keeper.inputs[0], label=PREPARE)
+        nodes = list(self._nodes.values())
+        at = nodes.index(given)
+        nodes[at : at + 1] = made, keeper
+        self._nodes = {node.name: node for node in nodes}
 
     def claim_topics(self, topics: Iterable[str], where: str | None) -> None:
         """Register source topics; each may be read by one source only."""

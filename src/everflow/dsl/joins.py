@@ -177,7 +177,7 @@ def joined_table(table: Side, call: JoinCall) -> JoinedTable:
 
 def told_table(graph: GraphBuilder, name: str, operator: str, where: str | None) -> JoinedTable:
     """As `joined_table`, of a table's node."""
-    found = _kept_at(graph, name, operator, where)
+    found = kept_at(graph, name, operator, where)
     node: Any = graph.node(name)
     graph.replace(replace(node, operator=replace(node.operator, emit_every_update=True)))
     return found
@@ -186,10 +186,13 @@ def told_table(graph: GraphBuilder, name: str, operator: str, where: str | None)
 def kept_table(table: Side, operator: str, where: str | None) -> JoinedTable:
     """The table as an operator behind it looks up its entries. TopologyError for one without a
     store."""
-    return _kept_at(table.graph, table.node, operator, where)
+    return kept_at(table.graph, table.node, operator, where)
 
 
-def _kept_at(graph: GraphBuilder, name: str, operator: str, where: str | None) -> JoinedTable:
+def kept_at(graph: GraphBuilder, name: str, operator: str, where: str | None) -> JoinedTable:
+    """As `kept_table`, of a table's node, which gets the store that was left out, where there is
+    one."""
+    graph.keep(name)
     node = graph.node(name)
     if isinstance(node, StatefulNode) and isinstance(node.operator, SuppressSpec):
         raise TopologyError(

@@ -229,9 +229,8 @@ class KTable(TableJoins):
         Columns; or a function that returns the key, with ``returns=type``, or key and value, with
         ``returns=(key type, value type)``.
 
-        An entry without a new key or value is in no group. The table, or what it is filtered or
-        mapped from, needs a store (``store=`` in the call that makes it): what an entry was is
-        looked up there. Headers stay.
+        An entry without a new key or value is in no group. What an entry was is looked up in the
+        table's store, or in those of what it is made of. Headers stay.
         """
         where = user_line()
         checked_column(value, "value", "group_by", where)

@@ -8,18 +8,20 @@ from pyspark.sql import Column, DataFrame
 
 from everflow.dsl.builder_call import builder_call
 from everflow.dsl.expressions import Edge, Expression
+from everflow.dsl.graph_builder import GraphBuilder
 from everflow.dsl.in_time.held_rows import RowAsker, is_kept, tables_behind
+from everflow.dsl.in_time.versioned_tables import is_versioned
 from everflow.dsl.joins import JoinCall, Side, joined_table
 from everflow.dsl.lookups.global_tables import GlobalKTable, joined_with_global
 from everflow.dsl.options.materialized import Materialized
 from everflow.errors import TopologyError
 from everflow.operators.joins import JoinedTable, JoinKind, StreamStreamJoin, StreamTableJoin
-from everflow.operators.joins.grace_join import GraceJoin
+from everflow.operators.joins.grace_join import GraceWait
 from everflow.operators.joins.held_back import HeldBack
 from everflow.operators.joins.stream_table import StreamTableRows
 from everflow.serdes import bytes_
 from everflow.state.store import StoreSpec
-from everflow.topology.graph import Part, StatefulNode
+from everflow.topology.graph import PREPARE, Part, StatefulNode
 from everflow.windows import Duration, JoinWindows, duration_ms
 
 if TYPE_CHECKING:
@@ -174,63 +176,112 @@ def _with_table(
             where=call.where,
         )
     call.check_sides(left, right)
-    if grace is None and not is_kept(right):
-        return _with_rows(left, right, kind, call, name)
+    if grace is not None or not is_kept(right):
+        return _with_rows(left, right, kind, call, name, grace, store)
     table = joined_table(right, call)
     stream = copartitioned(left, name, call, "")
-    held = None if grace is None else _held_back(stream, table, call, grace, store)
-    prefix = "KSTREAM-LEFTJOIN-" if kind.keeps_left else "KSTREAM-JOIN-"
     edge = call.edge(stream, right)
-    node_name = left.graph.node_name(name, prefix, call.where)
-    first = left.graph.reaches_first(right.node, stream.node)
-    stores = () if held is None else (held.store,)
+    node_name = left.graph.node_name(name, _prefix(kind), call.where)
     node = StatefulNode(
         node_name,
         (stream.node, right.node),
         edge.type,
         call.where,
         "JOIN",
-        StreamTableJoin(table, kind, first)
-        if held is None
-        else GraceJoin(table, kind, held, first),
-        stores,
+        StreamTableJoin(table, kind, left.graph.reaches_first(right.node, stream.node)),
         reads=(table.spec,),
-        parts=(Part(node_name, (stream.node,), (table.spec.name, *(one.name for one in stores))),),
+        parts=(Part(node_name, (stream.node,), (table.spec.name,)),),
     )
     made, edge = call.made(left.graph, left.graph.add(node), edge, table=False)
     return left.graph.faces.stream(left.graph, made, edge)
 
 
+def _prefix(kind: JoinKind) -> str:
+    return "KSTREAM-LEFTJOIN-" if kind.keeps_left else "KSTREAM-JOIN-"
+
+
 def _with_rows(
-    left: StreamJoins, right: KTable, kind: JoinKind, call: JoinCall, name: str | None
+    left: StreamJoins,
+    right: KTable,
+    kind: JoinKind,
+    call: JoinCall,
+    name: str | None,
+    grace: Duration | None,
+    store: object,
 ) -> KStream:
-    """The join with a table that has no store of its own."""
+    """The join with a table that has no store of its own, or that is asked when a grace is over."""
     graph, tables = left.graph, tables_behind(right, call)
     stream = copartitioned(left, name, call, "")
-    prefix = "KSTREAM-LEFTJOIN-" if kind.keeps_left else "KSTREAM-JOIN-"
-    edge, node_name = call.edge(stream, right), graph.node_name(name, prefix, call.where)
-    asking = RowAsker(
-        call=call, node=stream.node, join=node_name, as_of=True, takes_null_keys=kind.keeps_left
-    )
+    edge, node_name = call.edge(stream, right), graph.node_name(name, _prefix(kind), call.where)
+    asking, stores = stream.node, tuple(one.spec.name for one in tables)
+    if grace is not None:
+        held = _held_back(stream, right, tables, call, grace, store)
+        asking = _waiting(stream, held, kind, node_name, call)
+        stores = (*stores, held.store.name)
+    sides = (asking, rows_for(graph, asking, right, kind, node_name, call))
     node = StatefulNode(
         node_name,
-        (stream.node, asking.of(graph, right.node)),
+        sides,
         edge.type,
         call.where,
         "JOIN",
         StreamTableRows(kind),
-        parts=(Part(node_name, (stream.node,), tuple(one.spec.name for one in tables)),),
+        parts=(Part(node_name, (asking,), stores),),
     )
     made, edge = call.made(graph, graph.add(node), edge, table=False)
     return graph.faces.stream(graph, made, edge)
 
 
+def rows_for(
+    graph: GraphBuilder, asking: str, right: KTable, kind: JoinKind, name: str, call: JoinCall
+) -> str:
+    """The node of what a table holds for each record that asks, for the join ``name``."""
+    asker = RowAsker(call=call, node=asking, join=name, as_of=True, takes_null_keys=kind.keeps_left)
+    return asker.of(graph, right.node)
+
+
+def with_rows(stream: KStream, right: KTable, name: str, call: JoinCall) -> str:
+    """The node of a stream's records, each with what a table without a store holds for it."""
+    kind, graph = JoinKind.LEFT, stream.graph
+    sides = (stream.node, rows_for(graph, stream.node, right, kind, name, call))
+    out = call.edge(stream, right).type
+    node = StatefulNode(f"{name}-rows", sides, out, call.where, PREPARE, StreamTableRows(kind))
+    return graph.add(node)
+
+
+def _waiting(stream: KStream, held: HeldBack, kind: JoinKind, name: str, call: JoinCall) -> str:
+    """The node of records whose grace is over."""
+    node = StatefulNode(
+        f"{name}-waiting",
+        (stream.node,),
+        stream.edge.type,
+        call.where,
+        PREPARE,
+        GraceWait(held, kind.keeps_left),
+        (held.store,),
+    )
+    return stream.graph.add(node)
+
+
 def _held_back(
-    stream: KStream, table: JoinedTable, call: JoinCall, grace: Duration, store: object
+    stream: KStream,
+    right: KTable,
+    tables: tuple[JoinedTable, ...],
+    call: JoinCall,
+    grace: Duration,
+    store: object,
 ) -> HeldBack:
-    """Where the stream's records wait for the table."""
+    """Where the stream's records wait for the table, whose entries are made of ``tables``."""
     grace_ms = checked_grace(grace, call.operator, call.where)
-    if not table.spec.versioned:
+    if len(tables) > 1:
+        raise TopologyError(
+            f"{call.operator} with grace= takes a versioned table, which knows what was at a "
+            f"record's time; a join of tables keeps no history: keep its results, "
+            f".to_stream().to_table(store=Materialized('a-name', history='1 hour'))",
+            where=call.where,
+        )
+    table = tables[0]
+    if not is_versioned(right.graph, right.node):
         raise TopologyError(
             f"{call.operator} with grace= takes a versioned table, which knows what was at a "
             f"record's time; {table.spec.name!r} keeps no history: give "

@@ -249,6 +249,8 @@ def emit_each_update(graph: GraphBuilder, name: str) -> None:
     if isinstance(node, StatefulNode) and hasattr(node.operator, "emit_every_update"):
         every: Any = node.operator
         graph.replace(replace(node, operator=replace(every, emit_every_update=True)))
+        if graph.has(f"{name}-before"):  # row by row what those were
+            emit_each_update(graph, f"{name}-before")
     elif isinstance(node, ProjectNode | FunctionNode):
         for given in node.inputs:
             emit_each_update(graph, given)

@@ -19,12 +19,11 @@ from everflow.dsl.expressions import (
 )
 from everflow.dsl.functions import TableMapper, TablePairs, key_value_function
 from everflow.dsl.graph_builder import GraphBuilder
-from everflow.dsl.in_time.held_rows import is_kept
 from everflow.dsl.in_time.table_updates import previous_updates
 from everflow.dsl.in_time.versioned_tables import latest_updates
 from everflow.dsl.joins import Side, kept_table
 from everflow.errors import TopologyError
-from everflow.operators.table_changes import PreviousValues, TableChanges
+from everflow.operators.table_changes import TableChanges
 from everflow.serdes.changed import changed_type
 from everflow.topology.graph import (
     PREPARE,
@@ -51,20 +50,12 @@ class GroupCall:
         """The graph, the node of changes, and the edge of groups and values."""
         graph = table.graph
         name = graph.new_name("KTABLE-SELECT-")
-        if not is_kept(table) and (known := previous_updates(graph, table.node)):
-            return self._changes(table, name, known, table.node)
-        looked_up = kept_table(table, "group_by", self.where)
         updates = latest_updates(table, name, "group_by", self.where)
-        before = StatefulNode(
-            f"{name}-before",
-            (updates,),
-            table.edge.type,
-            self.where,
-            PREPARE,
-            PreviousValues(looked_up, table.edge.type.key),
-            reads=(looked_up.spec,),
-        )
-        return self._changes(table, name, graph.add(before), updates)
+        before = previous_updates(graph, updates, forced=True)
+        if before is None:
+            kept_table(table, "group_by", self.where)  # says what it lacks
+            raise AssertionError("a table that can be asked knows what it was")
+        return self._changes(table, name, before, updates)
 
     def _changes(
         self, table: Side, name: str, before: str, updates: str

@@ -9,7 +9,7 @@ from pyspark.sql import Column
 
 from everflow.dsl.builder_call import builder_call
 from everflow.dsl.expressions import Edge, Expression
-from everflow.dsl.foreign_key_joins import ForeignKeyJoin
+from everflow.dsl.foreign_key_joins import FOREIGN_RESULT, ForeignKeyJoin
 from everflow.dsl.graph_builder import GraphBuilder
 from everflow.dsl.in_time.held_rows import RowAsker, is_kept, tables_behind
 from everflow.dsl.in_time.table_updates import previous_updates
@@ -47,7 +47,7 @@ class TableJoins(Side):
         their own keys. Without a ``joiner`` the value is ``struct<left, right>``; the module
         `everflow.dsl.joins` tells what a joiner may be.
 
-        ``store``: keeps the result in a store of its own, which another join needs. ``name``: with
+        ``store``: keeps the result in a store of its own. ``name``: with
         ``on`` it is needed, for the topics ``<name>-asks-repartition`` and
         ``<name>-answers-repartition`` and the store ``<name>-asks``.
         A result has the headers of the change that made it.
@@ -167,31 +167,20 @@ def _with_rows(
     computed beside those."""
     graph, rows, halves = left.graph, both.operator, list[str]()
     assert isinstance(rows, TableTableRows)
-    sides = ((left, right, rows.kind.keeps_left), (right, left, rows.kind.keeps_right))
-    for (own, other, keeps), changes in zip(sides, updates, strict=True):
+    sides = ((right, rows.kind.keeps_left), (left, rows.kind.keeps_right))
+    for (other, keeps), changes in zip(sides, updates, strict=True):
         name = f"{both.name}-of-{len(halves)}"
         asking = RowAsker(call=call, node=changes, join=name, as_of=False)
         inputs = [asking.of(graph, other.node)]
         if keeps:
-            inputs.append(_before(own, changes, call))
+            was = previous_updates(graph, changes, forced=True)
+            assert was is not None, "a table that can be asked knows what it was"
+            inputs.append(was)
         half = TableRows(rows.kind, of_left=not halves)
         made = (*inputs, changes)
         halves.append(graph.add(StatefulNode(name, made, both.out, call.where, PREPARE, half)))
     rows = replace(rows, left_first=graph.hands_on_first(*updates))
     return replace(both, inputs=tuple(halves), operator=rows)
-
-
-def _before(table: Side, changes: str, call: JoinCall) -> str:
-    """The node of what a kept side's entries were. TopologyError where nobody knows."""
-    found = previous_updates(table.graph, changes)
-    if found is None:
-        raise TopologyError(
-            f"{call.operator} keeps what has no match, and has to know what an entry was before: "
-            f"of {table.node} nobody does; give it a store: store='a-name' in the call that makes "
-            f"it",
-            where=call.where,
-        )
-    return found
 
 
 def _halves(
@@ -221,6 +210,10 @@ def _by_foreign_key(join: ForeignKeyJoin, store: object) -> KTable:
     made, edge = call.made(graph, node, edge, table=True)
     if store is not None:
         made = stored(graph, made, edge, f"{node}-kept", store, call.operator, call.where)
+        return graph.faces.table(graph, made, edge)
+    name = graph.new_name(f"{FOREIGN_RESULT}STATE-STORE-")
+    kept = kept_node(made, f"{made}-results", edge, name, call.operator, call.where)
+    graph.keep_when_asked(kept)
     return graph.faces.table(graph, made, edge)
 
 
@@ -238,11 +231,24 @@ def stored(
     """The node ``name`` that keeps the table of ``node`` in a ``store``; ``only_visible``: see
     `TableSpec`."""
     claimed = graph.claim_store(store, operator, where)
+    node_of = kept_node(name, node, edge, claimed, operator, where, only_visible=only_visible)
+    return graph.add(node_of)
+
+
+def kept_node(
+    name: str,
+    node: str,
+    edge: Edge,
+    store: str,
+    operator: str,
+    where: str | None,
+    *,
+    only_visible: bool = False,
+) -> StatefulNode:
+    """As `stored`; adds nothing to the graph."""
     key_serde, value_serde = edge.serdes(operator, where)
     spec = StoreSpec(
-        name=claimed, kind="key_value", key_serde=key_serde, value_serde=value_serde, where=where
+        name=store, kind="key_value", key_serde=key_serde, value_serde=value_serde, where=where
     )
-    operator_spec = TableSpec(claimed, key_serde, value_serde, only_visible=only_visible)
-    return graph.add(
-        StatefulNode(name, (node,), edge.type, where, "MATERIALIZED", operator_spec, (spec,))
-    )
+    operator_spec = TableSpec(store, key_serde, value_serde, only_visible=only_visible)
+    return StatefulNode(name, (node,), edge.type, where, "MATERIALIZED", operator_spec, (spec,))

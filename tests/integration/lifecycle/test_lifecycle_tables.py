@@ -145,8 +145,9 @@ def test_foreign_keys_meet_over_tasks_of_their_own(app: Application, cluster: Cl
     builder = StreamsBuilder()
     left = builder.table(orders, key=KEY, value=PERSON, store="orders")
     right = builder.table(people, key=KEY, value=serdes.string(), store="people")
-    left.join(
-        right,
+    # Neither has a store of its own.
+    left.filter(lambda one: one["age"] >= 0).join(
+        right.map_values(F.upper("value")).map_values(F.lower("value")),
         lambda one, other: f"{one['age']} {other}",
         on=lambda one: one["city"],
         name="of",

@@ -3,7 +3,8 @@ record after the other (KIP-889, KIP-914, KIP-923)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -12,9 +13,12 @@ from hypothesis import strategies as st
 
 from everflow import serdes
 from everflow.operators.joins import JoinedTable, JoinKind, StreamTableJoin
-from everflow.operators.joins.grace_join import GraceJoin
+from everflow.operators.joins.grace_join import GraceWait
 from everflow.operators.joins.held_back import HeldBack
+from everflow.operators.joins.joined_values import Stores
+from everflow.operators.joins.stream_table import StreamTableRows
 from everflow.operators.joins.versions_as_of import NONE, Versions, latest_before
+from everflow.operators.table_changes import HeldRows
 from everflow.operators.versioned_table import LatestUpdates, VersionedTableSpec
 from everflow.records import EdgeBatch, TasksResult
 from everflow.state.store import InMemoryStore, StoreSpec, memory_store
@@ -43,8 +47,29 @@ ROWS = st.lists(
     min_size=1,
     max_size=40,
 )
-Join = Callable[[JoinedTable], tuple[StreamTableJoin | GraceJoin, StoreSpec | None]]
 MANY = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@dataclass(frozen=True)
+class GraceJoin:
+    """The three operators of a join with a grace, one behind the other."""
+
+    table: JoinedTable
+    kind: JoinKind
+    held: HeldBack
+
+    def join_tasks(
+        self, left: EdgeBatch, right: EdgeBatch, stores: Stores, stream_times: Mapping[int, int]
+    ) -> TasksResult:
+        kept = self.kind.keeps_left
+        waited = GraceWait(self.held, kept).wait_tasks([left], stores, stream_times, {}, 0)
+        rows = HeldRows(table=self.table, as_of=True, table_first=True, takes_null_keys=kept)
+        held = rows.join_tasks(waited.output, right, stores, stream_times).output
+        output = StreamTableRows(self.kind).put_together([waited.output, held]).output
+        return TasksResult(output, waited.changes, waited.stream_times, waited.dropped)
+
+
+Join = Callable[[JoinedTable], tuple[StreamTableJoin | GraceJoin, StoreSpec | None]]
 
 
 class Table:

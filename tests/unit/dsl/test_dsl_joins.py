@@ -50,11 +50,11 @@ class World:
         ("w.stream.join(w.table, F.col('left.x'))", "cannot be used here"),
         ("w.table.join(w.stream)", r"a stream is enriched by stream\.join\(table\)"),
         (
-            "w.table.join(w.table).left_join(w.table)",
-            "of KTABLE-MERGE-.* nobody does; give it a store",
+            "w.table.transform_values(lambda k, v: v).left_join(w.table)",
+            "KTABLE-TRANSFORMVALUES-.* has none; give it one: store='a-name' in the call",
         ),
         (
-            "w.stream.lookup_join(w.table.map_values(F.upper('value')), grace=1, store='x')",
+            "w.stream.lookup_join(w.table.transform_values(lambda k, v: v), grace=1, store='x')",
             "store='a-name' in the call",
         ),
         ("w.table.join(w.table, on=F.col('value'))", r"join with on= needs a repartition topic"),
@@ -62,7 +62,22 @@ class World:
         ("w.table.join(w.numbers, on='value', name='j')", "join: on takes a Column or a Python"),
         ("w.table.join(w.numbers, on=lambda: 1, name='j')", "takes 0 arguments"),
         ("w.table.join(w.numbers, on=F.col('value.x'), name='j')", "cannot be used here"),
-        ("w.table.map_values(F.col('value')).join(w.table, on=F.col('value'), name='j')", "store="),
+        (
+            "w.table.transform_values(lambda k, v: v).join(w.table, on=F.col('value'), name='j')",
+            "has none; give it one: store=",
+        ),
+        (
+            "w.table.map_values(F.col('topic')).join(w.table, on=F.col('value'), name='j')",
+            "its Column reads topic, which only the entry's record had",
+        ),
+        (
+            "w.stream.join(w.table.join(w.stream.to_table(store='u')), grace=1, store='x')",
+            r"a join of tables keeps no history: keep its results, \.to_stream",
+        ),
+        (
+            "w.stream.join(w.table.filter(F.col('value') > 'a'), grace=1, store='x')",
+            "'t' keeps no history: give store=Materialized",
+        ),
         ("w.table.filter(F.col('value') > 'a', store='t')", "the store name 't' is used twice"),
         ("w.stream.join(w.world)", r"needs on=, the key to look up: on=F\.col\('value\.a_field'\)"),
         ("w.stream.join(w.world, on=F.col('value'))", r"write on=\(\.\.\.\)\.cast\('string'\)"),

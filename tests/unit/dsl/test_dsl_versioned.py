@@ -102,7 +102,7 @@ def test_a_join_with_grace_is_described_with_its_buffer() -> None:
     world.stream.join(world.past, grace=5, store="waiting", name="priced").to("out")
     topology = world.builder.build()
     assert "(stores: [p, waiting])" in str(topology.describe())
-    node = topology.node("priced")
+    node = topology.node("priced-waiting")
     assert isinstance(node, StatefulNode)
     assert [store.name for store in node.stores] == ["waiting"]
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from everflow.dsl.graph_builder import GraphBuilder
+from everflow.dsl.in_time.versioned_tables import latest_of
 from everflow.dsl.joins import JoinCall, Side, told_table
 from everflow.errors import TopologyError
 from everflow.operators.joins import JoinedTable, TableTableJoin
@@ -39,6 +40,8 @@ def _kept_behind(graph: GraphBuilder, name: str) -> tuple[str, ...]:
     """The nodes whose stores have what a table's entries are made of; its own where nothing can be
     made of anything."""
     node = graph.node(name)
+    if graph.may_keep(name):
+        return (name,)
     if isinstance(node, ProjectNode | FunctionNode) and node.label != "TOSTREAM":
         return _kept_behind(graph, node.inputs[0])
     found = tuple(_parents(graph, node))
@@ -74,6 +77,7 @@ class RowAsker:
     def of(self, graph: GraphBuilder, table: str) -> str:
         """The node of what the table holds for each record. TopologyError for a table whose entries
         nobody has."""
+        graph.keep(table)
         node, called = graph.node(table), f"{table}-for-{self.join}"
         if graph.has(called):
             return called
@@ -99,17 +103,20 @@ class RowAsker:
             )
 
     def _looked_up(self, graph: GraphBuilder, node: Node) -> StatefulNode:
-        table = told_table(graph, node.name, self.call.operator, self.call.where)
+        operator, where = self.call.operator, self.call.where
+        table, updates = told_table(graph, node.name, operator, where), node.name
+        if not self.as_of:  # what is there now is the latest
+            updates = latest_of(graph, node.name, self.join, operator, where)
         return StatefulNode(
             node.name,
-            (self.node, node.name),
+            (self.node, updates),
             EdgeType(graph.node(self.node).out.key, node.out.value),
             self.call.where,
             PREPARE,
             HeldRows(
                 table=table,
                 as_of=self.as_of,
-                table_first=graph.reaches_first(node.name, self.node),
+                table_first=graph.reaches_first(updates, self.node),
                 takes_null_keys=self.takes_null_keys,
             ),
             reads=(table.spec,),
@@ -122,6 +129,12 @@ class RowAsker:
         return StatefulNode(
             node.name, held, node.out, self.call.where, PREPARE, JoinedRows(operator.kind)
         )
+
+
+def told_behind(table: Side, call: JoinCall) -> JoinedTable:
+    """The table as one reads it who is handed its entries: how its keys are written, and the type
+    of its values. It gives every update."""
+    return replace(tables_behind(table, call)[0], type=table.edge.type.value)
 
 
 def tables_behind(table: Side, call: JoinCall) -> tuple[JoinedTable, ...]:

@@ -6,10 +6,12 @@ cure, for what cannot work.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from everflow.dsl.expressions import Edge
 from everflow.dsl.graph_builder import GraphBuilder
 from everflow.dsl.in_time.time_to_live import checked_ttl, with_ttl
-from everflow.dsl.joins import Side, kept_table
+from everflow.dsl.joins import Side, kept_at
 from everflow.errors import TopologyError
 from everflow.operators.table import TableSpec
 from everflow.operators.time_to_live import TimeToLiveSpec
@@ -84,17 +86,29 @@ def latest_updates_of_both(
 
 def latest_updates(table: Side, name: str, operator: str, where: str | None) -> str:
     """The node of the table's updates that are the latest when they come (KIP-914): of a table that
-    is not versioned all are. ``name``: of what reads them."""
-    if not is_versioned(table.graph, table.node):
-        return table.node
-    looked_up = kept_table(table, operator, where)
-    node = StatefulNode(
-        f"{name}-latest",
-        (table.node,),
-        table.edge.type,
+    is not versioned all are; of one that is filtered or mapped from a versioned one, what becomes
+    of that one's. ``name``: of what reads them."""
+    return latest_of(table.graph, table.node, name, operator, where)
+
+
+def latest_of(
+    graph: GraphBuilder, node_name: str, name: str, operator: str, where: str | None
+) -> str:
+    """As `latest_updates`, of a table's node."""
+    node, called = graph.node(node_name), f"{node_name}-latest-for-{name}"
+    if not is_versioned(graph, node_name) or graph.has(called):
+        return called if graph.has(called) else node_name
+    if isinstance(node, ProjectNode | FunctionNode):
+        parent = latest_of(graph, node.inputs[0], name, operator, where)
+        return graph.add(replace(node, name=called, inputs=(parent,), label=PREPARE))
+    looked_up = kept_at(graph, node_name, operator, where)
+    latest = StatefulNode(
+        called,
+        (node_name,),
+        node.out,
         where,
         PREPARE,
-        LatestUpdates(looked_up, table.edge.type.key),
+        LatestUpdates(looked_up, node.out.key),
         reads=(looked_up.spec,),
     )
-    return table.graph.add(node)
+    return graph.add(latest)

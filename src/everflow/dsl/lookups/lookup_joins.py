@@ -13,10 +13,11 @@ from pyspark.sql import Column
 
 from everflow.dsl.builder_call import builder_call
 from everflow.dsl.expressions import Edge, Expression
+from everflow.dsl.in_time.held_rows import is_kept, tables_behind, told_behind
 from everflow.dsl.in_time.timed_joins import TimedJoins
-from everflow.dsl.joins import JoinCall, joined_table
+from everflow.dsl.joins import JoinCall
 from everflow.dsl.lookups.global_tables import GlobalKTable, with_mapped_key
-from everflow.dsl.stream_joins import checked_grace, copartitioned
+from everflow.dsl.stream_joins import checked_grace, copartitioned, with_rows
 from everflow.errors import TopologyError
 from everflow.operators.joins import JoinKind, joined_type
 from everflow.operators.lookups import GlobalLookupJoin, LookupJoin, WaitingRoom
@@ -131,34 +132,41 @@ class _Lookup:
         """The node of the join, and its edge."""
         call, right, graph, where = self.call, self.right, self.left.graph, self.call.where
         call.check_sides(self.left, right)
-        table = joined_table(right, call)
-        if table.spec.versioned:
+        tables = tables_behind(right, call)
+        history = next((one.spec.name for one in tables if one.spec.versioned), None)
+        if history is not None:
             raise TopologyError(
-                f"lookup_join waits for what is there now, and {table.spec.name!r} keeps a "
+                f"lookup_join waits for what is there now, and {history!r} keeps a "
                 f"history: write join(table, grace=..., store='a-name') to wait for late updates "
                 f"of it",
                 where=where,
             )
         stream = copartitioned(self.left, name, call, "")
         room = self._room(stream)
+        node_name = graph.node_name(name, "KSTREAM-LOOKUPJOIN-", where)
+        in_rows, first = not is_kept(right), graph.reaches_first(right.node, stream.node)
+        asking, reads = stream.node, tuple(one.spec for one in tables)
+        if in_rows:
+            asking = with_rows(stream, right, node_name, call)
         operator = LookupJoin(
-            table=table,
+            table=told_behind(right, call),
             kind=self.kind,
             room=room,
-            table_first=graph.reaches_first(right.node, stream.node),
+            table_first=first,
+            in_rows=in_rows,
         )
-        node_name = graph.node_name(name, "KSTREAM-LOOKUPJOIN-", where)
         edge = call.edge(stream, right)
+        stores = (room.store.name, *(one.name for one in reads))
         node = StatefulNode(
             node_name,
-            (stream.node, right.node),
+            (asking, right.node),
             edge.type,
             where,
             "JOIN",
             operator,
             (room.store,),
-            reads=(table.spec,),
-            parts=(Part(node_name, (stream.node,), (room.store.name, table.spec.name)),),
+            reads=() if in_rows else reads,
+            parts=(Part(node_name, (stream.node,), stores),),
         )
         return graph.add(node), edge
 

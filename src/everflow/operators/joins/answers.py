@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +12,13 @@ import pyarrow as pa
 from everflow.operators.fold import valid
 from everflow.operators.joins.foreign_keys import hashes, hashes_equal
 from everflow.operators.joins.joined_table import JoinedTable
-from everflow.operators.joins.joined_values import JoinKind, Stores, joined, task_codes
+from everflow.operators.joins.joined_values import (
+    JoinKind,
+    Stores,
+    first_and_last,
+    joined,
+    task_codes,
+)
 from everflow.operators.user_code import written_bytes
 from everflow.records import EdgeBatch, TasksResult
 from everflow.serdes import Serde
@@ -41,16 +48,33 @@ class Answers(Storeless):
         self, left: EdgeBatch, right: EdgeBatch, stores: Stores, stream_times: Mapping[int, int]
     ) -> TasksResult:
         """See `JoinOperator`."""
-        held = self.table.when(right, left, stores, first=True).values
-        asked, found = right.value.flatten()
-        now = hashes(written_bytes(self.value_serde, held, self.table.spec.name, right))
+        return self.joined(self.table.when(right, left, stores, first=True).values, right)
+
+    def joined(self, held: pa.Array, answers: EdgeBatch) -> TasksResult:
+        """The results; ``held``: what the entry of each answer is."""
+        asked, found = answers.value.flatten()
+        now = hashes(written_bytes(self.value_serde, held, self.table.spec.name, answers))
         fresh = np.flatnonzero(hashes_equal(asked, now))
         shown = valid(held) & (valid(found) | self.kind.keeps_left)
         value = joined(held, found).take(pa.array(fresh, mask=~shown[fresh]))
-        output = right.take(fresh).with_columns(value=value)
-        if len(output) and not self.emit_every_update:
-            codes = task_codes(self.table.keys_of(output), output.partition)
-            last = np.zeros(int(codes.max()) + 1, np.int64)
-            last[codes] = np.arange(len(codes))  # the last assignment wins
-            output = output.take(np.sort(last))
+        output = answers.take(fresh).with_columns(value=value)
+        if not self.emit_every_update:
+            _, last = first_and_last(task_codes(self.table.keys_of(output), output.partition))
+            output = output.take(last)
         return TasksResult(output, {}, {}, {})
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswersOfRows(Storeless):
+    """As ``answers``, of a table without a store: the sides are what it holds for each answer, row
+    by row, and the answers."""
+
+    answers: Answers
+    emit_every_update: bool = False
+    row_by_row: ClassVar[bool] = True
+
+    def put_together(self, sides: Sequence[EdgeBatch]) -> TasksResult:
+        """See `AlignedOperator`."""
+        held, answers = sides
+        every = replace(self.answers, emit_every_update=self.emit_every_update)
+        return every.joined(held.value, answers)

@@ -17,9 +17,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from everflow.operators.fold import valid
-from everflow.operators.joins.joined_values import JoinKind, Stores, task_codes
+from everflow.operators.joins.joined_values import (
+    JoinKind,
+    Stores,
+    first_and_last,
+    task_codes,
+)
 from everflow.operators.user_code import written_bytes
-from everflow.records import EdgeBatch, Int64, TasksResult
+from everflow.records import EdgeBatch, TasksResult
 from everflow.serdes import Serde
 from everflow.topology.graph import Storeless
 
@@ -86,7 +91,7 @@ class ForeignKeys(Storeless):
         dropped = 0 if self.kind.keeps_left else _without_foreign_key(right)
         entries = written_bytes(self.key_serde, right.key, "subscriptions", right)
         if not self.emit_every_update:
-            first, last = _first_and_last(task_codes(entries, right.partition))
+            first, last = first_and_last(task_codes(entries, right.partition))
             left, right = left.take(first), right.take(last)
             entries = entries.take(pa.array(last))
         old, new = (side.value.flatten()[0] for side in (left, right))
@@ -127,17 +132,6 @@ class ForeignKeys(Storeless):
 
 def _without_foreign_key(side: EdgeBatch) -> int:
     return int(np.count_nonzero(valid(side.value) & ~valid(side.value.flatten()[0])))
-
-
-def _first_and_last(codes: Int64) -> tuple[Int64, Int64]:
-    """The first and the last row of each code, in the order of the last ones."""
-    rows = np.arange(len(codes))
-    first = np.zeros(int(codes.max(initial=-1)) + 1, np.int64)
-    last = np.zeros_like(first)
-    first[codes[::-1]] = rows[::-1]  # the last assignment wins
-    last[codes] = rows
-    order = np.argsort(last)
-    return first[order], last[order]
 
 
 def _same(old: pa.Array, new: pa.Array) -> np.ndarray[Any, np.dtype[np.bool_]]:

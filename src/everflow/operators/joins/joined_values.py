@@ -50,3 +50,14 @@ def task_codes(keys: pa.Array, partitions: Int32) -> Int64:
     """A number for each row, equal where task and key are."""
     codes = keys.dictionary_encode().indices.to_numpy().astype(np.int64)
     return by_task(codes, partitions)[0]
+
+
+def first_and_last(codes: Int64) -> tuple[Int64, Int64]:
+    """The first and the last row of each code, in the order of the last ones."""
+    rows = np.arange(len(codes))
+    first = np.zeros(int(codes.max(initial=-1)) + 1, np.int64)
+    last = np.zeros_like(first)
+    first[codes[::-1]] = rows[::-1]  # the last assignment wins
+    last[codes] = rows
+    order = np.argsort(last)
+    return first[order], last[order]

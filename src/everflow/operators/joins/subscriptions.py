@@ -8,9 +8,9 @@ hash of the entry's value.
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from everflow.operators.fold import valid
 from everflow.operators.joins.batch_records import Flags
-from everflow.operators.joins.foreign_keys import Order, answer_type
+from everflow.operators.joins.foreign_keys import SUBSCRIPTION, Order, answer_type
 from everflow.operators.joins.joined_table import NEVER, Held, JoinedTable
 from everflow.operators.joins.joined_values import Stores
 from everflow.operators.user_code import written_bytes
@@ -27,6 +27,7 @@ from everflow.serdes import Serde
 from everflow.serdes.base import binary_from_matrix
 from everflow.state.changelog import unpack_value
 from everflow.state.store import StoreView
+from everflow.topology.graph import Storeless
 from everflow.topology.hops import appended
 
 _LENGTH = struct.Struct(">I")
@@ -46,6 +47,9 @@ class Subscriptions:
     foreign_serde: Serde
     kept: bool
     """Whether an entry without a foreign key has a result."""
+    in_rows: bool = False
+    """Whether the subscriptions come with what the table holds for each (`AskedRows`): a table
+    without a store."""
 
     @property
     def takes_null_keys(self) -> bool:
@@ -56,7 +60,10 @@ class Subscriptions:
         self, left: EdgeBatch, right: EdgeBatch, stores: Stores, stream_times: Mapping[int, int]
     ) -> TasksResult:
         """See `JoinOperator`."""
-        held = self.table.when(left, right, stores, first=True)
+        if self.in_rows:
+            left, held = AskedRows.taken_apart(left)
+        else:
+            held = self.table.when(left, right, stores, first=True)
         asks, updates = self._asks(left), self._updates(right)
         told = [
             one
@@ -158,6 +165,36 @@ class Subscriptions:
         times = np.concatenate([np.maximum(left.timestamp, held.times), right.timestamp])
         made.timestamp = times[rows]
         return made.take(np.lexsort((rows >= len(left), made.partition, made.seq)))
+
+
+@dataclass(frozen=True)
+class AskedRows(Storeless):
+    """Puts subscriptions and what a table holds for each, row by row, into one value: ``struct<ask,
+    found, time>``."""
+
+    row_by_row: ClassVar[bool] = True
+    one_result: ClassVar[bool] = True
+
+    @staticmethod
+    def type_of(found: pa.DataType) -> pa.DataType:
+        """The value's type, of a table of ``found``."""
+        return pa.struct([("ask", SUBSCRIPTION), ("found", found), ("time", pa.int64())])
+
+    def put_together(self, sides: Sequence[EdgeBatch]) -> TasksResult:
+        """See `AlignedOperator`."""
+        asks, held = sides
+        value = pa.StructArray.from_arrays(
+            [asks.value, held.value, pa.array(held.timestamp)],
+            fields=list(self.type_of(held.value.type)),
+        )
+        return TasksResult(asks.with_columns(value=value), {}, {}, {})
+
+    @staticmethod
+    def taken_apart(batch: EdgeBatch) -> tuple[EdgeBatch, Held]:
+        """The subscriptions, and what was held."""
+        ask, found, time = batch.value.flatten()
+        times = np.where(valid(found), time.fill_null(NEVER).to_numpy(), NEVER)
+        return batch.with_columns(value=ask), Held(found, times)
 
 
 def _latest(side: EdgeBatch, partition: int) -> int:

@@ -11,7 +11,13 @@ import pyarrow as pa
 
 from everflow.operators.fold import valid
 from everflow.operators.joins.joined_table import NEVER, Held, JoinedTable
-from everflow.operators.joins.joined_values import JoinKind, Stores, joined, task_codes
+from everflow.operators.joins.joined_values import (
+    JoinKind,
+    Stores,
+    first_and_last,
+    joined,
+    task_codes,
+)
 from everflow.records import EdgeBatch, TasksResult
 from everflow.topology.graph import Storeless
 from everflow.topology.hops import concat
@@ -36,6 +42,8 @@ class TableTableJoin(Storeless):
     left_first: bool = True
     """Of an input record that changes both tables: whether the left one has it when the right one's
     change comes, and the other way round; and whose change comes first."""
+    was: bool = False
+    """Whether the values are not the results, but what each was before it."""
     emit_every_update: bool = False
     one_result: ClassVar[bool] = True
 
@@ -48,35 +56,31 @@ class TableTableJoin(Storeless):
         self, left: EdgeBatch, right: EdgeBatch, stores: Stores, stream_times: Mapping[int, int]
     ) -> TasksResult:
         """See `JoinOperator`."""
+        keeps = self.kind.keeps_left, self.kind.keeps_right
         on_right = self.right.when(left, right, stores, first=self.right_known)
         on_left = self.left.when(right, left, stores, first=self.left_known)
-        results = [
-            _results(
-                _Changes(left, on_right, self.kind.keeps_left, self.kind.keeps_right),
-                joined(left.value, on_right.values),
-                None if not self.kind.keeps_left else self.left.before(left, stores),
-            ),
-            _results(
-                _Changes(right, on_left, self.kind.keeps_right, self.kind.keeps_left),
-                joined(on_left.values, right.value),
-                None if not self.kind.keeps_right else self.right.before(right, stores),
-            ),
+        befores = [
+            table.before(side, stores) if keep or self.was else None
+            for table, side, keep in zip((self.left, self.right), (left, right), keeps, strict=True)
         ]
-        return TasksResult(self._in_order(*results), {}, {}, {})
-
-    def _in_order(self, left: EdgeBatch, right: EdgeBatch) -> EdgeBatch:
-        both = concat([left, right] if self.left_first else [right, left])
-        return both if self.emit_every_update else _last_of_each(both, self.left)
+        results = [
+            _results(_Changes(left, on_right, *keeps, of_left=True), befores[0], self.was),
+            _results(_Changes(right, on_left, *keeps[::-1], of_left=False), befores[1], self.was),
+        ]
+        both = concat(results if self.left_first else results[::-1])
+        return TasksResult(_told(both, self.left, self.emit_every_update, self.was), {}, {}, {})
 
 
 @dataclass(frozen=True)
 class TableRows(Storeless):
     """The results of one table's changes in a join with another: what that one holds, row by row;
-    where the ``kind`` keeps this one, what it held itself; and last the changes. ``of_left``:
-    whether it is the left table."""
+    where the ``kind`` keeps this one, or for what ``was``, what it held itself; and last the
+    changes. ``of_left``: whether it is the left table."""
 
     kind: JoinKind
     of_left: bool
+    was: bool = False
+    """See `TableTableJoin`."""
     one_result: ClassVar[bool] = True
     row_by_row: ClassVar[bool] = True
 
@@ -84,10 +88,10 @@ class TableRows(Storeless):
         """See `AlignedOperator`."""
         other, *was, own = sides
         keeps = self.kind.keeps_left, self.kind.keeps_right
-        changes = _Changes(own, _held(other), *(keeps if self.of_left else keeps[::-1]))
-        left, right = (own, other) if self.of_left else (other, own)
+        keeps = keeps if self.of_left else keeps[::-1]
+        changes = _Changes(own, _held(other), *keeps, of_left=self.of_left)
         before = _held(was[0]) if was else None
-        return TasksResult(_results(changes, joined(left.value, right.value), before), {}, {}, {})
+        return TasksResult(_results(changes, before, self.was), {}, {}, {})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +102,8 @@ class TableTableRows(Storeless):
     keys: JoinedTable
     kind: JoinKind
     left_first: bool = True
+    was: bool = False
+    """See `TableTableJoin`."""
     emit_every_update: bool = False
     one_result: ClassVar[bool] = True
 
@@ -111,8 +117,7 @@ class TableTableRows(Storeless):
     ) -> TasksResult:
         """See `JoinOperator`."""
         both = concat([left, right] if self.left_first else [right, left])
-        shown = both if self.emit_every_update else _last_of_each(both, self.keys)
-        return TasksResult(shown, {}, {}, {})
+        return TasksResult(_told(both, self.keys, self.emit_every_update, self.was), {}, {}, {})
 
 
 @dataclass(frozen=True)
@@ -142,14 +147,13 @@ def _held(rows: EdgeBatch) -> Held:
     return Held(rows.value, np.where(valid(rows.value), rows.timestamp, NEVER))
 
 
-def _last_of_each(both: EdgeBatch, table: JoinedTable) -> EdgeBatch:
-    """The last result of each key."""
-    if not len(both):
+def _told(both: EdgeBatch, table: JoinedTable, every: bool, was: bool) -> EdgeBatch:
+    """Every result, or the last of each key; of what ``was`` before it, the first."""
+    if every or not len(both):
         return both
-    codes = task_codes(table.keys_of(both), both.partition)
-    last = np.zeros(int(codes.max()) + 1, np.int64)
-    last[codes] = np.arange(len(codes))  # the last assignment wins
-    return both.take(np.sort(last))
+    first, last = first_and_last(task_codes(table.keys_of(both), both.partition))
+    shown = both.take(last)
+    return shown.with_columns(value=both.value.take(pa.array(first))) if was else shown
 
 
 @dataclass(frozen=True)
@@ -161,16 +165,28 @@ class _Changes:
     other: Held
     keeps_own: bool
     keeps_other: bool
+    of_left: bool
+
+    def joined(self, own: pa.Array) -> pa.Array:
+        """Values of the side with what the other held."""
+        left, right = (own, self.other.values) if self.of_left else (self.other.values, own)
+        return joined(left, right)
 
 
-def _results(changes: _Changes, values: pa.Array, before: Held | None) -> EdgeBatch:
-    """The results of one side's changes; ``before``: what its own table held, where that
-    counts."""
+def _results(changes: _Changes, before: Held | None, was: bool) -> EdgeBatch:
+    """The results of one side's changes, or what each ``was``; ``before``: what its own table held,
+    where that counts."""
     own, other = valid(changes.own.value), valid(changes.other.values)
-    given = other if before is None else other | own | valid(before.values)
+    given = other
+    if before is not None and changes.keeps_own:
+        given = other | own | valid(before.values)
+    value = changes.own.value
+    if was:
+        assert before is not None
+        value, own = before.values, valid(before.values)
     shown = (own | changes.keeps_other) & (other | changes.keeps_own) & (own | other)
     rows = np.flatnonzero(given)
     # A row that is not shown is a deletion.
     index = pa.array(rows, mask=~shown[rows])
-    found = changes.own.take(rows).with_columns(value=values.take(index))
+    found = changes.own.take(rows).with_columns(value=changes.joined(value).take(index))
     return replace(found, timestamp=np.maximum(found.timestamp, changes.other.times[rows]))

@@ -146,6 +146,9 @@ class LookupJoin(_Waiting):
 
     table_first: bool = True
     """Whether an input record that is on both sides changes the table first."""
+    in_rows: bool = False
+    """Whether the records come with what the table holds for each, as ``struct<left, right>``: a
+    table without a store."""
 
     @property
     def looks_up(self) -> tuple[StoreSpec, ...]:
@@ -173,7 +176,10 @@ class LookupJoin(_Waiting):
         """See `WaitingOperator`; the sides are the stream and the table's updates."""
         left, right = sides
         asking, without = _valued(left, left.value)
-        held = self.table.when(asking, right, stores, first=self.table_first).values
+        if self.in_rows:
+            held, asking = asking.value.flatten()[1], self._asking(asking)
+        else:
+            held = self.table.when(asking, right, stores, first=self.table_first).values
         keyed = np.flatnonzero(valid(asking.key))
         coming = np.flatnonzero(valid(right.key) & valid(right.value))
         coming_keys = self.table.keys_of(right.take(coming)).to_pylist()
@@ -202,6 +208,9 @@ class LookupJoin(_Waiting):
             by=right,
         )
         return _counted(self._settled(asked, updates, told, stores, stream_times, now_ms), without)
+
+    def _asking(self, side: EdgeBatch) -> EdgeBatch:
+        return side.with_columns(value=side.value.flatten()[0]) if self.in_rows else side
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -103,9 +103,47 @@ def grouped(made: Given, chain: Chain, kept: dict[str, Any]) -> Any:
     return lengths.count(store="n").to_stream()
 
 
+def by_a_foreign_key(made: Given, chain: Chain, kept: dict[str, Any]) -> Any:
+    _, one, two = made
+    other: dict[str, Any] = {"store": "other"} if kept else {}
+    on = F.when(F.col("value") > "5", "a").otherwise("b")
+    joined = chain(one, kept).left_join(chain(two, other), both, on=on, returns="string", name="fk")
+    return joined.to_stream()
+
+
+def by_a_foreign_key_of_a_join(made: Given, chain: Chain, kept: dict[str, Any]) -> Any:
+    _, one, two = made
+    other: dict[str, Any] = {"store": "joined"} if kept else {}
+    joined = one.join(chain(two, kept), both, returns="string", **other)
+    return joined.join(two, both, on=F.col("key"), returns="string", name="fk").to_stream()
+
+
+def with_a_foreign_result(made: Given, chain: Chain, kept: dict[str, Any]) -> Any:
+    stream, one, two = made
+    result: dict[str, Any] = {"store": "result"} if kept else {}
+    joined = one.join(two, both, on=F.lit("a"), returns="string", name="fk", **result)
+    return stream.join(chain(joined, kept), both, returns="string")
+
+
+def looked_up(made: Given, chain: Chain, kept: dict[str, Any]) -> Any:
+    stream, one, _ = made
+    return stream.lookup_join(
+        chain(one, kept), both, grace=5, most_per_key=2, returns="string", store="waiting"
+    )
+
+
+def filtered_behind_a_join(made: Given, chain: Chain, kept: dict[str, Any]) -> Any:
+    _, one, two = made
+    other: dict[str, Any] = {"store": "joined"} if kept else {}
+    joined = chain(one, kept).outer_join(two, both, returns="string", **other)
+    shown = joined.filter(lambda value: value > "4", **({"store": "shown"} if kept else {}))
+    return shown.to_stream()
+
+
 JOINS = [
     *(enriched, enriched_or_not, of_tables, left_of_tables, right_of_tables, outer_of_tables),
-    *(of_a_join, with_a_join, grouped),
+    *(of_a_join, with_a_join, grouped, filtered_behind_a_join),
+    *(by_a_foreign_key, by_a_foreign_key_of_a_join, with_a_foreign_result, looked_up),
 ]
 
 
@@ -182,3 +220,46 @@ def test_a_versioned_table_is_seen_through_its_mapper_as_of_the_records_time() -
         records.pipe_input("a", "before", 500)
         out = driver.create_output_topic("out", TEXT, TEXT)
         assert [one.value for one in out.read_records()] == ["then&<1>", "now&<2>", "before&None"]
+
+
+@pytest.mark.parametrize("kind", ["join", "left_join"])
+def test_a_record_that_waits_sees_a_versioned_table_through_its_filter(kind: str) -> None:
+    builder = StreamsBuilder()
+    stream = builder.stream("s", key=TEXT, value=TEXT)
+    table = builder.table(
+        "one", key=TEXT, value=TEXT, store=Materialized("one", history="1 minute")
+    )
+    shown = table.filter(large).map_values(lambda value: f"<{value}>", returns="string")
+    join = getattr(stream, kind)
+    join(shown, both, returns="string", grace="1 second", store="waiting").to("out")
+    with TopologyTestDriver(builder.build()) as driver:
+        prices, records = (driver.create_input_topic(name, TEXT, TEXT) for name in ("one", "s"))
+        records.pipe_input("a", "then", 1_500)
+        records.pipe_input("b", "none", 1_600)
+        prices.pipe_input("a", "4", 1_000)
+        prices.pipe_input("a", "2", 2_000)
+        records.pipe_input("a", "low", 2_500)
+        records.pipe_input("a", "last", 9_000)
+        out = driver.create_output_topic("out", TEXT, TEXT)
+        low = [("b", "none&None", 1_600), ("a", "low&None", 2_500)] if kind == "left_join" else []
+        found = [(one.key, one.value, one.timestamp) for one in out.read_records()]
+        assert found == [("a", "then&<4>", 1_500), *low]
+
+
+def test_a_foreign_result_has_the_originals_store_once_somebody_asks_what_it_holds() -> None:
+    def stores(*, asked: bool) -> list[str]:
+        builder = StreamsBuilder()
+        stream = builder.stream("s", key=TEXT, value=TEXT)
+        one, two = (
+            builder.table(name, key=TEXT, value=TEXT, store=name) for name in ("one", "two")
+        )
+        joined = one.join(two, on=F.col("value"), name="fk")
+        joined.to_stream().to("joined")
+        if asked:
+            stream.join(joined.map_values(F.col("value.left"))).to("out")
+        nodes = builder.build().nodes
+        return [spec.name for node in nodes for spec in getattr(node, "stores", ())]
+
+    kept = ["one", "two", "fk-asks"]
+    assert stores(asked=False) == kept
+    assert stores(asked=True) == [*kept, "KTABLE-FK-JOIN-OUTPUT-STATE-STORE-0000000018"]
