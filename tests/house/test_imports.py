@@ -274,6 +274,12 @@ TABLE: tuple[tuple[str, frozenset[str], frozenset[str]], ...] = (
         },
         frozenset(),
     ),
+    # for the page: the dead letter topic is read where somebody asks for it
+    (
+        "everflow.runtime.observed.topic_letters",
+        BASE | {"everflow.observe.page.letters", "everflow.kafka"},
+        frozenset(),
+    ),
     ("everflow.runtime.client_state", BASE, frozenset()),
     # 5: on top; nothing below imports these
     ("everflow.testing", FRONT | {"everflow.testing"}, ARROW | KAFKA),

@@ -1,4 +1,4 @@
-"""``everflow dlq``: its commands and options; `everflow.cli.dead_letters` does the work."""
+"""``everflow dlq``: its commands and options; `everflow.kafka.dead_letters` does the work."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from everflow.cli.cluster_options import (
 from everflow.errors import ConfigError
 
 if TYPE_CHECKING:
-    from everflow.cli.dead_letters import DeadLetter, Filter, Replayer
+    from everflow.kafka.dead_letters import DeadLetter, Filter, Replayer
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="A topic of dead letters.")]
 Error = Annotated[str | None, typer.Option(help="Those with this text in the error.")]
@@ -63,7 +63,7 @@ def _add_list(dlq: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
     ) -> None:
         """Dead letters, a line each: its place, time, the record it was, node, error."""
         with errors_for_people(debug), _letters(topic, servers, settings) as found:
-            from everflow.cli.dead_letters import Filter, line_of
+            from everflow.kafka.dead_letters import Filter, line_of
 
             for letter in found.chosen(Filter(error, source, node)):
                 typer.echo(line_of(letter))
@@ -82,7 +82,7 @@ def _add_show(dlq: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
     ) -> None:
         """All there is of a dead letter: the error with its stack, the record with its bytes."""
         with errors_for_people(debug):
-            from everflow.cli.dead_letters import Filter, LetterPlace, text_of
+            from everflow.kafka.dead_letters import Filter, LetterPlace, text_of
 
             wanted = LetterPlace.parse(place)
             with _letters(topic, servers, settings) as found:
@@ -107,7 +107,7 @@ def _add_group(dlq: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
     ) -> None:
         """Dead letters by cause: how many of an error, a node and a topic, and one of them."""
         with errors_for_people(debug), _letters(topic, servers, settings) as found:
-            from everflow.cli.dead_letters import Filter, groups, line_of
+            from everflow.kafka.dead_letters import Filter, groups, line_of
 
             for (kind, at, came_from), members in groups(found.chosen(Filter(error, source, node))):
                 open_ = sum(not letter.replayed for letter in members)
@@ -137,7 +137,7 @@ def _add_replay(dlq: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
         """Write dead letters again as the records that they were, each once: those that were
         replayed are left out, also where an earlier replay was cut off."""
         with errors_for_people(debug):
-            from everflow.cli.dead_letters import Filter, LetterPlace, line_of
+            from everflow.kafka.dead_letters import Filter, LetterPlace, line_of
 
             only = Filter(error, source, node, frozenset(map(LetterPlace.parse, places or ())))
             with _replaying(topic, servers, settings, dry_run, to) as (found, replayer):
@@ -163,8 +163,8 @@ def _replaying(
 ) -> Iterator[tuple[_Letters, Replayer | None]]:
     """What is in the topic, read after any other replay of it has been ended."""
     from everflow.cli.cluster import client_config, connected, own_status
-    from everflow.cli.dead_letters import Replayer, letters, stored
     from everflow.cli.records import partitions_of
+    from everflow.kafka.dead_letters import Replayer, letters, stored
 
     config = client_config(servers, settings)
     with own_status() as status, connected(config, status) as admin:

@@ -35,6 +35,7 @@ from everflow.runtime.instance import RESTORE_THREADS, Instance
 from everflow.runtime.instance_display import InstanceDisplay
 from everflow.runtime.instance_life import InstanceLife
 from everflow.runtime.observed.observer import Observer, rules_of, subject_of, tasks_of, watched
+from everflow.runtime.observed.topic_letters import letters_of
 from everflow.runtime.operations import InstanceOperations
 from everflow.runtime.pause import Pause
 from everflow.runtime.query.queries import InteractiveQueries, QueryPorts, store_queries
@@ -323,7 +324,8 @@ class KafkaStreams(
         drain = lambda: self._begin_close(limit_s, leave_group=True)  # noqa: E731
         tokens = tokens_of(self.config) if self.config.query_token_file else ()
         address = self.config.http_listen
-        held.enter_context(watched(observer, self._topology, address, drain, tokens))
+        desk = letters_of(self.config)
+        held.enter_context(watched(observer, self._topology, address, drain, tokens, desk))
         return observer
 
     def _served(self) -> str:

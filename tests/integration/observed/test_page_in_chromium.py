@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,12 @@ from everflow.observe.observation import (
 )
 from everflow.observe.page.events import Event
 from everflow.observe.page.history import Facts, RoleSpan, TimedLook, TrendPoint
+from everflow.observe.page.letters import (
+    CauseLetters,
+    LetterCause,
+    LettersFound,
+    LettersReplayed,
+)
 from everflow.observe.page.routes import Page
 from everflow.topology.drawing import as_svg
 from everflow.topology.program import Topology
@@ -224,8 +231,8 @@ def facts_of(old: Observation, seen: Observation) -> Facts:
 
 
 @contextlib.contextmanager
-def served(look: Callable[[], Facts]) -> Iterator[HttpServer]:
-    page = Page(facts=look, drawing=as_svg(topology()), every_s=0.2)
+def served(look: Callable[[], Facts], **values: Any) -> Iterator[HttpServer]:
+    page = Page(facts=look, drawing=as_svg(topology()), every_s=0.2, **values)
     app = application(lambda: look().seen, "Topologies:\n", page=page)
     server = HttpServer("127.0.0.1:0", app, ending=page.readers.close)
     try:
@@ -316,6 +323,54 @@ def test_users_texts_are_texts(tmp_path: Path) -> None:
         assert window.value("document.querySelectorAll('img').length") == 0
         assert window.value("document.body.dataset.broken") is None
         assert window.value("document.title").startswith("<img")
+        assert window.said == []
+
+
+TOKEN = "a-token-of-many-characters"
+
+
+class Desk:
+    """A topic with two letters of one cause."""
+
+    topic = "dead"
+
+    def __init__(self) -> None:
+        self.replayed: list[LetterCause] = []
+
+    def look(self) -> LettersFound:
+        cause = LetterCause(ODD, "not-empty", "orders")
+        left = 0 if self.replayed else 2
+        return LettersFound(
+            topic="dead", causes=[CauseLetters(cause=cause, letters=2, open=left, sample=ODD)]
+        )
+
+    def replay(self, cause: LetterCause) -> LettersReplayed:
+        self.replayed.append(cause)
+        return LettersReplayed(replayed=2, left=0)
+
+
+def test_dead_letters_are_looked_at_and_replayed_by_the_second_press(tmp_path: Path) -> None:
+    desk, facts = Desk(), facts_of(*looks())
+    button = "document.querySelector('#letters-found button')"
+    with (
+        served(lambda: facts, tokens=[TOKEN], desk=desk) as server,
+        browser(tmp_path) as window,
+    ):
+        window.open(f"http://anybody:{TOKEN}@{server.address}/page")
+        window.until("document.body && document.body.dataset.shown === 'yes'", "the first view")
+        window.value("document.querySelector('#letters-read').click()")
+        window.until(f"{button} !== null", "the letters")
+        assert ODD in text(window, "#letters-found details pre")
+        window.value(f"{button}.click()")
+        assert text(window, "#letters-found button") == "Write 2 again into orders?"
+        assert desk.replayed == []
+        window.value(f"{button}.click()")
+        window.until(f"{button}.textContent === 'Replay 0'", "the replay to be told")
+        window.until(
+            "document.querySelector('#letters-said').textContent.startsWith('2 replayed')", "a word"
+        )
+        assert desk.replayed == [LetterCause(ODD, "not-empty", "orders")]
+        assert window.value("document.querySelectorAll('img').length") == 0
         assert window.said == []
 
 

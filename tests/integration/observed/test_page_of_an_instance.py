@@ -59,6 +59,17 @@ def view(streams: KafkaStreams) -> dict[str, Any]:
     return dict(json.loads(get(streams, "/page/view")))
 
 
+def replay(streams: KafkaStreams, cause: dict[str, Any]) -> dict[str, Any]:
+    content = {name: cause[name] for name in ("exception", "node", "topic")}
+    asked = urllib.request.Request(
+        f"http://{streams.http_address}/page/replay",
+        data=json.dumps(content).encode(),
+        headers={"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(asked, timeout=120) as answer:
+        return dict(json.loads(answer.read()))
+
+
 def says(streams: KafkaStreams, beginning: str) -> None:
     wait_until(
         lambda: view(streams)["verdict"]["text"].startswith(beginning),
@@ -94,6 +105,19 @@ def test_it_says_what_happens(proxy: KafkaProxy, cluster: Cluster, tmp_path: Pat
         assert "cannot take bad" in cause["sample"]
         with pytest.raises(urllib.error.HTTPError, match="401"):
             get(streams, "/page", "no-token-at-all-of-this")
+        (found,) = json.loads(get(streams, "/page/letters"))["causes"]
+        assert (found["letters"], found["open"]) == (2, 2)
+        assert "b'bad'" in found["sample"]
+        assert replay(streams, found) == {"replayed": 2, "left": 0, "error": ""}
+        wait_until(
+            lambda: view(streams)["letters"]["causes"][0]["records"] == 4,
+            WAIT_S,
+            "them to fail again",
+        )
+        (again,) = json.loads(get(streams, "/page/letters"))["causes"]
+        assert (again["letters"], again["open"]) == (4, 2)
+        told = [event["text"] for event in view(streams)["events"]]
+        assert any(text.startswith("Replayed 2 dead letters") for text in told)
         proxy.cut()
         says(streams, "The brokers have not answered for")
         assert view(streams)["lags"]["rows"], "as they were"
@@ -108,4 +132,4 @@ def test_it_says_what_happens(proxy: KafkaProxy, cluster: Cluster, tmp_path: Pat
         cluster.write(source, [text("k", "good", 1, 0)])
         app.until_processed(streams, source)
     assert len(cluster.read(sink)) == 3
-    assert len(cluster.read(dead)) == 2
+    assert len(cluster.read(dead)) == 4 + 2, "letters, and the notes that two were replayed"

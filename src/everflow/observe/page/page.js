@@ -6,6 +6,8 @@ const SVG = "http://www.w3.org/2000/svg";
 const PHASES = ["read", "columns", "operators", "write", "gate", "offsets", "delivery", "commit", "apply", "plan"];
 const AGAIN_MS = 5000;
 const at = (id) => document.getElementById(id);
+// Whole: an address that was opened with a password in it is no base for what is fetched.
+const there = (path) => location.origin + location.pathname.replace(/[^/]*$/, "") + path;
 
 function el(name, text, kind) {
   const made = document.createElement(name);
@@ -208,6 +210,67 @@ function letters(view) {
     "No record was dropped.");
 }
 
+function desk(view) {
+  const causes = at("letters-found").querySelector("tr");
+  at("letters-read").hidden = !view.topic;
+  at("letters-topic").textContent = view.why ? `The dead letter topic: ${view.why}.` : causes ? "" :
+    `The dead letter topic is ${view.topic}: it is read when you ask for it.`;
+}
+
+async function asked(path, content) {
+  const answer = await fetch(there(path), content === undefined ? {} :
+    { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(content) });
+  if (!answer.ok) throw new Error((await answer.text()).trim());
+  return answer.json();
+}
+
+function sample(text) {
+  const made = el("details");
+  made.append(el("summary", "a sample"), el("pre", text));
+  return made;
+}
+
+// It writes records: the first press asks, the second does it.
+function replayer(row) {
+  const made = el("button", `Replay ${whole(row.open)}`);
+  made.disabled = !row.open;
+  let sure = false;
+  made.addEventListener("click", async () => {
+    if (!sure) {
+      sure = true;
+      made.textContent = `Write ${whole(row.open)} again into ${row.topic}?`;
+      return;
+    }
+    made.disabled = true;
+    await lettersDo(async () => {
+      const done = await asked("page/replay", { exception: row.exception, node: row.node, topic: row.topic });
+      await lettersRead();
+      return `${whole(done.replayed)} replayed into ${row.topic}, ${whole(done.left)} left to replay.${done.error ? ` Then it failed: ${done.error}` : ""}`;
+    });
+  });
+  return made;
+}
+
+async function lettersRead() {
+  const found = await asked("page/letters");
+  fill("letters-found", [["error"], ["node"], ["from"], ["letters", true], ["the last one"], ["not replayed"]],
+    found.causes.map((row) => [row.exception, row.node, row.topic, whole(row.letters), sample(row.sample), replayer(row)]),
+    `${found.topic} has no letter.`);
+  return found.earlier ? `${whole(found.earlier)} earlier records of the topic were not looked at: everflow dlq has them.` : "";
+}
+
+async function lettersDo(work) {
+  at("letters-read").disabled = true;
+  at("letters-said").textContent = "...";
+  try {
+    at("letters-said").textContent = await work();
+  } catch (error) {
+    at("letters-said").textContent = error.message;
+  } finally {
+    at("letters-read").disabled = false;
+  }
+}
+
 function transactions(view) {
   const failed = Object.entries(view.failed).map(([kind, count]) => [`run again: ${kind}`, whole(count)]);
   fill("transactions", [["what"], ["how many", true]], [
@@ -241,6 +304,7 @@ function show(view) {
   log("assignment", view.assignment, "Nothing has moved since the start.");
   stores(view.stores);
   letters(view.letters);
+  desk(view.desk);
   transactions(view.transactions);
   log("events", view.events, "Nothing was said.");
   document.body.dataset.shown = "yes";
@@ -260,10 +324,11 @@ function listen() {
   source.onerror = () => {
     away("No connection to the instance: has it ended?");
     if (source.readyState === EventSource.CLOSED) {
-      fetch("page/view").then((answer) => (answer.ok ? answer.json() : Promise.reject(answer.status))).then(show).catch(() => {});
+      fetch(there("page/view")).then((answer) => (answer.ok ? answer.json() : Promise.reject(answer.status))).then(show).catch(() => {});
       setTimeout(listen, AGAIN_MS);
     }
   };
 }
 
+at("letters-read").addEventListener("click", () => lettersDo(lettersRead));
 listen();

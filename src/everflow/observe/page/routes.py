@@ -13,7 +13,10 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from everflow.errors import EverflowError
 from everflow.observe.page.history import Facts
+from everflow.observe.page.letters import LetterAnswers, LetterDesk
+from everflow.observe.page.posts import RefusedPost
 from everflow.observe.page.readers import Readers
 from everflow.observe.page.tokens import ASKS, allowed
 from everflow.observe.page.view import page_view
@@ -37,16 +40,20 @@ HEADERS = {
 @dataclass(frozen=True, kw_only=True)
 class Page:
     """``facts`` is called on a worker thread. ``drawing``: the topology as an SVG element.
-    ``tokens``: one of them has to come with each request; none where it is empty."""
+    ``tokens``: one of them has to come with each request; none where it is empty. ``desk``: who
+    looks at dead letters and replays them; None: nobody."""
 
     facts: Callable[[], Facts]
     drawing: str
     tokens: Sequence[str] = ()
     every_s: float = 2.0
+    desk: LetterDesk | None = None
     readers: Readers = field(init=False)
+    letters: LetterAnswers = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "readers", Readers(self._json, self.every_s))
+        object.__setattr__(self, "letters", LetterAnswers(self.desk, bool(self.tokens)))
 
     def routes(self) -> list[Route]:
         """See the module."""
@@ -79,6 +86,8 @@ class Page:
             Route("/page/page.css", self._guarded(stylesheet)),
             Route("/page/view", self._guarded(view)),
             Route("/page/events", self._guarded(events)),
+            Route("/page/letters", self._guarded(_asked(self.letters.look))),
+            Route("/page/replay", self._guarded(_asked(self.letters.replay)), methods=["POST"]),
         ]
 
     def _guarded(
@@ -94,7 +103,25 @@ class Page:
         return guarded
 
     def _json(self) -> str:
-        return json.dumps(page_view(self.facts()), default=_plain, allow_nan=False)
+        view = {**page_view(self.facts()), "desk": self.letters.offer()}
+        return json.dumps(view, default=_plain, allow_nan=False)
+
+
+def _asked(
+    work: Callable[[Request], Awaitable[dict[str, Any]]],
+) -> Callable[[Request], Awaitable[Response]]:
+    """What work that somebody asked for gives, or why it is not done."""
+
+    async def answered(request: Request) -> Response:
+        try:
+            text = json.dumps(await work(request))
+        except RefusedPost as refused:
+            return PlainTextResponse(f"{refused}\n", refused.status, HEADERS)
+        except EverflowError as error:
+            return PlainTextResponse(f"[{error.code}] {error}\n", 503, HEADERS)
+        return Response(text, headers=HEADERS, media_type="application/json")
+
+    return answered
 
 
 def _plain(value: Any) -> Any:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
@@ -12,7 +13,7 @@ from confluent_kafka import TopicPartition as ClientTopicPartition
 
 from everflow.clock import instant
 from everflow.config import StreamsConfig
-from everflow.errors import ConfigError
+from everflow.errors import ConfigError, RetriableError
 from everflow.kafka.client_log import client_log
 from everflow.kafka.errors import classify
 from everflow.records import TopicPartition
@@ -25,10 +26,20 @@ REPLAYED = "__everflow.replayed"
 """Header of what the dead letter topic gets in the same transaction: which letter was replayed."""
 AT_ONCE = 500
 """Letters in a transaction."""
+AT_ONCE_BYTES = 8 << 20
+"""Of their keys and values, where they are not held for other reasons."""
 _TIMEOUT_S = 30.0
 _POLL_S = 0.5
+_SILENT_S = 60.0
+"""The brokers are away where nothing comes for so long."""
+_QUEUED_KIB = 16 << 10
+"""What the client reads ahead: the topic may be read in an instance that is at work."""
+SHOWN_BYTES, SHOWN_HEADERS, SHOWN_CHARACTERS = 1_000, 20, 10_000
+"""Of a letter where it is shown as a sample."""
 
 Header = tuple[str, bytes | None]
+Cause = tuple[str, str, str]
+"""What letters have in common that fail alike: the error's class, the node, the source topic."""
 
 
 class LetterPlace(NamedTuple):
@@ -77,8 +88,8 @@ class DeadLetter:
         return message if known else f"{kind}: {message}"
 
     @property
-    def group(self) -> tuple[str, str, str]:
-        """Letters of one cause: the error's class, the node, the source topic."""
+    def group(self) -> Cause:
+        """See `Cause`."""
         return (
             self.about.get("exception", "?"),
             self.about.get("node", "?") or "?",
@@ -155,21 +166,23 @@ def letters(records: Iterable[RawLetter]) -> list[DeadLetter]:
 
 def stored(
     config: StreamsConfig,
-    starts: dict[TopicPartition, int],
-    ends: dict[TopicPartition, int],
+    starts: Mapping[TopicPartition, int],
+    ends: Mapping[TopicPartition, int],
 ) -> Iterator[RawLetter]:
-    """The committed records of a topic up to ``ends``."""
+    """The committed records of a topic up to ``ends``. RetriableError where the brokers go away."""
     own = {
         "group.id": "everflow-dlq",
         "enable.auto.commit": False,
         "isolation.level": "read_committed",
         "auto.offset.reset": "earliest",
         "enable.partition.eof": True,
+        "queued.max.messages.kbytes": _QUEUED_KIB,
     }
     consumer = Consumer({**config.consumer(), **own}, logger=client_log)
     with closing(consumer):
         left = {tp: end for tp, end in ends.items() if end > starts[tp]}
         consumer.assign([ClientTopicPartition(*tp, starts[tp]) for tp in left])
+        heard = time.monotonic()
         while left:
             message: Any = consumer.poll(_POLL_S)
             for at in consumer.position([ClientTopicPartition(*tp) for tp in left]):
@@ -177,7 +190,11 @@ def stored(
                 if at.offset >= left[tp]:
                     del left[tp]
             if message is None:
+                if time.monotonic() - heard > _SILENT_S:
+                    named = ", ".join(map(str, left))
+                    raise RetriableError(f"nothing of {named} came within {_SILENT_S:g} s")
                 continue
+            heard = time.monotonic()
             if (error := message.error()) is not None:
                 if error.code() != KafkaError._PARTITION_EOF:
                     raise classify(error, f"reading {message.topic()}")
@@ -192,9 +209,62 @@ def stored(
             )
 
 
-def groups(found: Iterable[DeadLetter]) -> list[tuple[tuple[str, str, str], list[DeadLetter]]]:
+@dataclass
+class LetterTally:
+    """Letters of one cause, counted while they are read: of all but the ``last`` one only the place
+    is kept. ``open``: those that can be replayed and were not."""
+
+    last: DeadLetter
+    letters: int = 0
+    open: set[LetterPlace] = field(default_factory=set)
+
+    def sample(self) -> DeadLetter:
+        """The last letter, marked where it was replayed."""
+        return replace(self.last, replayed=self.last.place not in self.open)
+
+
+def tallied(records: Iterable[RawLetter]) -> dict[Cause, LetterTally]:
+    """The same as `letters`, by cause, of a topic of any size: a note stands behind its letter."""
+    found: dict[Cause, LetterTally] = {}
+    causes: dict[LetterPlace, Cause] = {}
+    for record in records:
+        replayed = next((data for name, data in record.headers if name == REPLAYED), None)
+        if replayed is not None:
+            place = LetterPlace.parse(replayed.decode())
+            if (cause := causes.pop(place, None)) is not None:
+                found[cause].open.discard(place)
+            continue
+        letter = letter_of(record)
+        tally = found.setdefault(letter.group, LetterTally(letter))
+        tally.last = letter
+        tally.letters += 1
+        if letter.about.get("topic"):
+            tally.open.add(letter.place)
+            causes[letter.place] = letter.group
+    return found
+
+
+def portions(
+    records: Iterable[RawLetter], chosen: Set[LetterPlace]
+) -> Iterator[Sequence[DeadLetter]]:
+    """Those of ``chosen``, as many at a time as a transaction takes and memory holds."""
+    portion: list[DeadLetter] = []
+    size = 0
+    for record in records:
+        if record.place not in chosen:
+            continue
+        portion.append(letter_of(record))
+        size += len(record.key or b"") + len(record.value or b"")
+        if len(portion) == AT_ONCE or size >= AT_ONCE_BYTES:
+            yield portion
+            portion, size = [], 0
+    if portion:
+        yield portion
+
+
+def groups(found: Iterable[DeadLetter]) -> list[tuple[Cause, list[DeadLetter]]]:
     """Letters of one cause together, the most numerous first."""
-    by_group: dict[tuple[str, str, str], list[DeadLetter]] = {}
+    by_group: dict[Cause, list[DeadLetter]] = {}
     for letter in found:
         by_group.setdefault(letter.group, []).append(letter)
     return sorted(by_group.items(), key=lambda one: (-len(one[1]), one[0]))
@@ -226,6 +296,26 @@ def text_of(letter: DeadLetter) -> str:
     ]
     stack = about.get("stacktrace", "").rstrip()
     return "\n".join([*lines, *([stack] if stack else [])])
+
+
+def sample_of(letter: DeadLetter) -> str:
+    """`text_of`, with the beginning of what is large."""
+    short = replace(
+        letter,
+        key=_begin(letter.key),
+        value=_begin(letter.value),
+        own=tuple((name, _begin(data)) for name, data in letter.own[:SHOWN_HEADERS]),
+    )
+    sizes = "".join(
+        f"\n{name} has {len(data):,} bytes: the first {SHOWN_BYTES:,} are shown"
+        for name, data in (("key", letter.key), ("value", letter.value))
+        if data is not None and len(data) > SHOWN_BYTES
+    )
+    return text_of(short)[:SHOWN_CHARACTERS] + sizes
+
+
+def _begin(data: bytes | None) -> bytes | None:
+    return None if data is None else data[:SHOWN_BYTES]
 
 
 class Replayer:
@@ -261,6 +351,9 @@ class Replayer:
                 self._producer.commit_transaction(_TIMEOUT_S)
             except KafkaException as error:
                 raise classify(error.args[0], f"replaying {self._topic}") from error
+            except ConfigError:  # a topic that is not there: its readers shall not wait for us
+                self._producer.abort_transaction(_TIMEOUT_S)
+                raise
         return len(chosen)
 
     def _write(self, letter: DeadLetter, target: str) -> None:

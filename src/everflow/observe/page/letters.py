@@ -1,0 +1,120 @@
+"""The dead letters of an instance's topic, by cause, with a sample of each, and their replay.
+
+A sample is a record that somebody sent, and a replay writes: both are there only for who has a
+token (note 056). They ask the brokers, so nobody gets them by having the page open: they are asked
+for, one at a time, and an answer is shared for some seconds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple, Protocol
+
+from starlette.requests import Request
+
+from everflow.observe.page.posts import OneAtATime, RefusedPost, posted, text_in
+
+FRESH_S = 5.0
+NO_TOKEN = "records are shown and replayed for a token only: set query.token.file"
+NO_TOPIC = "the application has no dead letter topic: set errors.dead.letter.queue.topic.name"
+
+
+class LetterCause(NamedTuple):
+    """The error's class, the node, the source topic."""
+
+    exception: str
+    node: str
+    topic: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CauseLetters:
+    """``letters`` of a cause, of which ``open`` can be replayed; ``sample``: the last one, whole
+    but for what is large, for people."""
+
+    cause: LetterCause
+    letters: int
+    open: int
+    sample: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LettersFound:
+    """What is in the topic; ``earlier``: offsets before those that were looked at."""
+
+    topic: str
+    causes: Sequence[CauseLetters]
+    earlier: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LettersReplayed:
+    """``replayed`` now, and ``left`` to replay of the cause; ``error``: what has ended it, for
+    people. What is counted as replayed is."""
+
+    replayed: int
+    left: int
+    error: str = ""
+
+
+class LetterDesk(Protocol):
+    """Who can look into the topic. Both methods block for seconds and raise EverflowError."""
+
+    @property
+    def topic(self) -> str:
+        """Its name."""
+
+    def look(self) -> LettersFound:
+        """Its letters, by cause."""
+
+    def replay(self, cause: LetterCause) -> LettersReplayed:
+        """Write those of a cause again, each once for good."""
+
+
+class LetterAnswers:
+    """What the page's two paths answer; ``desk`` None: there is no topic; ``secured``: who asks has
+    shown a token. Its methods belong
+    to one event loop."""
+
+    def __init__(
+        self, desk: LetterDesk | None, secured: bool, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._desk, self._secured, self._clock = desk, secured, clock
+        self._alone = OneAtATime("somebody looks at the dead letters, or replays them,")
+        self._seen: tuple[float, dict[str, Any]] | None = None
+
+    def offer(self) -> dict[str, str]:
+        """Which topic can be looked at, or why none can."""
+        if self._desk is None or not self._secured:
+            return {"topic": "", "why": NO_TOPIC if self._desk is None else NO_TOKEN}
+        return {"topic": self._desk.topic, "why": ""}
+
+    async def look(self, _: Request) -> dict[str, Any]:
+        """For a GET. Raises RefusedPost, EverflowError."""
+        desk = self._open()
+        if self._seen is None or self._clock() - self._seen[0] >= FRESH_S:
+            found = await self._alone.run(desk.look)
+            self._seen = self._clock(), _plain(found)
+        return self._seen[1]
+
+    async def replay(self, request: Request) -> dict[str, Any]:
+        """For a POST that names a cause. Raises RefusedPost, EverflowError."""
+        desk = self._open()
+        content = await posted(request)
+        cause = LetterCause(*(text_in(content, name) for name in LetterCause._fields))
+        self._seen = None
+        return asdict(await self._alone.run(lambda: desk.replay(cause)))
+
+    def _open(self) -> LetterDesk:
+        if self._desk is None or not self._secured:
+            raise RefusedPost(403, self.offer()["why"])
+        return self._desk
+
+
+def _plain(found: LettersFound) -> dict[str, Any]:
+    causes = [{**asdict(one), **one.cause._asdict()} for one in found.causes]
+    for one in causes:
+        del one["cause"]
+    return {"topic": found.topic, "causes": causes, "earlier": found.earlier}

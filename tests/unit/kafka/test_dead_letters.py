@@ -1,0 +1,61 @@
+"""Letters counted by cause while they are read, and taken in portions."""
+
+from __future__ import annotations
+
+from everflow.kafka import dead_letters
+from everflow.kafka.dead_letters import (
+    AT_ONCE,
+    AT_ONCE_BYTES,
+    REPLAYED,
+    SHOWN_BYTES,
+    LetterPlace,
+    RawLetter,
+    portions,
+    sample_of,
+    tallied,
+)
+
+
+def raw(offset: int, value: bytes = b"v", node: str = "parse", topic: str = "in") -> RawLetter:
+    told = {"exception": "ValueError", "message": "ValueError: no", "topic": topic}
+    headers = [(f"__streams.errors.{name}", text.encode()) for name, text in told.items() if text]
+    headers.append(("__everflow.errors.node", node.encode()))
+    return RawLetter(LetterPlace(0, offset), 7_000, b"k", value, headers)
+
+
+def note(offset: int, of: int) -> RawLetter:
+    mark = str(LetterPlace(0, of)).encode()
+    return RawLetter(LetterPlace(0, offset), 0, b"note", b"", [(REPLAYED, mark)])
+
+
+def test_what_was_replayed_is_no_longer_open() -> None:
+    found = tallied([raw(0), raw(1), note(2, 0), raw(3, node="look-up"), note(4, 99)])
+    parse = found["ValueError", "parse", "in"]
+    assert (parse.letters, parse.open) == (2, {LetterPlace(0, 1)})
+    assert not parse.sample().replayed
+    assert found["ValueError", "look-up", "in"].open == {LetterPlace(0, 3)}
+
+
+def test_a_sample_says_that_it_was_replayed() -> None:
+    assert tallied([raw(0), note(1, 0)])["ValueError", "parse", "in"].sample().replayed
+
+
+def test_where_a_letter_came_from_has_to_be_known() -> None:
+    (tally,) = tallied([raw(0, topic="")]).values()
+    assert (tally.letters, tally.open) == (1, set())
+
+
+def test_portions_are_what_a_transaction_takes() -> None:
+    chosen = {LetterPlace(0, n) for n in range(AT_ONCE + 1)}
+    small = list(portions((raw(n) for n in range(2 * AT_ONCE)), chosen))
+    assert [len(portion) for portion in small] == [AT_ONCE, 1]
+    large = list(portions((raw(n, b"v" * AT_ONCE_BYTES) for n in range(3)), chosen))
+    assert [len(portion) for portion in large] == [1, 1, 1]
+    assert list(portions([raw(AT_ONCE + 7)], chosen)) == []
+
+
+def test_a_sample_has_the_beginning_of_what_is_large() -> None:
+    text = sample_of(dead_letters.letter_of(raw(0, b"x" * 5_000)))
+    assert "x" * SHOWN_BYTES in text
+    assert "x" * (SHOWN_BYTES + 1) not in text
+    assert "value has 5,000 bytes" in text
