@@ -33,6 +33,7 @@ from everflow.setting_checks import (
     Replicas,
     broker_addresses,
     host_and_port,
+    http_url,
     int32,
     kafka_name,
     listening,
@@ -224,6 +225,8 @@ class StreamsConfig:
     query_token_file: str = _key("")
     query_ssl_certificate_location: str = _key("")
     query_ssl_key_location: str = _key("")
+    otel_exporter_otlp_metrics_endpoint: str = _key("", http_url)
+    otel_metric_export_interval: int = _key(60_000, time_ms(1_000))
     scale_target_percent: int = _key(70, Between(1, 100))
     scale_drain_ms: int = _key(120_000, time_ms(1_000))
     scale_up_delay_ms: int = _key(15_000, time_ms(0))

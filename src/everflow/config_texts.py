@@ -350,6 +350,13 @@ _WATCHING = _group(
         OURS,
     ),
     query_ssl_key_location=KeyText("File with the key of that certificate (PEM)", OURS),
+    otel_exporter_otlp_metrics_endpoint=KeyText(
+        "URL of an OpenTelemetry collector (`http://collector:4318/v1/metrics`) to which the "
+        "figures of `/metrics` are sent, too "
+        "([OpenTelemetry](metrics.md#opentelemetry)). Empty: to nobody",
+        OURS + "; `enable.metrics.push` sends to the brokers",
+    ),
+    otel_metric_export_interval=KeyText("ms between two such requests", OURS),
     scale_target_percent=KeyText(
         "How busy stream threads should be, in percent of the time: "
         "[`everflow_desired_instances`](metrics.md#how-many-instances) aims at it",

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 Check = Callable[[Any], str | None]
 
@@ -137,6 +138,16 @@ def listening(value: Any) -> str | None:
         "must be host:port of this machine, as in 0.0.0.0:9464 (all its addresses), or empty: "
         "nothing listens"
     )
+
+
+def http_url(value: Any) -> str | None:
+    """Empty, or a URL with a host."""
+    if not value:
+        return None
+    found = urlsplit(str(value))
+    if found.scheme in ("http", "https") and found.netloc:
+        return None
+    return "must be a URL, as in http://collector:4318/v1/metrics, or empty: nothing is sent"
 
 
 def path(value: Any) -> str | None:

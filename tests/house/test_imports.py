@@ -133,6 +133,8 @@ TABLE: tuple[tuple[str, frozenset[str], frozenset[str]], ...] = (
         BASE | {"everflow.observe"},
         frozenset({"prometheus_client", "starlette", "uvicorn"}),
     ),
+    # the same figures for a collector, where its packages are installed
+    ("everflow.observe.otlp", BASE | {"everflow.observe"}, frozenset({"opentelemetry"})),
     # asks an instance over HTTP, from anywhere
     ("everflow.client", BASE | {"everflow.client"}, frozenset()),
     # starts instances as processes, and knows none from inside

@@ -34,7 +34,15 @@ from everflow.runtime.front.foreground import Foreground
 from everflow.runtime.instance import RESTORE_THREADS, Instance
 from everflow.runtime.instance_display import InstanceDisplay
 from everflow.runtime.instance_life import InstanceLife
-from everflow.runtime.observed.observer import Observer, rules_of, subject_of, tasks_of, watched
+from everflow.runtime.observed.observer import (
+    Observer,
+    exported,
+    observing,
+    rules_of,
+    subject_of,
+    tasks_of,
+    watched,
+)
 from everflow.runtime.observed.topic_letters import letters_of
 from everflow.runtime.operations import InstanceOperations
 from everflow.runtime.pause import Pause
@@ -272,7 +280,8 @@ class KafkaStreams(
         )
         held.push(lambda kind, *_: self._release(directory, clean=kind is None))
         self._log_file = instance_log(config)
-        if config.http_listen:  # from now on: a start may take its time, and is looked at
+        # From now on: a start may take its time, and is looked at.
+        if config.http_listen or config.otel_exporter_otlp_metrics_endpoint:
             self._observer = self._observed(directory.process_id)
         if config.query_listen:
             config = self.config = asked_at(config, self._served())
@@ -324,8 +333,12 @@ class KafkaStreams(
         drain = lambda: self._begin_close(limit_s, leave_group=True)  # noqa: E731
         tokens = tokens_of(self.config) if self.config.query_token_file else ()
         address = self.config.http_listen
-        desk = letters_of(self.config)
-        held.enter_context(watched(observer, self._topology, address, drain, tokens, desk))
+        held.enter_context(observing(observer))
+        if self.config.otel_exporter_otlp_metrics_endpoint:
+            held.enter_context(exported(observer, self.config))
+        if address:
+            desk = letters_of(self.config)
+            held.enter_context(watched(observer, self._topology, address, drain, tokens, desk))
         return observer
 
     def _served(self) -> str:

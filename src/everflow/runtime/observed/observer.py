@@ -375,9 +375,38 @@ def watched(
     server = HttpServer(address, app, ending=page.readers.close)
     observer.address = server.address
     moves.info("Watched at http://%s (/page, /metrics, /live, /ready, /status)", server.address)
-    observer.start()
     try:
         yield server
     finally:
-        observer.stop()
         server.close()
+
+
+@contextmanager
+def observing(observer: Observer) -> Iterator[None]:
+    """It looks and hears until the end of the block."""
+    observer.start()
+    try:
+        yield
+    finally:
+        observer.stop()
+
+
+@contextmanager
+def exported(observer: Observer, config: StreamsConfig) -> Iterator[None]:
+    """Its figures are sent to ``otel.exporter.otlp.metrics.endpoint`` until the end of the block.
+    ConfigError where the packages for it are missing."""
+    from everflow.observe.otlp import OtlpExport, OtlpSettings
+
+    settings = OtlpSettings(
+        endpoint=config.otel_exporter_otlp_metrics_endpoint,
+        interval_ms=config.otel_metric_export_interval,
+    )
+    about = observer.subject
+    sender = OtlpExport(
+        settings, observer.look, about.application_id, about.client_id, about.version
+    )
+    moves.info("Figures are sent to %s", settings.endpoint)
+    try:
+        yield
+    finally:
+        sender.close()
