@@ -35,6 +35,7 @@ from chaos.rounds.coordinator import CoordinatorWatch, left_open
 from chaos.rounds.fleet import SETTLE_S, Fleet, Place
 from chaos.rounds.follower import Follower, read_all
 from chaos.rounds.load import Load
+from chaos.rounds.markers import MarkerDoor, broker_with_door
 from chaos.rounds.mutations import MUTATIONS
 from chaos.rounds.orders import DROPS_OF_A_LATE_ORDER, SHOPS, Kind, Order, kinds_of, truth_of
 from chaos.rounds.program import (
@@ -48,7 +49,6 @@ from chaos.rounds.program import (
 from chaos.rounds.schedule import INSTANCES, FaultKind, Round, draw
 from chaos.rounds.strikes import Strikes
 from chaos.rounds.surroundings import Network, Proxies, network, possible, sweep
-from everflow.testing.broker import EmbeddedBroker
 
 APPLICATION = "chaos"
 RATE = 40.0
@@ -116,8 +116,11 @@ class ChaosRun:
     def _open(self) -> None:
         net: Network = Proxies() if self.plan.proxies else network()
         self._held.callback(net.close)
+        door = MarkerDoor() if FaultKind.LATE_MARKERS in self.plan.kinds else None
+        if door is not None:
+            self._held.callback(door.close)
         self.broker = self._held.enter_context(
-            EmbeddedBroker(self.folder / "broker", host=net.host, heap="768m")
+            broker_with_door(self.folder / "broker", net.host, "768m", door)
         )
         for name in (*INPUTS, *OUTPUTS):
             config = {"max.message.bytes": str(LARGEST_COPY_BYTES)} if name == COPIES else {}
@@ -144,7 +147,7 @@ class ChaosRun:
         self._wait_visible(self.load.sent())
         self.load.start()
         self._held.callback(self.load.stop)
-        self.strikes = Strikes(self.fleet, self.broker, self.load)
+        self.strikes = Strikes(self.fleet, self.broker, self.load, door)
         self.coordinator = CoordinatorWatch(self.broker, self._coordinator_stuck)
         self.fleet.watch = self.coordinator.look
 

@@ -33,6 +33,7 @@ class FaultKind(Enum):
     CUT = "cut"
     FULL_DISK = "full-disk"
     CLOCK = "clock"
+    LATE_MARKERS = "late-markers"
     POISON = "poison"
     OVERSIZED = "oversized"
 
@@ -42,6 +43,8 @@ AT_A_POINT = frozenset(
 )
 """They meet a worker at a named point of a micro-batch."""
 RECORDS = frozenset({FaultKind.POISON, FaultKind.OVERSIZED})
+OFFSETS, LOGS = "offsets", "logs"
+"""Where markers come late: at the group's committed offsets, or at all other logs."""
 STRIKES = tuple(kind for kind in FaultKind if kind not in RECORDS)
 
 
@@ -49,7 +52,8 @@ class Fault(NamedTuple):
     """``instance`` counts from 1. ``point``: of `crash_points`, or "" for any moment, ``wait_s``
     after the fault before it. ``away_s``: how long what was stopped stays away, at least.
     ``minutes``: of a clock. ``records``: of bad ones, of each kind. ``early``: an orphan goes on
-    at the moment in which others begin to take over, not after it."""
+    at the moment in which others begin to take over, not after it. ``late``: where markers are,
+    `OFFSETS` or `LOGS`."""
 
     kind: FaultKind
     instance: int = 0
@@ -59,12 +63,14 @@ class Fault(NamedTuple):
     minutes: int = 0
     records: int = 0
     early: bool = False
+    late: str = ""
 
     def __str__(self) -> str:
         told = [self.kind.value]
         told += [f"instance {self.instance}"] if self.instance else []
         told += [f"at {self.point}"] if self.point else []
         told += ["early"] if self.early else []
+        told += [f"at the {self.late}"] if self.late else []
         told += [f"{self.minutes:+d} minutes"] if self.minutes else []
         told += [f"{self.records} of a kind"] if self.records else []
         return " ".join(told)
@@ -117,6 +123,7 @@ def _strike(kind: FaultKind, victim: int, chance: random.Random) -> Fault:
         away_s=round(chance.uniform(0.0, LONGEST_AWAY_S), 1),
         early=kind is FaultKind.ORPHAN and chance.random() < 0.5,
         minutes=chance.choice((-1, 1)) * chance.randint(2, 30) if kind is FaultKind.CLOCK else 0,
+        late=chance.choice((OFFSETS, LOGS)) if kind is FaultKind.LATE_MARKERS else "",
     )
     broker = kind in (FaultKind.KILL_BROKER, FaultKind.RESTART_BROKER)
     return drawn._replace(instance=0) if broker else drawn

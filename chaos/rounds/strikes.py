@@ -18,6 +18,7 @@ import psutil
 from chaos.elastic_group import POLL_S, Process
 from chaos.rounds.fleet import SESSION_MS, Fleet
 from chaos.rounds.load import Load
+from chaos.rounds.markers import MarkerDoor
 from chaos.rounds.orders import POISON, Kind
 from chaos.rounds.schedule import Fault, FaultKind
 from everflow.runtime.worker.crash_points import APPLYING
@@ -46,6 +47,8 @@ class Strikes:
     fleet: Fleet
     broker: EmbeddedBroker
     load: Load
+    door: MarkerDoor | None = None
+    """Where it is None no markers can be late."""
     _open: list[tuple[Fault, Iterator[None]]] = field(default_factory=list)
     _pause: threading.Event = field(default_factory=threading.Event)
 
@@ -81,6 +84,7 @@ class Strikes:
             FaultKind.CUT: self._cut,
             FaultKind.FULL_DISK: self._full_disk,
             FaultKind.CLOCK: self._clock,
+            FaultKind.LATE_MARKERS: self._late_markers,
             FaultKind.POISON: self._records,
             FaultKind.OVERSIZED: self._records,
         }[kind]
@@ -254,6 +258,24 @@ class Strikes:
             self._waits(shown, fault, "an event at the wrong time")
         self._rest(since, fault.away_s)
         clock.turn(0)
+
+    def _late_markers(self, fault: Fault) -> Iterator[None]:
+        """An instance leaves in order and comes back while some of the markers are late: nobody is
+        fenced, and its tasks change owners with a last transaction that shows only in part."""
+        door = self.door
+        if door is None:
+            raise NotDoneError(f"{fault} did not happen: the broker's markers come by no door")
+        self._busy(fault)
+        door.hold(fault.late)
+        yield
+        door.hold(fault.late)  # again: it may be late elsewhere since another fault of the round
+        held, tasks = door.held, self.fleet.active(fault.instance)
+        self.fleet.leave(fault.instance)
+        self._taken(tasks, fault)
+        process = self.fleet.launch(fault.instance)
+        self._waits(lambda: process.view().running, fault, "its next life")
+        self._waits(lambda: door.held > held, fault, "a marker that is late")
+        door.hold("")
 
     # --- records ---------------------------------------------------------------------------------
 

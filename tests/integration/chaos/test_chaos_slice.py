@@ -10,8 +10,9 @@ import pytest
 
 from chaos.elastic_group import GroupFailedError
 from chaos.rounds.command import ChaosRun, Plan
+from chaos.rounds.mutations import MUTATIONS
 from chaos.rounds.orders import POISON
-from chaos.rounds.schedule import Fault, FaultKind, Round
+from chaos.rounds.schedule import LOGS, OFFSETS, Fault, FaultKind, Round
 from chaos.rounds.surroundings import possible
 from everflow.runtime.worker.crash_points import BEFORE_TRANSACTION, COMMITTED, OFFSETS_SENT
 
@@ -42,24 +43,36 @@ def at(kind: FaultKind, point: str, away_s: float = 0.0) -> list[Round]:
     ]
 
 
+def late(where: str) -> list[Round]:
+    """Three rounds in which an instance after the other leaves while markers are late there."""
+    return [
+        Round((Fault(FaultKind.LATE_MARKERS, instance=1 + turn, late=where),)) for turn in range(3)
+    ]
+
+
 FOUND_BY = {
     "commit-gate": at(FaultKind.STALL, BEFORE_TRANSACTION),
     "conditional-apply": at(FaultKind.ORPHAN, COMMITTED, away_s=3.0),
+    # The dead worker's transaction holds its tasks up, where no other instance can take them.
+    "fencing-order": at(FaultKind.KILL_WORKER, OFFSETS_SENT)[:1],
+    "stable-offsets": late(OFFSETS),
+    "stable-ends": late(LOGS),
 }
-"""The others are found in simulation (`tests/properties/test_simulation.py`): what shows them here
-is a moment of milliseconds, or minutes of standing still."""
+MUTATED_SETTLE_S = 120.0
+"""What comes at all comes within seconds, and what hangs is given up after 300."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mutation", FOUND_BY)
+@pytest.mark.parametrize("mutation", MUTATIONS)
 def test_without_its_guard_it_fails(mutation: str, tmp_path: Path) -> None:
     """What it finds, it finds because it looks: the same rounds are clean with the guard."""
     rounds = FOUND_BY[mutation]
     kinds = frozenset(fault.kind for one in rounds for fault in one.faults)
-    plan = Plan(len(rounds), seed=1, kinds=kinds)
+    plan = Plan(len(rounds), seed=1, kinds=kinds, instances=len(rounds))
     intact = ChaosRun(plan, tmp_path / "intact").run(rounds)
     assert intact.clean, intact.told()
-    assert fails(ChaosRun(replace(plan, mutation=mutation), tmp_path / "broken"), rounds)
+    broken = replace(plan, mutation=mutation, settle_s=MUTATED_SETTLE_S)
+    assert fails(ChaosRun(broken, tmp_path / "broken"), rounds)
 
 
 def fails(run: ChaosRun, rounds: list[Round]) -> bool:
