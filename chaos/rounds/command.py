@@ -254,8 +254,8 @@ class ChaosRun:
         return seen[0]
 
 
-def main(arguments: Sequence[str]) -> int:
-    """0 if everything is clean."""
+def parsed(arguments: Sequence[str]) -> argparse.Namespace:
+    """What a run is asked for."""
     parser = argparse.ArgumentParser(prog="./run chaos", description="faults under load")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seed", type=int, default=None, help="default: drawn, and printed")
@@ -292,7 +292,12 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--keep", type=Path, default=None, help="where logs stay; default: a temporary folder"
     )
-    options = parser.parse_args(arguments)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """0 if everything is clean."""
+    options = parsed(arguments)
     # Networks and disks are the machine's: they are taken down, also by who is asked to end.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 32)
