@@ -20,7 +20,7 @@ from everflow.operators.fold import valid
 from everflow.operators.joins.batch_records import Flags
 from everflow.operators.joins.foreign_keys import SUBSCRIPTION, Order, answer_type
 from everflow.operators.joins.joined_table import NEVER, Held, JoinedTable
-from everflow.operators.joins.joined_values import Stores
+from everflow.operators.joins.joined_values import Stores, first_and_last
 from everflow.operators.user_code import written_bytes
 from everflow.records import ByteColumn, EdgeBatch, Int32, Int64, StoreChanges, TasksResult
 from everflow.serdes import Serde
@@ -243,9 +243,7 @@ class _Asks:
         index = pa.array(rows)
         keys = self.keys.take(index)
         stored = _joined([_prefixes(keys), self.entries.take(index)])
-        codes = stored.dictionary_encode().indices.to_numpy()
-        last = np.zeros(int(codes.max(initial=-1)) + 1, np.int64)
-        last[codes] = np.arange(len(codes))  # the last assignment wins
+        _, last = first_and_last(stored.dictionary_encode().indices.to_numpy())
         rows = rows[last]
         forgets = np.isin(self.orders[rows], (Order.FORGET, Order.FORGET_AND_TELL))
         values = self.hashes.take(pa.array(rows)).fill_null(b"")
