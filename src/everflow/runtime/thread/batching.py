@@ -150,29 +150,32 @@ def plan_ranges(
     (transaction markers, compaction) count as records. Every partition with something to read gets
     at least one offset, beyond ``records`` if need be: a merge waits for each of its inputs.
     """
-    waiting = {tp: max(0, r.end - r.start) for tp, r in available.items()}
-    taken = dict.fromkeys(available, 0)
+    # Of a thousand partitions with next to nothing to read, most have nothing.
+    waiting = {tp: r.end - r.start for tp, r in available.items() if r.end > r.start}
+    taken = dict.fromkeys(waiting, 0)
     left = max(0, records)
     # Smallest backlog first: each leaves what it does not need to the ones behind it.
-    order = sorted(available, key=lambda tp: (waiting[tp], tp))
+    order = sorted(waiting, key=lambda tp: (waiting[tp], tp))
     for position, tp in enumerate(order):
         share = max(1, -(-left // (len(order) - position)))
         taken[tp] = min(waiting[tp], share)
         left = max(0, left - taken[tp])
-    return {tp: OffsetRange(r.start, r.start + taken[tp]) for tp, r in available.items()}
+    return {tp: OffsetRange(r.start, r.start + taken.get(tp, 0)) for tp, r in available.items()}
 
 
 def unread(
     tasks: Iterable[ActiveTask], ends: Mapping[TopicPartition, int], resting: Collection[TaskId]
 ) -> dict[TopicPartition, OffsetRange]:
     """What is in the logs of ``tasks`` and not yet processed; nothing of those that rest."""
-    return {
-        tp: OffsetRange(position, position)
-        if task.id in resting
-        else OffsetRange(position, max(position, ends.get(tp, task.ends.get(tp, position))))
-        for task in tasks
-        for tp, position in task.positions.items()
-    }
+    found = {}
+    for task in tasks:
+        rests = task.id in resting
+        for tp, position in task.positions.items():
+            end = position if rests else ends.get(tp)
+            if end is None:
+                end = task.ends.get(tp, position)
+            found[tp] = OffsetRange(position, end if end > position else position)
+    return found
 
 
 def is_empty(ranges: Mapping[TopicPartition, OffsetRange]) -> bool:

@@ -309,9 +309,9 @@ class StreamThread:
         self.late.look(self.tasks, self.services.ends, self.clock.monotonic_ms())
         most = self._narrowing.size.records(self._narrowing.bounds)
         available = self._available()
-        if sum(r.end - r.start for r in available.values()) < most:
-            # What came during the last batch need not wait for the one after the next.
-            self.services.ends.refresh(FRESH_ENDS_MS)
+        few = sum(r.end - r.start for r in available.values()) < most
+        # What came during the last batch need not wait for the one after the next.
+        if few and self.services.ends.refresh(FRESH_ENDS_MS):
             available = self._available()
         log_ends = {tp: r.end for tp, r in available.items()}
         look = self._idling.look(self._inputs(), available, self.clock.monotonic_ms())

@@ -133,17 +133,18 @@ class EndOffsets:
         """The ends as last read; a partition that was never read is missing."""
         return self._ends
 
-    def refresh(self, timeout_ms: float) -> None:
+    def refresh(self, timeout_ms: float) -> bool:
         """Have the ends asked for now, unless they were a moment ago or the brokers tell them by
         themselves, and wait for the answer for at most ``timeout_ms``. Without a poller of its own
-        (`start`) nothing is asked."""
+        (`start`) nothing is asked. Returns whether there was a question."""
         with self._answered:
             fresh = self._live or self._clock.monotonic_ms() < self._fresh_ms
             if not self._polls or fresh:
-                return
+                return False
             wanted = self._asked + 1
             self._look.set()
             self._answered.wait_for(lambda: self._answers >= wanted, timeout_ms / 1000)
+            return True
 
     def failing_ms(self) -> float:
         """For how long the brokers have not answered; 0 when they do."""
