@@ -27,7 +27,7 @@ from everflow.observe.exposition import CONTENT_TYPE, exposition
 from everflow.observe.health import Verdict, live, ready
 from everflow.observe.observation import Observation
 from everflow.observe.page.routes import Page
-from everflow.observe.short_road import ShortAnswer, connections
+from everflow.observe.short_road import ShortAnswers, connections
 
 log = logging.getLogger("everflow")
 
@@ -128,7 +128,7 @@ class HttpServer:
         setting: str = "http.listen",
         certificate: tuple[str, str] | None = None,
         ending: Callable[[], None] = lambda: None,
-        short: ShortAnswer | None = None,
+        short: ShortAnswers | None = None,
     ) -> None:
         """``address``: host:port, from ``setting``; port 0 is any that is free (`address` then says
         which). ``certificate``: files of a certificate and its key, for TLS.

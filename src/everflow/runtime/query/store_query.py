@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
+import pyarrow as pa
+
 from everflow.errors import RetriableError, StoreMismatchError
 from everflow.foreign_names import spelled_here
 from everflow.runtime.query.query_errors import (
@@ -317,6 +319,20 @@ class ReadOnlyStore:
                 return self._value(found)
         return None
 
+    def _at_home(self, keys: Sequence[tuple[bytes, bytes]]) -> list[Any]:
+        here: dict[int, list[int]] = {partition: [] for partition in self.partitions}
+        for number, (key, _) in enumerate(keys):
+            here.get(self._reader.access.home(key), []).append(number)
+        values: list[bytes | None] = [None] * len(keys)
+        for partition, numbers in here.items():
+            if not numbers:
+                continue
+            wanted = [keys[number][1] for number in numbers]
+            found = self._reader.read(partition, lambda view, wanted=wanted: view.get_many(wanted))  # type: ignore[misc]
+            for number, stored in zip(numbers, found, strict=True):
+                values[number] = None if stored is None else stored[TIMESTAMP_BYTES:]
+        return self._results.decode_array(pa.array(values, pa.binary())).to_pylist()  # type: ignore[no-any-return]
+
     def _entries_of(
         self, key: bytes, start: bytes, end: bytes, keep: Callable[[bytes], bool], *, reverse: bool
     ) -> Iterator[tuple[EntryPlace, bytes]]:
@@ -399,6 +415,13 @@ class ReadOnlyKeyValueStore(ReadOnlyStore):
     def _bounds(self, first: Any, last: Any) -> tuple[bytes | None, bytes | None]:
         start = None if first is None else self._key_bytes(first)
         return start, None if last is None else self._key_bytes(last) + b"\x00"
+
+
+def values_at_home(store: ReadOnlyStore, keys: Sequence[tuple[bytes, bytes]]) -> list[Any]:
+    """The values of many keys (as bytes, and as the store has them), each partition read at one
+    moment and decoded together. None where the key's own partition has nothing or is not here: a
+    query of that key alone looks further, or says why."""
+    return store._at_home(keys)
 
 
 def key_bytes(spec: StoreSpec, key: Any) -> bytes:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from everflow.errors import RetriableError
+from everflow.errors import EverflowError, RetriableError
 from everflow.runtime.query.key_metadata import StoreSite
 from everflow.runtime.query.queries import InteractiveQueries, StoreQueries
 from everflow.runtime.query.query_errors import (
     InvalidStateStoreError,
     StateElsewhereError,
 )
-from everflow.runtime.query.store_query import TIME_MAX, ReadOnlyStore, StoreScan
+from everflow.runtime.query.store_query import (
+    TIME_MAX,
+    ReadOnlyStore,
+    StoreScan,
+    key_bytes,
+    values_at_home,
+)
 from everflow.runtime.serving.parameters import (
     MOST_ENTRIES,
     MOST_KEYS,
@@ -26,6 +32,7 @@ from everflow.runtime.serving.parameters import (
     require_kind,
     token_of,
 )
+from everflow.serdes.windowed import window_store_key
 from everflow.windows import Windowed
 
 KEY_VALUE = ("key_value", "versioned")
@@ -171,6 +178,34 @@ class ServedStores:
         """Sessions of a key, or of all keys here, that touch an interval of time."""
         self._kind(store, "session")
         return self._in_time(asked, store, key, "sessions", "find_sessions", "find_sessions_range")
+
+    # --- several at once --------------------------------------------------------------------------
+
+    def at_home(
+        self, store: str, asked: Sequence[tuple[str, int | None]]
+    ) -> list[dict[str, Any] | None]:
+        """What `entry` gives for each key, or `window` for each key and start, read together; None
+        where the key's own partition has nothing here, or the key is none: those say why."""
+        windows = asked[0][1] is not None
+        spec = self._kind(store, "window" if windows else "key_value").spec
+        entries: list[dict[str, Any] | None] = []
+        wanted: list[tuple[bytes, bytes]] = []
+        for text, start in asked:
+            try:
+                key = self._key(store, text)
+                data = key_bytes(spec, key)
+            except EverflowError:
+                entries.append(None)
+                continue
+            entries.append({"key": key} if start is None else {"key": key, "start": start})
+            wanted.append((data, data if start is None else window_store_key(data, start)))
+        view = self._view(store, Parameters(()).freshness())
+        found = iter(values_at_home(view, wanted))
+        for number, entry in enumerate(entries):
+            if entry is not None:
+                value = next(found)
+                entries[number] = None if value is None else {**entry, "value": value}
+        return entries
 
     # --- inside -----------------------------------------------------------------------------------
 

@@ -1,25 +1,37 @@
-"""Point reads on a short road: answered where their bytes arrive (note 058).
+"""Point reads on a short road: several are answered with one look at a store (note 058).
 
 A read of one key is a microsecond of LMDB and four hundred of HTTP in general: a parser for all
 that a request can be, a task, a thread, a response for all that an answer can be. So a request
-that is a plain point read, whole and alone in what has arrived, is answered at once. Everything
-else, and every read that is no success, goes the general road as if this one was not there.
+that is a plain point read, whole and alone in what has arrived, waits for a moment and is answered
+with those that came meanwhile. Everything else, and every read that is no success, goes the general
+road as if this one was not there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 from urllib.parse import unquote
 
+from everflow.runtime.query.store_query import TIME_MAX
 from everflow.runtime.serving.answers import ServedStores
-from everflow.runtime.serving.parameters import Parameters, as_json
+from everflow.runtime.serving.parameters import as_json
 
 BEGIN, END, HEAD_END = b"GET /stores/", b" HTTP/1.1", b"\r\n\r\n"
 MOST_BYTES = 4 << 10
 """Of a request on the short road."""
 ACCEPTED = frozenset((b"accept", b"accept-encoding", b"accept-language", b"user-agent"))
 """Headers that change nothing of an answer."""
+
+
+class PlainRead(NamedTuple):
+    """What a plain read asks for: a key, as its text in the path says it, and of a window its
+    start (ms)."""
+
+    store: str
+    key: str
+    start: int | None
 
 
 class PointReads:
@@ -30,25 +42,31 @@ class PointReads:
         """``allowed``: whether the value of the header Authorization ("": none) is enough."""
         self._answers, self._allowed = answers, allowed
 
-    def body(self, request: bytes) -> bytes | None:
-        """The answer of a plain point read; None for what goes the general road."""
-        target = self._target(request)
-        if target is None:
-            return None
-        try:
-            return as_json(self._read(*target))
-        except Exception:  # the general road says what is wrong with it
-            return None
+    def bodies(self, asked: Sequence[PlainRead]) -> list[bytes | None]:
+        """See `ShortAnswers`."""
+        found: list[bytes | None] = [None] * len(asked)
+        stores: dict[tuple[str, bool], list[int]] = defaultdict(list)
+        for number, point in enumerate(asked):
+            stores[point.store, point.start is None].append(number)
+        for (store, _), numbers in stores.items():
+            points = [(asked[number].key, asked[number].start) for number in numbers]
+            try:
+                entries = self._answers.at_home(store, points)
+                bodies = [None if entry is None else as_json(entry) for entry in entries]
+            except Exception:  # the general road says what is wrong with it
+                continue
+            for number, body in zip(numbers, bodies, strict=True):
+                found[number] = body
+        return found
 
-    def _target(self, request: bytes) -> tuple[str, str, str] | None:
-        """Store, which read, and what stands behind it in the path; None unless this is one whole
-        request with headers that are all understood."""
+    def understood(self, request: bytes) -> PlainRead | None:
+        """See `ShortAnswers`: one whole request with headers that are all understood."""
         if len(request) > MOST_BYTES or not request.startswith(BEGIN):
             return None
         if request.find(HEAD_END) != len(request) - len(HEAD_END):
             return None
         first, *lines = request[: -len(HEAD_END)].split(b"\r\n")
-        if not first.endswith(END) or not self._understood(lines):
+        if not first.endswith(END) or not self._headers_understood(lines):
             return None
         path = first[len(BEGIN) : -len(END)]
         if b"?" in path or b"#" in path or b" " in path or not path.isascii():
@@ -56,9 +74,9 @@ class PointReads:
         parts = unquote(path.decode("ascii")).split("/", 2)
         if len(parts) < 3 or "\n" in parts[2]:
             return None
-        return parts[0], parts[1], parts[2]
+        return _point(*parts)
 
-    def _understood(self, lines: list[bytes]) -> bool:
+    def _headers_understood(self, lines: list[bytes]) -> bool:
         hosts, given = 0, ""
         for line in lines:
             name, colon, value = line.partition(b":")
@@ -78,12 +96,11 @@ class PointReads:
                 return False
         return hosts == 1 and self._allowed(given)
 
-    def _read(self, store: str, what: str, rest: str) -> Mapping[str, Any]:
-        if what == "entries":
-            return self._answers.entry(Parameters(()), store, rest)
-        if what != "window":
-            raise LookupError(what)
-        start, _, key = rest.partition("/")
-        if not (start.isascii() and start.isdigit()):
-            raise LookupError(start)
-        return self._answers.window(Parameters(()), store, key, int(start))
+
+def _point(store: str, what: str, rest: str) -> PlainRead | None:
+    if what == "entries":
+        return PlainRead(store, rest, None)
+    start, _, key = rest.partition("/")
+    if what != "window" or not (start.isascii() and start.isdigit()) or int(start) > TIME_MAX:
+        return None
+    return PlainRead(store, key, int(start))

@@ -39,7 +39,7 @@ def served(
     answers = ServedStores(stores, queries)
     app = application(answers, tokens, scheme, version("everflow"))
     reads = PointReads(answers, partial(allowed, [token.encode() for token in tokens]))
-    server = HttpServer(config.query_listen, app, "query.listen", files, short=reads.body)
+    server = HttpServer(config.query_listen, app, "query.listen", files, short=reads)
     address = config.application_server or reached_at(server.address, socket.getfqdn())
     moves.info("Stores are served at %s://%s", scheme, address)
     try:

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from everflow import serdes
 from everflow.config import StreamsConfig
 from everflow.observe import short_road
+from everflow.observe.http_server import HttpServer
 from everflow.runtime.query.key_metadata import StoreSite
 from everflow.runtime.serving.point_reads import MOST_BYTES, PointReads
 from everflow.runtime.serving.served import served
 from everflow.serdes.windowed import window_store_key
 from everflow.state.store import StoreSpec
+from everflow.testing import wait_until
 from unit.runtime.query.query_stores import COUNTS, WINDOWS, Instance
 
 TOKEN = "a-token-of-some-length"
@@ -193,14 +196,120 @@ def test_a_token_is_asked_for_on_both_roads(instance: Instance, tmp_path: Path) 
             assert wire.answer()[0] == status, header
 
 
-class Answers:
-    """Says what it was asked for."""
+def test_who_asks_together_gets_each_his_own_answer(instance: Instance) -> None:
+    """Found, not there, no key, another store and none: one look answers what it can."""
+    paths = [path for path, _ in PATHS] * 4
+    with service(instance) as address, ExitStack() as opened:
+        wires = [opened.enter_context(Wire(address)) for _ in paths]
+        expected = []
+        for wire, path in zip(wires, paths, strict=True):
+            wire.send(request(path, "X-Other: 1"))
+            expected.append(wire.answer())
+        for _ in range(5):
+            for wire, path in zip(wires, paths, strict=True):
+                wire.send(request(path))
+            assert [wire.answer() for wire in wires] == expected
 
-    def entry(self, _: object, store: str, key: str) -> dict[str, str]:
-        return {"store": store, "key": key}
+
+class Reads:
+    """Counts who asks, and who has left."""
+
+    def __init__(self) -> None:
+        self.looks: list[list[bytes]] = []
+        self.asked = self.lost = 0
+
+    def understood(self, request: bytes) -> bytes | None:
+        if not request.startswith(b"GET /stores/"):
+            return None
+        self.asked += 1
+        return request
+
+    def bodies(self, asked: Sequence[bytes]) -> list[bytes | None]:
+        self.looks.append(list(asked))
+        return [b"short" if b"short" in one else None for one in asked]
 
 
-READS = PointReads(Answers(), lambda _: True)  # type: ignore[arg-type]
+async def general(scope: Any, _: Any, send: Any) -> None:
+    """The general road: says what was asked."""
+    body = scope["path"].encode()
+    headers = [(b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+SHORT, LONG = request("/stores/short"), request("/stores/long")
+
+
+def test_who_comes_during_a_rest_shares_a_look_and_who_is_alone_does_not_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(short_road, "PAUSE_S", 3_600.0)
+    reads = Reads()
+    server = HttpServer("127.0.0.1:0", cast(Any, general), short=reads)
+    with closing(server), Wire(server.address) as one, Wire(server.address) as other:
+        for _ in range(3):  # nobody else is there
+            one.send(SHORT)
+            assert one.answer() == (200, b"short")
+        other.send(LONG)  # waits for an hour
+        one.send(SHORT)
+        wait_until(lambda: reads.asked == 5, 30, "both wait")
+        assert len(reads.looks) == 3
+        one.socket.shutdown(socket.SHUT_WR)  # whose end lets everybody be answered
+        assert one.answer() == (200, b"short")
+        assert other.answer() == (200, b"/stores/long")
+        assert sorted(reads.looks[3]) == [LONG, SHORT]
+
+
+@pytest.mark.parametrize("second", [SHORT, LONG, b"GET / HTTP/1.1\r\nHost: here\r\n\r\n"])
+def test_what_comes_behind_a_request_that_waits_is_answered_behind_it(
+    second: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(short_road, "PAUSE_S", 3_600.0)
+    reads = Reads()
+    server = HttpServer("127.0.0.1:0", cast(Any, general), short=reads)
+    with closing(server), Wire(server.address) as one, Wire(server.address) as other:
+        one.send(SHORT)
+        assert one.answer() == (200, b"short")
+        other.send(SHORT)
+        wait_until(lambda: reads.asked == 2, 30, "it waits")
+        other.send(second)
+        data = b""
+        while data.count(b"HTTP/1.1 200") < 2 or not data.endswith(second.split(b" ")[1]):
+            data += other._more()
+        assert data.index(b"/stores/short") < len(data) - len(second.split(b" ")[1])
+        assert len(reads.looks) == 1, "both went the general road"
+
+
+def test_who_waits_is_answered_before_the_server_ends_and_who_is_gone_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(short_road, "PAUSE_S", 3_600.0)
+    reads = Reads()
+    original = short_road.ShortRoadProtocol.connection_lost
+
+    def noted(self: Any, error: Exception | None) -> None:
+        original(self, error)
+        reads.lost += 1
+
+    monkeypatch.setattr(short_road.ShortRoadProtocol, "connection_lost", noted)
+    server = HttpServer("127.0.0.1:0", cast(Any, general), short=reads)
+    with Wire(server.address) as one, Wire(server.address) as other:
+        one.send(SHORT)
+        assert one.answer() == (200, b"short")
+        with Wire(server.address) as gone:
+            gone.send(SHORT)
+            wait_until(lambda: reads.asked == 2, 30, "it waits")
+            linger = struct.pack("ii", 1, 0)
+            gone.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)  # a reset
+        wait_until(lambda: reads.lost == 1, 30, "it is gone")
+        other.send(SHORT)
+        wait_until(lambda: reads.asked == 3, 30, "it waits")
+        server.close()
+        assert other.answer() == (200, b"short")
+        assert reads.looks[1] == [SHORT]
+
+
+READS = PointReads(cast(Any, None), lambda _: True)
 
 
 @pytest.mark.parametrize(
@@ -220,6 +329,8 @@ READS = PointReads(Answers(), lambda _: True)  # type: ignore[arg-type]
         request("/stores/counts/entries/a b"),
         request("/stores/counts/entries/a?stale=true"),
         request("/stores/counts/entries/a%0Ab"),
+        request("/stores/counts/windows/a"),
+        request("/stores/counts/window/%s/a" % (10**30)),
         request("/stores/counts/entries/" + "k" * MOST_BYTES),
         request("/stores/counts/entries/a").replace(b"Host: here\r\n", b""),
         request("/stores/counts/entries/a").replace(b"HTTP/1.1", b"HTTP/1.0"),
@@ -229,5 +340,6 @@ READS = PointReads(Answers(), lambda _: True)  # type: ignore[arg-type]
     ],
 )
 def test_what_is_not_a_plain_read_alone_goes_the_general_road(data: bytes) -> None:
-    assert READS.body(request("/stores/counts/entries/a", "Connection: keep-alive")) is not None
-    assert READS.body(data) is None
+    plain = request("/stores/counts/entries/a", "Connection: keep-alive")
+    assert READS.understood(plain) == ("counts", "a", None)
+    assert READS.understood(data) is None
