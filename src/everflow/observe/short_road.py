@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-PAUSE_S = 0.003
+PAUSE_S = 0.005
 """Between two looks, while several connections ask: at 2,000 requests a second one look answers
-half a dozen."""
+ten."""
 
 
 class ShortAnswers(Protocol):
