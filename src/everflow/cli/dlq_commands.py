@@ -17,6 +17,7 @@ from everflow.cli.cluster_options import (
     Servers,
 )
 from everflow.errors import ConfigError
+from everflow.moves import counted
 
 if TYPE_CHECKING:
     from everflow.kafka.dead_letters import DeadLetter, Filter, Replayer
@@ -135,20 +136,33 @@ def _add_replay(dlq: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
         debug: Debug = False,
     ) -> None:
         """Write dead letters again as the records that they were, each once: those that were
-        replayed are left out, also where an earlier replay was cut off."""
+        replayed are left out, also where an earlier replay was cut off. Without --to, so are those
+        whose headers do not say where they came from."""
         with errors_for_people(debug):
-            from everflow.kafka.dead_letters import Filter, LetterPlace, line_of
+            from everflow.kafka.dead_letters import Filter, LetterPlace, line_of, no_source
 
             only = Filter(error, source, node, frozenset(map(LetterPlace.parse, places or ())))
             with _replaying(topic, servers, settings, dry_run, to) as (found, replayer):
-                chosen = [one for one in found.chosen(only) if not one.replayed]
+                wanted = [one for one in found.chosen(only) if not one.replayed]
+                chosen = [one for one in wanted if to or one.source is not None]
+                left_out = [one for one in wanted if not to and one.source is None]
+                if places and left_out:
+                    raise no_source(topic, left_out[0])
                 if replayer is None:
                     for letter in chosen:
                         typer.echo(line_of(letter))
                 else:
                     replayer.replay(chosen, to)
             told = "would be replayed" if dry_run else "replayed"
-            typer.echo(f"{len(chosen):,} dead letter{'s' * (len(chosen) != 1)} {told}", err=True)
+            typer.echo(f"{counted(len(chosen), 'dead letter')} {told}", err=True)
+            if left_out:
+                count, first = counted(len(left_out), "dead letter"), left_out[0].place
+                typer.echo(
+                    f"{count} left out, {topic}-{first} first: no header says which topic they "
+                    f"came from. `everflow dlq replay {topic} --to TOPIC` writes what is left into "
+                    f"the one you name.",
+                    err=True,
+                )
 
 
 @contextmanager

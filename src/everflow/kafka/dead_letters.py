@@ -80,6 +80,17 @@ class DeadLetter:
         return f"{about.get('topic')}-{about.get('partition')}@{about.get('offset')}"
 
     @property
+    def source(self) -> str | None:
+        """The topic it came from; None where no header says so: others write letters, too."""
+        return self.about.get("topic") or None
+
+    @property
+    def source_partition(self) -> int | None:
+        """Of that topic; None where no header says so, or says no number."""
+        text = self.about.get("partition", "")
+        return int(text) if text.isdecimal() else None
+
+    @property
     def error(self) -> str:
         """Class and first line of the message."""
         message = self.about.get("message", "").partition("\n")[0]
@@ -238,7 +249,7 @@ def tallied(records: Iterable[RawLetter]) -> dict[Cause, LetterTally]:
         tally = found.setdefault(letter.group, LetterTally(letter))
         tally.last = letter
         tally.letters += 1
-        if letter.about.get("topic"):
+        if letter.source is not None:
             tally.open.add(letter.place)
             causes[letter.place] = letter.group
     return found
@@ -318,6 +329,15 @@ def _begin(data: bytes | None) -> bytes | None:
     return None if data is None else data[:SHOWN_BYTES]
 
 
+def no_source(topic: str, letter: DeadLetter) -> ConfigError:
+    """A letter cannot be replayed into the topic that it came from."""
+    return ConfigError(
+        f"dead letter {topic}-{letter.place} has no header {KAFKA_STREAMS}topic, so nobody knows "
+        f"which topic it came from. `everflow dlq replay {topic} --letter {letter.place} --to "
+        f"TOPIC` writes it into the one you name."
+    )
+
+
 class Replayer:
     """Writes letters as the records that they were, and in the same transaction notes each in the
     dead letter topic: whoever reads that finds which are done. Owned by one thread; another one for
@@ -341,31 +361,39 @@ class Replayer:
             raise classify(error.args[0], f"beginning to replay {topic}") from error
 
     def replay(self, chosen: Sequence[DeadLetter], target: str | None) -> int:
-        """Into ``target``, or each into the topic it came from. How many."""
+        """Into ``target``, or each into the topic it came from. How many. ConfigError for a letter
+        that does not say where it came from, or names a topic that is not there: nothing of its
+        transaction is written."""
         for start in range(0, len(chosen), AT_ONCE):
             part = chosen[start : start + AT_ONCE]
             try:
                 self._producer.begin_transaction()
                 for letter in part:
-                    self._write(letter, target or letter.about["topic"])
+                    into = target or letter.source
+                    if into is None:
+                        raise no_source(self._topic, letter)
+                    self._write(letter, into)
                 self._producer.commit_transaction(_TIMEOUT_S)
             except KafkaException as error:
                 raise classify(error.args[0], f"replaying {self._topic}") from error
-            except ConfigError:  # a topic that is not there: its readers shall not wait for us
+            except ConfigError:  # the topic's readers shall not wait for us
                 self._producer.abort_transaction(_TIMEOUT_S)
                 raise
         return len(chosen)
 
     def _write(self, letter: DeadLetter, target: str) -> None:
-        partition = int(letter.about.get("partition", "-1"))
-        same = target == letter.about.get("topic") and partition < self._partitions(target)
+        partition = letter.source_partition
+        if target != letter.source or (
+            partition is not None and partition >= self._partitions(target)
+        ):
+            partition = None
         place = f"{self._topic}-{letter.place}".encode()
         self._produce(
             target,
             letter.value,
             letter.key,
             [*letter.own, (REPLAYED_FROM, place)],
-            partition if same else None,
+            partition,
             letter.timestamp,
         )
         mark = str(letter.place).encode()

@@ -108,3 +108,33 @@ def test_a_record_without_the_headers_is_listed_too(cluster: Cluster) -> None:
     result = Dlq(cluster)("list", plain)
     assert result.exit_code == 0, result.output
     assert result.stdout.startswith("0@0\t")
+
+
+def test_letters_without_a_source_are_left_out_unless_a_topic_is_named(dlq: Dlq) -> None:
+    """Others may write into the topic, too: without the headers, or with some that say nothing."""
+    odd = letter(dlq.source, 5, b"v5", "ValueError", "parse")
+    headers = tuple(
+        (name, b"x" if name == "__streams.errors.partition" else data) for name, data in odd.headers
+    )
+    dlq.cluster.write(
+        dlq.topic, [Record(b"k", b"plain"), odd._replace(headers=headers), Record(b"k", b"more")]
+    )
+    tried = dlq("replay", dlq.topic, "--dry-run")
+    assert "4 dead letters would be replayed" in tried.output
+    assert f"2 dead letters left out, {dlq.topic}-0@3 first" in tried.output
+    named = dlq("replay", dlq.topic, "--letter", "0@0", "--letter", "0@3")
+    assert named.exit_code == 2
+    assert f"dead letter {dlq.topic}-0@3 has no header __streams.errors.topic" in named.output
+    assert f"`everflow dlq replay {dlq.topic} --letter 0@3 --to TOPIC`" in named.output
+    assert dlq.cluster.read(dlq.source) == [], "nothing of what was named beside it"
+    done = dlq("replay", dlq.topic)
+    assert done.exit_code == 0, done.output
+    assert "4 dead letters replayed" in done.output
+    assert f"`everflow dlq replay {dlq.topic} --to TOPIC` writes what is left" in done.output
+    values = {record.value for record in dlq.cluster.read(dlq.source)}
+    assert values == {b"v3", b"v4", b"v5", b"v9"}
+    other = dlq.cluster.topic("other", 1)
+    rest = dlq("replay", dlq.topic, "--to", other)
+    assert "2 dead letters replayed" in rest.output
+    assert [record.value for record in dlq.cluster.read(other)] == [b"plain", b"more"]
+    assert "0 dead letters replayed" in dlq("replay", dlq.topic).output

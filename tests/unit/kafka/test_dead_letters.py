@@ -10,6 +10,7 @@ from everflow.kafka.dead_letters import (
     SHOWN_BYTES,
     LetterPlace,
     RawLetter,
+    no_source,
     portions,
     sample_of,
     tallied,
@@ -59,3 +60,15 @@ def test_a_sample_has_the_beginning_of_what_is_large() -> None:
     assert "x" * SHOWN_BYTES in text
     assert "x" * (SHOWN_BYTES + 1) not in text
     assert "value has 5,000 bytes" in text
+
+
+def test_a_letter_of_others_may_not_say_where_it_came_from() -> None:
+    plain = dead_letters.letter_of(RawLetter(LetterPlace(2, 17), 0, b"k", b"v", [("own", b"x")]))
+    assert (plain.source, plain.source_partition) == (None, None)
+    text = str(no_source("dead", plain))
+    assert "dead-2@17" in text
+    assert "`everflow dlq replay dead --letter 2@17 --to TOPIC`" in text
+    for partition, wanted in ((b"3", 3), (b"", None), (b"-1", None), (b"three", None)):
+        headers = [("__streams.errors.topic", b"in"), ("__streams.errors.partition", partition)]
+        letter = dead_letters.letter_of(RawLetter(LetterPlace(0, 0), 0, None, None, headers))
+        assert (letter.source, letter.source_partition) == ("in", wanted)
