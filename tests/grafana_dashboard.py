@@ -89,6 +89,17 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel("How late records are", each(f"{TASK}record_lateness_max", "task_id"), "ms"),
         Panel("Tasks in trouble", each("everflow_task_troubled", "client_id", "task_id")),
         Panel("Rebalances", rate(REBALANCES, "client_id", of="5m")),
+        Panel(
+            "Transactions that are open",
+            each("everflow_transaction_open_seconds", "client_id", "thread_id", most=10),
+            "s",
+        ),
+        Panel(
+            "Partitions held back by open transactions",
+            each("everflow_stable_offset_held_seconds", "topic", "partition", most=10),
+            "s",
+        ),
+        Panel("Commits refused", rate("everflow_commits_refused_total", "cause", of="5m")),
     ),
     "State": (
         Panel("Tasks by role and state", STATES),

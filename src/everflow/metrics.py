@@ -24,6 +24,8 @@ ENFORCED_PROCESSING = "enforced-processing-total"
 COMMITS = "commit-total"
 COMMITS_ABORTED = "commit-aborted-total"
 BATCHES_FAILED = "batch-failed-total"
+WRITERS_FENCED = "writers-fenced-total"
+"""Transactional ids of processes that were gone, with an open transaction that was ended here."""
 RESTORED_RECORDS = "restore-total"
 RESTORE_REMAINING = "restoring-remaining-records-total"
 LAG = "records-lag"
@@ -54,6 +56,12 @@ STORE_PUTS = "put-total"
 """By task and store."""
 FAILED_BATCHES = "failed-batch-total"
 """By thread and kind of failure, or ``aborted``."""
+REFUSED_COMMITS = "refused-commit-total"
+"""By thread and cause: what the gate or the group said where a batch was aborted."""
+RENEWED_PRODUCERS = "renewed-producer-total"
+"""By thread: tainted producers that asked for a new epoch (note 019)."""
+LAST_COMMIT = "last-commit"
+"""By thread: epoch ms. No total, but the present value."""
 
 # --- with labels: of the last minute -------------------------------------------------------------
 RECORD_LATENESS = "record-lateness"
@@ -75,6 +83,7 @@ UNITS: Mapping[str, str] = {
     COMMITS: "batches",
     COMMITS_ABORTED: "batches",
     BATCHES_FAILED: "batches",
+    WRITERS_FENCED: "transactions",
     RESTORED_RECORDS: "records",
     RESTORE_REMAINING: "records",
     LAG: "records",
@@ -172,6 +181,11 @@ class Metrics:
             series = self._series.setdefault(name, {})
             for labels, amount in amounts.items():
                 series[labels] = series.get(labels, 0.0) + amount
+
+    def put_series(self, name: str, values: Mapping[Labels, float]) -> None:
+        """The present values of these labels, in place of earlier ones."""
+        with self._lock:
+            self._series.setdefault(name, {}).update(values)
 
     def note(self, name: str, texts: Mapping[Labels, str]) -> None:
         """A text for these labels, in place of an earlier one."""

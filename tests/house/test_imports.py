@@ -276,6 +276,12 @@ TABLE: tuple[tuple[str, frozenset[str], frozenset[str]], ...] = (
         },
         frozenset(),
     ),
+    # what only the brokers know, while somebody looks
+    (
+        "everflow.runtime.observed.broker_facts",
+        BASE | {"everflow.observe.observation", "everflow.kafka"},
+        frozenset(),
+    ),
     # for the page: the dead letter topic is read where somebody asks for it
     (
         "everflow.runtime.observed.topic_letters",

@@ -227,6 +227,73 @@ FIGURES: tuple[Figure, ...] = (
         "moved on, its transaction was aborted)",
         read=_series(names.FAILED_BATCHES),
     ),
+    # --- transactions ----------------------------------------------------------------------------
+    Figure(
+        name=f"{OURS}last_commit_timestamp_seconds",
+        kind=GAUGE,
+        labels=("thread_id",),
+        text="when the thread has committed something last (seconds since 1970)",
+        read=lambda seen: [
+            (labels, ms / 1000) for labels, ms in seen.series.get(names.LAST_COMMIT, {}).items()
+        ],
+    ),
+    Figure(
+        name=f"{OURS}transaction_open_seconds",
+        kind=GAUGE,
+        labels=("thread_id", "transactional_id"),
+        text="for how long the thread's transaction is open, as the brokers have it; 0 while none "
+        "is. Asked for each 5 s while somebody reads `/metrics`, `/status` or the page",
+        read=lambda seen: [
+            ((str(one.thread), one.transactional_id), one.open_s)
+            for one in seen.writers
+            if one.open_s is not None
+        ],
+    ),
+    Figure(
+        name=f"{OURS}commits_refused_total",
+        kind=COUNTER,
+        labels=("thread_id", "cause"),
+        text="micro-batches that were aborted as they were not allowed to commit, by cause: the "
+        "task or the generation was somebody else's by then",
+        read=_series(names.REFUSED_COMMITS),
+    ),
+    Figure(
+        name=f"{OURS}producers_renewed_total",
+        kind=COUNTER,
+        labels=("thread_id",),
+        text="how often a producer took a new epoch, as a request of its transaction had stayed "
+        "without an answer, or the transaction was aborted (KIP-890)",
+        read=_series(names.RENEWED_PRODUCERS),
+    ),
+    Figure(
+        name=f"{OURS}writers_fenced_total",
+        kind=COUNTER,
+        text="open transactions of instances that were gone, ended here so that readers go on",
+        read=_total(names.WRITERS_FENCED),
+    ),
+    Figure(
+        name=f"{OURS}stable_offset_lag",
+        kind=GAUGE,
+        labels=("topic", "partition"),
+        text="records of an input partition that an open transaction of anybody holds back: from "
+        "the last stable offset to the log's end. Asked for as the above; at least once nothing is "
+        "held back",
+        read=lambda seen: [
+            ((topic, str(partition)), one.records)
+            for (topic, partition), one in seen.held_back.items()
+        ],
+    ),
+    Figure(
+        name=f"{OURS}stable_offset_held_seconds",
+        kind=GAUGE,
+        labels=("topic", "partition"),
+        text="for how long at least that last stable offset has not moved; 0 where nothing is held "
+        "back",
+        read=lambda seen: [
+            ((topic, str(partition)), one.held_s)
+            for (topic, partition), one in seen.held_back.items()
+        ],
+    ),
     # --- tasks -----------------------------------------------------------------------------------
     Figure(
         name=f"{TASK}dropped_records_total",

@@ -28,6 +28,7 @@ from everflow.observe.health import Verdict, live, ready
 from everflow.observe.observation import Observation
 from everflow.observe.page.routes import Page
 from everflow.observe.short_road import ShortAnswers, connections
+from everflow.observe.transactions import transactions
 
 log = logging.getLogger("everflow")
 
@@ -44,12 +45,15 @@ def application(
     topology: str,
     drain: Callable[[], None] = lambda: None,
     page: Page | None = None,
+    watch: Look | None = None,
 ) -> Starlette:
-    """The routes. ``look`` is called on a worker thread, for each request; ``topology``: the text
+    """The routes. ``look`` is called on a worker thread, for each request, and ``watch`` in its
+    place for who is no probe: what has to be asked of the brokers is in it. ``topology``: the text
     of `Topology.describe`; ``drain`` returns at once."""
+    watched = watch or look
 
     async def metrics(_: Request) -> Response:
-        text = await run_in_threadpool(lambda: exposition(look()))
+        text = await run_in_threadpool(lambda: exposition(watched()))
         return Response(text, media_type=CONTENT_TYPE)
 
     async def alive(_: Request) -> Response:
@@ -59,7 +63,7 @@ def application(
         return _probed(ready(await run_in_threadpool(look)))
 
     async def status(_: Request) -> Response:
-        return JSONResponse(status_of(await run_in_threadpool(look)))
+        return JSONResponse(status_of(await run_in_threadpool(watched)))
 
     async def described(_: Request) -> Response:
         return PlainTextResponse(topology)
@@ -109,6 +113,7 @@ def status_of(seen: Observation) -> dict[str, Any]:
         "members": seen.members,
         "desired_instances": seen.desired_instances,
         "threads": [asdict(thread) for thread in seen.threads],
+        "transactions": transactions(seen),
         "tasks": [asdict(task) for task in seen.tasks],
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from everflow.metrics import Labels, Seen
 
@@ -55,6 +56,28 @@ class ObservedHost:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ObservedWriter:
+    """Who writes in transactions: a stream thread's producer. ``state``: Kafka's word for its
+    transaction, empty before its first one; ``open_s``: for how long it is open, 0 where none is.
+    Both None: the brokers have not told."""
+
+    thread: int
+    transactional_id: str
+    state: str | None = None
+    open_s: float | None = None
+
+
+class StableLag(NamedTuple):
+    """What readers of committed records do not see of a partition, as somebody's transaction is
+    open: ``records`` from the last stable offset to the log's end, and for how many seconds at
+    least that offset, ``stable``, has stood where it stands."""
+
+    records: int
+    stable: int
+    held_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Observation:
     """See the module.
 
@@ -70,6 +93,10 @@ class Observation:
         application_tasks: active tasks of the whole application.
         hosts: instances of the group that say where they are, this one included.
         silent_s: for how long the brokers have not told the ends of the input; 0 when they do.
+        writers: who writes in transactions here; nobody does at least once.
+        held_back: (topic, partition) -> what an open transaction holds back there, of the running
+            tasks' inputs; only where committed records are read.
+        told_s: how old is what the brokers told for both; None: they have told nothing yet.
     """
 
     application_id: str
@@ -91,6 +118,9 @@ class Observation:
     desired_instances: int | None = None
     hosts: Sequence[ObservedHost] = ()
     silent_s: float = 0.0
+    writers: Sequence[ObservedWriter] = ()
+    held_back: Mapping[tuple[str, int], StableLag] = field(default_factory=dict)
+    told_s: float | None = None
 
     @property
     def active(self) -> list[ObservedTask]:

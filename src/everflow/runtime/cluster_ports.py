@@ -410,14 +410,12 @@ class ClusterPorts:
             return False
         return all(end == 0 or (tp in done and done[tp].offset >= end) for tp, end in ends.items())
 
-    def fence(self, own: bool) -> None:
+    def fence(self, own: bool) -> int:
         """By a producer with the same transactional id."""
-        if own:
-            fence_all(
-                self._ground.config.producer(), self._ground.directory.transactional_ids, FENCE_S
-            )
-        else:
-            self._lost_writers.fence_all()
+        if not own:
+            return len(self._lost_writers.fence_all())
+        fence_all(self._ground.config.producer(), self._ground.directory.transactional_ids, FENCE_S)
+        return 0
 
     def look(self) -> None:
         """At the folder's lock, the gate's socket, and what the keeper has to do."""

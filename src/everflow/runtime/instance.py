@@ -128,9 +128,9 @@ class InstancePorts(Protocol):
         knows."""
 
     def is_worker(self, pid: int) -> bool: ...
-    def fence(self, own: bool) -> None:
+    def fence(self, own: bool) -> int:
         """Abort what this process's transactional ids have left open; ``own`` False: what those of
-        members that are gone have."""
+        members that are gone have. How many such ids of others were fenced."""
 
     def look(self) -> None:
         """With every turn of the loop, quick: EverflowError where the instance has lost the ground
@@ -392,7 +392,9 @@ class Instance:
         """Tasks came: their last owner may have vanished in the middle of a transaction. Runs
         beside their recovery, which waits for that transaction's end, and never behind one: on a
         thread of its own."""
-        self.fencing.submit(lambda: self.ports.fence(own=False))
+        self.fencing.submit(
+            lambda: self.metrics.add(names.WRITERS_FENCED, self.ports.fence(own=False))
+        )
 
     def _look_at_tasks(self) -> None:
         self._on_tasks_changed(self.manager.all_running())

@@ -34,6 +34,7 @@ from everflow.runtime.front.foreground import Foreground
 from everflow.runtime.instance import RESTORE_THREADS, Instance
 from everflow.runtime.instance_display import InstanceDisplay
 from everflow.runtime.instance_life import InstanceLife
+from everflow.runtime.observed.broker_facts import ClusterBrokers
 from everflow.runtime.observed.observer import (
     Observer,
     exported,
@@ -54,6 +55,7 @@ from everflow.runtime.serving.served import tokens_of
 from everflow.runtime.shutdown import InstanceShutdown
 from everflow.runtime.start_up import prepare_cluster, require_tasks, with_existing_topics
 from everflow.runtime.task_status import TaskStatus, copies_metrics, input_lag, statuses
+from everflow.runtime.tasks.blueprint import Blueprint
 from everflow.runtime.tasks.task import TaskState
 from everflow.runtime.thread.batch_watchdog import troubles
 from everflow.runtime.thread.replacement import Uncaught
@@ -292,10 +294,7 @@ class KafkaStreams(
         topology = with_existing_topics(self._topology, config, admin)
         blueprint = prepare_cluster(topology, config, admin, directory, self._clock, stop)
         require_tasks(blueprint)
-        if self._observer is not None:
-            self._observer.know(
-                tasks_of(blueprint), lambda: len(admin.client_ids(config.application_id))
-            )
+        self._let_watch(blueprint, admin)
         ground = Ground(
             config=config,
             clock=self._clock,
@@ -318,6 +317,16 @@ class KafkaStreams(
         )
         instance.start()
         self._joined = True
+
+    def _let_watch(self, blueprint: Blueprint, admin: ClusterAdmin) -> None:
+        """The cluster is known: who watches can be told of it."""
+        if self._observer is None:
+            return
+        config = self.config
+        brokers = ClusterBrokers(admin, config.producer()) if config.exactly_once else None
+        self._observer.know(
+            tasks_of(blueprint), lambda: len(admin.client_ids(config.application_id)), brokers
+        )
 
     def _observed(self, process_id: str) -> Observer:
         observer = Observer(

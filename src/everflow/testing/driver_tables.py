@@ -189,6 +189,10 @@ class _LetterWriter:
     def held_ms(self) -> float:
         return 0.0
 
+    @property
+    def renewals(self) -> int:
+        return 0
+
     def partition_count(self, topic: str) -> int:
         return 1
 

@@ -29,6 +29,7 @@ from everflow.kafka.reading.log_reader import LogReader
 from everflow.kafka.writing.fencing import fence, fence_all
 from everflow.kafka.writing.record_writer import RecordWriter
 from everflow.kafka.writing.transaction import GroupMetadata
+from everflow.kafka.writing.transaction_states import TransactionState, TransactionStates
 from everflow.membership.assignor import Identity
 from everflow.membership.member import GroupMember
 from everflow.records import CommittedOffset, TopicPartition
@@ -69,6 +70,42 @@ def read_all(
             for chunk in reader.read(tp, 0, end)
             for key, value, at in zip(chunk.keys, chunk.values, chunk.timestamps, strict=True)
         ]
+
+
+def test_an_open_transaction_is_told_by_its_coordinator_and_by_the_stable_offset(
+    bootstrap: str, admin: ClusterAdmin, topic: Topic, name: str
+) -> None:
+    """What the page shows of it: since when, and which records wait for its end."""
+    tp = TopicPartition(topic(1), 0)
+    config = {"bootstrap.servers": bootstrap}
+    writer = RecordWriter(config, name)
+    states = TransactionStates(config)
+    never = f"{name}-never"
+
+    def told() -> dict[str, TransactionState]:
+        return states.of([name, never])
+
+    def held() -> int:
+        written = admin.known_ends([tp], "read_uncommitted")
+        return written[tp] - admin.known_ends([tp], "read_committed")[tp]
+
+    try:
+        assert told() == {name: TransactionState("Empty"), never: TransactionState("")}
+        began_ms = time.time() * 1000
+        writer.begin()
+        writer.write(tp.topic, *rows(5), 0)
+        writer.flush(10)
+        state, since_ms = told()[name]
+        assert state == "Ongoing"
+        assert since_ms is not None
+        assert abs(since_ms - began_ms) < 60_000
+        assert held() == 5
+        writer.commit(10)
+        wait_until(lambda: held() == 0, 60, "the records to be seen")
+        wait_until(lambda: told()[name].since_ms is None, 60, "the transaction to be over")
+    finally:
+        states.close()
+        writer.close()
 
 
 @pytest.mark.parametrize("exactly_once", [True, False])

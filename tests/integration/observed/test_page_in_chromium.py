@@ -22,6 +22,8 @@ from everflow.observe.observation import (
     ObservedStore,
     ObservedTask,
     ObservedThread,
+    ObservedWriter,
+    StableLag,
 )
 from everflow.observe.page.events import Event
 from everflow.observe.page.history import Facts, RoleSpan, TimedLook, TrendPoint
@@ -101,7 +103,10 @@ SERIES: dict[str, dict[Labels, float]] = {
     names.LEFT_OUT: {("ValueError", "not-empty", "orders"): 14},
     names.DROPPED: {("1", "KSTREAM-AGGREGATE-0000000000", "late"): 212},
     names.STORE_PUTS: {("0_0", "per-minute"): 9_000, ("0_3", "per-minute"): 4_000},
-    names.FAILED_BATCHES: {("0", "aborted"): 2},
+    names.FAILED_BATCHES: {("0", "aborted"): 2, ("1", "worker"): 1},
+    names.REFUSED_COMMITS: {("0", "generation"): 2},
+    names.RENEWED_PRODUCERS: {("1",): 1},
+    names.LAST_COMMIT: {("0",): NOW_MS - 400, ("1",): NOW_MS - 94_000},
 }
 RECENT: dict[str, dict[Labels, Seen]] = {
     names.BATCH_LATENCY: {
@@ -112,17 +117,19 @@ RECENT: dict[str, dict[Labels, Seen]] = {
 }
 
 
+WRITERS = [
+    ObservedWriter(thread=0, transactional_id="shop-pod-0-0", state="Empty", open_s=0.0),
+    ObservedWriter(thread=1, transactional_id="shop-pod-0-1", state="Ongoing", open_s=93.0),
+]
+HELD_BACK = {("orders", 2): StableLag(310, 88_121, 44.0), ("orders", 0): StableLag(0, 7, 0.0)}
+
+
 def looks() -> tuple[Observation, Observation]:
     """Of an instance that catches up: ten seconds ago, and now."""
+    behind = [22_000, 98_000, 141_000]
     source = [
-        ObservedTask(
-            task=f"1_{n}",
-            role="active",
-            state="RUNNING",
-            lag=[22_000, 98_000, 141_000][n],
-            thread=n % 2,
-        )
-        for n in range(3)
+        ObservedTask(task=f"1_{n}", role="active", state="RUNNING", lag=lag, thread=n % 2)
+        for n, lag in enumerate(behind)
     ]
     tasks = [
         *source,
@@ -152,6 +159,9 @@ def looks() -> tuple[Observation, Observation]:
             ("shop-by-item-repartition", 0): 1_800,
             ("shop-by-item-repartition", 3): 1_200,
         },
+        writers=WRITERS,
+        held_back=HELD_BACK,
+        told_s=2.0,
         members=3,
         application_tasks=7,
         desired_instances=3,
@@ -278,11 +288,20 @@ def test_the_page_answers_an_operators_questions_in_their_order(tmp_path: Path) 
         assert "new: pod-2" in text(window, "#assignment")
         assert "orders-2@88121" in text(window, "#letters")
         assert "1 of 3 instances do not say" in text(window, "#tasks .hint")
+        assert text(window, "#writers tr:nth-child(2)") == (
+            "0shop-pod-0-0no0.4 s agogeneration 200"
+        )
+        assert text(window, "#writers tr:nth-child(3)") == (
+            "1shop-pod-0-1for 93 s (Ongoing)94 s agoworker 101"
+        )
+        assert text(window, "#held") == (
+            "topicpartitionrecords held backfor at leastfrom offsetorders231044 s88121"
+        )
         assert window.said == [], "nothing failed, and nothing was refused"
         if RENEW:
             PICTURES.mkdir(exist_ok=True)
             window.picture("header", PICTURES / "page-verdict.png")
-            for section in ("topology", "tasks", "threads"):
+            for section in ("topology", "tasks", "threads", "transactions"):
                 window.picture(f"#{section}", PICTURES / f"page-{section}.png")
 
 
@@ -300,6 +319,8 @@ def test_users_texts_are_texts(tmp_path: Path) -> None:
             names.LEFT_OUT: {(ODD, ODD, ODD): 1},
             names.FAILED_BATCHES: {("0", ODD): 1},
         },
+        writers=[ObservedWriter(thread=0, transactional_id=ODD, state=ODD, open_s=1.0)],
+        held_back={(ODD, 0): StableLag(1, 1, 1.0)},
         samples={(ODD, ODD, ODD): ODD},
         hosts=[ObservedHost(host=ODD, active=["0_0"])],
     )
@@ -318,6 +339,8 @@ def test_users_texts_are_texts(tmp_path: Path) -> None:
             "#events",
             "#assignment",
             "#stores",
+            "#writers",
+            "#held",
         ):
             assert ODD in text(window, section)
         assert window.value("document.querySelectorAll('img').length") == 0

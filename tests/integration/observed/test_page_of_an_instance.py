@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from everflow import KafkaStreams, StreamsBuilder, Topology, serdes
+from everflow.kafka.writing.record_writer import RecordWriter
 from everflow.testing import wait_until
 from everflow.testing.kafka_proxy import KafkaProxy
 from integration.lifecycle.lifecycle_cluster import Application, Cluster, text
@@ -70,6 +72,47 @@ def replay(streams: KafkaStreams, cause: dict[str, Any]) -> dict[str, Any]:
         return dict(json.loads(answer.read()))
 
 
+def held_back_by_somebody(
+    streams: KafkaStreams, cluster: Cluster, app: Application, source: str
+) -> None:
+    """Another program's transaction stays open: its records, and those behind it, are held back."""
+    own = view(streams)["transactions"]["threads"]
+    assert [row["thread"] for row in own] == [0]
+    assert own[0]["commit_s"] is not None
+    config = {"bootstrap.servers": cluster.bootstrap, "transaction.timeout.ms": 600_000}
+    other = RecordWriter(config, f"{cluster.prefix}-other")
+    try:
+        other.begin()
+        other.write(source, [b"k"], [b"other"], np.ones(1, np.int64), 0)
+        other.flush(60)
+        cluster.write(source, [text("k", "behind", 1, 0)])
+
+        def rows() -> list[dict[str, Any]]:
+            return list(view(streams)["transactions"]["held_back"])
+
+        wait_until(lambda: [row["records"] for row in rows()] == [2], WAIT_S, "both to be held")
+        wait_until(lambda: rows()[0]["held_s"] > 0, WAIT_S, "their offset to stand")
+        assert rows()[0]["topic"] == source
+        wait_until(
+            lambda: view(streams)["transactions"]["threads"][0]["open_s"] == 0,
+            WAIT_S,
+            "the brokers to tell that the instance's own transaction is over",
+        )
+        status = json.loads(get(streams, "/status"))["transactions"]
+        assert status["threads"][0]["transactional_id"].endswith("-0")
+        (lag,) = (
+            line
+            for line in get(streams, "/metrics").splitlines()
+            if line.startswith("everflow_stable_offset_lag{")
+        )
+        assert lag.endswith(" 2.0")
+        other.abort()
+    finally:
+        other.close()
+    wait_until(lambda: not rows(), WAIT_S, "nothing to be held back any more")
+    app.until_processed(streams, source)
+
+
 def says(streams: KafkaStreams, beginning: str) -> None:
     wait_until(
         lambda: view(streams)["verdict"]["text"].startswith(beginning),
@@ -118,6 +161,7 @@ def test_it_says_what_happens(proxy: KafkaProxy, cluster: Cluster, tmp_path: Pat
         assert (again["letters"], again["open"]) == (4, 2)
         told = [event["text"] for event in view(streams)["events"]]
         assert any(text.startswith("Replayed 2 dead letters") for text in told)
+        held_back_by_somebody(streams, cluster, app, source)
         proxy.cut()
         says(streams, "The brokers have not answered for")
         assert view(streams)["lags"]["rows"], "as they were"
@@ -131,5 +175,5 @@ def test_it_says_what_happens(proxy: KafkaProxy, cluster: Cluster, tmp_path: Pat
         says(streams, "It keeps up")
         cluster.write(source, [text("k", "good", 1, 0)])
         app.until_processed(streams, source)
-    assert len(cluster.read(sink)) == 3
+    assert len(cluster.read(sink)) == 4
     assert len(cluster.read(dead)) == 4 + 2, "letters, and the notes that two were replayed"

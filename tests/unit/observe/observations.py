@@ -12,6 +12,8 @@ from everflow.observe.observation import (
     ObservedStore,
     ObservedTask,
     ObservedThread,
+    ObservedWriter,
+    StableLag,
 )
 
 ACTIVE = ObservedTask(
@@ -41,7 +43,10 @@ FULL = Observation(
         names.BATCHES: {("0",): 2},
         names.BATCH_SECONDS: {("0", "read"): 0.5},
         names.BUSY_SECONDS: {("0",): 0.75},
-        names.FAILED_BATCHES: {("0", "aborted"): 1},
+        names.FAILED_BATCHES: {("0", "aborted"): 1, ("0", "migrated"): 2, ("0", "worker"): 3},
+        names.REFUSED_COMMITS: {("0", "generation"): 1},
+        names.RENEWED_PRODUCERS: {("0",): 4},
+        names.LAST_COMMIT: {("0",): 1_789_999_995_000},
         names.DROPPED: {("0", "by-item", "late"): 6},
         names.LEFT_OUT: {("ValueError", "by-item", "in"): 2},
         names.SENT: {("out", "results"): 7},
@@ -56,6 +61,9 @@ FULL = Observation(
     },
     samples={("ValueError", "by-item", "in"): "in-0@17 (ValueError: bad)"},
     lags={("in", 0): 3},
+    writers=[ObservedWriter(thread=0, transactional_id="orders-p-0", state="Ongoing", open_s=1.5)],
+    held_back={("in", 0): StableLag(7, 100, 2.5), ("in", 1): StableLag(0, 50, 0.0)},
+    told_s=1.0,
     roads={"Arrow": 3},
     members=2,
     application_tasks=4,

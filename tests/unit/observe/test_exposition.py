@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from everflow import metrics as names
 from everflow.observe.exposition import exposition
 from everflow.observe.figures import FIGURES
-from everflow.observe.observation import Observation, ObservedTask
+from everflow.observe.observation import Observation, ObservedTask, ObservedWriter
 from unit.observe.observations import FULL, STANDBY, changed
 
 
@@ -46,8 +46,21 @@ def test_labels_and_values() -> None:
     assert found["everflow_desired_instances", ()] == 3
 
 
+def test_transactions_and_what_they_hold_back() -> None:
+    found = samples(FULL)
+    assert found["everflow_transaction_open_seconds", ("0", "orders-p-0")] == 1.5
+    assert found["everflow_last_commit_timestamp_seconds", ("0",)] == 1_789_999_995
+    assert found["everflow_commits_refused_total", ("0", "generation")] == 1
+    assert found["everflow_producers_renewed_total", ("0",)] == 4
+    assert found["everflow_stable_offset_lag", ("0", "in")] == 7
+    assert found["everflow_stable_offset_lag", ("1", "in")] == 0
+    assert found["everflow_stable_offset_held_seconds", ("0", "in")] == 2.5
+
+
 def test_what_is_not_known_is_left_out_or_nan() -> None:
-    found = samples(changed(desired_instances=None, members=None, counters={}))
+    untold = [ObservedWriter(thread=0, transactional_id="orders-p-0")]
+    found = samples(changed(desired_instances=None, members=None, counters={}, writers=untold))
+    assert ("everflow_transaction_open_seconds", ("0", "orders-p-0")) not in found
     assert ("everflow_desired_instances", ()) not in found
     assert found["everflow_records_lag", ()] != found["everflow_records_lag", ()]
 

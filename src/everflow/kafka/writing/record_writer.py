@@ -224,6 +224,12 @@ class RecordWriter:
         """For so long since ``begin`` the broker was still ending the transaction before."""
         return self._transactions.held_s * 1000
 
+    @property
+    def renewals(self) -> int:
+        """How often a new epoch was asked for, since the producer was tainted, since the commit
+        before the last one."""
+        return self._transactions.renewals
+
     def send_offsets(
         self, offsets: Iterable[tuple[str, int, int, str]], group_metadata: bytes, timeout_s: float
     ) -> None:

@@ -117,6 +117,10 @@ class Transactions:
         self._begun = 0.0
         self._touched = False
         self._added: set[TopicPartition] = set()
+        self._committed = False
+        self.renewals = 0
+        """How often the epoch was asked for anew, as the producer was tainted, since the commit
+        before the last one."""
         self.producer = Producer(-1, -1, transactional_id is not None)
         self.held_s = 0.0
         """So long after it was begun the broker was still ending the transaction before it (its
@@ -142,9 +146,12 @@ class Transactions:
     async def begin(self, deadline: float) -> None:
         """Open a transaction: only a new epoch, if need be, is asked of the broker. Raises as
         ``start``."""
+        if self._committed:
+            self._committed, self.renewals = False, 0
         if self._tainted:
             await self._init(deadline, self.producer)
             self._tainted = False
+            self.renewals += self._id is not None
         self._begun = self._link.now()
         self._touched = False
         self._added.clear()
@@ -275,7 +282,7 @@ class Transactions:
             if committed and (asked.unsure or isinstance(failure, OutOfTimeError)):
                 raise OutcomeUnknownError(str(failure)) from failure
             raise
-        self._touched = False
+        self._touched, self._committed = False, committed
         if self._bumps:
             self._renewed(answer)
             self._tainted = False

@@ -35,6 +35,8 @@ function seconds(value) {
   return minutes < 100 ? `${minutes} min` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
 }
 
+const lasted = (value) => (value < 10 ? `${value.toFixed(1)} s` : seconds(value));
+
 // columns: [head, number?]; a cell is a text or an element.
 function fill(section, columns, rows, empty) {
   const table = at(section).querySelector("table");
@@ -277,8 +279,30 @@ function transactions(view) {
     ["micro-batches committed", `${whole(view.committed)}${view.rate ? ` (${rate(view.rate)})` : ""}`],
     ["a commit takes", known(view.mean_ms) ? `${view.mean_ms.toFixed(1)} ms, at most ${view.most_ms.toFixed(1)} ms` : "?"],
     ["aborted, as the group moved on", whole(view.aborted)], ...failed,
+    ["open transactions of instances that were gone, ended here", whole(view.ended_of_others)],
     ["rebalances", whole(view.rebalances)],
   ], "");
+  writers(view);
+}
+
+function openFor(row) {
+  if (!known(row.open_s)) return "?";
+  return row.open_s ? `for ${lasted(row.open_s)} (${row.state})` : "no";
+}
+
+// Of what the brokers told last.
+function writers(view) {
+  const old = known(view.told_s) && view.told_s >= 15 ? ` The brokers told it ${seconds(view.told_s)} ago.` : "";
+  const transactional = view.threads.some((row) => row.transactional_id);
+  hint("transactions", transactional ? `Each stream thread has a transactional id; the one that is open now is as the brokers have it.${old}` : "Nothing is written in transactions here.");
+  fill("writers", [["thread"], ["transactional id"], ["open"], ["last commit"], ["aborted, by cause"], ["fenced", true], ["epoch renewed", true]],
+    view.threads.map((row) => [row.thread, row.transactional_id, row.transactional_id ? openFor(row) : "", known(row.commit_s) ? `${lasted(row.commit_s)} ago` : "none yet",
+      Object.entries(row.aborted).map(([cause, count]) => `${cause} ${whole(count)}`).join(", "), whole(row.fenced), whole(row.renewed)]), "No stream thread runs.");
+  at("held").hidden = at("held-said").hidden = !transactional;
+  at("held-said").textContent = `What open transactions, of anybody, hold back from readers of committed records, the longest first.${more(view.more)}`;
+  fill("held", [["topic"], ["partition", true], ["records held back", true], ["for at least", true], ["from offset", true]],
+    view.held_back.map((row) => [row.topic, row.partition, whole(row.records), lasted(row.held_s), row.stable]),
+    known(view.told_s) ? "Nothing is held back." : "Not known yet.");
 }
 
 function instance(view) {

@@ -11,12 +11,17 @@ from everflow import metrics as names
 from everflow.observe.health import DEAD, ENDING
 from everflow.observe.observation import Observation
 from everflow.observe.page.history import Facts, lag_of
+from everflow.observe.transactions import held_back
 
 GOOD, BUSY, BAD = "good", "busy", "bad"
 IN_FLIGHT_S = 2.0
 """What comes in within this time is not waiting: it is being processed."""
 SILENT_S = 5.0
 """Brokers that have not answered for so long are away."""
+
+
+HELD_S = 60.0
+"""A transaction that holds readers back for longer is a fault: so long is producers' time-out."""
 
 
 class VerdictLine(NamedTuple):
@@ -51,7 +56,7 @@ def verdict(facts: Facts) -> VerdictLine:
         return VerdictLine(BUSY, "It starts")
     if not seen.active:
         return _without_tasks(seen)
-    return _lag(facts)
+    return _held_back(seen) or _lag(facts)
 
 
 def _reason(error: str) -> str:
@@ -76,6 +81,20 @@ def _without_tasks(seen: Observation) -> VerdictLine:
     copies = sum(task.role in ("standby", "warm-up") for task in seen.tasks)
     kept = f", and keeps {copies:,} copies of others' state" if copies else ""
     return VerdictLine(GOOD, f"It has no active task{kept}")
+
+
+def _held_back(seen: Observation) -> VerdictLine | None:
+    """Where a transaction is open for long: its records, and all behind them, are no lag yet."""
+    held = [row for row in held_back(seen) if row["held_s"] >= HELD_S]
+    if not held:
+        return None
+    worst, others = held[0], len(held) - 1
+    more = f", and {others:,} more partitions" if others else ""
+    return VerdictLine(
+        BAD,
+        f"Somebody's open transaction has held back {worst['topic']}-{worst['partition']} for "
+        f"{duration(worst['held_s'])}: {worst['records']:,} records{more}",
+    )
 
 
 def _lag(facts: Facts) -> VerdictLine:

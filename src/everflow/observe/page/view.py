@@ -28,6 +28,7 @@ from everflow.observe.page.history import (
     lag_of,
 )
 from everflow.observe.page.verdict import verdict
+from everflow.observe.transactions import transactions
 
 MOST_TASKS, MOST_LAGS, MOST_STORES, MOST_HOSTS, MOST_EVENTS, MOST_NODES = 120, 40, 40, 30, 80, 500
 MOST_POINTS = 240
@@ -278,7 +279,18 @@ def _transactions(facts: Facts) -> View:
         else None,
         "most_ms": max((one.most for one in latency), default=None),
         "rebalances": seen.counters.get(names.REBALANCES, 0.0),
+        **_writers(facts),
     }
+
+
+def _writers(facts: Facts) -> View:
+    """Each thread's transactions, and the partitions that somebody's holds back."""
+    found = transactions(facts.seen)
+    for row in found["threads"]:
+        at_ms = row.pop("committed_ms")
+        row["commit_s"] = None if at_ms is None else max(0.0, facts.now_ms - at_ms) / 1000
+    held: list[View] = found.pop("held_back")
+    return {**found, "held_back": held[:MOST_LAGS], "more": max(0, len(held) - MOST_LAGS)}
 
 
 def _events(events: Sequence[Event], about: str) -> list[View]:

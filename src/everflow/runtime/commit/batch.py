@@ -33,6 +33,8 @@ EXACTLY_ONCE_V2 = "exactly_once_v2"
 COMMITTED = "committed"
 ABORTED = "aborted"
 FAILED = "failed"
+RENEWED = "renewed"
+"""Of `BatchResult.counts`."""
 
 
 class BatchId(NamedTuple):
@@ -302,7 +304,8 @@ class BatchResult:
         consumed: next offset to read, i.e. what was committed; may lie before the range's end.
         stream_times: task -> node -> ms.
         positions: task -> store -> next changelog offset.
-        counts: records ``in, out, changelog, dead_letters``.
+        counts: records ``in, out, changelog, dead_letters``; ``bytes`` of the input; and `RENEWED`:
+            how often its producer, tainted, asked for a new epoch (note 019).
         dropped: node -> reason -> records that it left out.
         deferred_offsets: at-least-once only: outputs are out, but the group was rebalancing and did
         not

@@ -1,7 +1,8 @@
 """Looks at an instance for who watches it (`everflow.observe`), and says how many there should be.
 
-A look reads what is in memory, and the sizes of the stores' files; only the number of members is
-asked of the brokers, now and then, on the observer's own thread.
+A look reads what is in memory, and the sizes of the stores' files. What only the brokers know is
+asked now and then on other threads: the number of members, and, while somebody looks, what
+`broker_facts` has.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ from everflow.observe.observation import (
 )
 from everflow.observe.page.events import EventBook
 from everflow.observe.page.history import Facts, LookHistory
-from everflow.records import TaskId
+from everflow.records import TaskId, TopicPartition
 from everflow.runtime.instance import Instance
+from everflow.runtime.observed.broker_facts import BrokerFacts, BrokerPorts
 from everflow.runtime.task_status import TaskStatus
 from everflow.runtime.task_words import trouble
 from everflow.runtime.tasks.blueprint import Blueprint
@@ -126,10 +128,21 @@ class Observer:
         self._stop = threading.Event()
         self._history, self._said = LookHistory(), EventBook()
         self._next_members_ms = 0.0
+        self._brokers: BrokerFacts | None = None
 
-    def know(self, tasks: int, members: Callable[[], int]) -> None:
-        """The cluster was looked at."""
+    def know(
+        self, tasks: int, members: Callable[[], int], brokers: BrokerPorts | None = None
+    ) -> None:
+        """The cluster was looked at. ``brokers`` None: nothing is written in transactions."""
         self.subject = replace(self.subject, tasks=tasks, members=members)
+        if brokers is not None:
+            facts = self._brokers = BrokerFacts(
+                ports=brokers,
+                inputs=lambda: _inputs(self.instance()),
+                ids=lambda: _writers(self.instance()),
+                clock=self.clock,
+            )
+            on_thread("everflow-broker-facts", lambda: facts.run(self._stop))
 
     # --- a look ----------------------------------------------------------------------------------
 
@@ -141,9 +154,16 @@ class Observer:
                 self._seen = now_ms, self._look(now_ms)
             return self._seen[1]
 
+    def watch(self) -> Observation:
+        """A look for somebody who also wants to know what has to be asked of the brokers: that is
+        asked from now on, for a minute."""
+        if self._brokers is not None:
+            self._brokers.watched()
+        return self.look()
+
     def facts(self) -> Facts:
         """For the page: a look, and those before."""
-        seen = self.look()
+        seen = self.watch()
         with self._lock:
             now_ms = self.clock.monotonic_ms()
             found = self._history.facts(seen, now_ms, self.clock.now_ms(), self._said.events())
@@ -154,7 +174,7 @@ class Observer:
         state = str(getattr(self.streams.state, "name", self.streams.state))
         error = self.streams.error
         statuses = self.streams.all_tasks()
-        values = self.streams.metrics()
+        values, brokers = self.streams.metrics(), self._brokers
         return Observation(
             application_id=subject.application_id,
             client_id=subject.client_id,
@@ -175,6 +195,9 @@ class Observer:
             desired_instances=self._desired.told,
             hosts=_hosts(instance),
             silent_s=0.0 if instance is None else instance.ends.failing_ms() / 1000,
+            writers=() if brokers is None else brokers.writers(),
+            held_back={} if brokers is None else brokers.held_back(now_ms),
+            told_s=None if brokers is None else brokers.told_s(now_ms),
         )
 
     def _threads(self, instance: Instance | None) -> Sequence[ObservedThread]:
@@ -325,6 +348,17 @@ def _lags(instance: Instance | None) -> Mapping[tuple[str, int], int]:
     }
 
 
+def _inputs(instance: Instance | None) -> Sequence[TopicPartition]:
+    """Of the running tasks."""
+    return [] if instance is None else sorted(instance.running_positions())
+
+
+def _writers(instance: Instance | None) -> Mapping[str, int]:
+    """Transactional id -> stream thread."""
+    threads = [] if instance is None else list(instance.threads)
+    return {thread.settings.transactional_id: thread.number for thread in threads}
+
+
 def subject_of(config: StreamsConfig, topology: Topology, process_id: str) -> Subject:
     """As far as it is known before the cluster was looked at."""
     planned = plan(topology, cut(topology).index_of, config.application_id)
@@ -371,7 +405,7 @@ def watched(
     from everflow.observe.page.routes import Page
 
     page = Page(facts=observer.facts, drawing=as_svg(topology), tokens=tokens, desk=desk)
-    app = application(observer.look, topology.describe(), drain, page)
+    app = application(observer.look, topology.describe(), drain, page, observer.watch)
     server = HttpServer(address, app, ending=page.readers.close)
     observer.address = server.address
     moves.info("Watched at http://%s (/page, /metrics, /live, /ready, /status)", server.address)
@@ -403,7 +437,7 @@ def exported(observer: Observer, config: StreamsConfig) -> Iterator[None]:
     )
     about = observer.subject
     sender = OtlpExport(
-        settings, observer.look, about.application_id, about.client_id, about.version
+        settings, observer.watch, about.application_id, about.client_id, about.version
     )
     moves.info("Figures are sent to %s", settings.endpoint)
     try:

@@ -81,10 +81,11 @@ class BatchCounts:
         """A batch begins (monotonic ms)."""
         self._figures.began_ms = now_ms
 
-    def again(self, kind: str = ABORTED) -> None:
-        """It failed, for this kind of reason, or was aborted."""
+    def again(self, kind: str = ABORTED, reason: str = "") -> None:
+        """It failed, for this kind of reason, or was aborted: then ``reason`` is a word for the
+        kind, a colon, the rest."""
         self.metrics.add(names.COMMITS_ABORTED if kind == ABORTED else names.BATCHES_FAILED, 1)
-        self._figures.again(kind)
+        self._figures.again(kind, reason)
 
     def add(self, result: BatchResult) -> None:
         """It was committed."""

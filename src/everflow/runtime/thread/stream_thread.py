@@ -412,7 +412,7 @@ class StreamThread:
         At once after a rebalance (the tasks may still be ours); with a pause where the member has
         to rejoin first.
         """
-        self._counts.again()
+        self._counts.again(reason=reason)
         log.info("Stream thread %d: batch aborted (%s), running it again", self.number, reason)
         self._next_attempt(f"batches are aborted again and again: {reason}")
         moved_on = reason.startswith("generation")

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from everflow import metrics as names
 from everflow.clock import Clock
 from everflow.metrics import Labels, Metrics, Seen
-from everflow.runtime.commit.batch import BatchResult
+from everflow.runtime.commit.batch import RENEWED, BatchResult
 
 COMMIT_PHASES = ("gate", "offsets", "delivery", "commit", "apply")
 ABORTED = "aborted"
+GATE = "gate"
+"""The phase that a batch without a commit does not have."""
 
 
 @dataclass
@@ -35,12 +37,19 @@ class ThreadFigures:
         commit_ms = sum(phases.get(phase, 0.0) for phase in COMMIT_PHASES)
         self.metrics.saw(names.BATCH_LATENCY, {(thread,): _seen(elapsed_ms)}, now_ms)
         self.metrics.saw(names.COMMIT_LATENCY, {(thread,): _seen(commit_ms)}, now_ms)
+        renewed = result.counts.get(RENEWED, 0)
+        self.metrics.add_series(names.RENEWED_PRODUCERS, {(thread,): renewed} if renewed else {})
+        if GATE in result.timings:
+            self.metrics.put_series(names.LAST_COMMIT, {(thread,): self.clock.now_ms()})
         self._records(result, now_ms)
 
-    def again(self, kind: str) -> None:
-        """It failed (the kind of failure), or was `ABORTED`: it runs again."""
+    def again(self, kind: str, reason: str) -> None:
+        """It failed (the kind of failure), or was `ABORTED` for this reason: it runs again."""
         self._took()
         self.metrics.add_series(names.FAILED_BATCHES, {(str(self.number), kind): 1})
+        if kind == ABORTED:
+            cause = reason.partition(":")[0]
+            self.metrics.add_series(names.REFUSED_COMMITS, {(str(self.number), cause): 1})
 
     def _took(self) -> float:
         elapsed_ms = self.clock.monotonic_ms() - self.began_ms

@@ -24,6 +24,7 @@ from everflow.runtime.commit.batch import (
     ABORTED,
     COMMITTED,
     EXACTLY_ONCE_V2,
+    RENEWED,
     BatchRequest,
     BatchResult,
     format_metadata,
@@ -57,6 +58,8 @@ class SinkWriter(Writes, Protocol):
 
     @property
     def held_ms(self) -> float: ...
+    @property
+    def renewals(self) -> int: ...
     def begin(self) -> None: ...
     def partition_count(self, topic: str) -> int: ...
     def send(self) -> None: ...
@@ -166,7 +169,7 @@ class KafkaSink:
             consumed=result.consumed,
             stream_times=result.stream_times,
             positions=positions,
-            counts=counts,
+            counts={**counts, RENEWED: writer.renewals},
             dropped=result.dropped,
             deferred_offsets=answer.deferred,
             timings=result.timings,

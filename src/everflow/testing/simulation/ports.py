@@ -257,19 +257,20 @@ class SimulatedPorts:
     def is_worker(self, pid: int) -> bool:
         return True
 
-    def fence(self, own: bool) -> None:
+    def fence(self, own: bool) -> int:
         world = self.world
         if own:
             self._fence(sorted(self.disk.transactional_ids))
-            return
+            return 0
         self.clock.park(world.network.delay())
-        LostWriters(
+        lost = LostWriters(
             APPLICATION,
             self.disk.process_id,
             open_ids=world.log.open_ids,
             clients=lambda: [member.client_id for member in world.coordinator.members.values()],
             fence=self._fence,
-        ).fence_all()
+        )
+        return len(lost.fence_all())
 
     def _fence(self, transactional_ids: Collection[str]) -> None:
         for transactional_id in transactional_ids:

@@ -318,6 +318,10 @@ class _Batch:
     def held_ms(self) -> float:
         return 0.0
 
+    @property
+    def renewals(self) -> int:
+        return 0
+
     def partition_count(self, topic: str) -> int:
         return 1
 

@@ -154,6 +154,28 @@ def test_without_faults_nothing_is_aborted(second_part: bool) -> None:
     assert all(not history.broker.pending(tp) for tp in history.broker.logs)
 
 
+@pytest.mark.parametrize("second_part", [True, False], ids=["second part", "first"])
+def test_new_epochs_of_tainted_producers_are_counted_until_a_commit_has_told_them(
+    second_part: bool,
+) -> None:
+    history = History(1, second_part=second_part, faults=NONE)
+    writer = history.connected()
+    value = [b"v"]
+
+    def batch(*, committed: bool) -> int:
+        writer.begin()
+        writer.write("out", value, value, np.zeros(1, np.int64), 0)
+        writer.flush(10)
+        writer.commit(5) if committed else writer.abort()
+        return writer.renewals
+
+    assert batch(committed=True) == 0
+    assert batch(committed=False) == 0
+    assert batch(committed=False) == (0 if second_part else 1), "the abort before has tainted it"
+    assert batch(committed=True) == (0 if second_part else 2)
+    assert batch(committed=True) == 0, "it was told"
+
+
 def test_without_an_id_records_arrive_in_order_and_none_is_lost() -> None:
     for seed in range(30):
         rng = random.Random(seed)

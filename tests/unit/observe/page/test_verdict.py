@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from everflow import metrics as names
+from everflow.observe.observation import StableLag
 from everflow.observe.page.verdict import BAD, BUSY, GOOD, duration, verdict
 from unit.observe.observations import ACTIVE, FULL, STANDBY, changed
 from unit.observe.page.page_facts import SERENE, counted, facts
@@ -57,6 +58,19 @@ def test_a_restore_says_how_much_and_how_long() -> None:
     )
     unknown = [replace(task, remaining_s=None, lag=None) for task in well]
     assert verdict(facts(changed(FULL, tasks=unknown))).text == "It restores 1 task"
+
+
+def test_what_an_open_transaction_holds_back_is_no_lag_and_is_said() -> None:
+    held = {("in", 0): StableLag(1_200, 7, 240.0), ("in", 1): StableLag(3, 9, 61.0)}
+    said = verdict(facts(changed(SERENE, held_back=held)))
+    assert said[:2] == (
+        BAD,
+        "Somebody's open transaction has held back in-0 for 4 min: 1,200 records, and 1 more "
+        "partitions",
+    )
+    for_a_moment = {("in", 0): StableLag(1_200, 7, 5.0)}
+    lag = {"counters": {names.LAG: 0.0}}
+    assert verdict(facts(changed(SERENE, held_back=for_a_moment, **lag))).tone == GOOD
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,13 @@ import json
 from dataclasses import replace
 
 from everflow import metrics as names
-from everflow.observe.observation import ObservedHost, ObservedStore, ObservedTask, ObservedThread
+from everflow.observe.observation import (
+    ObservedHost,
+    ObservedStore,
+    ObservedTask,
+    ObservedThread,
+    StableLag,
+)
 from everflow.observe.page.history import RoleSpan, TrendPoint
 from everflow.observe.page.view import (
     MOST_HOSTS,
@@ -114,8 +120,22 @@ def test_what_failed_is_told_by_cause_with_a_sample() -> None:
 
 def test_commits_and_what_was_run_again() -> None:
     commits = VIEW["transactions"]
-    assert commits["failed"] == {"aborted": 1}
+    assert commits["failed"] == {"worker": 3, "migrated": 2, "aborted": 1}
     assert (commits["mean_ms"], commits["most_ms"]) == (1.5, 2.0)
+
+
+def test_transactions_by_thread_and_what_is_held_back() -> None:
+    found = VIEW["transactions"]
+    (thread,) = found["threads"]
+    assert (thread["open_s"], thread["commit_s"], thread["fenced"]) == (1.5, 5.0, 2)
+    assert found["held_back"] == [
+        {"topic": "in", "partition": 0, "records": 7, "stable": 100, "held_s": 2.5}
+    ]
+    assert (found["more"], found["told_s"]) == (0, 1.0)
+    many = {("in", number): StableLag(number + 1, 0, 1.0) for number in range(MOST_LAGS + 5)}
+    panel = page_view(facts(changed(SERENE, held_back=many)))["transactions"]
+    assert panel["more"] == 5
+    assert panel["held_back"][0]["records"] == MOST_LAGS + 5
 
 
 def test_why_tasks_move_stands_apart_the_newest_first() -> None:

@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from everflow import metrics as names
 from everflow.clock import ManualClock
 from everflow.metrics import Metrics
 from everflow.runtime.commit.batch import COMMITTED, BatchResult
@@ -57,3 +58,21 @@ def test_the_last_are_told_while_nothing_comes_and_at_the_end(
         "a dropped 2 records without a key",
         "a dropped 1 record without a key",
     ]
+
+
+def test_a_commit_has_a_time_and_an_abort_its_cause() -> None:
+    metrics, clock = Metrics(), ManualClock(7_000)
+    counts = BatchCounts(metrics, clock, 2)
+    counts.add(BatchResult(outcome=COMMITTED))
+    assert names.LAST_COMMIT not in metrics.series(), "a batch of nothing commits nothing"
+    committed = BatchResult(outcome=COMMITTED, counts={"renewed": 1}, timings={"gate": 0.2})
+    counts.add(committed)
+    clock.advance(3_000)
+    counts.add(committed)
+    counts.again(reason="ownership-changed: task 0_0 is not owned")
+    counts.again("worker")
+    series = metrics.series()
+    assert series[names.LAST_COMMIT] == {("2",): 10_000}
+    assert series[names.RENEWED_PRODUCERS] == {("2",): 2}
+    assert series[names.REFUSED_COMMITS] == {("2", "ownership-changed"): 1}
+    assert series[names.FAILED_BATCHES] == {("2", "aborted"): 1, ("2", "worker"): 1}
