@@ -1,4 +1,4 @@
-"""How ``everflow produce`` and ``everflow consume`` write and read keys and values."""
+"""How commands write and read keys and values, and show results."""
 
 from __future__ import annotations
 
@@ -21,3 +21,10 @@ class WindowKind(str, Enum):
 
     time = "time"
     session = "session"
+
+
+class Output(str, Enum):
+    """Forms of a result."""
+
+    text = "text"
+    json = "json"

@@ -1,4 +1,4 @@
-"""``everflow topic create | list | delete``."""
+"""``everflow topic create | list | keys | delete``."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from everflow.cli.cluster_options import (
     ErrorsForPeople,
     Servers,
 )
+from everflow.cli.topic_keys import add_keys
 from everflow.errors import ConfigError, EverflowError, FatalError
 
 if TYPE_CHECKING:
@@ -27,9 +28,11 @@ Names = Annotated[list[str], typer.Argument(metavar="NAME...", help="Topics.")]
 
 def register(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
     """Add the group of commands to the ``everflow`` command."""
-    topic = typer.Typer(help="Create, list and delete topics.", no_args_is_help=True)
+    topic = typer.Typer(
+        help="Create, list and delete topics, and find hot keys.", no_args_is_help=True
+    )
     app.add_typer(topic, name="topic")
-    for add in (_add_create, _add_list, _add_delete):
+    for add in (_add_create, _add_list, add_keys, _add_delete):
         add(topic, errors_for_people)
 
 

@@ -14,7 +14,8 @@ from everflow.cli.cluster_options import (
     ErrorsForPeople,
     Servers,
 )
-from everflow.cli.watching.watch_commands import Form, Output
+from everflow.cli.formats import Output
+from everflow.cli.watching.watch_commands import Form
 
 
 def register(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:

@@ -17,7 +17,8 @@ from everflow.cli.cluster_options import (
     ErrorsForPeople,
     Servers,
 )
-from everflow.cli.watching.watch_commands import Form, Output
+from everflow.cli.formats import Output
+from everflow.cli.watching.watch_commands import Form
 from everflow.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,15 +16,8 @@ from everflow.cli.cluster_options import (
     ErrorsForPeople,
     Servers,
 )
+from everflow.cli.formats import Output
 from everflow.errors import ConfigError
-
-
-class Output(str, Enum):
-    """Forms of a result."""
-
-    text = "text"
-    json = "json"
-
 
 Addresses = Annotated[
     list[str],

@@ -1,0 +1,136 @@
+"""Counts the latest records of a topic by key.
+
+Where one key is hot, its task is behind and no further instance helps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow.compute as pc
+
+from everflow.config import StreamsConfig
+from everflow.kafka.reading.log_columns import LogColumns
+from everflow.kafka.reading.range_reader import RangeReader
+from everflow.records import OffsetRange, TopicPartition
+
+SLICE_OFFSETS = 50_000
+"""Of each partition, read at once."""
+SLICE_BYTES = 64 << 20
+READ_S = 20.0
+
+
+class KeyCount(NamedTuple):
+    """Records of one key in one partition, bytes of their keys and values, and its ``share`` of the
+    partition's records. ``per_s``: records a second by their times."""
+
+    key: bytes | None
+    partition: int
+    records: int
+    bytes: int
+    share: float
+    per_s: float
+
+
+class PartitionCount(NamedTuple):
+    """What was read of a partition; ``keys``: how many different ones."""
+
+    partition: int
+    records: int
+    keys: int
+    per_s: float
+
+
+@dataclass
+class KeyCounts:
+    """Counts the records of one partition by key."""
+
+    partition: int
+    counts: dict[bytes | None, tuple[int, int]] = field(default_factory=dict)
+    """Records and bytes."""
+    first_ms: int | None = None
+    last_ms: int = 0
+
+    def add(self, columns: LogColumns) -> None:
+        """Count further records."""
+        if not len(columns):
+            return
+        coded = columns.keys.dictionary_encode(null_encoding="encode")
+        codes = coded.indices.to_numpy()
+        sizes = [
+            pc.binary_length(column).fill_null(0).to_numpy(zero_copy_only=False)
+            for column in (columns.keys, columns.values)
+        ]
+        records = np.bincount(codes).tolist()
+        lengths = np.bincount(codes, weights=sizes[0] + sizes[1]).tolist()
+        for key, count, length in zip(coded.dictionary.to_pylist(), records, lengths, strict=True):
+            before = self.counts.get(key, (0, 0))
+            self.counts[key] = before[0] + count, before[1] + int(length)
+        first, last = int(columns.timestamps.min()), int(columns.timestamps.max())
+        self.first_ms = first if self.first_ms is None else min(first, self.first_ms)
+        self.last_ms = max(last, self.last_ms)
+
+    @property
+    def records(self) -> int:
+        """All of them."""
+        return sum(count for count, _ in self.counts.values())
+
+    def per_s(self, records: int) -> float:
+        """So many records a second, over the time that all records are of."""
+        span_ms = self.last_ms - self.first_ms if self.first_ms is not None else 0
+        return records / max(span_ms, 1) * 1000
+
+    def as_row(self) -> PartitionCount:
+        """The partition as a whole."""
+        return PartitionCount(
+            self.partition, self.records, len(self.counts), self.per_s(self.records)
+        )
+
+    def as_rows(self) -> list[KeyCount]:
+        """A row for each key."""
+        all_ = self.records
+        return [
+            KeyCount(key, self.partition, count, size, count / all_, self.per_s(count))
+            for key, (count, size) in self.counts.items()
+        ]
+
+
+def frequent(counted: Sequence[KeyCounts], most: int) -> list[KeyCount]:
+    """The keys with the most records a second, so many at the most."""
+    rows = [row for one in counted for row in one.as_rows()]
+    return sorted(rows, key=lambda row: (-row.per_s, row.partition, row.key or b""))[:most]
+
+
+def busiest(counted: Sequence[KeyCounts], most: int) -> list[PartitionCount]:
+    """The partitions with the most records a second, so many at the most."""
+    rows = [one.as_row() for one in counted if one.counts]
+    return sorted(rows, key=lambda row: (-row.per_s, row.partition))[:most]
+
+
+def latest(
+    starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], records: int
+) -> dict[TopicPartition, OffsetRange]:
+    """The last so many offsets of each partition."""
+    return {tp: OffsetRange(max(starts[tp], end - records), end) for tp, end in ends.items()}
+
+
+def counted(config: StreamsConfig, ranges: Mapping[TopicPartition, OffsetRange]) -> list[KeyCounts]:
+    """The committed records of the ranges, counted; joins no group. Raises what
+    `RangeReader.read` raises."""
+    found = {tp: KeyCounts(tp.partition) for tp in ranges}
+    at = {tp: wanted.start for tp, wanted in ranges.items()}
+    with closing(RangeReader(config.consumer(), "everflow-keys", read_committed=True)) as reader:
+        while wanted := {
+            tp: OffsetRange(begin, min(ranges[tp].end, begin + SLICE_OFFSETS))
+            for tp, begin in at.items()
+            if begin < ranges[tp].end
+        }:
+            read = reader.read(wanted, READ_S, SLICE_BYTES)
+            for tp, columns in read.columns.items():
+                found[tp].add(columns)
+            at |= read.ends
+    return list(found.values())
