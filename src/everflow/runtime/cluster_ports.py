@@ -22,6 +22,7 @@ from everflow.membership.member import GroupMember
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.client_state import ClientState
 from everflow.runtime.commit.commit_gate import CommitGate, GateBackend
+from everflow.runtime.commit.samplers import Samplers
 from everflow.runtime.copies.freshness import Freshness
 from everflow.runtime.copies.global_tables import GlobalTables
 from everflow.runtime.copies.known_copies import Copies
@@ -112,8 +113,11 @@ class ClusterPorts:
         context: Any,
         standbys: Callable[[], StandbyUpdateListener],
         held: ExitStack,
+        samplers: Samplers | None = None,
     ) -> None:
+        """``samplers``: where workers can be asked what they run."""
         self._ground, self._context, self._standbys, self._held = ground, context, standbys, held
+        self._samplers = samplers
         self._end_sums = EndSums(
             ground.changelogs.followed_ends,
             ground.changelogs_of_tasks(),
@@ -270,7 +274,7 @@ class ClusterPorts:
             ).encode(),
             commit=instance.deferred.commit,
         )
-        self._gate = CommitGate(instance.book, backend)
+        self._gate = CommitGate(book=instance.book, backend=backend, samplers=self._samplers)
         self._gate_path = self._gate.start()
         self._held.callback(self._gate.close)
 

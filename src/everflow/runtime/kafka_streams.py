@@ -29,6 +29,7 @@ from everflow.records import TaskId
 from everflow.runtime.banner import banner
 from everflow.runtime.client_state import ENDED, STOPPING, ClientState, IllegalStateError
 from everflow.runtime.cluster_ports import ClusterPorts, instance_settings
+from everflow.runtime.commit.samplers import Samplers
 from everflow.runtime.front.bounded_run import bounded_run
 from everflow.runtime.front.foreground import Foreground
 from everflow.runtime.instance import RESTORE_THREADS, Instance
@@ -129,6 +130,7 @@ class KafkaStreams(
         """Whether somebody waits for `error` and raises it: a log line would tell it twice."""
         self._log_file: LogFile | None = None
         self._observer: Observer | None = None
+        self._samplers: Samplers | None = None
 
     # --- what users see --------------------------------------------------------------------------
 
@@ -308,7 +310,7 @@ class KafkaStreams(
         context = self._spark()  # 8.
         # 9-12. The instance, which joins last.
         instance = self._life.instance = self._wired(
-            ClusterPorts(ground, context, lambda: self._standby_listener, held)
+            ClusterPorts(ground, context, lambda: self._standby_listener, held, self._samplers)
         )
         instance.uncaught = self._uncaught
         ports = self._query_ports(ground, instance)
@@ -346,8 +348,9 @@ class KafkaStreams(
         if self.config.otel_exporter_otlp_metrics_endpoint:
             held.enter_context(exported(observer, self.config))
         if address:
-            desk = letters_of(self.config)
-            held.enter_context(watched(observer, self._topology, address, drain, tokens, desk))
+            self._samplers = Samplers() if tokens else None
+            desks = letters_of(self.config), self._samplers
+            held.enter_context(watched(observer, self._topology, address, drain, tokens, *desks))
         return observer
 
     def _served(self) -> str:

@@ -114,7 +114,7 @@ def test_the_standby_update_listener_reaches_the_state_updater(
     updaters: list[StateUpdater] = []
 
     def ports_with_an_updater(
-        ground: Ground, context: object, standbys: object, held: object
+        ground: Ground, context: object, standbys: object, *_: object
     ) -> None:
         ports: Any = SimpleNamespace(_ground=ground, _standbys=standbys)
         instance: Any = SimpleNamespace(tracker=RestoreTracker(Metrics()), pause=Pause())

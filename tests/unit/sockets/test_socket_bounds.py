@@ -92,7 +92,9 @@ def test_a_length_is_bounded_on_both_sides() -> None:
 @pytest.fixture
 def gate() -> Iterator[str]:
     member = MemberMetadata(4, "member-1", None)
-    server = CommitGate(GateBook(), GateBackend(lambda: member, lambda _: b"", lambda _: True))
+    server = CommitGate(
+        book=GateBook(), backend=GateBackend(lambda: member, lambda _: b"", lambda _: True)
+    )
     yield server.start()
     server.close()
 

@@ -1,4 +1,7 @@
-"""``everflow status``, ``tasks``, ``lag``, ``drain``, ``rack`` and ``autoscale``: their options."""
+"""The options of the commands that watch instances.
+
+``everflow status``, ``tasks``, ``flame``, ``lag``, ``drain``, ``rack`` and ``autoscale``.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +31,9 @@ Form = Annotated[Output, typer.Option("--output", help="text for people, json fo
 
 def register(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
     """Add the commands to the ``everflow`` command."""
-    for add in (_add_status, _add_tasks, _add_lag, _add_drain, _add_rack, _add_autoscale):
+    for add in (_add_status, _add_tasks, _add_flame, _add_lag, _add_drain, _add_rack):
         add(app, errors_for_people)
+    _add_autoscale(app, errors_for_people)
 
 
 def _show(form: Output, data: Any, lines: list[str]) -> None:
@@ -59,6 +63,31 @@ def _add_tasks(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
 
             rows = task_rows(status_at(address) for address in addresses)
             _show(output, rows, tasks_table(rows))
+
+
+def _add_flame(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
+    @app.command()
+    def flame(
+        address: Annotated[
+            str, typer.Argument(metavar="HOST:PORT", help="Where it is watched (http.listen).")
+        ],
+        token_file: Annotated[Path, typer.Option(help="The instance's query.token.file.")],
+        worker: Annotated[
+            str, typer.Option(help="As the page names it: t0-0 is the first one's. Default: that.")
+        ] = "",
+        seconds: Annotated[float, typer.Option(min=1, max=30, help="How long to look.")] = 5,
+        folded: Annotated[
+            bool, typer.Option("--folded", help="Stacks for a viewer: caller;called and ms.")
+        ] = False,
+        output: Form = Output.text,
+        debug: Debug = False,
+    ) -> None:
+        """Say which of your lines a Python worker of an instance spends its time in."""
+        with errors_for_people(debug):
+            from everflow.console import flames
+
+            found = flames.flame_at(address, flames.token_in(token_file), worker, seconds)
+            _show(output, found, flames.folded(found) if folded else flames.flame_lines(found))
 
 
 def _add_lag(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from everflow.errors import FatalError, SetupError
 from everflow.records import MemberMetadata, TaskId
 from everflow.runtime.commit.batch import EXACTLY_ONCE_V2, BatchId
+from everflow.runtime.commit.samplers import Samplers, WaitingWorker
 from everflow.sockets import (
     TooLargeError,
     read_line,
@@ -269,25 +270,55 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     block_on_close = False
     request_queue_size = 64
 
-    def __init__(self, path: str, book: GateBook, backend: GateBackend) -> None:
-        self.book, self.backend = book, backend
+    def __init__(
+        self, path: str, book: GateBook, backend: GateBackend, samplers: Samplers | None
+    ) -> None:
+        self.book, self.backend, self.samplers = book, backend, samplers
         super().__init__(path, _Handler)
 
 
 class _Handler(socketserver.StreamRequestHandler):
     server: _Server
+    _waits: WaitingWorker | None = None
+    """The worker that waits for questions here."""
 
     def handle(self) -> None:
+        try:
+            self._converse()
+        finally:
+            if self.server.samplers is not None and self._waits is not None:
+                self.server.samplers.gone(self._waits)
+
+    def _converse(self) -> None:
         while line := self._question():
             try:
-                reply = answer(self.server.book, self.server.backend, json.loads(line))
+                reply = self._reply(json.loads(line))
             except Exception as error:  # one bad question must not take the gate down
                 log.exception("The commit gate could not answer a worker")
                 reply = {"ok": False, "reason": f"gate error: {error}"}
+            if reply is None:
+                continue
             try:
                 self.wfile.write(json.dumps(reply, separators=(",", ":")).encode() + b"\n")
             except OSError:
                 return  # the worker died while it waited
+
+    def _reply(self, question: Mapping[str, Any]) -> dict[str, Any] | None:
+        """None: nothing is said to that. Where workers can be asked for samples, they hear it with
+        their first word."""
+        samplers, op = self.server.samplers, question.get("op")
+        if samplers is None or op not in ("hello", "waits", "sampled"):
+            return answer(self.server.book, self.server.backend, question)
+        pid = int(question["pid"])
+        if op == "hello":
+            samplers.serves(pid, str(question["slot"]))
+            return {**answer(self.server.book, self.server.backend, question), "samples": True}
+        if op == "waits":
+            self._waits = WaitingWorker(pid, self.request)
+            samplers.waits(self._waits)
+        else:
+            samplers.told(int(question["number"]), question)
+        return None
 
     def _question(self) -> bytes:
         """The next one; empty where the worker has hung up, or sends what is no question."""
@@ -300,7 +331,7 @@ class _Handler(socketserver.StreamRequestHandler):
             return b""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class CommitGate:
     """The server: one per instance, on a Unix socket in a folder of its own that only this user may
     enter.
@@ -311,6 +342,8 @@ class CommitGate:
 
     book: GateBook
     backend: GateBackend
+    samplers: Samplers | None = None
+    """Where workers can be asked what they run."""
     _server: _Server | None = field(default=None, init=False)
     _folder: Path | None = field(default=None, init=False)
     _serving: bool = field(default=False, init=False)
@@ -322,7 +355,7 @@ class CommitGate:
         try:
             self._folder = socket_folder()
             path = self._folder / _SOCKET
-            self._server = _Server(str(path), self.book, self.backend)
+            self._server = _Server(str(path), self.book, self.backend, self.samplers)
             os.chmod(path, 0o600)
         except OSError as error:
             self.close()
@@ -355,6 +388,8 @@ class CommitGate:
 
     def close(self) -> None:
         """Stop listening and remove the socket. Idempotent."""
+        if self.samplers is not None:
+            self.samplers.close()
         server, self._server = self._server, None
         if server is not None:
             if self._serving:

@@ -52,6 +52,7 @@ from everflow.topology.subtopologies import cut
 
 if TYPE_CHECKING:
     from everflow.observe.http_server import HttpServer
+    from everflow.observe.page.flame import WorkerDesk
     from everflow.observe.page.letters import LetterDesk
 
 log = logging.getLogger("everflow")
@@ -397,14 +398,17 @@ def watched(
     drain: Callable[[], None],
     tokens: Sequence[str] = (),
     desk: LetterDesk | None = None,
+    workers: WorkerDesk | None = None,
 ) -> Iterator[HttpServer]:
     """The instance over HTTP, until the end of the block. ``drain`` returns at once; ``tokens``:
-    one has to come with each request for the page; ``desk``: who replays dead letters. ConfigError
-    where it cannot listen."""
+    one has to come with each request for the page; ``desk``: who replays dead letters;
+    ``workers``: who asks workers what they run. ConfigError where it cannot listen."""
     from everflow.observe.http_server import HttpServer, application  # a third of a second
     from everflow.observe.page.routes import Page
 
-    page = Page(facts=observer.facts, drawing=as_svg(topology), tokens=tokens, desk=desk)
+    page = Page(
+        facts=observer.facts, drawing=as_svg(topology), tokens=tokens, desk=desk, workers=workers
+    )
     app = application(observer.look, topology.describe(), drain, page, observer.watch)
     server = HttpServer(address, app, ending=page.readers.close)
     observer.address = server.address

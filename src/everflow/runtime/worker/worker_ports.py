@@ -23,6 +23,7 @@ from everflow.runtime.commit.gate_client import GateAnswer, GateClient
 from everflow.runtime.step.step_stores import FollowedView
 from everflow.runtime.worker.crash_points import ENVIRONMENT_VARIABLE, reached
 from everflow.runtime.worker.held_pages import HeldPages
+from everflow.runtime.worker.sampler import wait_for_questions
 from everflow.state.lmdb_env import DATA_FILE
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
@@ -54,8 +55,11 @@ class LmdbAccess:
 def announce(request: BatchRequest, level: int) -> None:
     """Tell the driver which process serves this hop, so that it can be killed after a failure
     (scenario 34)."""
-    slot = f"t{request.thread}-{level}"
-    if not _gate(request.gate).hello(request.batch_id, slot, os.getpid()):
+    slot, gate = f"t{request.thread}-{level}", _gate(request.gate)
+    wanted = gate.hello(request.batch_id, slot, os.getpid())
+    if gate.samples:
+        wait_for_questions(request.gate)
+    if not wanted:
         raise BatchUnwantedError(
             f"the driver no longer runs batch {request.batch_id}; nothing was written"
         )

@@ -152,7 +152,7 @@ def group() -> Group:
 def gate(group: Group) -> Iterator[tuple[GateBook, str]]:
     book = GateBook()
     book.own([TASK])
-    server = CommitGate(book, backend_of(group))
+    server = CommitGate(book=book, backend=backend_of(group))
     yield book, server.start()
     server.close()
 
@@ -164,7 +164,7 @@ def backend_of(group: Group) -> GateBackend:
 
 
 def test_the_socket_is_private_and_goes_with_the_gate(group: Group) -> None:
-    gate = CommitGate(GateBook(), backend_of(group))
+    gate = CommitGate(book=GateBook(), backend=backend_of(group))
     path = Path(gate.start())
     gate.require_reachable()
     assert path.parent.stat().st_mode & 0o777 == 0o700
@@ -176,7 +176,7 @@ def test_the_socket_is_private_and_goes_with_the_gate(group: Group) -> None:
 def test_a_socket_that_was_deleted_under_the_gate_is_an_error_not_aborted_batches_for_ever(
     group: Group,
 ) -> None:
-    gate = CommitGate(GateBook(), backend_of(group))
+    gate = CommitGate(book=GateBook(), backend=backend_of(group))
     try:
         path = Path(gate.start())
         path.unlink()
@@ -193,7 +193,7 @@ def test_no_place_for_the_socket_is_said(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
     monkeypatch.setattr(sockets, "_SHORT_BASE", str(tmp_path / "none"))
-    gate = CommitGate(GateBook(), backend_of(group))
+    gate = CommitGate(book=GateBook(), backend=backend_of(group))
     with pytest.raises(SetupError, match="Set TMPDIR"):
         gate.start()
     gate.close()
