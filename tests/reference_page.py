@@ -108,7 +108,7 @@ SECTIONS = (
     Section(
         "Stores as DataFrames",
         "../QUERIES.md#a-store-as-a-dataframe",
-        "read_state diff_state",
+        "read_state diff_state EverflowStateSource",
     ),
     Section(
         "Who has what", "../QUERIES.md#who-has-what", "KeyQueryMetadata StreamsMetadata LagInfo"
@@ -184,7 +184,9 @@ def members(name: str, thing: Any) -> Iterator[tuple[str, Any]]:
         ]
     elif isinstance(thing, type) and not issubclass(thing, enum.Enum | Exception | tuple):
         listed = [
-            member for member in dir(thing) if _is_member(inspect.getattr_static(thing, member))
+            member
+            for member in dir(thing)
+            if _is_member(inspect.getattr_static(thing, member)) and _is_own(thing, member)
         ]
     else:
         listed = []
@@ -195,6 +197,12 @@ def members(name: str, thing: Any) -> Iterator[tuple[str, Any]]:
 
 def _is_member(static: Any) -> bool:
     return inspect.isfunction(static) or isinstance(static, property | staticmethod | classmethod)
+
+
+def _is_own(thing: type, member: str) -> bool:
+    """Whether a class of ours has it, not one of PySpark's that it is derived from."""
+    home = next(one for one in thing.__mro__ if member in vars(one))
+    return home.__module__.partition(".")[0] == "everflow"
 
 
 def public_names() -> frozenset[str]:

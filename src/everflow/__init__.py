@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from everflow.runtime.tasks.task import TaskRole, TaskState
     from everflow.runtime.thread.replacement import StreamThreadExceptionResponse
     from everflow.snapshots.frames import diff_state, read_state
+    from everflow.snapshots.state_source import EverflowStateSource
     from everflow.spark.session import session
     from everflow.state.versions import VersionedRecord
     from everflow.topology.program import Topology
@@ -112,6 +113,7 @@ __all__ = [
     "EmitStrategy",
     "ErrorHandlerContext",
     "EverflowError",
+    "EverflowStateSource",
     "ExceptionHandler",
     "FailOnInvalidTimestamp",
     "GlobalKTable",
@@ -238,6 +240,7 @@ _NAMES = {
     "runtime.query.versioned_query": "ReadOnlyVersionedStore",
     "runtime.query.window_query": "ReadOnlyWindowStore",
     "snapshots.frames": "diff_state read_state",
+    "snapshots.state_source": "EverflowStateSource",
     "spark.session": "session",
     "state.versions": "VersionedRecord",
     "topology.timestamps": (

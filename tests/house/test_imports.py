@@ -237,6 +237,12 @@ TABLE: tuple[tuple[str, frozenset[str], frozenset[str]], ...] = (
         | {"everflow.runtime.query.query_errors"},
         ARROW,
     ),
+    # the same as a data source of PySpark
+    (
+        "everflow.snapshots.state_source",
+        BASE | PURE | {"everflow.snapshots", "everflow.travel"},
+        ARROW | {"pyspark"},
+    ),
     (
         "everflow.runtime.query",
         BASE

@@ -10,14 +10,13 @@ import atexit
 import logging
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from everflow.config import StreamsConfig
-from everflow.kafka.admin import ClusterAdmin
-from everflow.kafka.reading.log_reader import LogReader
-from everflow.snapshots.logged_stores import logged_store
+from everflow.snapshots.connected import reading
+from everflow.snapshots.logged_stores import logged_stores
 from everflow.snapshots.points import At
 from everflow.snapshots.rows import Rows, write_parquet
 from everflow.snapshots.snapshot import room
@@ -103,12 +102,9 @@ def changelog_of(
 ) -> Iterator[StateReader]:
     """A reader of the store's changelog, with its own connections. StoreNotFoundError,
     NoChangelogError."""
-    found = logged_store(topology, store, config.application_id, config.topology_optimization)
-    with (
-        closing(ClusterAdmin(config.admin())) as admin,
-        LogReader(config.consumer(), latest=True) as reader,
-    ):
-        yield StateReader(store=found, admin=admin, reader=reader, folder=folder)
+    stores = logged_stores(topology, config.application_id, config.topology_optimization)
+    with reading(stores.named(store), config, folder) as reader:
+        yield reader
 
 
 def to_dataframe(rows: Rows, spark: SparkSession | None, folder: Path | None) -> DataFrame:

@@ -1,6 +1,6 @@
 """What of a changelog is read to show a store, a partition at a time, in whatever process.
 
-A `Look` is decided once, where brokers can be asked; its parts are read one after the other by
+A `LogParts` is decided once, where brokers can be asked; its parts are read one after the other by
 `everflow state` and `read_state`, and beside one another by the workers of ``everflow-state``.
 """
 
@@ -25,7 +25,7 @@ from everflow.waits import waiting
 
 
 @dataclass(frozen=True)
-class Part:
+class LogPart:
     """What of one changelog partition is read: up to a point; of a difference, to two. Picklable.
 
     ``incomplete``: whether compaction may have removed what counted at the point.
@@ -44,11 +44,11 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Look:
+class LogParts:
     """A store at a point, or at two. ``notes``: what has to be known of it, before any part is
     read. Picklable."""
 
-    parts: Sequence[Part]
+    parts: Sequence[LogPart]
     notes: Sequence[str] = ()
 
 
@@ -62,7 +62,7 @@ class PartReader:
     folder: Path
 
     @contextmanager
-    def opened(self, part: Part) -> Iterator[tuple[Iterator[pa.RecordBatch], int]]:
+    def opened(self, part: LogPart) -> Iterator[tuple[Iterator[pa.RecordBatch], int]]:
         """The part's batches, to be read inside the block, and how many records were folded for
         them. EntryError, and what the reader raises."""
         log = PartitionLog(
@@ -75,14 +75,14 @@ class PartReader:
                 found = self._between(stack, log, part, part.second)
             yield found, log.records
 
-    def _at(self, stack: ExitStack, log: PartitionLog, part: Part) -> Iterator[pa.RecordBatch]:
+    def _at(self, stack: ExitStack, log: PartitionLog, part: LogPart) -> Iterator[pa.RecordBatch]:
         store = stack.enter_context(opened(log.new_store(self.folder / f"{part.partition}")))
         self._fold(log, store, part.partition, part.reach)
         blame = partial(log.place_of, end=part.reach.end, start=part.reach.start)
         return batches(store, self.store.columns, part.partition, blame)
 
     def _between(
-        self, stack: ExitStack, log: PartitionLog, part: Part, second: Reach
+        self, stack: ExitStack, log: PartitionLog, part: LogPart, second: Reach
     ) -> Iterator[pa.RecordBatch]:
         """The later store goes on from a copy of the earlier."""
         nearer, farther = sorted((part.reach, second), key=lambda one: one.end)
@@ -103,7 +103,7 @@ class PartReader:
                 log.fold(store, reach)
 
     def _differences(
-        self, log: PartitionLog, part: Part, second: Reach, stores: tuple[LmdbStore, LmdbStore]
+        self, log: PartitionLog, part: LogPart, second: Reach, stores: tuple[LmdbStore, LmdbStore]
     ) -> Iterator[pa.RecordBatch]:
         columns = self.store.columns
         before, after = (

@@ -20,7 +20,7 @@ from everflow.snapshots.logged_stores import LoggedStore
 from everflow.snapshots.points import At, Point, Reach, Span, before_all
 from everflow.snapshots.rows import Rows
 from everflow.snapshots.snapshot import room
-from everflow.snapshots.state_parts import Look, Part, PartReader, compacted
+from everflow.snapshots.state_parts import LogPart, LogParts, PartReader, compacted
 
 Committed = Literal["read_committed"]
 
@@ -65,17 +65,17 @@ class StateReader:
         versioned store their latest ones. Errors as of `rows`."""
         return self._read(self.look_at_two(first, second), self.store.columns.difference_schema)
 
-    def look(self, at: At) -> Look:
+    def look(self, at: At) -> LogParts:
         """What `rows` reads."""
         spans = self._spans()
         reaches = self._reaches(Point.of(at), spans)
         parts = [
-            Part(one, reach, incomplete=spans[one].stable > reach.end)
+            LogPart(one, reach, incomplete=spans[one].stable > reach.end)
             for one, reach in reaches.items()
         ]
-        return Look(parts, _deleted(self.store, spans, reaches))
+        return LogParts(parts, _deleted(self.store, spans, reaches))
 
-    def look_at_two(self, first: At, second: At) -> Look:
+    def look_at_two(self, first: At, second: At) -> LogParts:
         """What `difference` reads."""
         spans = self._spans()
         before, after = (self._reaches(Point.of(at), spans) for at in (first, second))
@@ -83,10 +83,10 @@ class StateReader:
             raise StatePointError(
                 "The two points name other partitions: a difference is of the same ones at both."
             )
-        parts = [Part(one, reach, after[one]) for one, reach in before.items()]
-        return Look(parts, _deleted(self.store, spans, before))
+        parts = [LogPart(one, reach, after[one]) for one, reach in before.items()]
+        return LogParts(parts, _deleted(self.store, spans, before))
 
-    def _read(self, look: Look, schema: pa.Schema) -> Rows:
+    def _read(self, look: LogParts, schema: pa.Schema) -> Rows:
         notes = list(look.notes)
 
         def parts() -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:

@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 from typer.testing import CliRunner
 
 from everflow import (
+    EverflowStateSource,
     Materialized,
     StreamsBuilder,
     TimeWindows,
@@ -75,6 +76,12 @@ def test_a_store_is_the_same_in_spark_here_and_of_its_changelog(
     assert rows(means, "key", "value") == expected, "a DataFrame is of the moment of its call"
     past = read_state(program, "means", ends, spark=spark, **place)
     assert sorted(past.collect()) == sorted(means.collect())
+    spark.dataSource.register(EverflowStateSource.of(program, **where(app, cluster)))
+    point = ",".join(f"{partition}={end}" for partition, end in ends.items())
+    source_of = spark.read.format("everflow-state").option("folder", str(tmp_path))
+    loaded = source_of.option("store", "means").option("at", point).load()
+    assert (loaded.schema, loaded.rdd.getNumPartitions()) == (past.schema, 3)
+    assert sorted(loaded.collect()) == sorted(means.collect())
     changed = diff_state(program, "means", ends, spark=spark, **place)
     found = changed.select("key", "change", "old_value.many", F.col("new_value.many").alias("now"))
     assert rows(found, "key", "change", "many", "now") == [

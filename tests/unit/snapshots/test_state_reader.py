@@ -16,7 +16,7 @@ from everflow.records import StoreChanges
 from everflow.runtime.query.query_errors import StoreNotFoundError
 from everflow.serdes.windowed import session_key, window_store_key
 from everflow.snapshots.entry_columns import EntryColumns, EntryError
-from everflow.snapshots.logged_stores import LoggedStore, logged_store
+from everflow.snapshots.logged_stores import LoggedStore, logged_stores
 from everflow.snapshots.rows import Rows, write_parquet
 from everflow.snapshots.snapshot import room
 from everflow.snapshots.state_reader import StateReader
@@ -261,12 +261,12 @@ def test_stores_are_found_with_their_changelogs() -> None:
     stream.group_by_key().count(store="counts")
     builder.table("users", key=serdes.string(), value=serdes.string(), store="users")
     topology = builder.build()
-    assert logged_store(topology, "counts", "app", "none").topic == "app-counts-changelog"
-    assert logged_store(topology, "users", "app", "none").topic == "app-users-changelog"
-    reused = logged_store(topology, "users", "app", "reuse.ktable.source.topics")
+    assert logged_stores(topology, "app", "none").named("counts").topic == "app-counts-changelog"
+    assert logged_stores(topology, "app", "none").named("users").topic == "app-users-changelog"
+    reused = logged_stores(topology, "app", "reuse.ktable.source.topics").named("users")
     assert reused.topic == "users"
     with pytest.raises(StoreNotFoundError, match="no store 'cuonts'; it has: counts, users"):
-        logged_store(topology, "cuonts", "app", "none")
+        logged_stores(topology, "app", "none").named("cuonts")
 
 
 def test_json_of_rows_is_json(tmp_path: Path) -> None:

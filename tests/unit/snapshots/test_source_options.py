@@ -1,0 +1,130 @@
+"""Options of the data source ``everflow-state``: what each gives, and what names the wrong one."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from everflow import StreamsBuilder, serdes
+from everflow.errors import ConfigError, StatePointError
+from everflow.snapshots.logged_stores import LoggedStores, logged_stores
+from everflow.snapshots.points import Reach
+from everflow.snapshots.snapshot import room
+from everflow.snapshots.source_options import OWN, SourceOptions
+from everflow.snapshots.state_parts import LogPart, LogParts, PartReader
+from everflow.travel.parcel import Parcel
+from unit.snapshots.changelogs import FakeChangelog, Record
+
+WHERE = {"application.id": "shop", "bootstrap.servers": "localhost:1"}
+PLAIN = {**WHERE, "store": "counts", "key.serde": "string", "value.serde": "long"}
+
+
+def options(given: dict[str, str], *, registered: bool = False, **settings: Any) -> SourceOptions:
+    return SourceOptions.of(given, settings, registered=registered)
+
+
+def test_serdes_say_what_the_store_is() -> None:
+    found = options(PLAIN)
+    assert found.known is not None
+    assert found.known.topic == "shop-counts-changelog"
+    schema = found.known.columns.schema
+    assert (schema.field("key").type, schema.field("value").type) == (pa.string(), pa.int64())
+    assert (found.at, found.diff, dict(found.settings)) == ("end", None, WHERE)
+
+
+def test_windows_fields_and_another_topic() -> None:
+    more = {
+        "kind": "window",
+        "retention.ms": "60000",
+        "window.size.ms": "1000",
+        "value.serde": "json n long, name string",
+        "changelog.topic": "other",
+    }
+    found = options({**PLAIN, **more}).known
+    assert found is not None
+    assert found.topic == "other"
+    spec = found.columns.spec
+    assert (spec.kind, spec.retention_ms, spec.window_size_ms) == ("window", 60_000, 1_000)
+    assert found.columns.schema.field("value").type.field(1).name == "name"
+
+
+def test_a_registered_program_needs_the_store_alone() -> None:
+    found = options(
+        {"store": "s", "diff.from": "0=1"},
+        registered=True,
+        application_id="shop",
+        bootstrap_servers="b:1",
+    )
+    assert (found.store, found.diff, found.known) == ("s", ("0=1", "end"), None)
+    assert found.settings == {"application_id": "shop", "bootstrap_servers": "b:1"}
+
+
+def test_other_options_are_settings() -> None:
+    secure = {"security.protocol": "SSL", "folder": "/big", "at": "0=3"}
+    found = options({**PLAIN, **secure})
+    assert (found.folder, found.at) == (Path("/big"), "0=3")
+    assert found.settings == {**WHERE, "security.protocol": "SSL"}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"store": ""}, "option store is missing: as in the topology"),
+        ({"application.id": ""}, "option application.id is missing"),
+        ({"bootstrap.servers": ""}, "option bootstrap.servers is missing: host:port"),
+        ({"key.serde": None}, "Give the option topology .* or key.serde and value.serde"),
+        ({"topology": "shop:builder"}, "has the store's serdes and kind: leave key.serde, value"),
+        ({"key.serde": "text"}, "option key.serde is 'text'; write string, int, long"),
+        ({"value.serde": "json"}, "the fields: json carrier string"),
+        ({"value.serde": "json n lung"}, "option value.serde cannot be read: .*lung"),
+        ({"kind": "table"}, "option kind is 'table'; a store is key_value, window"),
+        ({"kind": "session"}, "option retention.ms is missing"),
+        ({"retention.ms": "1h"}, "option retention.ms is '1h'; it is a number of ms"),
+        ({"diff.to": "end"}, "option diff.from is missing"),
+        ({"diff.from": "0=1", "at": "end"}, "leave the option at out"),
+        ({"diff_from": "0=1"}, "no option diff_from; did you mean diff.from"),
+        ({"path": "counts"}, "load.. takes no path: name the store"),
+    ],
+)
+def test_what_is_wrong_is_named(change: dict[str, str | None], says: str) -> None:
+    given = {name: one for name, one in {**PLAIN, **change}.items() if one is not None}
+    with pytest.raises(ConfigError, match=says):
+        options(given)
+
+
+@pytest.mark.parametrize("option", ["at", "diff.from", "diff.to"])
+def test_what_is_no_point_is_named(option: str) -> None:
+    points = {"diff.from": "0=1"} if option == "diff.to" else {}
+    with pytest.raises(StatePointError, match=f"The option {option}: not a time: 'yesterday'"):
+        options({**PLAIN, **points, option: "yesterday"})
+
+
+def test_a_registered_program_and_serdes_are_one_too_many() -> None:
+    with pytest.raises(ConfigError, match=r"leave the options key\.serde, value\.serde out"):
+        options(PLAIN, registered=True)
+
+
+def test_the_page_has_every_option() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "QUERIES.md").read_text()
+    assert [name for name in OWN if f"`{name}`" not in page] == []
+
+
+def test_stores_and_what_is_read_of_them_travel(tmp_path: Path) -> None:
+    builder = StreamsBuilder()
+    table = builder.table("users", key=serdes.string(), value=serdes.long(), store="users")
+    table.to_stream().group_by_key().count(store="counts")
+    packed = Parcel.of(logged_stores(builder.build(), "shop", "none"))
+    stores: LoggedStores = pickle.loads(pickle.dumps(packed)).copy()
+    log: dict[int, Record] = {at: (b"a", serdes.long().encode(at), at) for at in range(1, 4)}
+    changelog = FakeChangelog("shop-users-changelog", {0: log})
+    look: LogParts = pickle.loads(pickle.dumps(LogParts([LogPart(0, Reach(0, 2), Reach(0, 4))])))
+    with room(tmp_path) as folder:
+        reader = PartReader(stores.named("users"), changelog, folder)
+        with reader.opened(look.parts[0]) as (found, records):
+            (row,) = [row for batch in found for row in batch.to_pylist()]
+    assert (row["change"], row["old_value"], row["new_value"]) == ("changed", 1, 3)
+    assert records == 3
