@@ -32,6 +32,8 @@ from bench.topics import warm_broker
 KILLED = "kill -9"
 STOPPED = "clean stop"
 CASES = (KILLED, STOPPED)
+FLEET_WORKER = "fleet-worker"
+"""Of everflow alone: `bench.fleet.worker_lost`."""
 HOT_LAG = 10_000
 """`acceptable.recovery.lag` of both systems: a copy that lacks no more may take over."""
 AFTERMATH_S = 10.0

@@ -8,6 +8,7 @@ import contextlib
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from bench import (
 )
 from bench.backlog import measure as backlog
 from bench.elastic import Load
+from bench.fleet import worker_lost
 from bench.growth import runs as growth
 from bench.growth.cases import DIMENSIONS, PAGES, GrowthPlan
 from bench.growth.limits import CannotMeasureError
@@ -106,6 +108,7 @@ def main(arguments: list[str] | None = None) -> int:
         readers.TooCostlyError,
         assignor.SlowError,
         CannotMeasureError,
+        worker_lost.WorkerTooDearError,
     ) as error:
         failure = str(error)
     rows = summarise(measurements)
@@ -195,6 +198,8 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
             if len(given) > 1:
                 parser.error(f"--{name}: {options.bench} takes one number")
             setattr(options, name, given[0])
+        if options.cases == (failover.FLEET_WORKER,):
+            options.systems = (EVERFLOW,)
     elif FLINK_SQL in options.systems:
         parser.error(f"--systems: growth has no program for {FLINK_SQL}")
     return options
@@ -296,9 +301,9 @@ def _add_elastic(parser: argparse.ArgumentParser) -> None:
     )
     elastic.add_argument(
         "--cases",
-        type=_one_of(failover.CASES),
+        type=_one_of((*failover.CASES, failover.FLEET_WORKER)),
         default=failover.CASES,
-        help="failover: default both",
+        help=f"failover: default {','.join(failover.CASES)}",
     )
 
 
@@ -391,10 +396,15 @@ def _measure(
         runs=options.runs or 3,
         settle_s=options.settle,
         session_timeout_s=options.session_timeout,
-        cases=options.cases,
+        cases=tuple(case for case in options.cases if case != failover.FLEET_WORKER),
         **common,
     )
-    return failover.measure(losing, bootstrap_servers, launchers, folder)
+    lost = (
+        worker_lost.measure(losing, bootstrap_servers, folder)
+        if failover.FLEET_WORKER in options.cases
+        else ()
+    )
+    return chain(failover.measure(losing, bootstrap_servers, launchers, folder), lost)
 
 
 def _by_itself(

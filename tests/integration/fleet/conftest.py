@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from integration.fleet.spark_cluster import SparkCluster
+from bench.fleet.spark_cluster import SparkCluster
 from integration.lifecycle.lifecycle_cluster import Application, Cluster
 
 

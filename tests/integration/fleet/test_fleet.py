@@ -9,14 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from bench.fleet.spark_cluster import SparkCluster
 from everflow.fleet.decision import STOP_S
 from everflow.testing import wait_until
-from integration.fleet.spark_cluster import (
-    FleetCommand,
-    SparkCluster,
-    fleet,
-    until_hosts_are_idle,
-)
+from integration.fleet.fleet_command import FleetCommand, fleet, until_hosts_are_idle
 from integration.lifecycle.lifecycle_cluster import Application, Cluster
 from integration.observed.paced_load import SLOW_COUNT, PacedLoad
 
