@@ -22,7 +22,7 @@ from everflow.dsl.in_time.versioned_tables import latest_updates_of_both
 from everflow.dsl.joins import JoinCall, Side
 from everflow.errors import TopologyError
 from everflow.operators.joins import JoinedTable, JoinKind
-from everflow.operators.joins.answers import Answers, AnswersOfRows
+from everflow.operators.joins.answers import Answers, AnswersOfRows, AskAgain, StaleNulls
 from everflow.operators.joins.foreign_keys import (
     SUBSCRIPTION,
     ForeignKeys,
@@ -164,14 +164,45 @@ class ForeignKeyJoin:
     ) -> StatefulNode:
         """The node of results; ``sides``: the entries' updates, and the answers."""
         graph, call, (_, answers) = self.left.graph, self.call, sides
-        out = graph.node(answers).out
+        out, kept = graph.node(answers).out, is_kept(self.left)
+        reads = (table.spec,) if kept else ()
         operator = Answers(table=table, value_serde=value_serde, kind=self.kind)
-        if is_kept(self.left):
-            reads = (table.spec,)
+        if kept and self.kind.keeps_left:
             return StatefulNode(name, sides, out, call.where, "JOIN", operator, reads=reads)
         asker = RowAsker(call=call, node=answers, join=f"{name}-answers", as_of=False)
-        rows = (asker.of(graph, self.left.node), answers)
-        return StatefulNode(name, rows, out, call.where, "JOIN", AnswersOfRows(answers=operator))
+        rows: tuple[str, ...] = (asker.of(graph, self.left.node), answers)
+        if not self.kind.keeps_left:
+            rows = (rows[0], self._asked_again(name, rows, table.spec.name), answers)
+        of_rows = AnswersOfRows(answers=operator)
+        return StatefulNode(name, rows, out, call.where, "JOIN", of_rows, reads=reads)
+
+    def _asked_again(self, name: str, rows: tuple[str, ...], store: str) -> str:
+        """The node of the entries of answers that are stale and say that there is nothing. For what
+        each entry is now it asks again: nobody else may tell it, as the question of an inner join
+        is answered where there is something (note 022)."""
+        graph, call, left = self.left.graph, self.call, self.left.edge.type
+        key_serde, value_serde = self.left.edge.serdes(call.operator, call.where)
+        found = StatefulNode(
+            f"{name}-stale-answers",
+            rows,
+            EdgeType(left.key, left.value),
+            call.where,
+            PREPARE,
+            StaleNulls(store, value_serde),
+        )
+        stale = graph.add(self._selection()(f"{name}-stale", graph.add(found)))
+        sink = graph.node(f"{name}-asks-repartition-sink")
+        again = StatefulNode(
+            f"{name}-asking-again",
+            (f"{name}-new", stale),
+            sink.out,
+            call.where,
+            "FK-ASK",
+            AskAgain(key_serde, value_serde),
+        )
+        made = graph.add(again)
+        graph.add(replace(sink, name=f"{name}-asks-again-sink", inputs=(made,)))
+        return stale
 
     def _selection(self) -> Callable[[str, str], Node]:
         """What makes the node that gives an entry with its foreign key."""

@@ -134,7 +134,7 @@ def shown_nodes(sub: SubTopology | GlobalSubTopology) -> dict[str, Shown]:
             stands_for[node.name] = _show_parts(node, stands_for, shown)
             continue
         if isinstance(node, SinkNode) and node.kind == "repartition":
-            filter_name = f"{node.topic}-filter"
+            filter_name = f"{node.name.removesuffix('-sink')}-filter"
             shown[filter_name] = Shown(
                 name=filter_name,
                 kind="Processor",

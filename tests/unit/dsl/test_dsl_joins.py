@@ -236,3 +236,46 @@ def test_an_entry_without_a_foreign_key_has_no_match(left: bool) -> None:
         found = dict(driver.create_output_topic("out", TEXT, TEXT).read_key_values())
     lonely = {"2": "nobody None", "3": "bob None"} if left else {}
     assert found == {"1": "ann Ann", **lonely}
+
+
+@pytest.mark.parametrize("every", [False, True])
+def test_no_result_stays_behind_an_answer_for_what_the_entry_was(every: bool) -> None:
+    """All in one batch: the answers come when their entries have changed again."""
+    builder = StreamsBuilder()
+    orders = builder.table("orders", key=TEXT, value=TEXT, store="orders")
+    people = builder.table("people", key=TEXT, value=TEXT, store="people")
+    orders.join(
+        people,
+        lambda order, person: f"{order} {person}",
+        on=lambda order: None if order == "nobody" else order.split()[0],
+        name="of",
+        returns="string",
+    ).to_stream().to("out")
+    with TopologyTestDriver(builder.build(), emit_every_update=every) as driver:
+        one, other = (driver.create_input_topic(name, TEXT, TEXT) for name in ("orders", "people"))
+        other.pipe_batch([("ann", "Ann"), ("cat", "Cat"), ("dan", "Dan")])
+        one.pipe_batch([("1", "ann"), *((key, "cat") for key in ("2", "3", "4")), ("5", "dan")])
+        changes = [
+            ("1", "ann 2"),  # while ann goes
+            *(("2", None), ("2", "bob")),  # bob is not there
+            *(("3", None), ("3", "nobody")),
+            *(("4", "bob"), ("4", "bob 2")),
+            *(("5", "dan 2"), ("5", "dan 3")),  # while dan changes
+        ]
+        driver.pipe_batch({one: changes, other: [("ann", None), ("dan", "Daniel")]})
+        found = dict(driver.create_output_topic("out", TEXT, TEXT).read_key_values())
+    assert found == {**dict.fromkeys(("1", "2", "3", "4")), "5": "dan 3 Daniel"}
+
+
+def test_only_an_inner_join_by_a_foreign_key_asks_again() -> None:
+    def asking(left: bool) -> list[str]:
+        builder = StreamsBuilder()
+        one, two = (builder.table(n, key=TEXT, value=TEXT, store=n) for n in ("one", "two"))
+        (one.left_join if left else one.join)(two, on=F.col("value"), name="fk").to_stream().to("o")
+        told = builder.build().describe()
+        return [line.strip() for line in told.splitlines() if "(topic: fk-asks" in line]
+
+    topic = "(topic: fk-asks-repartition)"
+    assert asking(left=True) == [f"Sink: fk-asks-repartition-sink {topic}"]
+    both = [f"Sink: {name}-sink {topic}" for name in ("fk-asks-again", "fk-asks-repartition")]
+    assert sorted(asking(left=False)) == both

@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from everflow.operators.fold import valid
-from everflow.operators.joins.foreign_keys import hashes, hashes_equal
+from everflow.operators.joins.batch_records import Flags
+from everflow.operators.joins.foreign_keys import Order, hashes, hashes_equal, subscriptions
 from everflow.operators.joins.joined_table import JoinedTable
 from everflow.operators.joins.joined_values import (
     JoinKind,
@@ -23,6 +24,7 @@ from everflow.operators.user_code import written_bytes
 from everflow.records import EdgeBatch, TasksResult
 from everflow.serdes import Serde
 from everflow.topology.graph import Storeless
+from everflow.topology.hops import appended
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,11 +52,17 @@ class Answers(Storeless):
         """See `JoinOperator`."""
         return self.joined(self.table.when(right, left, stores, first=True).values, right)
 
-    def joined(self, held: pa.Array, answers: EdgeBatch) -> TasksResult:
-        """The results; ``held``: what the entry of each answer is."""
+    def joined(
+        self, held: pa.Array, answers: EdgeBatch, keyless: Flags | None = None
+    ) -> TasksResult:
+        """The results; ``held``: what the entry of each answer is. ``keyless``: where it has no
+        foreign key, or is gone: then an answer that there is nothing holds, whoever asked."""
         asked, found = answers.value.flatten()
         now = hashes(written_bytes(self.value_serde, held, self.table.spec.name, answers))
-        fresh = np.flatnonzero(hashes_equal(asked, now))
+        holds = hashes_equal(asked, now)
+        if keyless is not None:
+            holds |= keyless & ~valid(found)
+        fresh = np.flatnonzero(holds)
         shown = valid(held) & (valid(found) | self.kind.keeps_left)
         value = joined(held, found).take(pa.array(fresh, mask=~shown[fresh]))
         output = answers.take(fresh).with_columns(value=value)
@@ -66,8 +74,9 @@ class Answers(Storeless):
 
 @dataclass(frozen=True, kw_only=True)
 class AnswersOfRows(Storeless):
-    """As ``answers``, of a table without a store: the sides are what it holds for each answer, row
-    by row, and the answers."""
+    """As ``answers``, where the sides are what the table holds for each answer, row by row, and the
+    answers: of a table without a store, and of an inner join, which has between them the entries of
+    `StaleNulls`, each with its foreign key (`selected_type`)."""
 
     answers: Answers
     emit_every_update: bool = False
@@ -75,6 +84,73 @@ class AnswersOfRows(Storeless):
 
     def put_together(self, sides: Sequence[EdgeBatch]) -> TasksResult:
         """See `AlignedOperator`."""
-        held, answers = sides
+        held, *stale, answers = sides
         every = replace(self.answers, emit_every_update=self.emit_every_update)
-        return every.joined(held.value, answers)
+        keyless = ~valid(stale[0].value.flatten()[0]) if stale else None
+        return every.joined(held.value, answers, keyless)
+
+
+@dataclass(frozen=True)
+class StaleNulls(Storeless):
+    """For each answer what its entry is now, if the answer says that there is nothing, and says so
+    to what the entry is not any more; null for all others. The sides are what the table holds for
+    each answer, row by row, and the answers; a time is the later of both."""
+
+    store: str
+    value_serde: Serde
+    one_result: ClassVar[bool] = True
+    row_by_row: ClassVar[bool] = True
+
+    def put_together(self, sides: Sequence[EdgeBatch]) -> TasksResult:
+        """See `AlignedOperator`."""
+        held, answers = sides
+        asked, found = answers.value.flatten()
+        rows = np.flatnonzero(valid(held.value) & ~valid(found))
+        index = pa.array(rows)
+        now = written_bytes(self.value_serde, held.value.take(index), self.store, answers, rows)
+        others = np.ones(len(answers), bool)
+        others[rows] = hashes_equal(asked.take(index), hashes(now))
+        value = held.value.take(pa.array(np.arange(len(answers)), mask=others))
+        times = np.maximum(held.timestamp, answers.timestamp)
+        return TasksResult(replace(answers.with_columns(value=value), timestamp=times), {}, {}, {})
+
+
+@dataclass(frozen=True)
+class AskAgain(Storeless):
+    """Asks again for what the entries of stale answers are now: the right side is what they were
+    when these came (`StaleNulls`), the left side their changes in the batch, both as
+    `selected_type`.
+
+    It asks for what the batch has made of an entry, as that is what `ForeignKeys` has asked for
+    before it.
+    """
+
+    key_serde: Serde
+    value_serde: Serde
+
+    @property
+    def takes_null_keys(self) -> bool:
+        """See `JoinOperator`: tables have none."""
+        return False
+
+    def join_tasks(
+        self, left: EdgeBatch, right: EdgeBatch, stores: Stores, stream_times: Mapping[int, int]
+    ) -> TasksResult:
+        """See `JoinOperator`: one question for each entry. Where it has no foreign key any more,
+        the one that it had is told to forget it, and answers that there is nothing."""
+        stale = right.take(np.flatnonzero(valid(right.value.flatten()[0])))
+        both = appended([stale, left if len(stale) else left.take(np.empty(0, np.int64))])
+        entries = written_bytes(self.key_serde, both.key, "subscriptions", both)
+        first, last = first_and_last(task_codes(entries, both.partition))
+        chosen = np.argsort(first)
+        chosen = chosen[first[chosen] < len(stale)]
+        first, last = first[chosen], last[chosen]
+        keys, values = both.value.flatten()
+        keyed, index = valid(keys)[last], pa.array(last)
+        now = written_bytes(self.value_serde, values.take(index), "subscriptions", both, last)
+        orders = np.where(keyed, Order.TELL_IF_GONE, Order.FORGET_AND_TELL)
+        value = subscriptions(entries.take(index), hashes(now), orders)
+        key = keys.take(pa.array(np.where(keyed, last, first)))
+        times = np.maximum(both.timestamp[first], both.timestamp[last])
+        output = replace(both.take(first).with_columns(key, value), timestamp=times)
+        return TasksResult(output, {}, {}, {})

@@ -24,7 +24,7 @@ from everflow.operators.joins.joined_values import (
     task_codes,
 )
 from everflow.operators.user_code import written_bytes
-from everflow.records import EdgeBatch, TasksResult
+from everflow.records import EdgeBatch, Int64, TasksResult
 from everflow.serdes import Serde
 from everflow.topology.graph import Storeless
 
@@ -34,7 +34,8 @@ SUBSCRIPTION = pa.struct([("entry", pa.binary()), ("hash", pa.binary()), ("order
 
 
 class Order(enum.IntEnum):
-    """What an entry asks of its foreign key, as Kafka Streams' instructions."""
+    """What an entry asks of its foreign key, as Kafka Streams' instructions; the last one is
+    ours."""
 
     FORGET = 0
     FORGET_AND_TELL = 1
@@ -43,6 +44,8 @@ class Order(enum.IntEnum):
     """Remember it, and answer what there is, or null."""
     TELL_IF_THERE = 3
     """Remember it, and answer only if there is something."""
+    TELL_IF_GONE = 4
+    """Answer null if there is nothing, and remember nothing: it is remembered already."""
 
 
 def selected_type(key: pa.DataType, value: pa.DataType) -> pa.DataType:
@@ -53,6 +56,12 @@ def selected_type(key: pa.DataType, value: pa.DataType) -> pa.DataType:
 def answer_type(value: pa.DataType) -> pa.DataType:
     """``struct<hash, found>``: the hash of the asking entry, and the other table's value."""
     return pa.struct([("hash", pa.binary()), ("found", value)])
+
+
+def subscriptions(entries: pa.Array, hashes_: pa.Array, orders: Int64) -> pa.StructArray:
+    """What entries ask, as `SUBSCRIPTION`."""
+    columns = [entries, hashes_, pa.array(orders, pa.int32())]
+    return pa.StructArray.from_arrays(columns, fields=list(SUBSCRIPTION))
 
 
 def hashes(values: pa.Array) -> pa.Array:
@@ -114,14 +123,8 @@ class ForeignKeys(Storeless):
         key = pa.concat_arrays([old, new]).take(pa.array(rows + is_new * len(right)))
         written = written_bytes(self.value_serde, right.value.flatten()[1], "subscriptions", right)
         at = pa.array(rows)
-        value = pa.StructArray.from_arrays(
-            [
-                entries.take(at),
-                hashes(written).take(at),
-                pa.array(np.where(is_new, order[rows], forget[rows]), pa.int32()),
-            ],
-            fields=list(SUBSCRIPTION),
-        )
+        orders = np.where(is_new, order[rows], forget[rows])
+        value = subscriptions(entries.take(at), hashes(written).take(at), orders)
         return TasksResult(
             right.take(rows).with_columns(key, value),
             {},

@@ -223,8 +223,10 @@ class _Asks:
 
     def answered(self, there: Flags) -> Int64:
         """The rows that are answered at once; ``there``: whether the foreign key's entry was."""
-        if_there = self.orders == Order.TELL_IF_THERE
-        return np.flatnonzero(np.where(if_there, there, self.orders != Order.FORGET))
+        told = self.orders != Order.FORGET
+        told &= there | (self.orders != Order.TELL_IF_THERE)
+        told &= ~there | (self.orders != Order.TELL_IF_GONE)
+        return np.flatnonzero(told)
 
     def of_keys(self, partition: int, keys: Collection[bytes]) -> list[_Ask]:
         """A task's with one of these foreign keys."""
@@ -239,7 +241,8 @@ class _Asks:
 
     def changes(self, store: str, partition: int) -> StoreChanges:
         """What a task remembers and forgets: the last of each foreign key and entry."""
-        rows = np.flatnonzero(valid(self.keys) & (self.batch.partition == partition))
+        meant = valid(self.keys) & (self.orders != Order.TELL_IF_GONE)
+        rows = np.flatnonzero(meant & (self.batch.partition == partition))
         index = pa.array(rows)
         keys = self.keys.take(index)
         stored = _joined([_prefixes(keys), self.entries.take(index)])
@@ -298,7 +301,7 @@ class _Known:
         known = self.of_key[ask.key]
         if ask.order in (Order.FORGET, Order.FORGET_AND_TELL):
             known.pop(ask.entry, None)
-        else:
+        elif ask.order != Order.TELL_IF_GONE:
             known[ask.entry] = ask.hash or b""
 
     def entries(self, key: bytes) -> list[tuple[bytes, bytes | None]]:
