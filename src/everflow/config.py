@@ -225,6 +225,7 @@ class StreamsConfig:
     query_token_file: str = _key("")
     query_ssl_certificate_location: str = _key("")
     query_ssl_key_location: str = _key("")
+    query_ssl_ca_location: str = _key("")
     otel_exporter_otlp_metrics_endpoint: str = _key("", http_url)
     otel_metric_export_interval: int = _key(60_000, time_ms(1_000))
     scale_target_percent: int = _key(70, Between(1, 100))

@@ -350,6 +350,11 @@ _WATCHING = _group(
         OURS,
     ),
     query_ssl_key_location=KeyText("File with the key of that certificate (PEM)", OURS),
+    query_ssl_ca_location=KeyText(
+        "File of the authority (PEM) that has signed the other instances' certificates: "
+        "[the page](page.md#all-instances-on-one-page) asks them how they do. Empty: the system's",
+        OURS,
+    ),
     otel_exporter_otlp_metrics_endpoint=KeyText(
         "URL of an OpenTelemetry collector (`http://collector:4318/v1/metrics`) to which the "
         "figures of `/metrics` are sent, too "

@@ -8,11 +8,9 @@ programs (JSON), `/topology` as Kafka Streams describes it, `/page` for a browse
 from __future__ import annotations
 
 import logging
-import math
 import socket
 import threading
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any, cast
 
 import uvicorn
@@ -28,7 +26,7 @@ from everflow.observe.health import Verdict, live, ready
 from everflow.observe.observation import Observation
 from everflow.observe.page.routes import Page
 from everflow.observe.short_road import ShortAnswers, connections
-from everflow.observe.transactions import transactions
+from everflow.observe.status import status_of
 
 log = logging.getLogger("everflow")
 
@@ -94,28 +92,6 @@ def application(
             *(page.routes() if page is not None else ()),
         ]
     )
-
-
-def status_of(seen: Observation) -> dict[str, Any]:
-    """What `/status` says: the instance's state, both verdicts, threads and tasks. A number that is
-    not known is null."""
-    alive, processes = live(seen), ready(seen)
-    lag = seen.counters.get("records-lag", math.nan)
-    return {
-        "application_id": seen.application_id,
-        "client_id": seen.client_id,
-        "version": seen.version,
-        "state": seen.state,
-        "error": seen.error,
-        "live": alive._asdict(),
-        "ready": processes._asdict(),
-        "lag": None if math.isnan(lag) else int(lag),
-        "members": seen.members,
-        "desired_instances": seen.desired_instances,
-        "threads": [asdict(thread) for thread in seen.threads],
-        "transactions": transactions(seen),
-        "tasks": [asdict(task) for task in seen.tasks],
-    }
 
 
 def _probed(verdict: Verdict) -> Response:

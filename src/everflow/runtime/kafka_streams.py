@@ -45,6 +45,7 @@ from everflow.runtime.observed.observer import (
     tasks_of,
     watched,
 )
+from everflow.runtime.observed.other_instances import peers_of
 from everflow.runtime.observed.topic_letters import letters_of
 from everflow.runtime.operations import InstanceOperations
 from everflow.runtime.pause import Pause
@@ -349,7 +350,8 @@ class KafkaStreams(
             held.enter_context(exported(observer, self.config))
         if address:
             self._samplers = Samplers() if tokens else None
-            desks = letters_of(self.config), self._samplers
+            peers = peers_of(self.config, tokens, lambda: self.config.application_server)
+            desks = letters_of(self.config), self._samplers, peers
             held.enter_context(watched(observer, self._topology, address, drain, tokens, *desks))
         return observer
 
@@ -357,7 +359,8 @@ class KafkaStreams(
         """The stores over HTTP; the address at which they are reached."""
         from everflow.runtime.serving.served import served
 
-        return self._life.held.enter_context(served(self, self._asked, self.config))
+        status = None if self._observer is None else self._observer.status
+        return self._life.held.enter_context(served(self, self._asked, self.config, status))
 
     @property
     def query_address(self) -> str | None:

@@ -33,6 +33,7 @@ from everflow.observe.page.letters import (
     LettersFound,
     LettersReplayed,
 )
+from everflow.observe.page.peers import Peer
 from everflow.observe.page.routes import Page
 from everflow.topology.drawing import as_svg
 from everflow.topology.program import Topology
@@ -45,6 +46,7 @@ RENEW = os.environ.get("EVERFLOW_PICTURES") == "1"
 """Whether the pictures in the docs are made anew."""
 NOW_MS = 1_790_000_000_000
 ODD = "<img src=x onerror=\"document.body.dataset.broken='yes'\"><b>&amp;'\""
+NO_ITEM = "ValueError: no item in '{}'" if RENEW else ODD
 SAID = "price_of (shop.py:22)" if RENEW else ODD
 """In a picture no odd text is wanted."""
 
@@ -272,6 +274,7 @@ def test_the_page_answers_an_operators_questions_in_their_order(tmp_path: Path) 
         assert window.value("[...document.querySelectorAll('section')].map((one) => one.id)") == [
             "trend",
             "topology",
+            "instances",
             "tasks",
             "lags",
             "threads",
@@ -455,6 +458,54 @@ def test_a_flame_graph_is_drawn_when_it_is_asked_for(tmp_path: Path) -> None:
         assert window.value(boxes) == 9
         assert window.value("document.querySelectorAll('img').length") == 0
         assert window.said == []
+
+
+class Others:
+    """Two other instances: one tells, one has gone silent."""
+
+    own = "pod-0:8080"
+
+    def look(self, hosts: object) -> list[Peer]:
+        _, seen = looks()
+        their = [
+            ObservedTask(task="0_1", role="active", state="RUNNING", lag=41_000, rate=900.0),
+            ObservedTask(task="0_2", role="active", state="RUNNING", lag=0),
+            ObservedTask(task="0_0", role="standby", state="RUNNING", lag=3),
+            ObservedTask(task="2_0", role="active", state="RUNNING", lag=12, trouble=NO_ITEM),
+        ]
+        told = replace(
+            seen,
+            client_id="shop-pod-1",
+            tasks=their,
+            lags={("shop-by-item-repartition", 1): 41_000},
+            counters={names.LAG: 41_000.0, names.RECORDS_CONSUMED: 500_000},
+        )
+        before = replace(told, counters={names.LAG: 52_000.0, names.RECORDS_CONSUMED: 431_000})
+        there = facts_of(before, told)
+        return [
+            Peer("pod-1:8080", there, 2.0),
+            Peer("pod-2:8080", there, 94.0, "timed out" if RENEW else f"timed out {ODD}", 92.0),
+        ]
+
+
+def test_all_instances_are_on_one_page(tmp_path: Path) -> None:
+    facts = facts_of(*looks())
+    others: Any = Others()
+    with served(lambda: facts, peers=others) as server, browser(tmp_path) as window:
+        shown(window, server)
+        assert text(window, "#verdict").startswith("pod-1:8080: Task 2_0 does not get on")
+        assert text(window, "#instances .hint").startswith("3 of 3 tell how they do: 346,000")
+        assert text(window, "#instances tr:nth-child(2)").startswith("pod-0:8080 (this one)RUNNING")
+        assert "94 s ago: timed out" in text(window, "#instances tr:nth-child(4)")
+        rows = "[...document.querySelectorAll('#tasks tr')].map((one) => one.textContent)"
+        found = window.value(rows)
+        assert any(row.startswith("2_0parked at pod-1:8080") for row in found)
+        assert "pod-1:8080" in text(window, "#lags")
+        assert NO_ITEM in text(window, "#instances")
+        assert window.value("document.querySelectorAll('img').length") == 0
+        assert window.said == []
+        if RENEW:
+            window.picture("#instances", PICTURES / "page-instances.png")
 
 
 def test_ten_thousand_tasks_are_shown_in_parts(tmp_path: Path) -> None:

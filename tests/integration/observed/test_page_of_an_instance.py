@@ -212,3 +212,46 @@ def test_it_says_what_happens(proxy: KafkaProxy, cluster: Cluster, tmp_path: Pat
         app.until_processed(streams, source)
     assert len(cluster.read(sink)) == 4 + SLOW
     assert len(cluster.read(dead)) == 4 + 2, "letters, and the notes that two were replayed"
+
+
+def test_the_page_of_one_shows_all(cluster: Cluster, tmp_path: Path) -> None:
+    source, sink = cluster.topic("in", 2), cluster.topic("out", 2)
+    token = tmp_path / "token"
+    token.write_text(TOKEN)
+    app = Application(
+        cluster,
+        tmp_path,
+        {
+            "http_listen": "127.0.0.1:0",
+            "query_listen": "127.0.0.1:0",
+            "query_token_file": str(token),
+        },
+    )
+
+    def rows(streams: KafkaStreams) -> list[dict[str, Any]]:
+        return list(view(streams)["instances"]["rows"])
+
+    with app.running(topology(source, sink)) as one:
+        assert [row["own"] for row in rows(one)] == [True]
+        with app.running(topology(source, sink), state_dir=str(tmp_path / "other")) as two:
+
+            def tell(streams: KafkaStreams, other: KafkaStreams) -> bool:
+                found = rows(streams)
+                hosts = [(row["host"], row["own"], row["state"]) for row in found]
+                return hosts == [
+                    (streams.query_address, True, "RUNNING"),
+                    (other.query_address, False, "RUNNING"),
+                ] and [row["active"] for row in found] == [1, 1]
+
+            wait_until(lambda: tell(one, two), WAIT_S, "the second one to be on the first's page")
+            wait_until(lambda: tell(two, one), WAIT_S, "the first one to be on the second's page")
+            cluster.write(source, [text("k", "good", 1, partition) for partition in (0, 1)])
+            app.until_processed(one, source)
+            says(one, "It keeps up")
+            shown = view(one)
+            assert [row["error"] for row in shown["instances"]["rows"]] == ["", ""]
+            assert shown["tasks"]["counts"] == {"active": 2}
+            assert {row["host"] for row in shown["tasks"]["rows"]} == {"", two.query_address}
+            assert {row["partition"] for row in shown["lags"]["rows"]} == {0, 1}
+        wait_until(lambda: len(rows(one)) == 1, WAIT_S, "the other one to be gone")
+        says(one, "It keeps up")

@@ -85,10 +85,11 @@ function line(svg, caption, values, text) {
   caption.textContent = `${text}, at most ${whole(most)} in the last hour`;
 }
 
-function trend(view, instance) {
+function trend(view, instance, alone) {
+  const here = alone ? "" : " here";
   const captions = document.querySelectorAll("#trend figcaption");
-  line(at("lag-line"), captions[0], view.lag, `Lag: ${whole(instance.lag)} records`);
-  line(at("rate-line"), captions[1], view.rate, `Throughput: ${whole(instance.rate)} records/s`);
+  line(at("lag-line"), captions[0], view.lag, `Lag${here}: ${whole(instance.lag)} records`);
+  line(at("rate-line"), captions[1], view.rate, `Throughput${here}: ${whole(instance.rate)} records/s`);
 }
 
 function said(group, key, text, waits) {
@@ -149,7 +150,7 @@ function tasks(view, hosts, instance) {
     ...others.map((host) => [host]), ["why"]];
   fill("tasks", columns, view.rows.map((row) => [
     row.task,
-    row.kind === "restoring" || row.kind === "warm-up" ? `${row.kind}${known(row.percent) ? ` ${row.percent} %` : ""}` : row.kind,
+    (row.kind === "restoring" || row.kind === "warm-up" ? `${row.kind}${known(row.percent) ? ` ${row.percent} %` : ""}` : row.kind) + (row.host ? ` at ${row.host}` : ""),
     strip(row, view.begin_ms, instance.now_ms),
     whole(row.lag), rate(row.rate), row.remaining_s ? seconds(row.remaining_s) : "", known(row.thread) ? row.thread : "",
     ...others.map((host) => (hosts.tasks[row.task] || {})[host] || ""),
@@ -160,8 +161,10 @@ function tasks(view, hosts, instance) {
 function lags(view) {
   const silent = view.silent_s >= 1 ? `The brokers have not answered for ${seconds(view.silent_s)}: as of then. ` : "";
   hint("lags", `${silent}The worst first.${view.more ? ` ${whole(view.more)} more have ${whole(view.more_lag)} together.` : ""}`);
-  fill("lags", [["topic"], ["partition", true], ["lag", true], ["grows by", true]],
-    view.rows.map((row) => [row.topic, row.partition, whole(row.lag), row.growth ? `${row.growth > 0 ? "+" : ""}${row.growth.toFixed(1)}/s` : ""]),
+  const grows = (row) => (row.growth ? `${row.growth > 0 ? "+" : ""}${row.growth.toFixed(1)}/s` : "");
+  const spread = view.rows.some((row) => row.host);
+  fill("lags", [["topic"], ["partition", true], ["lag", true], ["grows by", true], ...(spread ? [["at"]] : [])],
+    view.rows.map((row) => [row.topic, row.partition, whole(row.lag), grows(row), ...(spread ? [row.host || "here"] : [])]),
     "No active task runs here.");
 }
 
@@ -363,6 +366,20 @@ function writers(view) {
     known(view.told_s) ? "Nothing is held back." : "Not known yet.");
 }
 
+// What an instance says of itself, and how old that is.
+function instances(view) {
+  const others = view.rows.length - 1;
+  hint("instances", others ? `${view.told} of ${view.rows.length} tell how they do: ${whole(view.lag)} records wait, ${whole(view.rate)} records/s in all. They are asked while somebody reads.` :
+    "No other instance says where it is (application.server).");
+  fill("instances", [["instance"], ["state"], ["how it does"], ["lag", true], ["records/s", true], ["busy", true], ["active", true], ["copies", true], ["as of"]],
+    view.rows.map((row) => [
+      row.host + (row.own ? " (this one)" : ""), known(row.state) ? row.state : "?",
+      known(row.said) ? el("span", row.said.text, row.said.tone) : "", known(row.state) ? whole(row.lag) : "", rate(row.rate),
+      known(row.busy) ? percent(row.busy) : "", known(row.active) ? row.active : "", known(row.copies) ? row.copies : "",
+      row.error ? el("span", `${known(row.age_s) ? `${seconds(row.age_s)} ago: ` : ""}${row.error}`, "bad") : row.own ? "now" : known(row.age_s) ? `${seconds(row.age_s)} ago` : "not asked yet",
+    ]), "");
+}
+
 function instance(view) {
   const parts = [view.application_id, view.client_id, view.state, view.ready.ok ? "ready" : `not ready: ${view.ready.why}`];
   if (known(view.members)) parts.push(`${view.members} instances in the group`);
@@ -378,7 +395,8 @@ function show(view) {
   at("verdict").textContent = view.verdict.text;
   at("verdict").className = view.verdict.tone;
   instance(view.instance);
-  trend(view.trend, view.instance);
+  instances(view.instances);
+  trend(view.trend, view.instance, view.instances.rows.length === 1);
   topology(view.topology);
   tasks(view.tasks, view.hosts, view.instance);
   lags(view.lags);

@@ -17,6 +17,7 @@ from everflow.errors import EverflowError
 from everflow.observe.page.flame import FlameAnswers, WorkerDesk
 from everflow.observe.page.history import Facts
 from everflow.observe.page.letters import LetterAnswers, LetterDesk
+from everflow.observe.page.peers import Peer, Peers
 from everflow.observe.page.posts import RefusedPost
 from everflow.observe.page.readers import Readers
 from everflow.observe.page.tokens import ASKS, allowed
@@ -42,8 +43,8 @@ HEADERS = {
 class Page:
     """``facts`` is called on a worker thread. ``drawing``: the topology as an SVG element.
     ``tokens``: one of them has to come with each request; none where it is empty. ``desk``: who
-    looks at dead letters and replays them; ``workers``: who asks workers what they run; None:
-    nobody."""
+    looks at dead letters and replays them; ``workers``: who asks workers what they run; ``peers``:
+    who asks the other instances how they do; None: nobody."""
 
     facts: Callable[[], Facts]
     drawing: str
@@ -51,6 +52,7 @@ class Page:
     every_s: float = 2.0
     desk: LetterDesk | None = None
     workers: WorkerDesk | None = None
+    peers: Peers | None = None
     readers: Readers = field(init=False)
     letters: LetterAnswers = field(init=False)
     flames: FlameAnswers = field(init=False)
@@ -110,7 +112,11 @@ class Page:
 
     def _json(self) -> str:
         offers = {"desk": self.letters.offer(), "flame": self.flames.offer()}
-        view = {**page_view(self.facts()), **offers}
+        facts, own = self.facts(), ""
+        others: Sequence[Peer] = ()
+        if self.peers is not None:
+            own, others = self.peers.own, self.peers.look(facts.seen.hosts)
+        view = {**page_view(facts, others, own), **offers}
         return json.dumps(view, default=_plain, allow_nan=False)
 
 

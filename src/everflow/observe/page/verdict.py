@@ -32,9 +32,42 @@ class VerdictLine(NamedTuple):
     drain_s: float | None = None
 
 
+class Backlog(NamedTuple):
+    """Records that wait, records/s that are processed, and by how many each second the waiting
+    become fewer. None: not known."""
+
+    lag: float | None
+    rate: float
+    shrinks: float | None
+
+    @staticmethod
+    def of(facts: Facts) -> Backlog:
+        """Of one instance."""
+        lag, before = lag_of(facts.seen), lag_of(facts.before.seen)
+        shrinks = None
+        if lag is not None and before is not None and facts.passed_s > 0:
+            shrinks = (before - lag) / facts.passed_s
+        return Backlog(lag, facts.total_growth(names.RECORDS_CONSUMED), shrinks)
+
+    def also(self, other: Backlog) -> Backlog:
+        """Of both."""
+        return Backlog(
+            None if self.lag is None or other.lag is None else self.lag + other.lag,
+            self.rate + other.rate,
+            None if self.shrinks is None or other.shrinks is None else self.shrinks + other.shrinks,
+        )
+
+
 def verdict(facts: Facts) -> VerdictLine:
-    """See the module."""
-    seen = facts.seen
+    """Of one instance: see the module."""
+    blocked = hindered(facts.seen)
+    if blocked is not None:
+        return blocked
+    return held_up(facts.seen) or backlog(Backlog.of(facts), facts.drain_goal_s)
+
+
+def hindered(seen: Observation) -> VerdictLine | None:
+    """What is said in place of its lag; None: it processes."""
     if seen.state in DEAD:
         return VerdictLine(BAD, f"It has stopped ({seen.state})" + _reason(seen.error))
     if seen.state in ENDING:
@@ -56,7 +89,7 @@ def verdict(facts: Facts) -> VerdictLine:
         return VerdictLine(BUSY, "It starts")
     if not seen.active:
         return _without_tasks(seen)
-    return _held_back(seen) or _lag(facts)
+    return None
 
 
 def _reason(error: str) -> str:
@@ -83,7 +116,7 @@ def _without_tasks(seen: Observation) -> VerdictLine:
     return VerdictLine(GOOD, f"It has no active task{kept}")
 
 
-def _held_back(seen: Observation) -> VerdictLine | None:
+def held_up(seen: Observation) -> VerdictLine | None:
     """Where a transaction is open for long: its records, and all behind them, are no lag yet."""
     held = [row for row in held_back(seen) if row["held_s"] >= HELD_S]
     if not held:
@@ -97,24 +130,23 @@ def _held_back(seen: Observation) -> VerdictLine | None:
     )
 
 
-def _lag(facts: Facts) -> VerdictLine:
-    lag = lag_of(facts.seen)
+def backlog(waiting: Backlog, goal_s: float) -> VerdictLine:
+    """Whether it keeps up, or until when not; ``goal_s``: in which time a backlog is to be worked
+    off."""
+    lag, rate, shrinks = waiting
     if lag is None:
         return VerdictLine(BUSY, "How much waits is not known yet")
-    rate = facts.total_growth(names.RECORDS_CONSUMED)
     if lag <= rate * IN_FLIGHT_S:
         return VerdictLine(GOOD, f"It keeps up: {rate:,.0f} records/s", 0.0)
     waits = f"{lag:,.0f} records wait"
-    before = lag_of(facts.before.seen)
-    if facts.passed_s <= 0 or before is None:
+    if shrinks is None:
         return VerdictLine(BUSY, waits)
-    shrinks = (before - lag) / facts.passed_s
     if shrinks > 0:
         drain_s = lag / shrinks
         text = f"{waits}: drained in {duration(drain_s)} at the present rate"
-        late = drain_s > facts.drain_goal_s
+        late = drain_s > goal_s
         if late:
-            text += f", later than the goal of {duration(facts.drain_goal_s)}"
+            text += f", later than the goal of {duration(goal_s)}"
         return VerdictLine(BAD if late else BUSY, text, drain_s)
     if shrinks < 0:
         return VerdictLine(BAD, f"It falls behind: {waits}, {-shrinks:,.0f} more each second")

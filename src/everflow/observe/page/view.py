@@ -8,13 +8,13 @@ says how many more there are: an instance may have ten thousand tasks.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from everflow import metrics as names
 from everflow.observe.health import ready
-from everflow.observe.observation import Observation, ObservedTask
+from everflow.observe.observation import ObservedTask
 from everflow.observe.page.events import Event
 from everflow.observe.page.history import (
     ACTIVE,
@@ -27,7 +27,13 @@ from everflow.observe.page.history import (
     kind_of,
     lag_of,
 )
-from everflow.observe.page.verdict import verdict
+from everflow.observe.page.instances import (
+    application_verdict,
+    copies,
+    elsewhere,
+    instances,
+)
+from everflow.observe.page.peers import Peer
 from everflow.observe.transactions import transactions
 
 MOST_TASKS, MOST_LAGS, MOST_STORES, MOST_HOSTS, MOST_EVENTS, MOST_NODES = 120, 40, 40, 30, 80, 500
@@ -37,16 +43,17 @@ ORDER = (PARKED, RESTORING, STARTING, LEAVING, "warm-up", ACTIVE, "standby", "gl
 View = dict[str, Any]
 
 
-def page_view(facts: Facts) -> View:
-    """All panels, for JSON."""
+def page_view(facts: Facts, peers: Sequence[Peer] = (), own: str = "") -> View:
+    """All panels, for JSON. ``peers``: the other instances; ``own``: this one's address."""
     return {
-        "verdict": _verdict(facts),
+        "verdict": application_verdict(facts, peers, own)._asdict(),
+        "instances": instances(facts, peers, own),
         "instance": _instance(facts),
         "trend": _trend(facts),
         "topology": _topology(facts),
-        "tasks": _tasks(facts),
-        "hosts": _hosts(facts.seen),
-        "lags": _lags(facts),
+        "tasks": _tasks(facts, peers),
+        "hosts": _hosts(facts, peers, own),
+        "lags": _lags(facts, peers),
         "threads": _threads(facts),
         "assignment": _events(facts.events, "assignment"),
         "stores": _stores(facts),
@@ -54,10 +61,6 @@ def page_view(facts: Facts) -> View:
         "transactions": _transactions(facts),
         "events": _events(facts.events, ""),
     }
-
-
-def _verdict(facts: Facts) -> View:
-    return verdict(facts)._asdict()
 
 
 def _instance(facts: Facts) -> View:
@@ -116,18 +119,23 @@ def _topology(facts: Facts) -> View:
     }
 
 
-def _tasks(facts: Facts) -> View:
-    """The worst first; what each was over the last hour."""
+def _tasks(facts: Facts, peers: Sequence[Peer]) -> View:
+    """The worst first; what each was over the last hour, as long as it was looked at."""
     rates: dict[str, float] = defaultdict(float)
     for (_, task, _), rate in facts.growth(names.PROCESSED).items():
         rates[task] += rate
-    ranked = sorted(facts.seen.tasks, key=_badness)
-    counts = Counter(kind_of(task) for task in ranked)
+    here = [(facts, "", task) for task in facts.seen.tasks]
+    there = [(peer.facts or facts, peer.host, task) for peer, task in elsewhere(facts, peers)]
+    ranked = sorted([*here, *there], key=lambda one: _badness(one[2]))
+    counts = Counter(kind_of(task) for _, task in copies(facts, peers, ""))
     begin = facts.now_ms - TREND_MS
     return {
         "counts": {kind: counts[kind] for kind in ORDER if counts[kind]},
         "begin_ms": int(max(begin, min((p.at_ms for p in facts.trend), default=facts.now_ms))),
-        "rows": [_task_row(task, rates, facts) for task in ranked[:MOST_TASKS]],
+        "rows": [
+            {**_task_row(task, rates if not host else {}, seen), "host": host}
+            for seen, host, task in ranked[:MOST_TASKS]
+        ],
         "more": max(0, len(ranked) - MOST_TASKS),
     }
 
@@ -137,16 +145,22 @@ def _badness(task: ObservedTask) -> tuple[int, float, str]:
     return (ORDER.index(kind) if kind in ORDER else len(ORDER), -(task.lag or 0), task.task)
 
 
-def _task_row(task: ObservedTask, rates: dict[str, float], facts: Facts) -> View:
-    known = task.copied is not None and task.lag is not None
-    whole = (task.copied or 0) + (task.lag or 0)
+def _percent(task: ObservedTask) -> int | None:
+    """How much of its copy is there, rounded down: 100 % is said of what is complete, and of
+    nothing else."""
+    if task.copied is None or task.lag is None:
+        return None
+    whole = task.copied + task.lag
+    return 100 * task.copied // whole if whole else 100
+
+
+def _task_row(task: ObservedTask, rates: Mapping[str, float], facts: Facts) -> View:
     return {
         "task": task.task,
         "kind": kind_of(task),
         "lag": task.lag,
         "rate": task.rate or rates.get(task.task, 0.0),
-        # Rounded down: 100 % is said of what is complete, and of nothing else.
-        "percent": (100 * (task.copied or 0) // whole if whole else 100) if known else None,
+        "percent": _percent(task),
         "remaining_s": task.remaining_s,
         "thread": task.thread,
         "why": task.trouble,
@@ -154,7 +168,9 @@ def _task_row(task: ObservedTask, rates: dict[str, float], facts: Facts) -> View
     }
 
 
-def _hosts(seen: Observation) -> View:
+def _hosts(facts: Facts, peers: Sequence[Peer], own: str) -> View:
+    """As of the last rebalance; and what those say now that tell."""
+    seen = facts.seen
     rows = [asdict(host) for host in sorted(seen.hosts, key=lambda one: one.host)]
     for row in rows:
         row["active"], row["standby"] = len(row["active"]), len(row["standby"])
@@ -163,6 +179,10 @@ def _hosts(seen: Observation) -> View:
         for role, ids in (("standby", host.standby), ("active", host.active)):
             for task in ids:
                 tasks[task][host.host] = role
+    if peers:
+        for name, copy in copies(facts, peers, own):
+            done = _percent(copy) if kind_of(copy) in (RESTORING, "warm-up") else None
+            tasks[copy.task][name] = kind_of(copy) + (f" {done} %" if done is not None else "")
     return {
         "rows": rows[:MOST_HOSTS],
         "more": max(0, len(rows) - MOST_HOSTS),
@@ -171,23 +191,23 @@ def _hosts(seen: Observation) -> View:
     }
 
 
-def _lags(facts: Facts) -> View:
-    ranked = sorted(facts.seen.lags.items(), key=lambda item: (-item[1], item[0]))
-    before = facts.before.seen.lags
+def _lags(facts: Facts, peers: Sequence[Peer]) -> View:
+    """By partition; of one that moves, as whoever has the most of it says."""
+    rows: dict[tuple[str, int], View] = {}
+    for host, of in [("", facts), *((peer.host, peer.facts) for peer in peers)]:
+        for (topic, partition), lag in {} if of is None else of.seen.lags.items():
+            old = rows.get((topic, partition))
+            if of is None or (old is not None and old["lag"] >= lag):
+                continue
+            before = of.before.seen.lags.get((topic, partition), lag)
+            growth = (lag - before) / of.passed_s if of.passed_s > 0 else 0.0
+            place = {"topic": topic, "partition": partition}
+            rows[topic, partition] = {**place, "lag": lag, "growth": growth, "host": host}
+    ranked = sorted(rows.values(), key=lambda row: (-row["lag"], row["topic"], row["partition"]))
     return {
-        "rows": [
-            {
-                "topic": topic,
-                "partition": partition,
-                "lag": lag,
-                "growth": (lag - before.get((topic, partition), lag)) / facts.passed_s
-                if facts.passed_s > 0
-                else 0.0,
-            }
-            for (topic, partition), lag in ranked[:MOST_LAGS]
-        ],
+        "rows": ranked[:MOST_LAGS],
         "more": max(0, len(ranked) - MOST_LAGS),
-        "more_lag": sum(lag for _, lag in ranked[MOST_LAGS:]),
+        "more_lag": sum(row["lag"] for row in ranked[MOST_LAGS:]),
         "silent_s": facts.seen.silent_s,
     }
 

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from everflow import metrics as names
 from everflow.clock import Clock
@@ -35,6 +35,7 @@ from everflow.observe.observation import (
 )
 from everflow.observe.page.events import EventBook
 from everflow.observe.page.history import Facts, LookHistory
+from everflow.observe.status import status_of
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.instance import Instance
 from everflow.runtime.observed.broker_facts import BrokerFacts, BrokerPorts
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from everflow.observe.http_server import HttpServer
     from everflow.observe.page.flame import WorkerDesk
     from everflow.observe.page.letters import LetterDesk
+    from everflow.observe.page.peers import Peers
 
 log = logging.getLogger("everflow")
 
@@ -161,6 +163,10 @@ class Observer:
         if self._brokers is not None:
             self._brokers.watched()
         return self.look()
+
+    def status(self) -> dict[str, Any]:
+        """As `/status` says it."""
+        return status_of(self.watch())
 
     def facts(self) -> Facts:
         """For the page: a look, and those before."""
@@ -399,15 +405,22 @@ def watched(
     tokens: Sequence[str] = (),
     desk: LetterDesk | None = None,
     workers: WorkerDesk | None = None,
+    peers: Peers | None = None,
 ) -> Iterator[HttpServer]:
     """The instance over HTTP, until the end of the block. ``drain`` returns at once; ``tokens``:
     one has to come with each request for the page; ``desk``: who replays dead letters;
-    ``workers``: who asks workers what they run. ConfigError where it cannot listen."""
+    ``workers``: who asks workers what they run; ``peers``: who asks the other instances.
+    ConfigError where it cannot listen."""
     from everflow.observe.http_server import HttpServer, application  # a third of a second
     from everflow.observe.page.routes import Page
 
     page = Page(
-        facts=observer.facts, drawing=as_svg(topology), tokens=tokens, desk=desk, workers=workers
+        facts=observer.facts,
+        drawing=as_svg(topology),
+        tokens=tokens,
+        desk=desk,
+        workers=workers,
+        peers=peers,
     )
     app = application(observer.look, topology.describe(), drain, page, observer.watch)
     server = HttpServer(address, app, ending=page.readers.close)

@@ -40,11 +40,25 @@ KEY_VALUE = ("key_value", "versioned")
 
 class ServedStores:
     """One method for each path. ``queries``: who knows the stores there are; InvalidStateStoreError
-    before the instance has started."""
+    before the instance has started. ``status``: how the instance does; None: it is not watched."""
 
-    def __init__(self, stores: InteractiveQueries, queries: Callable[[], StoreQueries]) -> None:
+    def __init__(
+        self,
+        stores: InteractiveQueries,
+        queries: Callable[[], StoreQueries],
+        status: Callable[[], dict[str, Any]] | None = None,
+    ) -> None:
         self._stores = stores
         self._queries = queries
+        self._status = status
+
+    def status(self, asked: Parameters) -> dict[str, Any]:
+        """How the instance does, as `/status` says it at ``http.listen``: for the pages of other
+        instances, which know this address alone."""
+        asked.done()
+        if self._status is None:
+            raise RefusedRequest(404, "EF-QUERY", "The instance is not watched: set http.listen.")
+        return self._status()
 
     def listed(self, asked: Parameters) -> dict[str, Any]:
         """Every store, and which of its partitions can be read here."""

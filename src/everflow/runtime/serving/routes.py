@@ -63,6 +63,7 @@ PATHS: Sequence[ServicePath] = (
         "/stores/{store}", "described", "One store, and about how many entries it has.", COPIES
     ),
     ServicePath("/instances", "instances", "Who has what, as of the last rebalance."),
+    ServicePath("/status", "status", "How the instance does, where it has http.listen."),
     ServicePath("/stores/{store}/owner/{key:path}", "owner", "Who has a key."),
     ServicePath(
         "/stores/{store}/entries",

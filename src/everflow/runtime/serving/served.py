@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from everflow.config import StreamsConfig
 from everflow.errors import ConfigError
@@ -23,11 +24,14 @@ LEAST_TOKEN = 16
 
 @contextmanager
 def served(
-    stores: InteractiveQueries, queries: Callable[[], StoreQueries], config: StreamsConfig
+    stores: InteractiveQueries,
+    queries: Callable[[], StoreQueries],
+    config: StreamsConfig,
+    status: Callable[[], dict[str, Any]] | None = None,
 ) -> Iterator[str]:
     """The stores over HTTP until the end of the block; the address at which other instances and
-    clients reach it (``application.server``). ConfigError where it cannot listen, or nobody could
-    be kept out."""
+    clients reach it (``application.server``). ``status``: how the instance does, where it is
+    watched. ConfigError where it cannot listen, or nobody could be kept out."""
     from everflow.observe.http_server import HttpServer  # a third of a second
     from everflow.runtime.serving.answers import ServedStores
     from everflow.runtime.serving.point_reads import PointReads
@@ -36,7 +40,7 @@ def served(
     tokens = tokens_of(config)
     files = _certificate(config)
     scheme = "http" if files is None else "https"
-    answers = ServedStores(stores, queries)
+    answers = ServedStores(stores, queries, status)
     app = application(answers, tokens, scheme, version("everflow"))
     reads = PointReads(answers, partial(allowed, [token.encode() for token in tokens]))
     server = HttpServer(config.query_listen, app, "query.listen", files, short=reads)

@@ -434,6 +434,19 @@ def test_its_description_has_every_path(world: World) -> None:
     assert raw(world, "/instances")[1]["instances"][0]["host"] in world.addresses
 
 
+def test_how_the_instance_does_is_told_where_it_is_watched(world: World) -> None:
+    """For the pages of other instances, which know this address alone."""
+    status, content, _ = raw(world, "/status")
+    assert (status, "http.listen" in content["error"]["message"]) == (404, True)
+    instance = world.instances[0]
+    config = StreamsConfig(application_id="a", bootstrap_servers="b:1", query_listen="127.0.0.1:0")
+    with served(instance, instance._asked, config, lambda: {"state": "RUNNING"}) as address:
+        connection = http.client.HTTPConnection(address, timeout=60)
+        connection.request("GET", "/status")
+        assert json.loads(connection.getresponse().read()) == {"state": "RUNNING"}
+        connection.close()
+
+
 def test_a_token_is_asked_for(tmp_path: Path, world: World) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("old-token-old-token\nnew-token-new-token\n")

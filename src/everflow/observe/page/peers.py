@@ -1,0 +1,237 @@
+"""How the other instances of the application do: they are asked, while somebody reads (note 060).
+
+Each is asked for its `/status` at its ``application.server``, a few at a time, with a time-out, a
+size and a number, on threads of their own: a page never waits for an instance that is away.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from everflow.clock import Clock
+from everflow.observe.observation import Observation, ObservedHost
+from everflow.observe.page.history import Facts, LookHistory
+from everflow.observe.status import observation_in
+
+log = logging.getLogger("everflow")
+
+MOST_PEERS = 30
+AT_A_TIME = 8
+ASK_S = 3.0
+"""What an answer may take, from the connection to its last byte."""
+MOST_BYTES = 8 << 20
+EVERY_MS = 5_000.0
+SHARE = 10.0
+"""A round that took long is followed by so many times that without one."""
+FORGOTTEN_MS = 3_600_000.0
+_CHUNK = 64 << 10
+
+
+class PeerSilentError(Exception):
+    """An instance has not told how it does: why, for people."""
+
+
+class Peer(NamedTuple):
+    """Another instance. ``facts``: its last looks, None: it has told nothing yet; ``age_s``: how
+    old they are; ``error``: why it did not answer the last time; ``silent_s``: for how long it has
+    not."""
+
+    host: str
+    facts: Facts | None = None
+    age_s: float = 0.0
+    error: str = ""
+    silent_s: float = 0.0
+
+
+@dataclass
+class _Known:
+    history: LookHistory = field(default_factory=lambda: LookHistory(most_tasks=2_000))
+    seen: Observation | None = None
+    seen_ms: float = 0.0
+    error: str = ""
+    failing_ms: float | None = None
+
+
+class Peers:
+    """``ask`` gives what an instance (host:port) says of itself, and blocks; it raises
+    PeerSilentError. ``own`` is this instance's address. Any thread may call `look`."""
+
+    def __init__(
+        self,
+        ask: Callable[[str], Observation],
+        own: Callable[[], str],
+        clock: Clock,
+        spawn: Callable[[Callable[[], None]], None] | None = None,
+    ) -> None:
+        self._ask, self._own, self._clock = ask, own, clock
+        self._spawn = spawn or _on_a_thread
+        self._lock = threading.Lock()
+        self._known: dict[str, _Known] = {}
+        self._asking = False
+        self._next_ms = 0.0
+
+    @property
+    def own(self) -> str:
+        """This instance's address; empty: it has none."""
+        return self._own()
+
+    def look(self, hosts: Sequence[ObservedHost]) -> list[Peer]:
+        """What is known of the other ``hosts``, at once; they are asked again where that is due."""
+        own = self._own()
+        others = sorted(one.host for one in hosts if one.host != own)[:MOST_PEERS]
+        now_ms = self._clock.monotonic_ms()
+        with self._lock:
+            due = bool(others) and not self._asking and now_ms >= self._next_ms
+            self._asking |= due
+            found = [self._peer(host, now_ms) for host in others]
+        if due:
+            self._spawn(lambda: self._round(others))
+        return found
+
+    def _peer(self, host: str, now_ms: float) -> Peer:
+        known = self._known.get(host)
+        if known is None:
+            return Peer(host)
+        silent_s = 0.0 if known.failing_ms is None else (now_ms - known.failing_ms) / 1000
+        if known.seen is None:
+            return Peer(host, None, 0.0, known.error, silent_s)
+        facts = known.history.facts(known.seen, known.seen_ms, self._clock.now_ms())
+        return Peer(host, facts, (now_ms - known.seen_ms) / 1000, known.error, silent_s)
+
+    def _round(self, hosts: Sequence[str]) -> None:
+        began_ms = self._clock.monotonic_ms()
+        try:
+            with ThreadPoolExecutor(AT_A_TIME, thread_name_prefix="everflow-peers") as pool:
+                list(pool.map(self._hear, hosts))
+        finally:
+            now_ms = self._clock.monotonic_ms()
+            with self._lock:
+                gone = [
+                    host
+                    for host, known in self._known.items()
+                    if host not in hosts and known.seen_ms < now_ms - FORGOTTEN_MS
+                ]
+                for host in gone:
+                    del self._known[host]
+                self._asking = False
+                self._next_ms = now_ms + max(EVERY_MS, SHARE * (now_ms - began_ms))
+
+    def _hear(self, host: str) -> None:
+        seen, error = None, ""
+        try:
+            seen = self._ask(host)
+        except PeerSilentError as silent:
+            error = str(silent)
+        except Exception as failure:  # a defect of ours is no reason to show nothing
+            log.debug("An instance was not asked", exc_info=True)
+            error = type(failure).__name__
+        now_ms = self._clock.monotonic_ms()
+        with self._lock:
+            known = self._known.setdefault(host, _Known())
+            known.error = error
+            if seen is None:
+                known.failing_ms = now_ms if known.failing_ms is None else known.failing_ms
+            else:
+                known.seen, known.seen_ms, known.failing_ms = seen, now_ms, None
+                known.history.add(seen, now_ms, self._clock.now_ms())
+
+
+def _on_a_thread(work: Callable[[], None]) -> None:
+    threading.Thread(target=work, name="everflow-peers", daemon=True).start()
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatusClient:
+    """Asks an instance of this application for its status. ``token`` empty: none is sent; ``tls``
+    None: it speaks http."""
+
+    application_id: str
+    token: str = ""
+    tls: ssl.SSLContext | None = None
+    most_bytes: int = MOST_BYTES
+    within_s: float = ASK_S
+
+    def __call__(self, host: str) -> Observation:
+        """Its answer. A redirection is not followed: the token is for this host alone. Raises
+        PeerSilentError."""
+        try:
+            place = urlsplit(f"//{host}")
+            name, port = place.hostname, place.port
+        except ValueError:
+            name = port = None
+        if not name or port is None or place.username is not None or place.path:
+            raise PeerSilentError("its application.server is no host:port")
+        try:
+            seen = observation_in(json.loads(self._answer(name, port)))
+        except (OSError, http.client.HTTPException) as failure:
+            raise PeerSilentError(str(failure) or type(failure).__name__) from failure
+        except (ValueError, RecursionError) as failure:
+            raise PeerSilentError(f"its answer cannot be read: {failure}"[:300]) from failure
+        if seen.application_id != self.application_id:
+            raise PeerSilentError(f"another application answers there: {seen.application_id}"[:300])
+        return seen
+
+    def _answer(self, name: str, port: int) -> bytes:
+        connection = (
+            http.client.HTTPConnection(name, port, timeout=self.within_s)
+            if self.tls is None
+            else http.client.HTTPSConnection(name, port, timeout=self.within_s, context=self.tls)
+        )
+        late = threading.Event()
+        try:
+            connection.connect()
+            held = connection.sock
+
+            def hang_up() -> None:  # the socket's own time-out begins anew with each byte
+                late.set()
+                with suppress(OSError):
+                    socket.socket.shutdown(held, socket.SHUT_RDWR)
+
+            timer = threading.Timer(self.within_s, hang_up)
+            timer.daemon = True
+            timer.start()
+            try:
+                return self._read(connection, late)
+            finally:
+                timer.cancel()
+        except (OSError, http.client.HTTPException) as failure:
+            if late.is_set():
+                raise self._too_late() from failure
+            raise
+        finally:
+            connection.close()
+
+    def _read(self, connection: http.client.HTTPConnection, late: threading.Event) -> bytes:
+        headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        connection.request("GET", "/status", headers=headers)
+        answer = connection.getresponse()
+        if answer.status != 200:
+            raise PeerSilentError(_REASONS.get(answer.status, f"it answers {answer.status}"))
+        body = bytearray()
+        while chunk := answer.read1(_CHUNK):
+            body += chunk
+            if len(body) > self.most_bytes:
+                raise PeerSilentError(f"its answer has more than {self.most_bytes:,} bytes")
+        if late.is_set():
+            raise self._too_late()
+        return bytes(body)
+
+    def _too_late(self) -> PeerSilentError:
+        return PeerSilentError(f"its answer took more than {self.within_s:g} s")
+
+
+_REASONS = {
+    401: "it does not know the token: query.token.file has to be the same for all instances",
+    404: "it does not say how it does: it has no http.listen, or an older version",
+}

@@ -1,0 +1,107 @@
+"""What `/status` says of an instance, and how another instance reads it. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from everflow import metrics as names
+from everflow.observe.health import live, ready
+from everflow.observe.observation import Observation, ObservedTask, ObservedThread
+from everflow.observe.transactions import transactions
+
+LONGEST = 2_000
+"""Characters of a text that another instance says."""
+_TASK = ("task", "role", "state", "lag", "rate", "remaining_s", "copied", "trouble")
+_THREAD = ("number", "alive", "tasks", "busy", "trouble")
+
+
+def status_of(seen: Observation) -> dict[str, Any]:
+    """The instance's state, both verdicts, threads and tasks. A number that is not known is
+    null."""
+    alive, processes = live(seen), ready(seen)
+    lag = seen.counters.get(names.LAG, math.nan)
+    return {
+        "application_id": seen.application_id,
+        "client_id": seen.client_id,
+        "version": seen.version,
+        "state": seen.state,
+        "error": seen.error,
+        "live": alive._asdict(),
+        "ready": processes._asdict(),
+        "lag": None if math.isnan(lag) else int(lag),
+        "lags": [
+            {"topic": topic, "partition": partition, "lag": waits}
+            for (topic, partition), waits in sorted(seen.lags.items())
+        ],
+        "consumed": seen.counters.get(names.RECORDS_CONSUMED, 0.0),
+        "silent_s": seen.silent_s,
+        "members": seen.members,
+        "desired_instances": seen.desired_instances,
+        "threads": [asdict(thread) for thread in seen.threads],
+        "transactions": transactions(seen),
+        "tasks": [asdict(task) for task in seen.tasks],
+    }
+
+
+def observation_in(status: Any) -> Observation:
+    """What another instance says of itself, as far as a page shows it of others. ValueError for
+    what is no status: it came over the network."""
+    try:
+        lag = status["lag"]
+        counters = {
+            names.LAG: math.nan if lag is None else _finite(lag),
+            names.RECORDS_CONSUMED: _finite(status.get("consumed", 0.0)),
+        }
+        return Observation(
+            application_id=str(status["application_id"]),
+            client_id=str(status["client_id"]),
+            version=str(status["version"]),
+            state=str(status["state"]),
+            state_number=-1,
+            error=str(status["error"])[:LONGEST],
+            threads=[ObservedThread(**_part(one, _THREAD)) for one in status["threads"]],
+            tasks=[ObservedTask(**_part(one, _TASK)) for one in status["tasks"]],
+            counters=counters,
+            lags={
+                (str(one["topic"]), int(one["partition"])): int(one["lag"])
+                for one in status.get("lags", ())
+            },
+            members=None if status["members"] is None else int(status["members"]),
+            silent_s=_finite(status.get("silent_s", 0.0)),
+        )
+    except (KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise ValueError(f"it is no status of an everflow instance ({error!r})") from error
+
+
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys(("task", "role", "state", "trouble"), (str,)),
+    **dict.fromkeys(("number", "tasks"), (int,)),
+    **dict.fromkeys(("rate", "busy"), (int, float)),
+    **dict.fromkeys(("lag", "copied"), (int, type(None))),
+    "remaining_s": (int, float, type(None)),
+    "alive": (bool,),
+}
+
+
+def _part(told: Mapping[str, Any], wanted: tuple[str, ...]) -> dict[str, Any]:
+    """Those of the values that are wanted, each of its type."""
+    found = {name: told[name] for name in wanted}
+    for name, value in found.items():
+        if not isinstance(value, _TYPES[name]):
+            raise TypeError(f"{name} is {value!r}")
+        if isinstance(value, float):
+            _finite(value)
+        if isinstance(value, str):
+            found[name] = value[:LONGEST]
+    return found
+
+
+def _finite(value: Any) -> float:
+    """A number that JSON has a text for: a page is made of it."""
+    number = float(value)
+    if not math.isfinite(number):
+        raise TypeError(f"{number} is no number")
+    return number
