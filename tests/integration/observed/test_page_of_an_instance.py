@@ -135,7 +135,12 @@ def a_slow_line_is_named(
     found: list[dict[str, Any]] = []
 
     def slow_line() -> bool:
-        found[:] = [post(streams, "/page/flame", {"worker": worker["worker"], "seconds": 1})]
+        try:
+            found[:] = [post(streams, "/page/flame", {"worker": worker["worker"], "seconds": 1})]
+        except urllib.error.HTTPError as refused:
+            if refused.code != 503:
+                raise
+            return False  # a busy machine: the worker was late
         return any(f"{Path(__file__).name}:" in row["line"] for row in found[0]["lines"])
 
     wait_until(slow_line, WAIT_S, "the line to be seen")
@@ -248,8 +253,9 @@ def test_the_page_of_one_shows_all(cluster: Cluster, tmp_path: Path) -> None:
             cluster.write(source, [text("k", "good", 1, partition) for partition in (0, 1)])
             app.until_processed(one, source)
             says(one, "It keeps up")
+            answered = lambda: all(row["error"] == "" for row in rows(one))  # noqa: E731
+            wait_until(answered, WAIT_S, "an answer of the other one")
             shown = view(one)
-            assert [row["error"] for row in shown["instances"]["rows"]] == ["", ""]
             assert shown["tasks"]["counts"] == {"active": 2}
             assert {row["host"] for row in shown["tasks"]["rows"]} == {"", two.query_address}
             assert {row["partition"] for row in shown["lags"]["rows"]} == {0, 1}

@@ -206,7 +206,7 @@ class StatusClient:
             finally:
                 timer.cancel()
         except (OSError, http.client.HTTPException) as failure:
-            if late.is_set():
+            if late.is_set() or isinstance(failure, TimeoutError):
                 raise self._too_late() from failure
             raise
         finally:

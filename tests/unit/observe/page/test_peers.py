@@ -185,14 +185,19 @@ def instance(
         server.server_close()
 
 
+def client(**values: Any) -> StatusClient:
+    """One that has time: the machine may be busy."""
+    return StatusClient(**{"application_id": "orders", "within_s": 60.0, **values})
+
+
 STATUS = json.dumps(status_of(FULL)).encode()
 
 
 def test_its_status_is_read_with_the_token() -> None:
     with instance(says(STATUS)) as (host, heard):
-        seen = StatusClient(application_id="orders", token="secret")(host)
+        seen = client(token="secret")(host)
         assert [task.task for task in seen.tasks] == [task.task for task in FULL.tasks]
-        StatusClient(application_id="orders")(host)
+        client()(host)
         assert heard == [("/status", "Bearer secret"), ("/status", None)]
 
 
@@ -212,9 +217,8 @@ def test_its_status_is_read_with_the_token() -> None:
     ],
 )
 def test_what_is_no_answer_has_its_reason(does: Callable[[Any], None], why: str) -> None:
-    client = StatusClient(application_id="orders", most_bytes=65_536)
     with instance(does) as (host, _), pytest.raises(PeerSilentError, match=why):
-        client(host)
+        client(most_bytes=65_536)(host)
 
 
 def test_a_redirection_is_not_followed() -> None:
@@ -223,7 +227,7 @@ def test_a_redirection_is_not_followed() -> None:
         instance(says(b"", 307, Location=f"http://{elsewhere}/status")) as (host, _),
     ):
         with pytest.raises(PeerSilentError, match="307"):
-            StatusClient(application_id="orders", token="secret")(host)
+            client(token="secret")(host)
         assert heard == []
 
 
@@ -240,19 +244,27 @@ def test_an_answer_that_never_ends_is_ended() -> None:
     with instance(drips) as (host, _):
         began_s = time.monotonic()
         with pytest.raises(PeerSilentError, match=r"more than 0\.3 s"):
-            StatusClient(application_id="orders", within_s=0.3)(host)
+            client(within_s=0.3)(host)
         assert time.monotonic() - began_s < 60
 
 
 @pytest.mark.parametrize("host", ["", "b", "b:", "b:x", "a@b:1", "b:1/x", "b:99999", "[::1"])
 def test_what_is_no_address_is_not_asked(host: str) -> None:
     with pytest.raises(PeerSilentError, match=r"host:port"):
-        StatusClient(application_id="orders")(host)
+        client()(host)
+
+
+def test_one_that_says_nothing_is_not_waited_for() -> None:
+    went = threading.Event()
+    with instance(lambda _: went.wait(60) and None) as (host, _):
+        with pytest.raises(PeerSilentError, match=r"more than 0\.2 s"):
+            client(within_s=0.2)(host)
+        went.set()
 
 
 def test_nobody_is_there() -> None:
     with pytest.raises(PeerSilentError, match="refused"):
-        StatusClient(application_id="orders")("127.0.0.1:1")
+        client()("127.0.0.1:1")
 
 
 def test_it_is_asked_over_tls_and_only_one_that_is_trusted(tmp_path: Path) -> None:
@@ -263,10 +275,8 @@ def test_it_is_asked_over_tls_and_only_one_that_is_trusted(tmp_path: Path) -> No
     authority.cert_pem.write_to_path(str(file))
     with instance(says(STATUS), served) as (host, heard):
         trusts = ssl.create_default_context(cafile=str(file))
-        assert StatusClient(application_id="orders", token="t", tls=trusts)(host).state == "RUNNING"
-        stranger = StatusClient(
-            application_id="orders", token="t", tls=ssl.create_default_context()
-        )
+        assert client(token="t", tls=trusts)(host).state == "RUNNING"
+        stranger = client(token="t", tls=ssl.create_default_context())
         with pytest.raises(PeerSilentError, match="certificate"):
             stranger(host)
         assert len(heard) == 1
