@@ -17,7 +17,7 @@ from typing import Any
 from pyspark.sql import functions as F
 
 from everflow import KafkaStreams, ProcessorContext, Record, Stores, StreamsBuilder, serdes
-from everflow.spark.session import get_session
+from everflow.spark.session import get_context
 
 COUNTS = "counts"
 """The store of every program here."""
@@ -100,8 +100,8 @@ def refuse_bad(value: str) -> str:
 
 def _cancel_jobs() -> None:
     """On SIGUSR2: fail the running Spark jobs without touching their Python workers (scenario
-    34)."""
-    get_session().sparkContext.cancelAllJobs()
+    34). A session would first start Spark SQL."""
+    get_context().cancelAllJobs()
 
 
 PROGRAMS = {
