@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bench import run
-from bench.fleet.worker_lost import address_of, ready, resumed_after, view_of
+from bench.fleet.worker_lost import address_of, note_of, ready, resumed_after, view_of
 from bench.gaps import Gap
 
 
@@ -66,6 +66,11 @@ def test_a_task_is_away_until_the_end_of_its_partitions_gap() -> None:
     """The gap begins with the last output before the loss, or the last that was on its way."""
     gaps = {0: Gap(7.5, 99.75), 1: Gap(6.0, 100.25), 2: Gap(0.25, 104.0)}
     assert resumed_after(gaps, 100.0, ["0_0", "0_1"]) == {"0_0": 7.25, "0_1": 6.25}
+
+
+def test_a_busy_machine_is_told() -> None:
+    assert note_of(0.3) == ""
+    assert "1.9 s without an output before" in note_of(1.87)
 
 
 @pytest.mark.parametrize(
