@@ -263,7 +263,7 @@ function workers(view) {
   const key = JSON.stringify(view);
   if (at("flame").dataset.workers === key) return;
   at("flame").dataset.workers = key;
-  hint("flame", view.why ? `A flame graph: ${view.why}.` : "A flame graph: what the Python process of a stream thread runs for the next 5 s. Below are callers, above what they call; your own lines are dark. It costs that process some percent of its time.");
+  hint("flame", view.why ? `A flame graph: ${view.why}.` : "A flame graph: what the Python process of a stream thread runs for the next 5 s. Below are callers, above what they call; your own lines are dark. It costs that process about a percent of its time.");
   at("flame-workers").replaceChildren(...view.workers.map((one) => {
     const made = el("button", `${slotName(one.worker)} (process ${one.process})`);
     made.dataset.worker = one.worker;
