@@ -49,7 +49,8 @@ class EverflowStateSource(DataSource):
     Columns, points and what compaction forgets are those of `read_state`, and with ``diff.from``
     and ``diff.to`` of `diff_state`. ``load()`` decides what is read of each partition of the
     changelog; every action on the DataFrame then reads that, a Spark task for each partition, on
-    any master. docs/QUERIES.md has the options; each of them that is wrong is named by the error.
+    any master. Spark makes one for each ``load()``, of one thread. docs/QUERIES.md has the options;
+    each of them that is wrong is named by the error.
     """
 
     _stores: ClassVar[Parcel | None] = None
