@@ -151,7 +151,8 @@ class KTable(TableJoins):
         that makes one, or a function of (key, value) or (key, value, context). Called for
         deletions, too, with None. ``returns``: the type of the new value, where it is another one;
         ``stores``: what it may use, as of `KStream.process`; ``store``: keeps the result, for
-        queries and joins. Headers stay."""
+        queries; joins and groupings need it of a transformer with stores or a clock alone, and have
+        another one made otherwise. Headers stay."""
         call = ProcessorCall("transform_values", transformer, stores, name, user_line())
         kept = _Kept("transform_values", store, name, call.where)
         edge = self.edge

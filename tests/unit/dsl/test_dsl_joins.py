@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pyspark.sql import functions as F
 
-from everflow import JoinWindows, StreamsBuilder, TopologyError, serdes
+from everflow import JoinWindows, Stores, StreamsBuilder, TopologyError, serdes
 from everflow.testing import TopologyTestDriver
 from everflow.topology.graph import StatefulNode
 
@@ -15,6 +15,7 @@ pytestmark = pytest.mark.spark
 
 TEXT, LONG = serdes.string(), serdes.long()
 FIVE = JoinWindows.of_time_difference(5)
+SEEN = Stores.key_value("seen", key=TEXT, value=TEXT)
 
 
 class World:
@@ -25,6 +26,7 @@ class World:
         self.stream = self.builder.stream("s", key=TEXT, value=LONG)
         self.other = self.builder.stream("o", key=TEXT, value=LONG)
         self.table = self.builder.table("t", key=TEXT, value=TEXT, store="t")
+        self.noted = self.table.transform_values(lambda k, v: v, stores=[SEEN])
         self.numbers = self.builder.table("n", key=LONG, value=TEXT, store="n")
         self.quoted = self.builder.table("q", key=serdes.json("string"), value=TEXT, store="q")
         self.world = self.builder.global_table("g", key=TEXT, value=TEXT, store="g")
@@ -50,11 +52,11 @@ class World:
         ("w.stream.join(w.table, F.col('left.x'))", "cannot be used here"),
         ("w.table.join(w.stream)", r"a stream is enriched by stream\.join\(table\)"),
         (
-            "w.table.transform_values(lambda k, v: v).left_join(w.table)",
+            "w.noted.left_join(w.table)",
             "KTABLE-TRANSFORMVALUES-.* has none; give it one: store='a-name' in the call",
         ),
         (
-            "w.stream.lookup_join(w.table.transform_values(lambda k, v: v), grace=1, store='x')",
+            "w.stream.lookup_join(w.noted, grace=1, store='x')",
             "store='a-name' in the call",
         ),
         ("w.table.join(w.table, on=F.col('value'))", r"join with on= needs a repartition topic"),
@@ -63,7 +65,7 @@ class World:
         ("w.table.join(w.numbers, on=lambda: 1, name='j')", "takes 0 arguments"),
         ("w.table.join(w.numbers, on=F.col('value.x'), name='j')", "cannot be used here"),
         (
-            "w.table.transform_values(lambda k, v: v).join(w.table, on=F.col('value'), name='j')",
+            "w.noted.join(w.table, on=F.col('value'), name='j')",
             "has none; give it one: store=",
         ),
         (

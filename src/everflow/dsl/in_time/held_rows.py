@@ -11,7 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from everflow.dsl.graph_builder import GraphBuilder
-from everflow.dsl.in_time.versioned_tables import latest_of
+from everflow.dsl.in_time.versioned_tables import (
+    asked_transformer,
+    latest_of,
+    transforms_alone,
+)
 from everflow.dsl.joins import JoinCall, Side, told_table
 from everflow.errors import TopologyError
 from everflow.operators.joins import JoinedTable, TableTableJoin
@@ -42,6 +46,8 @@ def _kept_behind(graph: GraphBuilder, name: str) -> tuple[str, ...]:
     node = graph.node(name)
     if graph.may_keep(name):
         return (name,)
+    if transforms_alone(node):
+        return _kept_behind(graph, node.inputs[0])
     if isinstance(node, ProjectNode | FunctionNode) and node.label != "TOSTREAM":
         return _kept_behind(graph, node.inputs[0])
     found = tuple(_parents(graph, node))
@@ -84,6 +90,8 @@ class RowAsker:
         if isinstance(node, ProjectNode | FunctionNode) and node.label != "TOSTREAM":
             self._require_entries(node)
             made: Node = replace(node, inputs=(self.of(graph, node.inputs[0]),), label=PREPARE)
+        elif transforms_alone(node):
+            made = asked_transformer(node, self.of(graph, node.inputs[0]))
         else:
             parents = tuple(_parents(graph, node))
             if len(parents) == 1:

@@ -11,6 +11,7 @@ from typing import cast
 from pyspark.sql import functions as F
 
 from everflow.dsl.graph_builder import GraphBuilder
+from everflow.dsl.in_time.versioned_tables import asked_transformer, transforms_alone
 from everflow.operators.joins import JoinedTable, TableTableJoin
 from everflow.operators.joins.table_table import TableRows, TableTableRows
 from everflow.operators.suppress import SuppressSpec
@@ -54,6 +55,9 @@ def _before_stateful(
     graph: GraphBuilder, node: StatefulNode, called: str, forced: bool
 ) -> Node | None:
     operator = node.operator
+    if transforms_alone(node):
+        parent = previous_updates(graph, node.inputs[0], forced=forced)
+        return None if parent is None else asked_transformer(node, parent)
     if isinstance(operator, VisibleUpdates):
         return replace(node, inputs=(node.inputs[1], node.inputs[0]), label=PREPARE)
     if isinstance(operator, SuppressSpec):

@@ -7,12 +7,14 @@ cure, for what cannot work.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TypeGuard
 
 from everflow.dsl.expressions import Edge
 from everflow.dsl.graph_builder import GraphBuilder
 from everflow.dsl.in_time.time_to_live import checked_ttl, with_ttl
 from everflow.dsl.joins import Side, kept_at
 from everflow.errors import TopologyError
+from everflow.operators.processors.process import ProcessSpec
 from everflow.operators.table import TableSpec
 from everflow.operators.time_to_live import TimeToLiveSpec
 from everflow.operators.versioned_table import LatestUpdates, VersionedTableSpec
@@ -20,6 +22,7 @@ from everflow.state.store import VERSIONED, StoreSpec
 from everflow.topology.graph import (
     PREPARE,
     FunctionNode,
+    Node,
     ProcessorOperator,
     ProjectNode,
     StatefulNode,
@@ -63,6 +66,19 @@ def table_stores(
     return stores, ending
 
 
+def transforms_alone(node: Node) -> TypeGuard[StatefulNode]:
+    """Whether the node is that of ``transform_values`` without a store of any kind."""
+    operator = node.operator if isinstance(node, StatefulNode) else None
+    return isinstance(operator, ProcessSpec) and operator.may_be_asked
+
+
+def asked_transformer(node: StatefulNode, asked: str) -> StatefulNode:
+    """The transformer of such a node for the entries that the node ``asked`` gives. As in Kafka
+    Streams it is one by itself, called with None where there is no entry."""
+    assert isinstance(node.operator, ProcessSpec)
+    return replace(node, inputs=(asked,), operator=node.operator.asked, label=PREPARE)
+
+
 def is_versioned(graph: GraphBuilder, name: str) -> bool:
     """Whether the updates that a table's node gives are those of a versioned table."""
     node = graph.node(name)
@@ -98,7 +114,7 @@ def latest_of(
     node, called = graph.node(node_name), f"{node_name}-latest-for-{name}"
     if not is_versioned(graph, node_name) or graph.has(called):
         return called if graph.has(called) else node_name
-    if isinstance(node, ProjectNode | FunctionNode):
+    if isinstance(node, ProjectNode | FunctionNode) or transforms_alone(node):
         parent = latest_of(graph, node.inputs[0], name, operator, where)
         return graph.add(replace(node, name=called, inputs=(parent,), label=PREPARE))
     looked_up = kept_at(graph, node_name, operator, where)

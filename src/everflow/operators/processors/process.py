@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from everflow.operators.processors.processor import Processor, Punctuation, PunctuationType
+from everflow.operators.processors.processor import (
+    Asked,
+    Processor,
+    Punctuation,
+    PunctuationType,
+)
 from everflow.operators.processors.table_stores import ReadTable
 from everflow.operators.processors.together import run_processors
 from everflow.records import TasksResult
@@ -41,6 +46,17 @@ class ProcessSpec:
         """See `ProcessorOperator`."""
         found = (one for one in self.punctuations if one.clock is PunctuationType.WALL_CLOCK_TIME)
         return {one.method: one.every_ms for one in found}
+
+    @property
+    def may_be_asked(self) -> bool:
+        """Whether it makes values of a table from nothing but its entries, with no store and no
+        clock: another one of its kind makes the same for those who ask (note 035)."""
+        return self.transforms and not (self.specs or self.tables or self.punctuations)
+
+    @property
+    def asked(self) -> ProcessSpec:
+        """The one that is asked."""
+        return replace(self, supplier=Asked(self.supplier))
 
     def run_together(
         self, members: Sequence[SharingProcessor], surroundings: Surroundings

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -175,6 +176,38 @@ class FunctionTransformer(ValueTransformer):
     def transform(self, key: Any, value: Any) -> Any:
         """See `ValueTransformer`."""
         return self.fn(key, value, self.context) if self._with_context else self.fn(key, value)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Makes the transformer that is called for those who ask what a table's entries are. A record
+    without a key asks nothing."""
+
+    supplier: Callable[[], Processor]
+
+    def __call__(self) -> Processor:
+        return AskedTransformer(self.supplier())
+
+
+class AskedTransformer(ValueTransformer):
+    """Calls ``made``, a `ValueTransformer`."""
+
+    def __init__(self, made: Processor) -> None:
+        self.made = made
+
+    def init(self, context: ProcessorContext) -> None:
+        """See `Processor`."""
+        self.made.context = context
+        self.made.init(context)
+
+    def transform(self, key: Any, value: Any) -> Any:
+        """See `ValueTransformer`."""
+        assert isinstance(self.made, ValueTransformer)
+        return None if key is None else self.made.transform(key, value)
+
+    def close(self) -> None:
+        """See `Processor`."""
+        self.made.close()
 
 
 class FunctionProcessor(Processor):

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from pyspark.sql import functions as F
 
-from everflow import KStream, KTable, Materialized, StreamsBuilder, serdes
+from everflow import (
+    KStream,
+    KTable,
+    Materialized,
+    ProcessorContext,
+    Stores,
+    StreamsBuilder,
+    ValueTransformer,
+    punctuate,
+    serdes,
+)
 from everflow.errors import TopologyError
 from everflow.testing import TopologyTestDriver
 
@@ -49,7 +59,25 @@ def chained(table: KTable, kept: dict[str, Any]) -> KTable:
     return shown.map_values(lambda value: f"<{value}>", returns="string", **kept)
 
 
+class Quoted(ValueTransformer):
+    def init(self, context: ProcessorContext) -> None:
+        self.task = context.task_id
+
+    def transform(self, key: str, value: str | None) -> str | None:
+        return None if value is None or value < "2" else f"{key}'{value}'{self.task}"
+
+
+def transformed(table: KTable, kept: dict[str, Any]) -> KTable:
+    return table.transform_values(Quoted, **kept)
+
+
+def transformed_and_filtered(table: KTable, kept: dict[str, Any]) -> KTable:
+    made = table.map_values(F.upper("value")).transform_values(lambda key, value: value)
+    return made.filter(large, **kept)
+
+
 CHAINS = [filtered, filtered_by_a_column, mapped, mapped_by_a_column, chained]
+TRANSFORMED = [transformed, transformed_and_filtered]
 
 
 def enriched(made: Given, chain: Chain, kept: dict[str, Any]) -> Any:
@@ -183,8 +211,17 @@ def script(seed: int) -> list[list[tuple[str, str, str | None, int]]]:
     return found
 
 
-@pytest.mark.parametrize("chain", CHAINS, ids=lambda chain: chain.__name__)
-@pytest.mark.parametrize("join", JOINS, ids=lambda join: join.__name__)
+def cases() -> Iterator[Any]:
+    """With transformers a few in the default suite: they take the same ways as mappers."""
+    few = {(enriched_or_not, transformed), (outer_of_tables, transformed_and_filtered)}
+    for join in JOINS:
+        for chain in (*CHAINS, *TRANSFORMED):
+            slow = chain in TRANSFORMED and (join, chain) not in few
+            marks = [pytest.mark.slow] if slow else []
+            yield pytest.param(join, chain, id=f"{join.__name__}-{chain.__name__}", marks=marks)
+
+
+@pytest.mark.parametrize(("join", "chain"), cases())
 def test_a_table_without_a_store_is_what_one_with_a_store_is(
     join: Callable[..., Any], chain: Chain
 ) -> None:
@@ -192,6 +229,45 @@ def test_a_table_without_a_store_is_what_one_with_a_store_is(
     found = written(join, chain, {}, records)
     assert found == written(join, chain, {"store": "kept"}, records)
     assert len(found) > 10
+
+
+def test_a_transformer_is_asked_with_nothing_where_there_is_no_entry() -> None:
+    """As in Kafka Streams, whose value getter calls it at each look-up; a record without a key asks
+    nothing."""
+    builder = StreamsBuilder()
+    stream = builder.stream("s", key=TEXT, value=TEXT)
+    table = builder.table("one", key=TEXT, value=TEXT, store="one")
+    shown = table.transform_values(lambda key, value: f"{key.upper()}{value}")
+    stream.left_join(shown, both, returns="string").to("out")
+    with TopologyTestDriver(builder.build()) as driver:
+        entries, records = (driver.create_input_topic(name, TEXT, TEXT) for name in ("one", "s"))
+        records.pipe_input("a", "1", 1)
+        entries.pipe_input("a", "e", 2)
+        records.pipe_input("a", "2", 3)
+        records.pipe_input(None, "3", 4)
+        out = driver.create_output_topic("out", TEXT, TEXT)
+        found = [(one.value, one.timestamp) for one in out.read_records()]
+        assert found == [("1&ANone", 1), ("2&Ae", 3), ("3&None", 4)]
+
+
+@pytest.mark.parametrize("kept", ["stores", "clock"])
+def test_a_transformer_with_stores_or_a_clock_has_to_keep_what_it_makes(kept: str) -> None:
+    """What it makes of an entry is not a matter of that entry alone."""
+
+    class Ticking(Quoted):
+        @punctuate("1 minute")
+        def tick(self, time_ms: int) -> None: ...
+
+    builder = StreamsBuilder()
+    stream = builder.stream("s", key=TEXT, value=TEXT)
+    table = builder.table("one", key=TEXT, value=TEXT, store="one")
+    shown = (
+        table.transform_values(Ticking)
+        if kept == "clock"
+        else table.transform_values(Quoted, stores=[Stores.key_value("seen", key=TEXT, value=TEXT)])
+    )
+    with pytest.raises(TopologyError, match="has none; give it one: store='a-name' in the call"):
+        stream.join(shown)
 
 
 def test_what_no_entry_has_is_refused_with_the_line() -> None:
