@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -81,10 +81,13 @@ class GroupAssignor(Protocol):
         """Bytes for this member's next join; different from the ones before (scenario 20)."""
 
     def assign(
-        self, members: Mapping[str, bytes], partition_counts: Mapping[str, int]
+        self,
+        members: Mapping[str, bytes],
+        partition_counts: Mapping[str, int],
+        read: Mapping[str, Collection[str]],
     ) -> Mapping[str, Given]:
         """On the leader: an answer per member id, from every member's user data. A missing topic
-        has the count 0."""
+        has the count 0. ``read``: the topics that each member reads."""
 
 
 class GroupListener(Protocol):
@@ -151,8 +154,12 @@ class GroupChannel:
         self._coordinator = self._consumer._coordinator
         self._coordinator.heartbeat = _Heartbeat(**self._coordinator.config)
         self._committing = threading.Lock()
-        wanted = sorted(set(topics))
         self._assignor.attach(listener, self._coordinator._subscription)
+        self.subscribe(topics)
+
+    def subscribe(self, topics: Iterable[str]) -> None:
+        """Read these from the next rebalance on; on the thread of ``poll``."""
+        wanted = sorted(set(topics))
         self._consumer.subscribe(wanted)
         # The leader deals what the metadata cache holds: an empty one costs another rebalance
         # (scenario 30).
@@ -389,10 +396,11 @@ class _Assignor(AbstractPartitionAssignor):  # type: ignore[misc]
 
     def assign(self, cluster: Any, members: Iterable[Any]) -> dict[str, Any]:
         members = list(members)
-        topics = {topic for member in members for topic in member.metadata.topics}
+        read = {member.member_id: frozenset(member.metadata.topics) for member in members}
+        topics = frozenset[str]().union(*read.values())
         counts = {topic: len(cluster.partitions_for_topic(topic) or ()) for topic in topics}
         decided = self._assignor.assign(
-            {m.member_id: bytes(m.metadata.user_data or b"") for m in members}, counts
+            {m.member_id: bytes(m.metadata.user_data or b"") for m in members}, counts, read
         )
         return {member_id: _wire(given) for member_id, given in decided.items()}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
@@ -142,6 +142,7 @@ class MemberAssignor:
         self._subtopology_of = {
             topic: index for index, topics in self._subtopologies.items() for topic in topics
         }
+        self._counted = self._subtopologies  # as of the last assignment
         self._changelogs = {index: tuple(topics) for index, topics in changelogs.items()}
         self._copies, self._end_sums, self._racks = copies, end_sums, racks
         self._rules = rules
@@ -164,6 +165,17 @@ class MemberAssignor:
     def topics(self) -> frozenset[str]:
         """Every source and repartition topic: what the member subscribes to."""
         return frozenset(self._subtopology_of)
+
+    def read_more(self, subtopologies: Mapping[int, Sequence[str]]) -> None:
+        """The program reads these topics from now on: all that it has read, and more of the same
+        sources (note 037). From any thread."""
+        found = {topic: index for index, topics in subtopologies.items() for topic in topics}
+        self._subtopology_of = found  # first: the leader looks up what is in the other
+        self._subtopologies = {index: tuple(topics) for index, topics in subtopologies.items()}
+
+    def known(self, partitions: Iterable[TopicPartition]) -> frozenset[TopicPartition]:
+        """Those of topics that this member reads."""
+        return frozenset(tp for tp in partitions if tp.topic in self._subtopology_of)
 
     @property
     def topology(self) -> str:
@@ -230,15 +242,27 @@ class MemberAssignor:
     # --- the leader -------------------------------------------------------------------------------
 
     def assign(
-        self, members: Mapping[str, bytes], partition_counts: Mapping[str, int]
+        self,
+        members: Mapping[str, bytes],
+        partition_counts: Mapping[str, int],
+        read: Mapping[str, Collection[str]] = MappingProxyType({}),
     ) -> dict[str, Given]:
-        """An answer per member id. Never raises: what goes wrong is an error in the answers."""
+        """An answer per member id. Never raises: what goes wrong is an error in the answers.
+
+        A topic counts from when all members ``read`` it: one that a pattern has found is not known
+        to each at the same moment.
+        """
         self._led = True
         screening = screen(members, self._latest_version)
         for member_id, refusal in screening.refused.items():
             log.warning("member %s takes no part: %s", member_id, refusal.message)
+        everybodys = [read[member_id] for member_id in screening.accepted if member_id in read]
+        self._counted = {
+            index: tuple(topic for topic in topics if all(topic in one for one in everybodys))
+            for index, topics in self._subtopologies.items()
+        }
         answers = self._answers(screening, partition_counts)
-        inputs = tasks_of(self._subtopologies, partition_counts)
+        inputs = tasks_of(self._counted, partition_counts)
         return {
             member_id: Given(
                 [tp for task in sorted(answer.active) for tp in inputs[task]],
@@ -292,7 +316,8 @@ class MemberAssignor:
         return answers
 
     def _missing(self, counts: Mapping[str, int]) -> list[str]:
-        return sorted(topic for topic in self._subtopology_of if not counts.get(topic, 0))
+        counted = {topic for topics in self._counted.values() for topic in topics}
+        return sorted(topic for topic in counted if not counts.get(topic, 0))
 
     def _decided(
         self, screening: Screening, counts: Mapping[str, int], base: AssignmentData
@@ -361,7 +386,7 @@ class MemberAssignor:
         )
         tasks = {
             task: self._info(task, inputs)
-            for task, inputs in tasks_of(self._subtopologies, counts).items()
+            for task, inputs in tasks_of(self._counted, counts).items()
         }
         held_back: frozenset[TaskId] = frozenset()
         if screening.unread:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -118,6 +118,8 @@ class MemberSnapshot:
 class MemberChannel(Protocol):
     """What a member needs of its group; `GroupChannel` is the real one and says what each does."""
 
+    def subscribe(self, topics: Iterable[str]) -> None: ...
+
     def poll(self, timeout_s: float) -> None: ...
 
     def keep_alive(self) -> None: ...
@@ -179,6 +181,7 @@ class GroupMember:
         self._finishing = finishing
         self._finishing_since_ms: float | None = None
         self._channel: MemberChannel | None = None
+        self._subscribed: frozenset[str] = frozenset()
         self._owned: Mapping[TopicPartition, int] = {}
         self._serial = 0
         self._generation = -1  # the last one completed without an error
@@ -300,6 +303,12 @@ class GroupMember:
         self._assignor.identity = replace(self._assignor.identity, threads=threads)
         self.request_rejoin(f"{threads} stream threads work here now")
 
+    def read_more(self, subtopologies: Mapping[int, Sequence[str]]) -> None:
+        """These are the topics that this instance reads from now on; see
+        `MemberAssignor.read_more`."""
+        self._assignor.read_more(subtopologies)
+        self.wake.set()
+
     def shut_down_application(self) -> None:
         """Ask every instance to end, this one too: each gets Failed(ShutdownRequestedError)
         (KIP-671)."""
@@ -325,9 +334,11 @@ class GroupMember:
 
     def open(self, timeout_s: float = 30.0) -> None:
         """Connect; RetriableError when no broker answers within ``timeout_s`` seconds."""
+        topics = self._assignor.topics
         self._channel = self._open_channel(
-            self._settings, self._assignor.topics, self._assignor, self, timeout_s
+            self._settings, topics, self._assignor, self, timeout_s
         )
+        self._subscribed = topics
 
     def turn(self) -> float | None:
         """`step`, until it is over or ``leave`` was called: then `close`, and None."""
@@ -401,6 +412,10 @@ class GroupMember:
 
     def _step(self, channel: MemberChannel) -> None:
         self._notice_eviction(channel)
+        if self._subscribed != (topics := self._assignor.topics):
+            self._subscribed = topics
+            channel.subscribe(topics)
+            self.request_rejoin("topics came that a pattern names")
         self._give_up_clash()
         with self._asking:
             why = self._follow_ups.due(self._clock.monotonic_ms(), channel.joining)
@@ -470,6 +485,7 @@ class GroupMember:
             self._refused(data)
             return
         self._incomplete_since = self._clash = None
+        partitions = self._assignor.known(partitions)
         stale = self._assignor.is_stale(data)
         taken = self._taken_from_stale(partitions, data) if stale else partitions
         self._take(taken, generation)
@@ -489,16 +505,18 @@ class GroupMember:
         if added:
             self._serial += 1
         kept = {tp: serial for tp, serial in self._owned.items() if tp in taken}
-        if revoked and not self._silent:
+        # A task that gets or loses one topic of several (note 037) is the same task.
+        before, after = self._tasks(self._owned), self._tasks(taken)
+        if before - after and not self._silent:
             # before they are gone from what is owned: else it would look as if they were handed
             # over
             self._held.set()
         self._owned = {**kept, **dict.fromkeys(added, self._serial)}
         self._generation, self._completed_ms = generation, self._clock.monotonic_ms()
-        if revoked and not self._silent:
-            self._emit(Revoked(self._tasks(revoked), revoked))
-        if added and not self._silent:
-            self._emit(Assigned(self._tasks(added), added, generation))
+        if before - after and not self._silent:
+            self._emit(Revoked(before - after, revoked))
+        if after - before and not self._silent:
+            self._emit(Assigned(after - before, added, generation))
 
     def _taken_from_stale(
         self, partitions: frozenset[TopicPartition], data: AssignmentData

@@ -60,6 +60,8 @@ class Channel:
         self.joining = False
         self.kept_alive = self.heartbeats = 0
         self.said: list[UserData] = []
+        self.read: list[set[str]] = []
+        self.also: set[TopicPartition] = set()
         self.next: tuple[set[TaskId], AssignmentData] | None = None
         self.closed: list[bool | None] = []
 
@@ -78,8 +80,11 @@ class Channel:
         data = replace(
             data, active=frozenset(tasks), answers=nonce, topology=data.topology or digest(LINES)
         )
-        partitions = frozenset(TopicPartition("a", task.partition) for task in tasks)
+        partitions = frozenset(TopicPartition("a", task.partition) for task in tasks) | self.also
         self.listener.on_assignment(partitions, encode_assignment(data), self.identity.generation)
+
+    def subscribe(self, topics: Iterable[str]) -> None:
+        self.read.append(set(topics))
 
     def keep_alive(self) -> None:
         self.kept_alive += 1
@@ -246,6 +251,32 @@ def test_an_eviction_inside_a_join_is_noticed_by_its_next_attempt(driven: Driven
     driven.channel.identity = MemberMetadata(-1, "", None)
     assert decode(driven.channel.assignor.user_data()).owned == frozenset()
     assert driven.member.events.get() == Lost(frozenset({T0}), at(T0))
+
+
+def test_a_topic_that_came_is_asked_for_and_its_task_stays_what_it_is(driven: Driven) -> None:
+    """Note 037: the task gets a partition more, or one less, and nobody gives it up."""
+    driven.given(T0)
+    driven.member.read_more({0: ["a", "b"]})
+    driven.channel.also = {TopicPartition("b", 0), TopicPartition("b", 1)}
+    told = driven.given(T0)
+    assert driven.channel.read == [{"a", "b"}]
+    assert [(type(event), getattr(event, "tasks", None)) for event in told] == [
+        (Assigned, frozenset({T1})),
+        (Roles, None),
+    ]
+    assert driven.member.owned() == {T0, T1}
+    driven.channel.also = set()
+    driven.member.request_rejoin()
+    told = driven.given(T0, T1)
+    assert [type(event) for event in told] == [Roles], "a member joined that does not know it yet"
+    assert driven.channel.read == [{"a", "b"}]
+
+
+def test_a_topic_that_this_member_does_not_read_yet_is_no_part_of_its_tasks(
+    driven: Driven,
+) -> None:
+    driven.channel.also = {TopicPartition("b", 0), TopicPartition("b", 7)}
+    assert driven.given(T0)[0] == Assigned(frozenset({T0}), at(T0), 0)
 
 
 def test_hot_warm_ups_are_gathered_and_asked_for_once(driven: Driven) -> None:

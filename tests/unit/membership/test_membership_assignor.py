@@ -189,6 +189,24 @@ def test_the_cluster_state_says_what_the_members_said() -> None:
     }
 
 
+def test_a_topic_counts_from_when_every_member_reads_it() -> None:
+    """Note 037: members find a topic of a pattern each at a moment of its own."""
+    leader = assignor(topics=("a", "b"))
+    said = {"m1": encode(member("x")), "m2": encode(member("w"))}
+    counts = {"a": 1, "b": 2, "c": 9}
+    both = {TopicPartition("a", 0), TopicPartition("b", 0), TopicPartition("b", 1)}
+    for second, expected in (("a",), {TopicPartition("a", 0)}), (("a", "b", "c"), both):
+        given = leader.assign(said, counts, {"m1": {"a", "b"}, "m2": set(second)})
+        assert {tp for one in given.values() for tp in one.partitions} == expected
+    slow = assignor(topics=("a",))
+    given = slow.assign(said, counts, {"m1": {"a", "b"}, "m2": {"a"}})
+    assert {tp for one in given.values() for tp in one.partitions} == {TopicPartition("a", 0)}
+    slow.read_more({0: ("a", "b")})
+    assert slow.topics == {"a", "b"}
+    given = slow.assign(said, counts, {"m1": {"a", "b"}, "m2": {"a", "b"}})
+    assert {tp for one in given.values() for tp in one.partitions} == both
+
+
 def test_with_the_real_assignor_a_newcomer_warms_up_and_the_owner_goes_on() -> None:
     ends = {TASK_0: 1000, TASK_1: 1000}
     told = answers(

@@ -92,6 +92,10 @@ class SimulatedChannel:
 
     # --- MemberChannel ----------------------------------------------------------------------------
 
+    def subscribe(self, topics: Iterable[str]) -> None:
+        """See `GroupChannel.subscribe`."""
+        self._topics = sorted(topics)
+
     def poll(self, timeout_s: float) -> None:
         """See `GroupChannel.poll`; returns at once."""
         if self._error is not None:
@@ -191,7 +195,7 @@ class SimulatedChannel:
             if reply.leader == reply.member_id:
                 counts = self._services.partition_counts()
                 given = self._assignor.assign(
-                    reply.members, {topic: counts.get(topic, 0) for topic in self._topics}
+                    reply.members, {topic: counts.get(topic, 0) for topic in self._topics}, {}
                 )
                 assignments = {member_id: _pack(one) for member_id, one in given.items()}
             return self._send_sync(assignments, attempt)
