@@ -87,9 +87,9 @@ class StreamsBuilder(Telling):
         idle_advance: Duration | None = None,
     ) -> KStream:
         """The records of one or several topics, or of those whose whole names match a pattern,
-        ``re.compile("orders-.*")``: the ones that are there when an instance starts (and are not
-        internal); a topic that appears later is read from the next start of the instances. Serdes
-        default to ``serdes.bytes_()``. Records keep their headers.
+        ``re.compile("orders-.*")``, which are not internal: those that are there when an instance
+        starts, one at least, and those that come later. Serdes default to ``serdes.bytes_()``.
+        Records keep their headers.
 
         ``offset_reset``: where to begin without a committed offset, ``earliest``, ``latest``,
         ``none`` (an error), or so long ago (a timedelta, ``by_duration:PT12H``); left out, as

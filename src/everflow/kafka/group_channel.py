@@ -158,13 +158,18 @@ class GroupChannel:
         self.subscribe(topics)
 
     def subscribe(self, topics: Iterable[str]) -> None:
-        """Read these from the next rebalance on; on the thread of ``poll``."""
+        """Read these from the next rebalance on; on the thread of ``poll``. FatalError and
+        RetriableError as there."""
         wanted = sorted(set(topics))
-        self._consumer.subscribe(wanted)
-        # The leader deals what the metadata cache holds: an empty one costs another rebalance
-        # (scenario 30).
-        for topic in wanted:
-            self._consumer.partitions_for_topic(topic)
+        try:
+            self._consumer.subscribe(wanted)
+            # The leader deals what the metadata cache holds: an empty one costs another rebalance
+            # (scenario 30).
+            for topic in wanted:
+                self._consumer.partitions_for_topic(topic)
+        except client_errors.KafkaError as failure:
+            doing = f"asking for the topics of group {self._settings.group_id}"
+            raise classify(failure, doing) from failure
 
     def poll(self, timeout_s: float) -> None:
         """Join or rejoin if needed, for at most ``timeout_s`` seconds; listeners run meanwhile on

@@ -335,9 +335,7 @@ class GroupMember:
     def open(self, timeout_s: float = 30.0) -> None:
         """Connect; RetriableError when no broker answers within ``timeout_s`` seconds."""
         topics = self._assignor.topics
-        self._channel = self._open_channel(
-            self._settings, topics, self._assignor, self, timeout_s
-        )
+        self._channel = self._open_channel(self._settings, topics, self._assignor, self, timeout_s)
         self._subscribed = topics
 
     def turn(self) -> float | None:
@@ -413,8 +411,8 @@ class GroupMember:
     def _step(self, channel: MemberChannel) -> None:
         self._notice_eviction(channel)
         if self._subscribed != (topics := self._assignor.topics):
-            self._subscribed = topics
             channel.subscribe(topics)
+            self._subscribed = topics
             self.request_rejoin("topics came that a pattern names")
         self._give_up_clash()
         with self._asking:

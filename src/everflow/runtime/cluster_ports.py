@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any, cast
 
 from everflow.config import StreamsConfig
@@ -30,13 +31,15 @@ from everflow.runtime.copies.loaded_tables import LoadedTables
 from everflow.runtime.copies.state_cleaner import StateCleaner
 from everflow.runtime.copies.state_keeper import StateKeeper
 from everflow.runtime.copies.state_updater import StateUpdater, UpdaterServices
+from everflow.runtime.extension import Extension
 from everflow.runtime.instance import Instance, InstanceSettings
 from everflow.runtime.restore.restoration import FoldedChunk, PreparedStore, prepare_store
 from everflow.runtime.restore.restore_listener import SilentListener
 from everflow.runtime.restore.restore_plan import ChangelogState
 from everflow.runtime.restore.standby_listener import StandbyUpdateListener
-from everflow.runtime.start_up import transactional_id
+from everflow.runtime.start_up import extended, transactional_id
 from everflow.runtime.step.step_functions import UndecodableRecord
+from everflow.runtime.tasks.blueprint import Blueprint
 from everflow.runtime.tasks.recovery import ATTEMPT_MS, Recovery, RecoveryRules
 from everflow.runtime.tasks.task import ActiveTask, TaskStore
 from everflow.runtime.tasks.task_recovery import ClusterRecoveryPorts
@@ -61,7 +64,8 @@ from everflow.runtime.wiring import (
 )
 from everflow.state.lmdb_store import LmdbStore
 from everflow.threads import Running, on_thread
-from everflow.topology.sources.patterns import matched, pattern_sources
+from everflow.topology.sources.growth import TopicGrowth, growth
+from everflow.topology.sources.patterns import pattern_sources
 
 TICK_S = 0.1
 FENCE_S = 5.0
@@ -114,10 +118,13 @@ class ClusterPorts:
         standbys: Callable[[], StandbyUpdateListener],
         held: ExitStack,
         samplers: Samplers | None = None,
+        on_growth: Callable[[Blueprint], None] = lambda blueprint: None,
     ) -> None:
         """``samplers``: where workers can be asked what they run."""
         self._ground, self._context, self._standbys, self._held = ground, context, standbys, held
-        self._samplers = samplers
+        self._samplers, self._on_growth = samplers, on_growth
+        self._blueprint = ground.blueprint
+        """Of the tasks that are created; `_ground` is ahead of it while its threads are started."""
         self._end_sums = EndSums(
             ground.changelogs.followed_ends,
             ground.changelogs_of_tasks(),
@@ -132,6 +139,8 @@ class ClusterPorts:
         self._gate_path: str
         self._keeper: StateKeeper
         self._watch: TopicWatch
+        self._topics: TopicChanges
+        self._member: GroupMember
         self.open_job: OpenJob = job_opener(context, ground, chosen_road(context, ground))
         self.spawn = on_thread
         self.new_incarnation = new_incarnation
@@ -371,24 +380,54 @@ class ClusterPorts:
             set(blueprint.partitions) - blueprint.repartition,
         )
         partitions = {**blueprint.partitions, **tables}
-        changes = TopicChanges(
+        self._topics = TopicChanges(
             blueprint.application_id, partitions, external, names, frozenset(tables)
         )
-        describe = lambda: ground.admin.describe_topics(names, WATCH_REQUEST_S)  # noqa: E731
-        self._watch = TopicWatch(describe, changes, instance.failed, ground.clock, self._newcomers)
+        describe = lambda: ground.admin.describe_topics(self._topics.topics, WATCH_REQUEST_S)  # noqa: E731
+        look = Extension(instance=instance, ports=self).look
+        self._member = instance.member
+        self._watch = TopicWatch(describe, self._topics, instance.failed, ground.clock, look)
 
-    def _newcomers(self) -> dict[str, str]:
-        """Topics that a pattern of the program names and that came after the start."""
+    # --- topics that come while it runs (`Extension`) ---------------------------------------------
+
+    def growth(self) -> TopicGrowth:
+        """Topics that a pattern of the program names and that came since it was planned."""
         blueprint, admin = self._ground.blueprint, self._ground.admin
+        read = {**blueprint.partitions, **blueprint.global_partitions}
         if not pattern_sources(blueprint.topology):
-            return {}
-        existing = admin.list_topics(WATCH_REQUEST_S).keys() - blueprint.partitions.keys()
-        found = matched(blueprint.topology, existing, blueprint.application_id)
-        return {topic: str(source.where) for topic, source in found.items()}
+            return TopicGrowth(blueprint.topology, {}, {}, {})
+        existing = {
+            name: shape.partitions for name, shape in admin.list_topics(WATCH_REQUEST_S).items()
+        }
+        return growth(blueprint.topology, read, existing, blueprint.application_id)
+
+    def prepare(self, growth: TopicGrowth) -> Callable[[], None]:
+        """See `ExtensionPorts`, as for all of these."""
+        before = self._ground, self.open_job
+        config, blueprint = before[0].config, before[0].blueprint
+        ground = replace(before[0], blueprint=extended(blueprint, growth, config))
+        self.open_job = job_opener(self._context, ground, chosen_road(self._context, ground))
+        self._ground = ground
+
+        def undo() -> None:
+            self._ground, self.open_job = before
+
+        return undo
+
+    def inputs(self, task: TaskId) -> tuple[TopicPartition, ...]:
+        return self._ground.blueprint.task(task, self._ground.directory).inputs
+
+    def exchange(self) -> None:
+        self._blueprint = self._ground.blueprint
+
+    def grown(self, growth: TopicGrowth) -> None:
+        self._topics.grow(growth.taken)
+        self._member.read_more(self._blueprint.inputs)
+        self._on_growth(self._blueprint)
 
     def create(self, task: TaskId) -> ActiveTask:
         """A task in state CREATED."""
-        return self._ground.blueprint.task(task, self._ground.directory)
+        return self._blueprint.task(task, self._ground.directory)
 
     def slots(self) -> int:
         """How many tasks Spark runs at a time."""

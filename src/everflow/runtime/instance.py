@@ -40,7 +40,7 @@ from everflow.runtime.query.host_map import HostMap
 from everflow.runtime.restore.restore_progress import RestoreTracker
 from everflow.runtime.start_up import await_warm, commit_starts
 from everflow.runtime.tasks.recovery import ATTEMPT_MS, Recovery
-from everflow.runtime.tasks.task import ActiveTask, TaskState, TaskStore
+from everflow.runtime.tasks.task import ActiveTask, TaskState, TaskStore, fitted
 from everflow.runtime.tasks.task_manager import TaskManager, TaskServices
 from everflow.runtime.tasks.task_timeouts import TaskTimeouts
 from everflow.runtime.thread.batch_watchdog import any_stalled, end_hanging
@@ -178,6 +178,8 @@ class Instance:
         self.book = GateBook()
         self.hosts = HostMap(clock)
         self.threads: list[StreamThread] = []
+        self.begun: dict[TaskId, ActiveTask] = {}
+        """Partitions that running tasks are to get, and where they begin (`Extension`)."""
         self.loop = ports.loop(self.turn)
         self.updater = ports.updater(self)
         pause.wakes.append(self.updater.wake)
@@ -312,6 +314,7 @@ class Instance:
             release=self.member.release,
             failed=self.failed,
             changed=self._on_tasks_changed,
+            fits=lambda task: fitted(task, self.ports.create(task.id).inputs, self.begun),
             rest=self.copies.rest,
             close=self.ports.close_stores,
             clock=self.clock,

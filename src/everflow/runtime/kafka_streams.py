@@ -310,8 +310,9 @@ class KafkaStreams(
         )
         context = self._spark()  # 8.
         # 9-12. The instance, which joins last.
+        watchers = self._samplers, self._let_watch_more
         instance = self._life.instance = self._wired(
-            ClusterPorts(ground, context, lambda: self._standby_listener, held, self._samplers)
+            ClusterPorts(ground, context, lambda: self._standby_listener, held, *watchers)
         )
         instance.uncaught = self._uncaught
         ports = self._query_ports(ground, instance)
@@ -330,6 +331,11 @@ class KafkaStreams(
         self._observer.know(
             tasks_of(blueprint), lambda: len(admin.client_ids(config.application_id)), brokers
         )
+
+    def _let_watch_more(self, blueprint: Blueprint) -> None:
+        """A topic came that a pattern names: there may be more tasks."""
+        if self._observer is not None:
+            self._observer.know(tasks_of(blueprint), self._observer.subject.members)
 
     def _observed(self, process_id: str) -> Observer:
         observer = Observer(

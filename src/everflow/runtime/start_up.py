@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from everflow.clock import Clock, Deadline
 from everflow.config import StreamsConfig
@@ -24,11 +25,12 @@ from everflow.runtime.topics.output_topics import fixed_outputs, missing_outputs
 from everflow.runtime.topics.reused_topics import require_compacted
 from everflow.state.task_directory import StateDirectory
 from everflow.topology.fingerprint import fingerprint
-from everflow.topology.graph import SourceNode
+from everflow.topology.graph import Graph, SourceNode
 from everflow.topology.offset_metadata import require_room, room_for_layouts
 from everflow.topology.physical_plan import PhysicalPlan
 from everflow.topology.plan import emitting_every_update, plan, with_default_extractor
 from everflow.topology.program import Topology
+from everflow.topology.sources.growth import TopicGrowth
 from everflow.topology.sources.patterns import pattern_sources, with_topics
 from everflow.topology.store_layouts import from_json, layouts_to_keep, require_readable, to_text
 from everflow.topology.subtopologies import InternalTopics, SubTopologies, cut, internal_topics
@@ -125,7 +127,20 @@ def with_existing_topics(
     return found
 
 
-def _planned(topology: Topology, subs: SubTopologies, config: StreamsConfig) -> PhysicalPlan:
+def extended(blueprint: Blueprint, growth: TopicGrowth, config: StreamsConfig) -> Blueprint:
+    """What an instance runs that has taken up topics which came meanwhile (note 037)."""
+    subs = cut(growth.topology)
+    return replace(
+        blueprint,
+        plan=_planned(growth.topology, subs, config),
+        inputs={sub.index: sub.inputs(config.application_id) for sub in subs.subtopologies},
+        partitions={**blueprint.partitions, **growth.taken},
+        offset_reset=offset_resets(subs, config),
+        topology=growth.topology,
+    )
+
+
+def _planned(topology: Graph, subs: SubTopologies, config: StreamsConfig) -> PhysicalPlan:
     chosen = emitting_every_update(topology) if config.emit_every_update else topology
     return plan(chosen, subs.index_of, config.application_id)
 

@@ -2,13 +2,15 @@
 
 A new thread gets tasks only once its workers run. Threads hand tasks over between two of their
 batches, the store as it is; one that goes gives all it has to the others first. The group is told
-of the number, as its balance is one per thread.
+of the number, as its balance is one per thread. Who has to run another plan gets threads in the
+place of all (note 037), in the same way.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from everflow.clock import Clock, Deadline
@@ -56,6 +58,11 @@ class ThreadCount:
         self._clock = clock
         self._changing = threading.Lock()
 
+    @property
+    def may_change(self) -> bool:
+        """Whether the instance is between start and close."""
+        return self._ports.running()
+
     def add(self) -> str | None:
         """See `InstanceOperations.add_stream_thread`."""
         with self._changing:
@@ -67,21 +74,58 @@ class ThreadCount:
                     f"free: start the instance with more num.stream.threads, or give it a Spark "
                     f"session with more slots (local[N])."
                 )
-            used = {thread.number for thread in self._threads}
-            thread = self._ports.open_thread(
-                next(number for number in range(len(used) + 1) if number not in used)
-            )
-            thread.start()
-            # Without tasks until then: the first of them would stand still while Spark starts
-            # Python workers.
-            if not self._wait(thread.warm, Deadline(self._clock, WARM_UP_WAIT_S * 1000)):
-                thread.stop()
+            opened = self._opened(1)
+            if not opened:
                 return None
+            (thread,) = opened
             self._on_loop(lambda: self._joined(thread))
             if thread not in self._threads:  # the instance ends
                 thread.stop()
                 return None
             return thread.name
+
+    def replace_all(self, warmed: Callable[[], None], before: Callable[[], None]) -> bool:
+        """Threads in the place of all: ``warmed`` runs once their workers do, and ``before`` on the
+        loop, before they get tasks, which each thread gives up after its batch. Blocks. False, and
+        nothing is done, where Spark has no slots for twice as many threads, where the new ones do
+        not get warm, or where the instance ends."""
+        with self._changing:
+            going = list(self._threads)
+            if self._ports.slots() < 2 * len(going) + SPARE_SLOTS:
+                return False
+            fresh = self._opened(len(going))
+            if not fresh:
+                return False
+            empty = [threading.Event() for _ in going]
+            try:
+                warmed()
+                self._on_loop(lambda: self._exchange(fresh, before, empty))
+            finally:
+                if fresh[0] not in self._threads:
+                    _stop(fresh)
+            if fresh[0] not in self._threads:
+                return False
+            for thread, given_up in zip(going, empty, strict=True):
+                if self._wait(given_up, None):
+                    thread.stop()
+                    while not thread.join(LOOK_S) and self._ports.running():
+                        pass
+            self._on_loop(lambda: self._all_left(going))
+            return True
+
+    def _opened(self, count: int) -> list[StreamThread]:
+        """So many new threads, whose workers run: the first task would stand still while Spark
+        starts Python workers. None where they do not, in time or before the instance ends."""
+        used = {thread.number for thread in self._threads}
+        free = (number for number in itertools.count() if number not in used)
+        opened = [self._ports.open_thread(number) for number in itertools.islice(free, count)]
+        for thread in opened:
+            thread.start()
+        deadline = Deadline(self._clock, WARM_UP_WAIT_S * 1000)
+        if not all(self._wait(thread.warm, deadline) for thread in opened):
+            _stop(opened)
+            return []
+        return opened
 
     def remove(self, timeout_s: float | None) -> str | None:
         """See `InstanceOperations.remove_stream_thread`."""
@@ -117,6 +161,24 @@ class ThreadCount:
         self._ports.tell(len(self._threads))
         self._ports.deal(frozenset())
 
+    def _exchange(
+        self,
+        fresh: Sequence[StreamThread],
+        before: Callable[[], None],
+        empty: Sequence[threading.Event],
+    ) -> None:
+        going = list(self._threads)
+        before()
+        self._threads.extend(fresh)
+        self._ports.deal(frozenset(thread.number for thread in going))
+        for thread, given_up in zip(going, empty, strict=True):
+            thread.drop((), lambda _, given_up=given_up: given_up.set())  # type: ignore[misc]
+
+    def _all_left(self, threads: Collection[StreamThread]) -> None:
+        for thread in threads:
+            self._threads.remove(thread)
+        self._ports.deal(frozenset())
+
     def _left(self, thread: StreamThread) -> None:
         self._threads.remove(thread)
         self._ports.deal(frozenset())
@@ -146,3 +208,8 @@ class ThreadCount:
             if not self._ports.running() or (deadline is not None and deadline.expired()):
                 return False
         return True
+
+
+def _stop(threads: Sequence[StreamThread]) -> None:
+    for thread in threads:
+        thread.stop()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import kafka.errors as client_errors
 import pytest
@@ -58,6 +58,9 @@ class Nothing:
         raise NotImplementedError
 
     def assign(
-        self, members: Mapping[str, bytes], partition_counts: Mapping[str, int]
+        self,
+        members: Mapping[str, bytes],
+        partition_counts: Mapping[str, int],
+        read: Mapping[str, Collection[str]],
     ) -> Mapping[str, Given]:
         raise NotImplementedError

@@ -176,3 +176,36 @@ def test_an_instance_that_ends_meanwhile_keeps_its_threads(world: World) -> None
     world.running = False
     wait_until(lambda: removing == [None], 10, "the removal to return", lambda: removing)
     assert [thread.number for thread in world.threads] == [0, 1]
+
+
+def test_all_threads_are_replaced_between_their_batches(world: World) -> None:
+    """Note 037: tasks go to threads that are warm, once each has ended its batch."""
+    world.threads[1].busy = True
+    going = list(world.threads)
+    note = world.done.append
+    result = in_background(
+        lambda: world.count.replace_all(lambda: note("warm"), lambda: note("exchange"))
+    )
+    wait_until(lambda: going[1].waiting != [], 10, "the thread to be asked", lambda: world.done)
+    begun = ["start 2", "start 3", "warm", "exchange", "deal to [2, 3]"]
+    assert (world.done[:5], result) == (begun, [])
+    going[1].waiting[0]([])
+    wait_until(lambda: result == [True], 10, "all to be replaced", lambda: [*world.done, result])
+    assert world.done[5:] == ["stop 0", "stop 1", "deal to [2, 3]"]
+    assert [thread.number for thread in world.threads] == [2, 3]
+
+
+def test_nothing_is_replaced_without_slots_for_both(world: World) -> None:
+    world.slots = 4
+    assert not world.count.replace_all(lambda: None, lambda: None)
+    assert world.done == []
+
+
+def test_threads_that_are_not_needed_after_all_end(world: World) -> None:
+    def refused() -> None:
+        raise TaskTimeoutError("no answer")
+
+    with pytest.raises(TaskTimeoutError):
+        world.count.replace_all(refused, lambda: world.done.append("exchange"))
+    assert world.done == ["start 2", "start 3", "stop 2", "stop 3"]
+    assert [thread.number for thread in world.threads] == [0, 1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -119,6 +119,15 @@ class ActiveTask:
         _check_step(self.id, TaskRole.ACTIVE, self.state, state, TASK_TRANSITIONS)
         self.state = state
 
+    def grow(self, inputs: tuple[TopicPartition, ...], begun: ActiveTask) -> None:
+        """It has these inputs from now on: its own, and those of ``begun``, which says where they
+        begin (note 037). Between two batches."""
+        self.inputs = inputs
+        self.positions.update(begun.positions)
+        self.ends.update(begun.ends)
+        for node, time_ms in begun.stream_times.items():
+            self.stream_times[node] = max(time_ms, self.stream_times.get(node, -1))
+
     def recycle(self, role: TaskRole) -> StandbyTask:
         """Demotion: the standby (or warm-up) over the same open stores, SUSPENDED. Only SUSPENDED,
         that is after its last batch has ended."""
@@ -134,6 +143,21 @@ class ActiveTask:
             stream_times=dict(self.stream_times),
             stores=_places(self.stores),
         )
+
+
+def fitted(
+    task: ActiveTask, wanted: tuple[TopicPartition, ...], begun: MutableMapping[TaskId, ActiveTask]
+) -> bool:
+    """Whether a task between two batches has the inputs ``wanted``, after it was given those that
+    ``begun`` knows the beginning of in the same ownership (`ActiveTask.grow`). Another one has to
+    be recovered."""
+    if task.inputs == wanted:
+        return True
+    found = begun.pop(task.id, None)
+    if found is None or found.epoch != task.epoch or {*task.inputs, *found.inputs} != {*wanted}:
+        return False
+    task.grow(wanted, found)
+    return True
 
 
 def concerning(

@@ -79,6 +79,7 @@ class TaskServices:
         release: tells the member that the revoked tasks are closed.
         failed: the instance has to stop.
         changed: called after every event with "all owned tasks run".
+        fits: whether a running task has all its inputs; it may be given those that it lacks.
         rest: a task ended here (for now) and left these stores: note how far they are.
         close: close these stores, nobody uses them here any more.
     """
@@ -91,6 +92,7 @@ class TaskServices:
     release: Callable[[], None]
     failed: Callable[[EverflowError], None]
     changed: Callable[[bool], None]
+    fits: Callable[[ActiveTask], bool] = lambda task: True
     rest: Callable[[TaskId, Sequence[TaskStore]], None] = lambda task, stores: None
     close: Callable[[Sequence[TaskStore]], None] = lambda stores: None
     clock: Clock = field(default_factory=SystemClock)
@@ -322,7 +324,8 @@ class TaskManager:
             # recovered, and so must one whose last batch failed with an outcome that its thread had
             # not learnt yet.
             whole = task.state is TaskState.RUNNING and not self.gate.broken(task_id, task.epoch)
-            if whole and task_id in self.owned and task_id in self.gate.owned():
+            ours = whole and task_id in self.owned and task_id in self.gate.owned()
+            if ours and self.services.fits(task):
                 self._start([task])
             else:
                 self._suspend(task)
@@ -334,7 +337,9 @@ class TaskManager:
         tasks = []
         for task_id in ids:
             self.recovering[task_id] = stop
-            task = self.suspended.pop(task_id, None) or self.services.create(task_id)
+            fresh = self.services.create(task_id)
+            task = self.suspended.pop(task_id, fresh)
+            task.inputs = fresh.inputs  # a topic may have come since it ran (note 037)
             task.epoch = self.gate.epoch(task_id)
             task.to(TaskState.RESTORING)
             self._restoring[task_id] = task
@@ -377,6 +382,7 @@ class TaskManager:
             and task.id in self.owned
             and not self.gate.broken(task.id, task.epoch)
             and not self._closing
+            and self.services.fits(task)
         ]
         for task in tasks:
             if task not in keep:

@@ -76,6 +76,7 @@ class TopicChanges:
         self._partitions = dict(partitions)
         self._ids: dict[str, str] = {}
         self._suspects: frozenset[str] = frozenset()
+        self._grown: list[Mapping[str, int]] = []
         self._missing: dict[str, int] = {}
 
     @property
@@ -84,6 +85,21 @@ class TopicChanges:
         is behind tells old things."""
         return bool(self._suspects or self._missing)
 
+    @property
+    def topics(self) -> frozenset[str]:
+        """Those that are watched."""
+        return self._topics
+
+    def grow(self, partitions: Mapping[str, int]) -> None:
+        """More inputs are read, with so many partitions; from any thread."""
+        self._grown.append(partitions)
+
+    def _take_grown(self) -> None:
+        while self._grown:
+            found = self._grown.pop(0)
+            self._topics, self._inputs = self._topics.union(found), self._inputs.union(found)
+            self._partitions.update(found)
+
     def after(self, now: Mapping[str, TopicState]) -> FatalError | None:
         """Take an answer of the brokers; the error once a change was seen in two answers one after
         the other, or a topic was missing in `MISSING_ANSWERS`. InternalTopicError or
@@ -91,6 +107,7 @@ class TopicChanges:
         self._missing = {
             name: self._missing.get(name, 0) + 1 for name in self._topics if name not in now
         }
+        self._take_grown()  # behind it: they were not asked about yet
         gone = [
             name for name, answers in sorted(self._missing.items()) if answers >= MISSING_ANSWERS
         ]
@@ -178,8 +195,7 @@ class TopicWatch:
     Args:
         read: describes the existing ones of the topics; blocks.
         failed: told once, on the watch's thread; then the watch ends.
-        newcomers: topics that a pattern names and that are not read, with the line of the source;
-            blocks. Each is told once.
+        look: takes care of topics that came; blocks for a request.
     """
 
     def __init__(
@@ -188,9 +204,9 @@ class TopicWatch:
         changes: TopicChanges,
         failed: Callable[[EverflowError], None],
         clock: Clock,
-        newcomers: Callable[[], Mapping[str, str]] = dict,
+        look: Callable[[], None] = lambda: None,
     ) -> None:
-        self._newcomers, self._told = newcomers, set[str]()
+        self._look = look
         self._read, self._changes, self._failed, self._clock = read, changes, failed, clock
         self._stop = threading.Event()
 
@@ -206,25 +222,14 @@ class TopicWatch:
         if changed is not None:
             self._failed(changed)
         else:
-            self._tell_newcomers()
+            self._look_for_newcomers()
         return changed is not None
 
-    def _tell_newcomers(self) -> None:
+    def _look_for_newcomers(self) -> None:
         try:
-            newcomers = self._newcomers()
+            self._look()
         except EverflowError as error:
             log.debug("New topics cannot be looked for now: %s", error)
-            return
-        for topic, where in newcomers.items():
-            if topic not in self._told:
-                self._told.add(topic)
-                log.warning(
-                    "Topic %s matches the pattern of the source at %s and is not read: it came "
-                    "after this instance has started. Start the instances again, one after the "
-                    "other, to read it",
-                    topic,
-                    where,
-                )
 
     def start(self) -> None:
         """Note what the topics are, then watch them from a thread until `close`. Blocks for one

@@ -94,7 +94,7 @@ class SimulatedChannel:
 
     def subscribe(self, topics: Iterable[str]) -> None:
         """See `GroupChannel.subscribe`."""
-        self._topics = sorted(topics)
+        self._topics[:] = sorted(topics)
 
     def poll(self, timeout_s: float) -> None:
         """See `GroupChannel.poll`; returns at once."""

@@ -17,7 +17,14 @@ from everflow.records import MemberMetadata, TaskId, TopicPartition
 from everflow.retry import StoppedError
 from everflow.runtime.commit.commit_gate import GateBook
 from everflow.runtime.restore.standby_listener import SuspendReason
-from everflow.runtime.tasks.task import ActiveTask, StandbyTask, TaskRole, TaskState, TaskStore
+from everflow.runtime.tasks.task import (
+    ActiveTask,
+    StandbyTask,
+    TaskRole,
+    TaskState,
+    TaskStore,
+    fitted,
+)
 from everflow.runtime.tasks.task_manager import TaskManager, TaskServices
 from everflow.runtime.tasks.task_timeouts import TaskTimeouts
 
@@ -93,10 +100,15 @@ class World:
         self.failures: list[EverflowError] = []
         self.error: EverflowError | None = None
         self.clock = ManualClock()
+        self.inputs: dict[TaskId, tuple[TopicPartition, ...]] = {}
+        self.begun: dict[TaskId, ActiveTask] = {}
         services = TaskServices(
             create=lambda task: ActiveTask(
-                id=task, inputs=(TopicPartition("in", task.partition),), stores=(_store(task),)
+                id=task,
+                inputs=self.inputs.get(task, (TopicPartition("in", task.partition),)),
+                stores=(_store(task),),
             ),
+            fits=lambda task: fitted(task, self.inputs.get(task.id, task.inputs), self.begun),
             recover=lambda tasks, stop: self.recover(tasks, stop),
             submit=lambda work, quick: self.works.append(work),
             post=self.posted.append,
@@ -501,3 +513,44 @@ def test_what_a_thread_gives_back_while_it_is_asked_for_it_is_given_up(world: Wo
     assert world.released == 1
     assert world.held() == {A}
     assert world.book.owned() == {A}
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_task_gets_a_topic_that_came_when_it_changes_its_thread(
+    world: World, begun: bool
+) -> None:
+    """Note 037: as it is where it is known where the topic begins, and recovered elsewhere."""
+    world.assign(A, B)
+    world.settle()
+    task = next(thread.tasks[A] for thread in world.threads if A in thread.tasks)
+    came, before = TopicPartition("new", A.partition), task.inputs
+    task.positions = {before[0]: 5}
+    world.inputs[A] = (*before, came)
+    if begun:
+        stand_in = ActiveTask(
+            id=A, inputs=(came,), positions={came: 7}, stream_times={"n": 3}, epoch=task.epoch
+        )
+        world.begun[A] = stand_in
+    number = next(thread.number for thread in world.threads if A in thread.tasks)
+    world.manager.deal_without(frozenset({number}))
+    world.finish()
+    (now,) = [thread for thread in world.threads if A in thread.tasks]
+    assert now.number != number
+    assert now.tasks[A].inputs == (*before, came)
+    assert world.recovered.count(A) == (1 if begun else 2)
+    if begun:
+        assert now.tasks[A].positions == {before[0]: 5, came: 7}
+        assert now.tasks[A].stream_times == {"n": 3}
+    assert world.manager.all_running()
+
+
+def test_a_topic_that_came_while_a_task_was_recovered_is_not_forgotten(world: World) -> None:
+    world.assign(A)
+    came = TopicPartition("new", A.partition)
+    world.inputs[A] = (TopicPartition("in", A.partition), came)
+    world.settle()
+    assert next(thread.tasks[A].inputs for thread in world.threads if thread.tasks) == (
+        TopicPartition("in", A.partition),
+        came,
+    )
+    assert world.recovered.count(A) == 2

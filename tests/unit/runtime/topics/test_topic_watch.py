@@ -199,3 +199,20 @@ def test_a_watch_over_topics_that_stay_ends_silently() -> None:
     brokers.watch.start()
     assert brokers.ended.wait(10)
     assert brokers.failures == []
+
+
+def test_a_topic_that_is_read_later_is_watched_from_then_on() -> None:
+    """Note 037."""
+    decision = changes()
+    assert decision.after(topics()) is None
+    decision.grow({"new": 2})
+    assert decision.after(topics()) is None, "this answer was asked for before"
+    assert decision.topics == {INPUT, CHANGELOG, "new"}
+    now = {**topics(), "new": topics()[INPUT]}
+    assert decision.after(now) is None
+    assert not decision.suspected
+    for _ in range(MISSING_ANSWERS - 1):
+        assert decision.after(topics()) is None
+    error = decision.after(topics())
+    assert isinstance(error, MissingSourceTopicError)
+    assert "Topic new was deleted while the application ran" in str(error)

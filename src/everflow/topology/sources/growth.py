@@ -1,0 +1,85 @@
+"""Topics that come while a program runs: which of them a pattern's source may read. Pure.
+
+What runs stays as it is (note 037): sub-topologies, internal topics and the tasks that there are. A
+topic that would change one of them is left out, and it is said why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from everflow.errors import TopologyError
+from everflow.topology.graph import Graph, SourceNode
+from everflow.topology.sources.patterns import matched, pattern_sources
+from everflow.topology.subtopologies import cut, internal_topics
+
+_Program = TypeVar("_Program", bound=Graph)
+
+
+@dataclass(frozen=True)
+class TopicGrowth:
+    """``taken``: the partitions of the topics that are read from now on; ``left_out``: why others
+    are not. ``where``: the line of each one's source."""
+
+    topology: Graph
+    taken: Mapping[str, int]
+    left_out: Mapping[str, str]
+    where: Mapping[str, str]
+
+
+def growth(
+    topology: Graph, counts: Mapping[str, int], existing: Mapping[str, int], application_id: str
+) -> TopicGrowth:
+    """``counts``: partitions of the user's topics that the program reads; ``existing``: of all that
+    there are. A new topic is taken or left out by itself, in the order of names."""
+    taken: dict[str, int] = {}
+    left_out: dict[str, str] = {}
+    where: dict[str, str] = {}
+    if not pattern_sources(topology):
+        return TopicGrowth(topology, taken, left_out, where)
+    shape = _internal(topology, counts, application_id)
+    for topic in sorted(existing.keys() - counts.keys()):
+        partitions = existing[topic]
+        try:
+            source = matched(topology, [topic], application_id).get(topic)
+            if source is None or not partitions:
+                continue
+            where[topic] = str(source.where)
+            wider = _with(topology, source, topic)
+            other = _internal(wider, {**counts, **taken, topic: partitions}, application_id)
+        except TopologyError as error:
+            where.setdefault(topic, str(error.where))
+            left_out[topic] = str(error).partition("\n  at ")[0]
+            continue
+        changed = sorted(name for name, number in other.items() if shape[name] != number)
+        if changed:
+            left_out[topic] = (
+                f"it has {partitions} partitions, and {changed[0]} has {shape[changed[0]]}, which "
+                f"cannot become {other[changed[0]]}: keys would leave their state"
+            )
+            continue
+        topology, taken[topic] = wider, partitions
+    return TopicGrowth(topology, taken, left_out, where)
+
+
+def _internal(topology: Graph, counts: Mapping[str, int], application_id: str) -> dict[str, int]:
+    """Partitions of the internal topics."""
+    found = internal_topics(cut(topology), counts, application_id)
+    return {
+        name: partitions
+        for topics in (found.repartition, found.changelog)
+        for name, (partitions, _) in topics.items()
+    }
+
+
+def _with(topology: _Program, source: SourceNode, topic: str) -> _Program:
+    """Behind the topics that there are: what was numbered keeps its number."""
+    nodes = tuple(
+        replace(node, topics=(*node.topics, topic))
+        if isinstance(node, SourceNode) and node.name == source.name
+        else node
+        for node in topology.nodes
+    )
+    return replace(topology, nodes=nodes)
