@@ -37,15 +37,16 @@ def _wait(here: tuple[int, str]) -> None:
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.connect(gate)
-            lines = connection.makefile("rwb")
-            lines.write(json.dumps({"op": "waits", "pid": pid}).encode() + b"\n")
-            lines.flush()
-            while line := read_line(lines, "a question for samples"):
-                asked = json.loads(line)
-                told = sampled(float(asked["seconds"])).told()
-                answer = {"op": "sampled", "pid": pid, "number": asked["number"], **told}
-                lines.write(json.dumps(answer, separators=(",", ":")).encode() + b"\n")
+            # closed here: the driver hears of it, whoever keeps the error
+            with connection.makefile("rwb") as lines:
+                lines.write(json.dumps({"op": "waits", "pid": pid}).encode() + b"\n")
                 lines.flush()
+                while line := read_line(lines, "a question for samples"):
+                    asked = json.loads(line)
+                    told = sampled(float(asked["seconds"])).told()
+                    answer = {"op": "sampled", "pid": pid, "number": asked["number"], **told}
+                    lines.write(json.dumps(answer, separators=(",", ":")).encode() + b"\n")
+                    lines.flush()
     except (OSError, ValueError) as error:  # the driver is gone, most likely
         log.debug("Nobody asks for samples any more: %s", error)
     finally:

@@ -86,8 +86,9 @@ def test_a_gate_that_closes_ends_the_waiting(standing: Standing) -> None:
 
 
 def test_a_worker_that_ends_meanwhile_has_no_answer(
-    standing: Standing, monkeypatch: pytest.MonkeyPatch
+    standing: Standing, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("DEBUG", "everflow")  # a kept line keeps its error, and that its frames
     asked = threading.Event()
 
     def dies(_: float) -> None:
