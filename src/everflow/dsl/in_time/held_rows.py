@@ -124,7 +124,7 @@ class RowAsker:
             HeldRows(
                 table=table,
                 as_of=self.as_of,
-                table_first=graph.reaches_first(updates, self.node),
+                table_first=graph.reaches_first(node.name, self.node),
                 takes_null_keys=self.takes_null_keys,
             ),
             reads=(table.spec,),

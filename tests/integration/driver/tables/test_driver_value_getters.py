@@ -298,6 +298,23 @@ def test_a_versioned_table_is_seen_through_its_mapper_as_of_the_records_time() -
         assert [one.value for one in out.read_records()] == ["then&<1>", "now&<2>", "before&None"]
 
 
+@pytest.mark.parametrize("history", [None, "1 minute"])
+def test_two_tables_that_come_of_one_see_its_entry_before_they_are_joined(
+    history: str | None,
+) -> None:
+    builder = StreamsBuilder()
+    kept = Materialized("one", history=history) if history else "one"
+    table = builder.table("one", key=TEXT, value=TEXT, store=kept)
+    left, right = (table.map_values(F.concat("value", F.lit(end))) for end in ("<", ">"))
+    left.join(right, both, returns="string").to_stream().to("out")
+    with TopologyTestDriver(builder.build(), emit_every_update=True) as driver:
+        one = driver.create_input_topic("one", TEXT, TEXT)
+        out = driver.create_output_topic("out", TEXT, TEXT)
+        for value, shown in (("x", "x<&x>"), ("y", "y<&y>")):
+            one.pipe_input("a", value, 100)
+            assert [record.value for record in out.read_records()] == [shown] * 2
+
+
 @pytest.mark.parametrize("kind", ["join", "left_join"])
 def test_a_record_that_waits_sees_a_versioned_table_through_its_filter(kind: str) -> None:
     builder = StreamsBuilder()
