@@ -152,9 +152,9 @@ def _looking_up(
         left=tables[0],
         right=tables[1],
         kind=rows.kind,
-        left_known=graph.reaches_first(left.node, updates[1]),
-        right_known=graph.reaches_first(right.node, updates[0]),
-        left_first=graph.hands_on_first(*updates),
+        left_known=graph.reaches_first(left.node, right.node),
+        right_known=graph.reaches_first(right.node, left.node),
+        left_first=graph.hands_on_first(left.node, right.node),
     )
     reads = tuple(table.spec for table in tables)
     return replace(both, inputs=updates, operator=operator, reads=reads)
@@ -170,7 +170,8 @@ def _with_rows(
     sides = ((right, rows.kind.keeps_left), (left, rows.kind.keeps_right))
     for (other, keeps), changes in zip(sides, updates, strict=True):
         name = f"{both.name}-of-{len(halves)}"
-        asking = RowAsker(call=call, node=changes, join=name, as_of=False)
+        changed = right if halves else left
+        asking = RowAsker(call=call, node=changes, comes=changed.node, join=name, as_of=False)
         inputs = [asking.of(graph, other.node)]
         if keeps:
             was = previous_updates(graph, changes, forced=True)
@@ -179,7 +180,7 @@ def _with_rows(
         half = TableRows(rows.kind, of_left=not halves)
         made = (*inputs, changes)
         halves.append(graph.add(StatefulNode(name, made, both.out, call.where, PREPARE, half)))
-    rows = replace(rows, left_first=graph.hands_on_first(*updates))
+    rows = replace(rows, left_first=graph.hands_on_first(left.node, right.node))
     return replace(both, inputs=tuple(halves), operator=rows)
 
 

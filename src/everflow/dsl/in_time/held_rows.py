@@ -78,6 +78,9 @@ class RowAsker:
     join: str
     as_of: bool
     """Whether a table with a history is asked as of the records' times."""
+    comes: str | None = None
+    """The node at which its records come, where ``node`` was made of that one's: of the latest
+    updates of a table with a history."""
     takes_null_keys: bool = False
 
     def of(self, graph: GraphBuilder, table: str) -> str:
@@ -124,7 +127,7 @@ class RowAsker:
             HeldRows(
                 table=table,
                 as_of=self.as_of,
-                table_first=graph.reaches_first(node.name, self.node),
+                table_first=graph.reaches_first(node.name, self.comes or self.node),
                 takes_null_keys=self.takes_null_keys,
             ),
             reads=(table.spec,),

@@ -315,6 +315,22 @@ def test_two_tables_that_come_of_one_see_its_entry_before_they_are_joined(
             assert [record.value for record in out.read_records()] == [shown] * 2
 
 
+@pytest.mark.parametrize("history", [None, "1 minute"])
+def test_a_table_that_changes_later_is_seen_as_it_was(history: str | None) -> None:
+    builder = StreamsBuilder()
+    kept = Materialized("one", history=history) if history else "one"
+    table = builder.table("one", key=TEXT, value=TEXT, store=kept)
+    shown = table.filter(large)
+    counts = table.to_stream().group_by_key().count(store="counts")
+    shown.outer_join(counts, both, returns="string").to_stream().to("out")
+    with TopologyTestDriver(builder.build(), emit_every_update=True) as driver:
+        one = driver.create_input_topic("one", TEXT, TEXT)
+        out = driver.create_output_topic("out", TEXT, TEXT)
+        for value, found in (("x", ["x&None", "x&1"]), ("y", ["y&1", "y&2"])):
+            one.pipe_input("a", value, 100)
+            assert [record.value for record in out.read_records()] == found
+
+
 @pytest.mark.parametrize("kind", ["join", "left_join"])
 def test_a_record_that_waits_sees_a_versioned_table_through_its_filter(kind: str) -> None:
     builder = StreamsBuilder()
