@@ -125,6 +125,7 @@ def test_a_worker_does_not_commit_with_more_offsets_than_the_gate_hears(
 
 def test_a_worker_reads_no_answer_without_an_end(tmp_path: Path) -> None:
     def serve(connection: socket.socket) -> None:
+        connection.recv(MOST)  # or the question meets a connection that has ended
         connection.sendall(b"x" * (MOST + 1))
 
     with listening(tmp_path / "g", serve) as path, GateClient(path) as client:
