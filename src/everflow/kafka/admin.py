@@ -6,7 +6,6 @@ request per leader), stable committed offsets 0.5 ms.
 
 from __future__ import annotations
 
-import gc
 import threading
 import time
 from collections import Counter, deque
@@ -487,7 +486,6 @@ class ClusterAdmin:
             self._client = None  # a client ends with its last reference
             while self._readers:
                 self._readers.popitem()[1].close()
-        gc.collect()  # what an attempt has raised that was repeated may refer to it in a circle
 
     # --- inside -----------------------------------------------------------------------------------
 

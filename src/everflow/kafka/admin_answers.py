@@ -73,7 +73,8 @@ def _settled(
         try:
             offset = int(answer(future).offset)
         except (KafkaException, TimeoutError, FutureTimeoutError) as failure:
-            refused[tp] = failure
+            # Its traceback holds this frame, and with it the client, in a circle.
+            refused[tp] = failure.with_traceback(None)
             continue
         # A leader that does not answer in time is no error to librdkafka 2.16: its offsets are
         # "invalid", -1001. Taken for the end of a log, that would empty stores.

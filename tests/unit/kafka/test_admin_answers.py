@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -61,6 +63,18 @@ def test_a_leader_that_is_silent_is_one_log_less() -> None:
     assert isinstance(error, RetriableError)
     assert error.partitions == {TWO}
     assert str(error) == "asking for offsets of log-1: no answer in time"
+
+
+def test_a_client_that_was_refused_ends_with_its_last_reference() -> None:
+    client = Client({ONE: 1, THREE: 3}, {TWO})
+    lives = weakref.ref(client)
+    gc.disable()
+    try:
+        assert answers(client)[1].keys() == {TWO}
+        del client
+        assert lives() is None
+    finally:
+        gc.enable()
 
 
 def test_where_one_log_has_no_leader_each_is_asked_about_by_itself() -> None:
