@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from enum import Enum
+from typing import Annotated, Any
+
+import typer
 
 
 class Format(str, Enum):
@@ -28,3 +32,11 @@ class Output(str, Enum):
 
     text = "text"
     json = "json"
+
+
+Form = Annotated[Output, typer.Option("--output", help="text for people, json for programs.")]
+
+
+def show(form: Output, data: Any, lines: list[str]) -> None:
+    """Print a result: ``data`` for programs, ``lines`` for people."""
+    typer.echo(json.dumps(data, indent=2) if form is Output.json else "\n".join(lines))

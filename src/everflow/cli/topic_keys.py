@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +14,7 @@ from everflow.cli.cluster_options import (
     ErrorsForPeople,
     Servers,
 )
-from everflow.cli.formats import Format, Output, WindowKind
+from everflow.cli.formats import Form, Format, Output, WindowKind, show
 
 if TYPE_CHECKING:
     from everflow.kafka.reading.key_counts import KeyCount, KeyCounts
@@ -36,9 +35,7 @@ def add_keys(topic: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
         window: Annotated[
             WindowKind | None, typer.Option(help="Keys of windowed results, as for consume.")
         ] = None,
-        output: Annotated[
-            Output, typer.Option("--output", help="text for people, json for programs.")
-        ] = Output.text,
+        output: Form = Output.text,
         settings: ClientSettings = None,
         debug: Debug = False,
     ) -> None:
@@ -47,7 +44,7 @@ def add_keys(topic: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
         with errors_for_people(debug):
             from everflow.cli.cluster import client_config, connected, own_status
             from everflow.cli.records import decoded, partitions_of, windowed
-            from everflow.kafka.reading.key_counts import counted, frequent, latest
+            from everflow.kafka.reading.key_counts import count_keys, frequent, latest
 
             config = client_config(servers, settings)
             with own_status() as status, connected(config, status) as admin:
@@ -55,16 +52,13 @@ def add_keys(topic: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
                 starts = admin.list_offsets(partitions, "earliest", "read_committed")
                 ends = admin.list_offsets(partitions, "latest", "read_committed")
                 with status.waiting(f"reading the latest records of {name}", after_s=1.0):
-                    found = counted(config, latest(starts, ends, records))
+                    found = count_keys(config, latest(starts, ends, records))
 
             def text(one: KeyCount) -> str:
                 return decoded(one.key, key) if window is None else windowed(one.key, key, window)
 
             shown = [(text(one), one) for one in frequent(found, top)]
-            if output is Output.json:
-                typer.echo(json.dumps(_as_json(found, shown, top), indent=2))
-            else:
-                typer.echo("\n".join(_lines(found, shown, top)))
+            show(output, _as_json(found, shown, top), _lines(found, shown, top))
 
 
 def _as_json(

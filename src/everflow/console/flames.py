@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from everflow.console.observed import table
+from everflow.console.observed import nobody_at, table, url_of
 from everflow.errors import ConfigError, RetriableError
 
 LATE_S = 30.0
@@ -32,14 +32,14 @@ def flame_at(address: str, token: str, worker: str, seconds: float) -> dict[str,
     """What a worker (a slot; empty: the first one) of the instance watched at ``address`` runs for
     so long. RetriableError where nobody answers; ConfigError for what is refused, with its
     reason."""
-    url = address if address.startswith(("http://", "https://")) else f"http://{address}"
+    url = url_of(address)
     if not worker:
-        offered = _asked(f"{url.rstrip('/')}/page/view", token, None, LATE_S)["flame"]
+        offered = _asked(f"{url}/page/view", token, None, LATE_S)["flame"]
         if not offered["workers"]:
             raise ConfigError(f"nobody can be asked at {url}: {offered['why']}.")
         worker = str(offered["workers"][0]["worker"])
     wanted = {"worker": worker, "seconds": seconds}
-    return _asked(f"{url.rstrip('/')}/page/flame", token, wanted, seconds + LATE_S)
+    return _asked(f"{url}/page/flame", token, wanted, seconds + LATE_S)
 
 
 def _asked(url: str, token: str, content: Any, timeout_s: float) -> dict[str, Any]:
@@ -54,10 +54,7 @@ def _asked(url: str, token: str, content: Any, timeout_s: float) -> dict[str, An
         kind = RetriableError if error.code in (409, 503) else ConfigError
         raise kind(f"{url}: {said} ({error.code})") from None
     except (OSError, ValueError) as error:
-        raise RetriableError(
-            f"no instance answered at {url} ({error}). Does it run, with http.listen set to this "
-            f"address?"
-        ) from None
+        raise nobody_at(url, error) from None
 
 
 def flame_lines(found: Mapping[str, Any]) -> list[str]:

@@ -14,17 +14,28 @@ ASK_S = 10.0
 MOST_BYTES = 64 << 20
 
 
+def url_of(address: str) -> str:
+    """Where an instance is watched, as a URL without a slash at its end."""
+    url = address if address.startswith(("http://", "https://")) else f"http://{address}"
+    return url.rstrip("/")
+
+
+def nobody_at(url: str, error: Exception) -> RetriableError:
+    """What to check where no instance has answered."""
+    return RetriableError(
+        f"no instance answered at {url} ({error}). Does it run, with http.listen set to this "
+        f"address? It says where it is watched when it starts."
+    )
+
+
 def status_at(address: str) -> dict[str, Any]:
     """The JSON of an instance. RetriableError where none answers, with what to check."""
-    url = address if address.startswith(("http://", "https://")) else f"http://{address}"
+    url = url_of(address)
     try:
-        with urllib.request.urlopen(f"{url.rstrip('/')}/status", timeout=ASK_S) as answer:
+        with urllib.request.urlopen(f"{url}/status", timeout=ASK_S) as answer:
             found = json.loads(answer.read(MOST_BYTES))
     except (OSError, urllib.error.URLError, ValueError) as error:
-        raise RetriableError(
-            f"no instance answered at {url} ({error}). Does it run, with http.listen set to this "
-            f"address? It says where it is watched when it starts."
-        ) from None
+        raise nobody_at(url, error) from None
     if not isinstance(found, dict) or "state" not in found:
         raise RetriableError(f"what answered at {url} is no everflow instance.")
     return {"address": address, **found}

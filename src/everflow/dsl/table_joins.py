@@ -167,10 +167,9 @@ def _with_rows(
     computed beside those."""
     graph, rows, halves = left.graph, both.operator, list[str]()
     assert isinstance(rows, TableTableRows)
-    sides = ((right, rows.kind.keeps_left), (left, rows.kind.keeps_right))
-    for (other, keeps), changes in zip(sides, updates, strict=True):
+    sides = ((left, right, rows.kind.keeps_left), (right, left, rows.kind.keeps_right))
+    for (changed, other, keeps), changes in zip(sides, updates, strict=True):
         name = f"{both.name}-of-{len(halves)}"
-        changed = right if halves else left
         asking = RowAsker(call=call, node=changes, comes=changed.node, join=name, as_of=False)
         inputs = [asking.of(graph, other.node)]
         if keeps:

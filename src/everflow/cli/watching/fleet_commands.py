@@ -14,8 +14,7 @@ from everflow.cli.cluster_options import (
     ErrorsForPeople,
     Servers,
 )
-from everflow.cli.formats import Output
-from everflow.cli.watching.watch_commands import Form
+from everflow.cli.formats import Form, Output
 
 
 def register(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:

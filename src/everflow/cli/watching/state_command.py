@@ -17,8 +17,7 @@ from everflow.cli.cluster_options import (
     ErrorsForPeople,
     Servers,
 )
-from everflow.cli.formats import Output
-from everflow.cli.watching.watch_commands import Form
+from everflow.cli.formats import Form, Output
 from everflow.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -5,10 +5,9 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -19,14 +18,13 @@ from everflow.cli.cluster_options import (
     ErrorsForPeople,
     Servers,
 )
-from everflow.cli.formats import Output
+from everflow.cli.formats import Form, Output, show
 from everflow.errors import ConfigError
 
 Addresses = Annotated[
     list[str],
     typer.Argument(metavar="HOST:PORT...", help="Where instances are watched (http.listen)."),
 ]
-Form = Annotated[Output, typer.Option("--output", help="text for people, json for programs.")]
 
 
 def register(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
@@ -34,10 +32,6 @@ def register(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
     for add in (_add_status, _add_tasks, _add_flame, _add_lag, _add_drain, _add_rack):
         add(app, errors_for_people)
     _add_autoscale(app, errors_for_people)
-
-
-def _show(form: Output, data: Any, lines: list[str]) -> None:
-    typer.echo(json.dumps(data, indent=2) if form is Output.json else "\n".join(lines))
 
 
 def _add_status(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
@@ -49,7 +43,7 @@ def _add_status(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
             from everflow.console.observed import status_at, status_lines
 
             found = [status_at(address) for address in addresses]
-            _show(output, found, status_lines(found))
+            show(output, found, status_lines(found))
         if not all(one["ready"]["ok"] for one in found):
             raise typer.Exit(1)
 
@@ -62,7 +56,7 @@ def _add_tasks(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
             from everflow.console.observed import status_at, task_rows, tasks_table
 
             rows = task_rows(status_at(address) for address in addresses)
-            _show(output, rows, tasks_table(rows))
+            show(output, rows, tasks_table(rows))
 
 
 def _add_flame(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
@@ -87,7 +81,7 @@ def _add_flame(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
             from everflow.console import flames
 
             found = flames.flame_at(address, flames.token_in(token_file), worker, seconds)
-            _show(output, found, flames.folded(found) if folded else flames.flame_lines(found))
+            show(output, found, flames.folded(found) if folded else flames.flame_lines(found))
 
 
 def _add_lag(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
@@ -110,7 +104,7 @@ def _add_lag(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
             config = client_config(servers, settings)
             with own_status() as status, connected(config, status) as admin:
                 rows = lag_rows(config, admin, application_id)
-            _show(output, rows, lag_table(rows))
+            show(output, rows, lag_table(rows))
 
 
 def _add_drain(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:

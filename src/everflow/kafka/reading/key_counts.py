@@ -118,7 +118,9 @@ def latest(
     return {tp: OffsetRange(max(starts[tp], end - records), end) for tp, end in ends.items()}
 
 
-def counted(config: StreamsConfig, ranges: Mapping[TopicPartition, OffsetRange]) -> list[KeyCounts]:
+def count_keys(
+    config: StreamsConfig, ranges: Mapping[TopicPartition, OffsetRange]
+) -> list[KeyCounts]:
     """The committed records of the ranges, counted; joins no group. Raises what
     `RangeReader.read` raises."""
     found = {tp: KeyCounts(tp.partition) for tp in ranges}

@@ -319,20 +319,6 @@ class ReadOnlyStore:
                 return self._value(found)
         return None
 
-    def _at_home(self, keys: Sequence[tuple[bytes, bytes]]) -> list[Any]:
-        here: dict[int, list[int]] = {partition: [] for partition in self.partitions}
-        for number, (key, _) in enumerate(keys):
-            here.get(self._reader.access.home(key), []).append(number)
-        values: list[bytes | None] = [None] * len(keys)
-        for partition, numbers in here.items():
-            if not numbers:
-                continue
-            wanted = [keys[number][1] for number in numbers]
-            found = self._reader.read(partition, lambda view, wanted=wanted: view.get_many(wanted))  # type: ignore[misc]
-            for number, stored in zip(numbers, found, strict=True):
-                values[number] = None if stored is None else stored[TIMESTAMP_BYTES:]
-        return self._results.decode_array(pa.array(values, pa.binary())).to_pylist()  # type: ignore[no-any-return]
-
     def _entries_of(
         self, key: bytes, start: bytes, end: bytes, keep: Callable[[bytes], bool], *, reverse: bool
     ) -> Iterator[tuple[EntryPlace, bytes]]:
@@ -421,7 +407,18 @@ def values_at_home(store: ReadOnlyStore, keys: Sequence[tuple[bytes, bytes]]) ->
     """The values of many keys (as bytes, and as the store has them), each partition read at one
     moment and decoded together. None where the key's own partition has nothing or is not here: a
     query of that key alone looks further, or says why."""
-    return store._at_home(keys)
+    reader, here = store._reader, {partition: list[int]() for partition in store.partitions}
+    for number, (key, _) in enumerate(keys):
+        here.get(reader.access.home(key), []).append(number)
+    values: list[bytes | None] = [None] * len(keys)
+    for partition, numbers in here.items():
+        if not numbers:
+            continue
+        wanted = [keys[number][1] for number in numbers]
+        found = reader.read(partition, lambda view, wanted=wanted: view.get_many(wanted))  # type: ignore[misc]
+        for number, stored in zip(numbers, found, strict=True):
+            values[number] = None if stored is None else stored[TIMESTAMP_BYTES:]
+    return store._results.decode_array(pa.array(values, pa.binary())).to_pylist()  # type: ignore[no-any-return]
 
 
 def key_bytes(spec: StoreSpec, key: Any) -> bytes:

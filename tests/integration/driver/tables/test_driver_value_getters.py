@@ -30,6 +30,11 @@ Chain = Callable[[KTable, dict[str, Any]], KTable]
 Given = tuple[KStream, KTable, KTable]
 
 
+def table_of(builder: StreamsBuilder, history: str | None) -> KTable:
+    kept = Materialized("one", history=history) if history else "one"
+    return builder.table("one", key=TEXT, value=TEXT, store=kept)
+
+
 def large(key: str, value: str) -> bool:
     return value > "3"
 
@@ -303,8 +308,7 @@ def test_two_tables_that_come_of_one_see_its_entry_before_they_are_joined(
     history: str | None,
 ) -> None:
     builder = StreamsBuilder()
-    kept = Materialized("one", history=history) if history else "one"
-    table = builder.table("one", key=TEXT, value=TEXT, store=kept)
+    table = table_of(builder, history)
     left, right = (table.map_values(F.concat("value", F.lit(end))) for end in ("<", ">"))
     left.join(right, both, returns="string").to_stream().to("out")
     with TopologyTestDriver(builder.build(), emit_every_update=True) as driver:
@@ -318,8 +322,7 @@ def test_two_tables_that_come_of_one_see_its_entry_before_they_are_joined(
 @pytest.mark.parametrize("history", [None, "1 minute"])
 def test_a_table_that_changes_later_is_seen_as_it_was(history: str | None) -> None:
     builder = StreamsBuilder()
-    kept = Materialized("one", history=history) if history else "one"
-    table = builder.table("one", key=TEXT, value=TEXT, store=kept)
+    table = table_of(builder, history)
     shown = table.filter(large)
     counts = table.to_stream().group_by_key().count(store="counts")
     shown.outer_join(counts, both, returns="string").to_stream().to("out")

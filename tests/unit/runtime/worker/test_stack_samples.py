@@ -57,13 +57,13 @@ def test_a_file_is_shown_as_its_import_names_it_or_by_its_last_name() -> None:
     assert short("/opt/app/shop/prices.py", roots) == "shop/prices.py"
     installed = "/srv/ann/.venv/lib/site-packages/pyspark/worker.py"
     assert short(installed, roots) == "pyspark/worker.py"
-    assert short("/srv/ann/work/shop.py", roots) == "shop.py"
+    assert short("/srv/ann/jobs/shop.py", roots) == "shop.py"
     assert short("/optional/x.py", roots) == "x.py"
     assert short("<frozen importlib._bootstrap>", roots) == "<frozen importlib._bootstrap>"
 
 
 def test_a_file_of_the_user_is_none_of_pythons_or_of_packages() -> None:
-    assert of_user("/srv/ann/work/shop.py")
+    assert of_user("/srv/ann/jobs/shop.py")
     assert of_user("/var/ipykernel_7/3.py")
     assert not of_user(json.__file__)
     assert not of_user(StackCounts.__module__.join(("<", ">")))
