@@ -65,8 +65,14 @@ BUFFER_CONFIG: Names = {
     "emitEarlyWhenFull": is_called(
         "emit_early_when_full", "BufferConfig.max_records(1000).emit_early_when_full()"
     ),
-    "withLoggingDisabled": not_there("a buffer always has a changelog"),
-    "withLoggingEnabled": not_there("a buffer always has a changelog"),
+    "withLoggingDisabled": not_there(
+        "it is the buffer's store that says so: table.suppress(Suppressed.until_time_limit("
+        "'1 minute'), store=Materialized('held-back', logging=False))"
+    ),
+    "withLoggingEnabled": not_there(
+        "it is the buffer's store that says so: table.suppress(Suppressed.until_time_limit("
+        "'1 minute'), store=Materialized('held-back', topic_config={'segment.bytes': '1000000'}))"
+    ),
 }
 
 VERSIONED_NAMES: Names = {

@@ -48,9 +48,9 @@ _TRIGGER = not_there(
     "max_batch_ms=500, max_batch_records=10_000)"
 )
 _UPDATES = not_there(
-    "results are updates, one per key and micro-batch; the append and complete modes are not "
-    "there, a table's "
-    "topic holds the last value per key"
+    "results are updates, one per key and micro-batch; final ones of windows, as in append mode, "
+    "are windowed.emit_strategy(EmitStrategy.on_window_close()); complete mode is not there, a "
+    "table's topic holds the last value per key"
 )
 _OPTIONS = not_there(
     "options are keywords of builder.stream(...) and stream.to(...), and settings of "
@@ -203,8 +203,9 @@ KTABLE: Names = {
     "union": is_called("to_stream", "table.to_stream().merge(table.to_stream())"),
     "unionByName": is_called("to_stream", "table.to_stream().merge(table.to_stream())"),
     "alias": _NO_NAME,
-    "agg": not_there(
-        "grouped tables are not there yet; aggregate the stream before it becomes a table"
+    "agg": is_called(
+        "group_by",
+        "table.group_by(F.col('value'), name='by-value').aggregate(n=agg.count(), store='groups')",
     ),
     "foreachBatch": is_called(
         "to_stream", "table.to_stream().for_each(lambda key, value: print(key, value))"
