@@ -16,6 +16,7 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from everflow.kafka.reading.range_reader import RangeReader
+from everflow.memory.spare import SpareMemory, trim_of_libc
 from everflow.runtime.commit.batch import FAILED, BatchRequest, BatchResult
 from everflow.runtime.step.step_failure import failure_of
 from everflow.runtime.step.task_step import TaskStep
@@ -54,6 +55,7 @@ class ResidentStep:
             reader = self.input.reader()
             try:
                 with closing(ColumnClient(self.columns)) as columns:
+                    spare = SpareMemory(trim_of_libc())
                     while line := read_line(lines, "the driver's request for a batch"):
                         text = line.decode()
                         if text.strip() == STOP:
@@ -63,6 +65,7 @@ class ResidentStep:
                         lines.flush()
                         if not going_on:
                             break
+                        spare.look()
             finally:
                 reader.close()
 

@@ -1,0 +1,60 @@
+"""What a process has freed goes back to the system, once a minute."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from everflow.memory.spare import EVERY_S, SpareMemory, trim_of_libc
+from everflow.spark.job import worker_environment
+
+GLIBC = trim_of_libc() is not None and Path("/proc/self/status").exists()
+HELD = """
+import re, sys
+from pathlib import Path
+from everflow.memory.spare import SpareMemory, trim_of_libc
+
+def held():
+    return int(re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) >> 10
+
+now = [0.0]
+spare = SpareMemory(trim_of_libc(), lambda: now[0])
+before = held()
+parts = [bytearray(b"x" * 1_000_000) for _ in range(100)]
+last = bytearray(1_000_000)
+del parts
+kept = held()
+now[0] = 61.0
+spare.look()
+print(before, kept, held())
+"""
+
+
+def test_it_is_given_back_once_a_minute_and_not_before() -> None:
+    now, trims = [5.0], list[int]()
+    spare = SpareMemory(trims.append, lambda: now[0])
+    for now[0], count in ((6.0, 0), (4.9 + EVERY_S, 0), (5 + EVERY_S, 1), (6 + EVERY_S, 1)):
+        spare.look()
+        assert len(trims) == count
+    now[0] = 5 + 2 * EVERY_S
+    spare.look()
+    assert trims == [0, 0]
+
+
+def test_another_c_library_keeps_what_it_keeps() -> None:
+    SpareMemory(None, lambda: 1e9).look()
+
+
+@pytest.mark.skipif(not GLIBC, reason="malloc_trim is glibc's")
+def test_what_a_workers_settings_keep_is_given_back() -> None:
+    environment = {**os.environ, **worker_environment("0")}
+    code = [sys.executable, "-c", HELD]
+    told = subprocess.run(code, env=environment, check=True, capture_output=True, text=True).stdout
+    before, kept, after = (int(text) for text in re.findall(r"\d+", told))
+    assert kept - before > 80, "nothing was kept, so that this shows nothing"
+    assert after - before < 20
