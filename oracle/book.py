@@ -13,7 +13,8 @@ from oracle.programs import Node, Program, kind_of
 
 STATEFUL = (
     *("table", "versioned table", "aggregate", "windows", "sliding windows", "sessions"),
-    *("final results", "closed windows", "cogroup", "grouped table", "suppress", "processor"),
+    *("final results", "closed windows", "cogroup", "cogrouped windows", "grouped table"),
+    *("suppress", "processor", "transformer"),
     *("join with table", "join with grace", "join of tables", "foreign-key join"),
     *("inner join of streams", "outer join of streams", "join with global table"),
 )
@@ -44,8 +45,10 @@ def stateful_kind(node: Node) -> str | None:
         return "grouped table"
     if op == "process":
         return "processor" if "store" in node else None
+    if op == "transform_values":
+        return "transformer" if "calls" in node else None
     return {
-        "cogroup": "cogroup",
+        "cogroup": "cogroup" if windows is None else "cogrouped windows",
         "suppress": "suppress",
         "foreign": "foreign-key join",
         "global_join": "join with global table",

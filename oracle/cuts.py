@@ -70,12 +70,12 @@ def unsettled(program: Program) -> set[str]:
             late.add(name)
         if _gives_old_times(node) or old.intersection(sides):
             old.add(name)
-        through = op.startswith("group_")
+        through = _goes_through(node)
         if op in _BY_KEY:
             given = {rounds[side] + (side in changed) for side in sides}
         else:
             given = {rounds[side] + through for side in sides} or {0}
-            if any(side in changed for side in sides):
+            if not through and any(side in changed for side in sides):
                 changed.add(name)
         if _changes_key(node):
             changed.add(name)
@@ -114,7 +114,8 @@ def taken_in_turn(program: Program) -> InTurn:
         above[name] = {name}.union(*(above[side] for side in sides))
         came = [_routes(node, side, routes[side], side in changed) for side in sides]
         routes[name] = set[str]().union(*came)
-        if _changes_key(node) or (op not in _BY_KEY and any(side in changed for side in sides)):
+        stays = op not in _BY_KEY and not _goes_through(node)
+        if _changes_key(node) or (stays and any(side in changed for side in sides)):
             changed.add(name)
         meet = len(sides) > 1 and bool(above[sides[0]] & above[sides[-1]])
         if meet or _gives_several(node) or several.intersection(sides):
@@ -132,16 +133,25 @@ def taken_in_turn(program: Program) -> InTurn:
     return found
 
 
-_OF_KEYS = ("filter", "map_values", "to_stream", "to_table", "count", "reduce", "aggregate", "sink")
+_OF_KEYS = (
+    *("filter", "map_values", "transform_values", "flat_map_values", "split", "branch"),
+    *("repartition", "to_stream", "to_table", "count", "reduce", "aggregate", "sink"),
+)
 """Where the results of each key depend on the records of that key alone."""
 
 
 def _routes(node: Node, side: str, before: set[str], changed: bool) -> set[str]:
     """Through which topics records of a side come to a node; "" is none."""
     name = node["id"]
-    if node["op"].startswith("group_") or (changed and node["op"] in _BY_KEY):
+    if _goes_through(node) or (changed and node["op"] in _BY_KEY):
         return {f"{name}-{side}"}
     return before or {""}
+
+
+def _goes_through(node: Node) -> bool:
+    """Whether it sends all through a topic, with their keys changed or not."""
+    op: str = node["op"]
+    return op == "repartition" or op.startswith("group_")
 
 
 def _changes_key(node: Node) -> bool:
@@ -161,7 +171,8 @@ def _gives_old_times(node: Node) -> bool:
 
 def _gives_several(node: Node) -> bool:
     op = node["op"]
-    return op in ("suppress", "process") or op.startswith("group_") or "windows" in node
+    several = ("suppress", "process", "flat_map_values")
+    return op in several or op.startswith("group_") or "windows" in node
 
 
 def left_out(program: Program, behind: set[str]) -> tuple[set[str], set[str], set[str]]:

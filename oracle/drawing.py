@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from oracle.processors import CHILDREN
-from oracle.programs import Node, Program
+from oracle.programs import BRANCHES, Node, Program
 
 _DOES = ("timed", "windows", "sessions", "versions", "split")
 
@@ -46,9 +46,10 @@ class Draw:
         for _ in range(self._drawn.randint(2, 6)):
             step = self._drawn.choice(
                 [self._filter, self._map, self._key, self._merge, self._to_table, self._to_stream]
+                + [self._flat_map, self._branch, self._repartition]
                 + [self._aggregate] * 5
                 + [self._group_table, self._suppress] * 3
-                + [self._cogroup] * 2
+                + [self._cogroup, self._transform] * 2
                 + [self._join] * 6
                 + [self._process] * 3
                 + [self._look_through] * 2
@@ -68,7 +69,7 @@ class Draw:
         if name not in self._streams and name not in self._tables:
             return
         self._last = name
-        from_table = step in (self._group_table, self._suppress, self._foreign)
+        from_table = step in (self._group_table, self._suppress, self._foreign, self._transform)
         if step == self._join:
             from_table = self._drawn.random() < 0.4
         if from_table and name in self._streams:
@@ -144,6 +145,35 @@ class Draw:
     def _map(self) -> None:
         self._derived(self._any(), "map_values", suffix=self._drawn.choice("pqr"))
 
+    def _transform(self) -> None:
+        """A table's values by the user's code, some of it with a store of its own: it is asked for
+        each update once, so its results are kept."""
+        tables = [*self._tables, *self._views]
+        if tables:
+            given = self._one_of(tables)
+            if self._drawn.random() < 0.5:
+                self._derived(given, "transform_values", does="named")
+            else:
+                calls = f"{self._store()}-calls"
+                more = {"does": "numbered", "calls": calls, "store": self._store()}
+                self._table(self._add("transform_values", **{"in": given}, **more))
+
+    def _flat_map(self) -> None:
+        given = self._one_of(self._streams)
+        self._stream(self._add("flat_map_values", **{"in": given}), *self._streams[given])
+
+    def _branch(self) -> None:
+        given = self._one_of(self._streams)
+        name = self._add("split", **{"in": given})
+        for which in BRANCHES:
+            branch = self._add("branch", **{"in": name}, which=which)
+            self._stream(branch, *self._streams[given])
+
+    def _repartition(self) -> None:
+        given = self._one_of(self._streams)
+        name = self._add("repartition", **{"in": given})
+        self._stream(name, self._streams[given][0], False)
+
     def _look_through(self) -> None:
         """A join with, or a grouping of, a table without a store."""
         tables = [
@@ -154,7 +184,11 @@ class Draw:
         view = self._one_of(tables)
         for _ in range(self._drawn.randint(1, 2)):
             op, what, letters = self._drawn.choice(
-                [("filter", "without", "xyz"), ("map_values", "suffix", "pqr")]
+                [
+                    ("filter", "without", "xyz"),
+                    ("map_values", "suffix", "pqr"),
+                    ("transform_values", "does", ["named"]),
+                ]
             )
             view = self._add(op, **{"in": view, what: self._drawn.choice(letters)})
             self._views.append(view)
@@ -220,18 +254,21 @@ class Draw:
         if kind is None:
             self._table(self._add(op, **{"in": given}, store=self._store()))
             return
-        grace = self._drawn.choice([0, 5, 30])
-        windows: dict[str, Any] = {"gap": self._drawn.choice([3, 20]), "grace": grace}
-        if kind == "time":
-            size = self._drawn.choice([10, 40])
-            windows = {"size": size, "advance": size // self._drawn.choice([1, 2]), "grace": grace}
-        elif kind == "sliding":
-            windows = {"difference": self._drawn.choice([5, 25, 130]), "grace": grace}
+        windows = self._windows(kind)
         # A null value reaches a windowed aggregate, and the functions here take texts.
         name = self._add("filter", **{"in": given}, without="\0")
         windows["results"] = self._drawn.choice(["each", "each", "suppressed", "final"])
         name = self._add(op, **{"in": name}, store=self._store(), windows=windows)
         self._stream(name, plain=False, changed=True)
+
+    def _windows(self, kind: str) -> dict[str, Any]:
+        grace = self._drawn.choice([0, 5, 30])
+        if kind == "session":
+            return {"gap": self._drawn.choice([3, 20]), "grace": grace}
+        if kind == "sliding":
+            return {"difference": self._drawn.choice([5, 25, 130]), "grace": grace}
+        size = self._drawn.choice([10, 40])
+        return {"size": size, "advance": size // self._drawn.choice([1, 2]), "grace": grace}
 
     def _group_table(self) -> None:
         tables = list(filter(self._tells_before, (*self._tables, *self._views)))
@@ -267,11 +304,28 @@ class Draw:
         self._stream(name, *self._streams[left])
 
     def _cogroup(self) -> None:
-        if len(self._streams) < 2:
-            return
-        left = self._one_of(self._streams)
-        right = self._other_than(left, self._streams)
-        self._table(self._add("cogroup", left=left, right=right, store=self._store()))
+        if self._drawn.random() < 0.5:
+            self._cogroup_windows()
+        elif len(self._streams) > 1:
+            left = self._one_of(self._streams)
+            right = self._other_than(left, self._streams)
+            self._table(self._add("cogroup", left=left, right=right, store=self._store()))
+
+    def _cogroup_windows(self) -> None:
+        """The original has a stream time for each side (docs/differences.md): both are of one
+        stream, or nothing is late."""
+        windows = self._windows(self._drawn.choice(["time", "sliding", "session"]))
+        windows["results"] = self._drawn.choice(["each", "suppressed"])
+        plain = [name for name, (plain, _) in self._streams.items() if plain]
+        if len(plain) > 1 and self._drawn.random() < 0.5:
+            left, right = self._two_of(plain)
+            self.program.jitter_ms = min(self.program.jitter_ms, windows["grace"])
+        else:
+            left = self._one_of(self._streams)
+            right = self._add("map_values", **{"in": left}, suffix="q")
+        left, right = (self._add("filter", **{"in": side}, without="\0") for side in (left, right))
+        name = self._add("cogroup", left=left, right=right, store=self._store(), windows=windows)
+        self._stream(name, plain=False, changed=True)
 
     def _suppress(self) -> None:
         tables = [name for name in self._tables if "history" not in self._node(name)]
@@ -350,8 +404,9 @@ class Draw:
         """Whether the original tells rightly what an entry was: its aggregates tell the initial
         value of a new one, and its joins of two tables from one what the other side has by now
         (docs/differences.md)."""
-        ops = {self._node(one)["op"] for one in self._above(name)}
-        return not ops & {"aggregate", "cogroup"} and not self._two_ways(name)
+        nodes = [node for node in map(self._node, self._above(name)) if "windows" not in node]
+        initial = any(node["op"] in ("aggregate", "cogroup") for node in nodes)
+        return not initial and not self._two_ways(name)
 
     def _two_ways(self, name: str) -> bool:
         """Whether there is a join of tables before it whose sides have a node in common."""

@@ -15,6 +15,7 @@ from everflow import (
     PunctuationType,
     Record,
     Stores,
+    ValueTransformer,
     Windowed,
     punctuate,
     serdes,
@@ -147,6 +148,27 @@ class Split(Processor):
             self.context.forward(record, CHILDREN["x" not in record.value])
 
 
+class Numbered(ValueTransformer):
+    """A table's values behind the number of the update of their key; those with an ``xy`` are
+    taken out."""
+
+    def __init__(self, store: str) -> None:
+        self.name = store
+
+    def init(self, context: ProcessorContext) -> None:
+        self.store = context.store(self.name)
+
+    def transform(self, key: str, value: str | None) -> str | None:
+        number = int(self.store.get(key) or 0) + 1
+        self.store.put(key, str(number))
+        return None if value is None or "xy" in value else last(f"{number}{value}")
+
+
+def named(key: str, value: str | None) -> str | None:
+    """The value behind its key; those that end with ``z`` are taken out."""
+    return None if value is None or value.endswith("z") else last(f"{key}{value}")
+
+
 MAKERS: Mapping[str, Callable[[str], Processor]] = {
     "running": Running,
     "running:stream": ByStreamTime,
@@ -181,3 +203,13 @@ def processed(stream: Any, node: Mapping[str, Any]) -> Any:
     call = stream.process_values if node["values"] else stream.process
     made = _STORES.get(does, _key_value)(store)
     return call(lambda: maker(store), stores=[made], name=name)
+
+
+def transformed(table: Any, node: Mapping[str, Any], kept: Mapping[str, Any]) -> Any:
+    """A node ``transform_values``: the table behind it."""
+    if node["does"] == "named":
+        return table.transform_values(named, returns="string", **kept)
+    calls = node["calls"]
+    return table.transform_values(
+        lambda: Numbered(calls), returns="string", stores=[_key_value(calls)], **kept
+    )

@@ -2,9 +2,9 @@
 
 A program is a list of nodes ``{"op", "id", ...}``, inputs first. Keys and values are texts. There
 are few functions, and they are the same on both sides: `filter` leaves out values that contain a
-letter, `map_values` appends, `select_key` takes the value's last letter, `reduce` and `aggregate`
-keep the last twelve letters of all (of a grouped table: of what was added and taken back), a joiner
-writes ``left&right``.
+letter, `map_values` appends, `flat_map_values` gives the letters, `split` goes by their number,
+`select_key` takes the value's last letter, `reduce` and `aggregate` keep the last twelve letters of
+all (of a grouped table: of what was added and taken back), a joiner writes ``left&right``.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ from everflow import (
     TimeWindows,
     Topology,
 )
-from oracle.processors import TEXT, last, processed
+from oracle.processors import TEXT, last, processed, transformed
 
 KEYS = ("a", "b", "c")
 VALUES = ("x", "y", "xy", "zz", "")
+BRANCHES = ("few", "many")
+"""Values of at most one letter, and longer ones; nulls are in no branch."""
 Node = dict[str, Any]
 
 
@@ -65,7 +67,7 @@ class Program:
             + (":grace" if "grace" in node else "")
             + (":versioned" if "history" in node else "")
             for node in self.nodes
-            if node["op"] not in ("stream", "global_table", "sink", "child")
+            if node["op"] not in ("stream", "global_table", "sink", "child", "branch")
             and (node["op"] != "table" or "history" in node)
         )
 
@@ -140,16 +142,7 @@ def _key(_: StreamsBuilder, made: dict[str, Any], node: Node) -> Any:
 
 def _aggregated(_: StreamsBuilder, made: dict[str, Any], node: Node) -> Any:
     grouped, windows = made[node["in"]].group_by_key(name=node["id"]), node.get("windows")
-    merger = {}
-    if windows is not None and "gap" in windows:
-        grouped = grouped.windowed_by(SessionWindows(windows["gap"], windows["grace"]))
-        merger = {"merger": lambda one, two: last(one + two)}
-    elif windows is not None and "difference" in windows:
-        grouped = grouped.windowed_by(SlidingWindows(windows["difference"], windows["grace"]))
-    elif windows is not None:
-        grouped = grouped.windowed_by(
-            TimeWindows(windows["size"], windows["advance"], windows["grace"])
-        )
+    grouped, merger = _windowed(grouped, windows)
     if windows is not None and windows["results"] == "final":
         grouped = grouped.emit_strategy(EmitStrategy.on_window_close())
     if node["op"] == "count":
@@ -166,9 +159,25 @@ def _aggregated(_: StreamsBuilder, made: dict[str, Any], node: Node) -> Any:
             store=node["store"],
             **merger,
         )
+    return table if windows is None else _shown(table, node)
+
+
+def _windowed(grouped: Any, windows: Node | None) -> tuple[Any, dict[str, Any]]:
+    """Grouped streams in windows, and what merges two sessions' texts."""
     if windows is None:
-        return table
-    if windows["results"] == "suppressed":
+        return grouped, {}
+    if "gap" in windows:
+        sessions = SessionWindows(windows["gap"], windows["grace"])
+        return grouped.windowed_by(sessions), {"merger": lambda one, two: last(one + two)}
+    if "difference" in windows:
+        return grouped.windowed_by(SlidingWindows(windows["difference"], windows["grace"])), {}
+    cut = TimeWindows(windows["size"], windows["advance"], windows["grace"])
+    return grouped.windowed_by(cut), {}
+
+
+def _shown(table: Any, node: Node) -> Any:
+    """A windowed table's results as texts."""
+    if node["windows"]["results"] == "suppressed":
         closed = Suppressed.until_window_closes()
         table = table.suppress(closed, store=f"{node['store']}-suppressed")
     return table.to_stream().map(windowed_text, returns=("string", "string"))
@@ -225,7 +234,16 @@ def _cogrouped(_: StreamsBuilder, made: dict[str, Any], node: Node) -> Any:
     both = left.cogroup(lambda value, all_: last(f"{all_}+{value}")).cogroup(
         right, lambda value, all_: last(f"{all_}*{value}")
     )
-    return both.aggregate(str, store=node["store"], returns="string")
+    windows = node.get("windows")
+    both, merger = _windowed(both, windows)
+    table = both.aggregate(str, store=node["store"], returns="string", **merger)
+    return table if windows is None else _shown(table, node)
+
+
+def _split(_: StreamsBuilder, made: dict[str, Any], node: Node) -> Any:
+    few, many = BRANCHES
+    split = made[node["in"]].split(name=node["id"]).branch(F.length("value") < 2, name=few)
+    return split.branch(F.length("value") > 1, name=many).no_default_branch()
 
 
 def _suppressed(_: StreamsBuilder, made: dict[str, Any], node: Node) -> Any:
@@ -267,6 +285,13 @@ _BUILD: dict[str, Any] = {
     "filter": _filter,
     "map_values": _map,
     "select_key": _key,
+    "flat_map_values": lambda b, made, n: made[n["in"]].flat_map_values(
+        lambda value: [*value] if value else [], returns="string"
+    ),
+    "split": _split,
+    "branch": lambda b, made, n: made[n["in"]][n["which"]],
+    "repartition": lambda b, made, n: made[n["in"]].repartition(name=n["id"]),
+    "transform_values": lambda b, made, n: transformed(made[n["in"]], n, _kept(n)),
     "process": lambda b, made, n: processed(made[n["in"]], n),
     "child": lambda b, made, n: made[n["in"]][n["which"]],
     "merge": lambda b, made, n: made[n["left"]].merge(made[n["right"]]),

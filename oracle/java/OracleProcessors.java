@@ -9,6 +9,7 @@ import org.apache.kafka.common.serialization.Serdes;
 import org.apache.kafka.streams.KeyValue;
 import org.apache.kafka.streams.kstream.KStream;
 import org.apache.kafka.streams.kstream.Named;
+import org.apache.kafka.streams.kstream.ValueTransformerWithKey;
 import org.apache.kafka.streams.kstream.Windowed;
 import org.apache.kafka.streams.kstream.internals.SessionWindow;
 import org.apache.kafka.streams.processor.PunctuationType;
@@ -42,10 +43,14 @@ final class OracleProcessors {
     private OracleProcessors() {
     }
 
+    static StoreBuilder<KeyValueStore<String, String>> keyValue(final String name) {
+        return Stores.keyValueStoreBuilder(Stores.inMemoryKeyValueStore(name), Serdes.String(), Serdes.String());
+    }
+
     static StoreBuilder<?> store(final JsonNode node) {
         final String name = node.get("store").asText();
         return switch (node.get("does").asText()) {
-            case "running" -> Stores.keyValueStoreBuilder(Stores.inMemoryKeyValueStore(name), Serdes.String(), Serdes.String());
+            case "running" -> keyValue(name);
             case "timed" -> Stores.timestampedKeyValueStoreBuilder(Stores.persistentTimestampedKeyValueStore(name), Serdes.String(), Serdes.String());
             case "windows" -> Stores.windowStoreBuilder(Stores.persistentWindowStore(name, RETENTION, Duration.ofMillis(1), false), Serdes.String(), Serdes.String());
             case "sessions" -> Stores.sessionStoreBuilder(Stores.persistentSessionStore(name, RETENTION), Serdes.String(), Serdes.String());
@@ -285,6 +290,48 @@ final class OracleProcessors {
             } else {
                 context.forward(record, id + (record.value().contains("x") ? "-left" : "-right"));
             }
+        }
+    }
+
+    /** `named` of oracle/processors.py. */
+    static final class NamedByKey implements ValueTransformerWithKey<String, String, String> {
+        @Override
+        public void init(final org.apache.kafka.streams.processor.ProcessorContext context) {
+        }
+
+        @Override
+        public String transform(final String key, final String value) {
+            return value == null || value.endsWith("z") ? null : last(key + value);
+        }
+
+        @Override
+        public void close() {
+        }
+    }
+
+    static final class Numbered implements ValueTransformerWithKey<String, String, String> {
+        private final String name;
+        private KeyValueStore<String, String> store;
+
+        Numbered(final String name) {
+            this.name = name;
+        }
+
+        @Override
+        public void init(final org.apache.kafka.streams.processor.ProcessorContext context) {
+            store = context.getStateStore(name);
+        }
+
+        @Override
+        public String transform(final String key, final String value) {
+            final String calls = store.get(key);
+            final int number = calls == null ? 1 : Integer.parseInt(calls) + 1;
+            store.put(key, String.valueOf(number));
+            return value == null || value.contains("xy") ? null : last(number + value);
+        }
+
+        @Override
+        public void close() {
         }
     }
 }

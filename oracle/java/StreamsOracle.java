@@ -9,6 +9,7 @@ import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 import java.time.Instant;
 import java.util.HashMap;
+import java.util.List;
 import java.util.Map;
 import java.util.Properties;
 import java.util.TreeMap;
@@ -27,6 +28,8 @@ import org.apache.kafka.streams.TestInputTopic;
 import org.apache.kafka.streams.TestOutputTopic;
 import org.apache.kafka.streams.TopologyConfig;
 import org.apache.kafka.streams.TopologyTestDriver;
+import org.apache.kafka.streams.kstream.Branched;
+import org.apache.kafka.streams.kstream.CogroupedKStream;
 import org.apache.kafka.streams.kstream.EmitStrategy;
 import org.apache.kafka.streams.kstream.GlobalKTable;
 import org.apache.kafka.streams.kstream.Grouped;
@@ -40,6 +43,7 @@ import org.apache.kafka.streams.kstream.KeyValueMapper;
 import org.apache.kafka.streams.kstream.Materialized;
 import org.apache.kafka.streams.kstream.Named;
 import org.apache.kafka.streams.kstream.Predicate;
+import org.apache.kafka.streams.kstream.Repartitioned;
 import org.apache.kafka.streams.kstream.SessionWindows;
 import org.apache.kafka.streams.kstream.SlidingWindows;
 import org.apache.kafka.streams.kstream.StreamJoined;
@@ -267,16 +271,20 @@ public final class StreamsOracle {
                 case "global_join" -> streams.put(id, globalJoin(node));
                 case "filter" -> filter(id, node);
                 case "map_values" -> mapValues(id, node);
+                case "transform_values" -> tables.put(id, transformValues(node));
+                case "flat_map_values" -> streams.put(id, stream(node, "in").flatMapValues(v -> v == null ? List.of() : List.of(v.isEmpty() ? new String[0] : v.split(""))));
+                case "split" -> stream(node, "in").split(Named.as(id))
+                    .branch((k, v) -> v != null && v.length() < 2, Branched.withConsumer(few -> streams.put(id + "-few", few), "-few"))
+                    .branch((k, v) -> v != null && v.length() > 1, Branched.withConsumer(many -> streams.put(id + "-many", many), "-many"));
+                case "branch" -> streams.put(id, streams.get(node.get("in").asText() + "-" + node.get("which").asText()));
+                case "repartition" -> streams.put(id, stream(node, "in").repartition(Repartitioned.as(id)));
                 case "select_key" -> streams.put(id, stream(node, "in").selectKey((k, v) -> v == null || v.isEmpty() ? "z" : v.substring(v.length() - 1)));
                 case "merge" -> streams.put(id, stream(node, "left").merge(stream(node, "right")));
                 case "to_table" -> tables.put(id, stream(node, "in").toTable(kept(node)));
                 case "to_stream" -> streams.put(id, table(node, "in").toStream());
                 case "count", "reduce", "aggregate" -> aggregate(id, node);
                 case "group_count", "group_reduce", "group_aggregate" -> tables.put(id, groupedTable(id, node));
-                case "cogroup" -> tables.put(id, stream(node, "left").groupByKey(Grouped.<String, String>as(id + "-left"))
-                    .<String>cogroup((k, v, a) -> last(a + "+" + v))
-                    .cogroup(stream(node, "right").groupByKey(Grouped.<String, String>as(id + "-right")), (k, v, a) -> last(a + "*" + v))
-                    .aggregate(() -> "", kept(node)));
+                case "cogroup" -> cogroup(id, node);
                 case "process" -> process(id, node);
                 case "child" -> streams.put(id, stream(node, "in").mapValues(v -> v, Named.as(node.get("in").asText() + "-" + node.get("which").asText())));
                 case "foreign" -> tables.put(id, foreign(node));
@@ -324,6 +332,40 @@ public final class StreamsOracle {
             }
         }
 
+        private KTable<String, String> transformValues(final JsonNode node) {
+            final KTable<String, String> given = table(node, "in");
+            if (node.get("does").asText().equals("named")) {
+                return node.has("store")
+                    ? given.transformValues(OracleProcessors.NamedByKey::new, kept(node))
+                    : given.transformValues(OracleProcessors.NamedByKey::new);
+            }
+            final String calls = node.get("calls").asText();
+            builder.addStateStore(OracleProcessors.keyValue(calls));
+            return given.transformValues(() -> new OracleProcessors.Numbered(calls), kept(node), calls);
+        }
+
+        private void cogroup(final String id, final JsonNode node) {
+            final CogroupedKStream<String, String> both = stream(node, "left").groupByKey(Grouped.<String, String>as(id + "-left"))
+                .<String>cogroup((k, v, a) -> last(a + "+" + v))
+                .cogroup(stream(node, "right").groupByKey(Grouped.<String, String>as(id + "-right")), (k, v, a) -> last(a + "*" + v));
+            final JsonNode w = node.get("windows");
+            if (w == null) {
+                tables.put(id, both.aggregate(() -> "", kept(node)));
+                return;
+            }
+            final String store = node.get("store").asText();
+            if (w.has("gap")) {
+                show(id, w, both.windowedBy(SessionWindows.ofInactivityGapAndGrace(ms(w, "gap"), ms(w, "grace")))
+                    .aggregate(() -> "", (k, a, b) -> last(a + b), Materialized.<String, String, SessionStore<Bytes, byte[]>>as(store).withKeySerde(Serdes.String()).withValueSerde(Serdes.String())));
+                return;
+            }
+            final Materialized<String, String, WindowStore<Bytes, byte[]>> kept =
+                Materialized.<String, String, WindowStore<Bytes, byte[]>>as(store).withRetention(retention(w)).withKeySerde(Serdes.String()).withValueSerde(Serdes.String());
+            show(id, w, w.has("difference")
+                ? both.windowedBy(SlidingWindows.ofTimeDifferenceAndGrace(ms(w, "difference"), ms(w, "grace"))).aggregate(() -> "", kept)
+                : both.windowedBy(TimeWindows.ofSizeAndGrace(ms(w, "size"), ms(w, "grace")).advanceBy(ms(w, "advance"))).aggregate(() -> "", kept));
+        }
+
         private void aggregate(final String id, final JsonNode node) {
             final KGroupedStream<String, String> grouped = stream(node, "in").groupByKey(Grouped.as(id));
             final JsonNode windows = node.get("windows");
@@ -331,7 +373,10 @@ public final class StreamsOracle {
                 tables.put(id, plain(grouped, node));
                 return;
             }
-            final KTable<Windowed<String>, String> found = windows.has("gap") ? sessions(grouped, node, windows) : timed(grouped, node, windows);
+            show(id, windows, windows.has("gap") ? sessions(grouped, node, windows) : timed(grouped, node, windows));
+        }
+
+        private void show(final String id, final JsonNode windows, final KTable<Windowed<String>, String> found) {
             final boolean suppressed = windows.get("results").asText().equals("suppressed");
             final KTable<Windowed<String>, String> shown = suppressed ? found.suppress(Suppressed.untilWindowCloses(Suppressed.BufferConfig.unbounded())) : found;
             streams.put(id, shown.toStream((k, v) -> k.key() + "@" + k.window().start() + "-" + k.window().end()));
@@ -352,15 +397,19 @@ public final class StreamsOracle {
             final var windowed = (slides
                 ? grouped.windowedBy(SlidingWindows.ofTimeDifferenceAndGrace(ms(w, "difference"), ms(w, "grace")))
                 : grouped.windowedBy(TimeWindows.ofSizeAndGrace(ms(w, "size"), ms(w, "grace")).advanceBy(ms(w, "advance")))).emitStrategy(results(w));
-            // A window that closes when its store's retention has passed is lost in the original (docs/differences.md).
-            final boolean isFinal = w.get("results").asText().equals("final");
-            final Duration least = slides ? ms(w, "difference").multipliedBy(2) : ms(w, "size");
-            final Duration retention = isFinal ? Duration.ofDays(1) : least.plus(ms(w, "grace"));
+            final Duration retention = retention(w);
             return switch (node.get("op").asText()) {
                 case "count" -> windowed.count(Materialized.<String, Long, WindowStore<Bytes, byte[]>>as(store).withRetention(retention).withKeySerde(Serdes.String()).withValueSerde(Serdes.Long())).mapValues(n -> String.valueOf(n));
                 case "reduce" -> windowed.reduce((a, v) -> last(a + v), Materialized.<String, String, WindowStore<Bytes, byte[]>>as(store).withRetention(retention).withKeySerde(Serdes.String()).withValueSerde(Serdes.String()));
                 default -> windowed.aggregate(() -> "", (k, v, a) -> last(a + v), Materialized.<String, String, WindowStore<Bytes, byte[]>>as(store).withRetention(retention).withKeySerde(Serdes.String()).withValueSerde(Serdes.String()));
             };
+        }
+
+        private static Duration retention(final JsonNode w) {
+            // A window that closes when its store's retention has passed is lost in the original (docs/differences.md).
+            final boolean isFinal = w.get("results").asText().equals("final");
+            final Duration least = w.has("difference") ? ms(w, "difference").multipliedBy(2) : ms(w, "size");
+            return isFinal ? Duration.ofDays(1) : least.plus(ms(w, "grace"));
         }
 
         private static KTable<Windowed<String>, String> sessions(final KGroupedStream<String, String> grouped, final JsonNode node, final JsonNode w) {
