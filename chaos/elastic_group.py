@@ -23,7 +23,7 @@ from chaos.elastic_instance import BOUNCE, LEAVE, ROOT
 from everflow.errors import EverflowError
 from everflow.kafka.admin import ClusterAdmin
 from everflow.records import TopicPartition
-from everflow.runtime.worker.crash_points import ENVIRONMENT_VARIABLE
+from everflow.runtime.worker.crash_points import ENVIRONMENT_VARIABLE, NAMES
 
 POLL_S = 0.2
 BALANCED_FOR_S = 2.0
@@ -119,6 +119,13 @@ class Process:
     def go(self, point: str) -> None:
         """Let it go on."""
         (self._points / f"{point}.go").touch()
+
+    def let_go(self) -> None:
+        """Nobody is stopped at any point, and who stands at one goes on."""
+        for point in NAMES:
+            (self._points / point).unlink(missing_ok=True)
+            if self.reached(point):
+                self.go(point)
 
     def life(self) -> Life:
         """For the checker."""

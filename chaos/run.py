@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,11 +16,18 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
+JVM_OPTIONS = "-XX:TieredStopAtLevel=1"
+"""The JVMs of a run are four on a machine of two cores, and each is started again and again: what
+the second compiler does never pays (as in tests/conftest.py)."""
+
 COMMANDS = {"kills": "chaos.kills", "elastic": "chaos.elastic"}
 
 
 def main(arguments: Sequence[str]) -> int:
     """0 if everything is clean."""
+    # The first name is of Spark's own scripts, the second of Kafka's.
+    for name in ("SPARK_SUBMIT_OPTS", "KAFKA_OPTS"):
+        os.environ.setdefault(name, JVM_OPTIONS)
     named = bool(arguments) and arguments[0] in COMMANDS
     module = COMMANDS[arguments[0]] if named else "chaos.rounds.command"
     return int(importlib.import_module(module).main(arguments[1:] if named else arguments))

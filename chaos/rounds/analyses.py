@@ -186,10 +186,15 @@ def list_members(
 
 
 def read_again(
-    where: str, early: Mapping[int, Sequence[Read]], late: Mapping[int, Sequence[Read]]
+    where: str,
+    early: Mapping[int, Sequence[Read]],
+    late: Mapping[int, Sequence[Read]],
+    *,
+    compacted: bool = False,
 ) -> list[Finding]:
-    """Analysis 2 (and 6, of the early reader's offsets): what was read at once is what is read at
-    the end. What compaction has removed meanwhile is no breach."""
+    """Analyses 1 and 2 (and 6, of the early reader's offsets): what was read at once is what is
+    read at the end. What is not there any more was never committed, unless compaction removed
+    it."""
     findings = []
     for partition, before in early.items():
         after = {read.offset: read for read in late.get(partition, ())}
@@ -200,6 +205,9 @@ def read_again(
                 text = f"{place} was read after {previous}"
                 findings.append(Finding(Analysis.INVERSION, where, text))
             previous = read.offset
+            if read.offset not in after and not compacted:
+                text = f"{place} was {read.value!r:.60}, and is not there at the end"
+                findings.append(Finding(Analysis.ABORTED_READ, where, text))
             if after.get(read.offset, read) != read:
                 text = f"{place} was {read.value!r:.60}, and is {after[read.offset].value!r:.60}"
                 findings.append(Finding(Analysis.TWO_VALUES, where, text))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,12 @@ class Report(ChaosReport):
     (`chaos.rounds.coordinator`): a fault of its own."""
     orders: dict[str, int] = field(default_factory=dict)
     """By kind."""
+    network: str = ""
+    """What the instances' networks were made of (`chaos.rounds.surroundings`)."""
+    left_out: list[str] = field(default_factory=list)
+    """The kinds of faults that were asked for, and that the machine gives no leave for."""
+    not_done: int = 0
+    """Faults that could not be shown to have happened."""
     remarks: list[str] = field(default_factory=list)
 
     @property
@@ -101,18 +108,37 @@ class Visible:
         self._dead: set[int] = set()
         self._lists: dict[Window, set[int]] = {}
 
-    def missing(self, truth: Truth) -> str:
-        """What of it is not there yet, in words; "" for nothing."""
-        self._look()
-        lists = sum(len(all_of - self._lists.get(w, set())) for w, all_of in truth.lists.items())
-        left = {
-            COPIES: len(truth.copies - self._copies),
-            PAIRS: len(truth.pairs - self._pairs),
-            REGIONS: len(truth.regions.keys() - self._regions),
-            LISTS: lists,
-            DEAD: len(truth.dead - self._dead),
+    def awaited(self, truth: Truth) -> Callable[[], str]:
+        """Gives a question that may be asked again and again: what of the truth, as it is now, is
+        not there yet, in words; "" for nothing. It costs what is missing, not what is there."""
+        seen: dict[str, AbstractSet[Any]] = {
+            COPIES: self._copies,
+            PAIRS: self._pairs,
+            REGIONS: self._regions,
+            DEAD: self._dead,
         }
-        return ", ".join(f"{count} of {name}" for name, count in left.items() if count)
+        wanted: dict[str, AbstractSet[Any]] = {
+            COPIES: truth.copies,
+            PAIRS: truth.pairs,
+            REGIONS: truth.regions.keys(),
+            DEAD: truth.dead,
+        }
+        left = {name: set(numbers_of) - seen[name] for name, numbers_of in wanted.items()}
+        lists = {window: set(inside) for window, inside in truth.lists.items()}
+
+        def missing() -> str:
+            self._look()
+            for name, numbers_of in left.items():
+                left[name] = {one for one in numbers_of if one not in seen[name]}
+            for window, inside in list(lists.items()):
+                lists[window] = inside - self._lists.get(window, set())
+                if not lists[window]:
+                    del lists[window]
+            counts = {name: len(numbers_of) for name, numbers_of in left.items()}
+            counts[LISTS] = sum(map(len, lists.values()))
+            return ", ".join(f"{count} of {name}" for name, count in counts.items() if count)
+
+        return missing
 
     def _look(self) -> None:
         self._copies.update(numbers(self._new(COPIES)))
@@ -164,7 +190,8 @@ def check_outputs(
     report.dead_letters_wrong += len(wrong)
     report.note(wrong)
     for name, found in early.items():
-        report.note(read_again(name, found, late.get(name, {})))
+        compacted = store_of(application, name) is not None
+        report.note(read_again(name, found, late.get(name, {}), compacted=compacted))
 
 
 def check_changelogs(application: str, early: Reads, report: Report) -> None:

@@ -13,8 +13,9 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,7 +38,7 @@ from chaos.rounds.follower import Follower, read_all
 from chaos.rounds.load import Load
 from chaos.rounds.markers import MarkerDoor, broker_with_door
 from chaos.rounds.mutations import MUTATIONS
-from chaos.rounds.orders import DROPS_OF_A_LATE_ORDER, SHOPS, Kind, Order, kinds_of, truth_of
+from chaos.rounds.orders import DROPS_OF_A_LATE_ORDER, SHOPS, Kind, Order, Truth, kinds_of, truth_of
 from chaos.rounds.program import (
     COPIES,
     INPUTS,
@@ -47,7 +48,7 @@ from chaos.rounds.program import (
     topic,
 )
 from chaos.rounds.schedule import INSTANCES, FaultKind, Round, draw
-from chaos.rounds.strikes import Strikes
+from chaos.rounds.strikes import NotDoneError, Strikes
 from chaos.rounds.surroundings import Network, Proxies, network, possible, sweep
 
 APPLICATION = "chaos"
@@ -91,31 +92,60 @@ class ChaosRun:
     _held: ExitStack = field(default_factory=ExitStack)
     _stuck: bool = False
     """Something has not come: the books tell what, and nobody waits any more."""
+    _truth: Truth = field(default_factory=Truth)
+    """Of the first ``_known`` orders: computed anew each time it would take half a core in the
+    end."""
+    _known: int = 0
 
     def __post_init__(self) -> None:
         self.report = Report(self.plan.rounds, self.plan.seed)
 
     def run(self, rounds: Sequence[Round] | None = None) -> Report:
-        """All rounds (those of the seed, where none are given), then the checks."""
+        """All rounds (those of the seed, where none are given), then the checks. What fails in a
+        round, or what does not come, ends the rounds and is a remark: the books are checked of
+        those there were."""
         with self._held:
             self._open()
-            files = self.fleet.files()
-            drawn = self.plan.schedule() if rounds is None else rounds
-            until_s = time.monotonic() + 60 * self.plan.minutes
-            self.report.rounds = 0
-            for number, one in enumerate(drawn, 1):
-                if self._stuck or time.monotonic() > until_s:
-                    break
-                files = self._round(number, len(drawn), one, files)
-                self.report.rounds = number
+            with self._noted():
+                self._rounds(self.plan.schedule() if rounds is None else rounds)
             self._finish()
         return self.report
+
+    def _rounds(self, drawn: Sequence[Round]) -> None:
+        files = self.fleet.files()
+        until_s = time.monotonic() + 60 * self.plan.minutes
+        self.report.rounds = 0
+        for number, one in enumerate(drawn, 1):
+            if self._stuck or time.monotonic() > until_s:
+                break
+            try:
+                files = self._round(number, len(drawn), one, files)
+            except Exception:
+                with self._noted():
+                    self.strikes.give_up()
+                raise
+            self.report.rounds = number
+
+    @contextmanager
+    def _noted(self) -> Iterator[None]:
+        """An error in it is a remark. Unless it is a fault that did not happen, and all of it is
+        given back, nobody waits for anything behind it."""
+        try:
+            yield
+        except Exception as error:
+            traceback.print_exception(error)
+            done = not isinstance(error, NotDoneError)
+            self.report.not_done += not done
+            self._stuck = self._stuck or done
+            self.report.remarks.append(f"{type(error).__name__}: {error}")
 
     # --- the parts -------------------------------------------------------------------------------
 
     def _open(self) -> None:
         net: Network = Proxies() if self.plan.proxies else network()
         self._held.callback(net.close)
+        self.report.network = net.name
+        print(f"networks are made of {net.name}", flush=True)
         door = MarkerDoor() if FaultKind.LATE_MARKERS in self.plan.kinds else None
         if door is not None:
             self._held.callback(door.close)
@@ -194,10 +224,13 @@ class ChaosRun:
     def _wait_visible(self, orders: Sequence[Order]) -> None:
         if self._stuck:
             return
-        left, truth = [""], truth_of(orders)
+        for order in orders[self._known :]:
+            self._truth.add(order)
+        self._known = len(orders)
+        left, missing = [""], self.visible.awaited(self._truth)
 
         def visible() -> bool:
-            left[0] = self.visible.missing(truth)
+            left[0] = missing()
             return not left[0]
 
         try:
@@ -211,32 +244,52 @@ class ChaosRun:
     # --- the end ---------------------------------------------------------------------------------
 
     def _finish(self) -> None:
-        self.load.stop()
-        self._wait_visible(self.load.sent())
-        before = self._settled_drops()
-        self.load.send_now([Kind.LATE] * PROBES)
-        orders = self.load.sent()
-        self._wait_visible(orders)
-        probed = self._settled_drops(before + PROBES * DROPS_OF_A_LATE_ORDER) - before
+        report, probed, expected = self.report, 0, 0
+        with self._noted():
+            self.load.stop()
+        with self._noted():
+            if not self._stuck:  # a round that has failed has not waited for it
+                self._wait_spread()
+            self._wait_visible(self.load.sent())
+            if not self._stuck:
+                expected = PROBES * DROPS_OF_A_LATE_ORDER
+                probed = self._probed(expected)
         if not self.coordinator.helped():
-            self.report.remarks.append("a transaction is decided still, in a restarted broker")
+            report.remarks.append("a transaction is decided still, in a restarted broker")
         owners = {
             task: process.instance
             for process in self.fleet.living()
             for task in process.view().active
         }
-        for process in self.fleet.living():
-            self.fleet.stop(process.instance)
-        self.follower.stop()
-        truth, report = truth_of(orders), self.report
+        self._end_instances()
+        with self._noted():
+            self.follower.stop()
+        orders = self.load.sent()
+        truth = truth_of(orders)
         report.orders = dict(kinds_of(orders))
         early = self.follower.reads()
-        late = read_all(self.broker.bootstrap_servers, self.topics)
-        check_outputs(APPLICATION, truth, early, late, report)
+        with self._noted():
+            late = read_all(self.broker.bootstrap_servers, self.topics)
+            check_outputs(APPLICATION, truth, early, late, report)
         check_changelogs(APPLICATION, early, report)
         check_stores(APPLICATION, truth, self.fleet.stores(), owners, early, report)
-        expected = PROBES * DROPS_OF_A_LATE_ORDER
         check_dropped(truth, probed, expected, self.fleet.dropped(), report)
+
+    def _probed(self, expected: int) -> int:
+        """How many dropped records are counted of late orders, while nothing else happens."""
+        before = self._settled_drops()
+        self.load.send_now([Kind.LATE] * PROBES)
+        self._wait_visible(self.load.sent())
+        return self._settled_drops(before + expected) - before
+
+    def _end_instances(self) -> None:
+        for process in self.fleet.living():
+            ended = False
+            with self._noted():
+                self.fleet.stop(process.instance)
+                ended = True
+            if not ended:
+                self.fleet.kill(process.instance, whole=True)
 
     def _settled_drops(self, wanted: int | None = None) -> int:
         """What the counters say, once they have not moved for a while (and say what is wanted)."""
@@ -319,7 +372,9 @@ def main(arguments: Sequence[str]) -> int:
             minutes=options.minutes,
             settle_s=options.settle,
         )
-        report = ChaosRun(plan, folder).run()
+        run = ChaosRun(plan, folder)
+        run.report.left_out = sorted(kind.value for kind in asked - kinds)
+        report = run.run()
     print("\n".join(report.remarks[:REMARKS_SHOWN]))
     tell(report.told(), options.json)
     return 0 if report.clean else 1

@@ -8,9 +8,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from chaos.elastic_group import POLL_S, Group, Process
 from chaos.rounds import mutations
@@ -91,6 +93,26 @@ class Fleet(Group):
         self.may_end.discard(instance)
         servers = self.network.bootstrap(instance, self.bootstrap)
         return self.start(instance, **{"bootstrap.servers": servers})
+
+    def give_back(self) -> None:
+        """Every instance has its network, its disk and its clock, goes on and lives; whatever was
+        taken away from it."""
+        for clock in self.clocks.values():
+            clock.turn(0)
+        for disk in self.disks.values():
+            disk.empty()
+        for instance in sorted({process.instance for process in self.processes}):
+            self.network.mend(instance)
+            next(one for one in self.processes if one.instance == instance).let_go()
+            process = self.here(instance)
+            if process is not None and process.process.poll() is not None:
+                process.gone_s = time.time()
+                process = None
+            if process is None:
+                process = self.launch(instance)
+            for one in process.family():
+                with suppress(psutil.NoSuchProcess):
+                    one.resume()
 
     def around(self, instance: int) -> tuple[Sequence[str], Mapping[str, str]]:
         """See `Group`."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
@@ -134,9 +134,14 @@ Window = tuple[str, int]
 """A shop, and the start of a window in ms."""
 
 
+_REACH = PAIR_MS // (STEP_MS * KEYS) + 1
+"""So many orders of its customer before and behind it may be near enough to a payment."""
+
+
 @dataclass
 class Truth:
-    """What must have come of orders, whatever happened; ``pairs`` are of (order, payment)."""
+    """What must have come of the orders that were added, whatever happened; ``pairs`` are of
+    (order, payment)."""
 
     copies: set[int] = field(default_factory=set)
     pairs: set[tuple[int, int]] = field(default_factory=set)
@@ -144,47 +149,48 @@ class Truth:
     lists: dict[Window, set[int]] = field(default_factory=lambda: defaultdict(set))
     dead: set[int] = field(default_factory=set)
     late: int = 0
+    _joined: dict[int, Order] = field(default_factory=dict)
+    _paid: dict[int, Order] = field(default_factory=dict)
 
     @property
     def dropped(self) -> int:
         """What the counters of dropped records must say."""
         return self.late * DROPS_OF_A_LATE_ORDER
 
+    def add(self, order: Order) -> None:
+        """One more order; what came of those before it stays so."""
+        late = order.kind is Kind.LATE
+        if order.kind in DEAD_KINDS:
+            self.dead.add(order.n)
+        if order.paid:
+            self._paid[order.n] = order
+        if order.kind not in NOWHERE and order.kind is not Kind.OVERSIZED:
+            self.copies.add(order.n)
+            self.late += late
+            if not late:
+                self._joined[order.n] = order
+            if order.kind is not Kind.UNLUCKY_LATER:
+                self.regions[order.n] = REGION_OF[order.shop]
+                if not late:
+                    self.lists[order.shop, order.window_ms].add(order.n)
+        self._pair(order.n)
+
+    def _pair(self, n: int) -> None:
+        # Orders of one customer are KEYS numbers apart.
+        for other in (n + turn * KEYS for turn in range(-_REACH, _REACH + 1)):
+            for order, payment in ((n, other), (other, n)):
+                if order in self._joined and payment in self._paid:
+                    between_ms = self._joined[order].time_ms - self._paid[payment].payment_ms
+                    if abs(between_ms) <= PAIR_MS:
+                        self.pairs.add((order, payment))
+
 
 def truth_of(orders: Iterable[Order]) -> Truth:
     """An undisturbed run's results."""
     truth = Truth()
-    orders = list(orders)
     for order in orders:
-        if order.kind in DEAD_KINDS:
-            truth.dead.add(order.n)
-        if order.kind in NOWHERE or order.kind is Kind.OVERSIZED:
-            continue
-        truth.copies.add(order.n)
-        if order.kind is Kind.LATE:
-            truth.late += 1
-        if order.kind is not Kind.UNLUCKY_LATER:
-            truth.regions[order.n] = REGION_OF[order.shop]
-            if order.kind is not Kind.LATE:
-                truth.lists[order.shop, order.window_ms].add(order.n)
-    truth.pairs = _pairs(orders, truth.copies)
+        truth.add(order)
     return truth
-
-
-def _pairs(orders: Sequence[Order], alive: set[int]) -> set[tuple[int, int]]:
-    by_key: dict[str, list[Order]] = defaultdict(list)
-    for order in orders:
-        if order.n in alive and order.kind is not Kind.LATE:
-            by_key[order.key].append(order)
-    found = set()
-    reach = PAIR_MS // (STEP_MS * KEYS) + 1
-    here = {order.n: order for mine in by_key.values() for order in mine}
-    for paid in (order for order in orders if order.paid):
-        # Orders of one key are KEYS numbers apart.
-        for n in (paid.n + turn * KEYS for turn in range(-reach, reach + 1)):
-            if n in here and abs(here[n].time_ms - paid.payment_ms) <= PAIR_MS:
-                found.add((n, paid.n))
-    return found
 
 
 def kinds_of(orders: Iterable[Order]) -> Counter[str]:

@@ -53,6 +53,9 @@ def _works(*command: str) -> bool:
 class Network(Protocol):
     """How an instance reaches the broker; used by one thread."""
 
+    name: str
+    """What it is made of, for people."""
+
     @property
     def host(self) -> str:
         """The address the broker has to listen at."""
@@ -75,6 +78,8 @@ class Network(Protocol):
 
 class Namespaces:
     """A bridge, and behind it a namespace with one link for each instance."""
+
+    name = "namespaces"
 
     def __init__(self) -> None:
         self._name = f"{_PREFIX}{os.getpid()}"
@@ -148,6 +153,7 @@ class Namespaces:
 class Proxies:
     """A proxy for each instance."""
 
+    name = "proxies"
     host = "127.0.0.1"
 
     def __init__(self) -> None:

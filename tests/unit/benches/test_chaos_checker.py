@@ -19,7 +19,8 @@ from chaos.rounds.analyses import (
     window_of,
     written_once,
 )
-from chaos.rounds.books import Report, check_dropped, check_files, fold, letter_number
+from chaos.rounds.books import Report, Visible, check_dropped, check_files, fold, letter_number
+from chaos.rounds.follower import Follower
 from chaos.rounds.orders import (
     BEGAN_MS,
     DEAD_KINDS,
@@ -28,9 +29,10 @@ from chaos.rounds.orders import (
     Kind,
     Order,
     Orders,
+    Truth,
     truth_of,
 )
-from chaos.rounds.program import WINDOW_MS
+from chaos.rounds.program import COPIES, LISTS, OUTPUTS, WINDOW_MS, topic
 from chaos.rounds.schedule import AT_A_POINT, RECORDS, STRIKES, FaultKind, draw
 from everflow.state.changelog import pack_value
 
@@ -105,8 +107,18 @@ def test_an_offset_has_one_value() -> None:
     early, late = copies(1, 2), copies(1, 3)
     assert kinds(read_again("out", early, late)) == [Analysis.TWO_VALUES]
     assert kinds(read_again("out", {0: [*early[0], early[0][0]]}, early)) == [Analysis.INVERSION]
-    compacted = {0: [early[0][1]]}
-    assert read_again("out", early, compacted) == []
+
+
+@pytest.mark.parametrize("left", [[1], []], ids=["behind", "at the end"])
+def test_what_is_not_there_any_more_was_not_committed_unless_its_topic_is_compacted(
+    left: list[int],
+) -> None:
+    early = copies(7, 8)
+    late = {0: [early[0][at] for at in left]}
+    found = read_again("out", early, late)
+    assert kinds(found) == [Analysis.ABORTED_READ] * (2 - len(left))
+    assert "0@0" in found[0].text
+    assert read_again("log", early, late, compacted=True) == []
 
 
 def test_a_key_that_is_written_twice() -> None:
@@ -171,6 +183,36 @@ def test_a_late_order_is_too_late_for_its_window_and_its_pairs() -> None:
     assert truth.copies == {0, KEYS}
     assert truth.lists == {("shop-0", BEGAN_MS): {0}}
     assert (truth.pairs, truth.dropped) == ({(0, 0)}, 2)
+
+
+def test_a_truth_that_grows_is_the_truth_of_all() -> None:
+    drawn = Orders(11)
+    orders = [drawn.next(kind) for kind in [*[None] * 700, *DEAD_KINDS, *[None] * 300]]
+    grown = Truth()
+    for order in reversed(orders):
+        grown.add(order)
+    assert grown == truth_of(orders)
+    assert len(grown.pairs) > len(grown.copies) > 800
+
+
+def test_what_is_awaited_is_what_nobody_has_read() -> None:
+    truth = truth_of([Order(n, Kind.GOOD) for n in range(3)])
+    read: dict[str, dict[int, list[Read]]] = {topic("a", name): {0: []} for name in OUTPUTS}
+    follower = Follower("nowhere:1", {})
+    follower._reads.update(read)
+    visible = Visible(follower, "a")
+    missing = visible.awaited(truth)
+    assert missing() == "3 of copies, 2 of pairs, 3 of regions, 3 of lists"
+    copied, at = read[topic("a", COPIES)][0], visible.awaited(truth)
+    copied += copies(0, 1)[0]
+    assert missing() == at() == "1 of copies, 2 of pairs, 3 of regions, 3 of lists"
+    copied += copies(2)[0]
+    for n in range(3):
+        window = b"shop-%d" % n + BEGAN_MS.to_bytes(8, "big")
+        read[topic("a", LISTS)][0].append(Read(0, n, window, b"%d" % n, 1))
+    assert missing() == "2 of pairs, 3 of regions"
+    truth.add(Order(3, Kind.UNLUCKY))
+    assert visible.awaited(truth)() == "2 of pairs, 3 of regions, 1 of dead"
 
 
 def test_a_payment_meets_the_orders_of_its_customer_that_are_near() -> None:
