@@ -21,10 +21,16 @@ COLUMN_IN_FUNCTION = (
 """For whoever uses ``F.col`` in a function."""
 
 
+def writable(text: str) -> str:
+    """``text`` as it can be written as UTF-8, whatever a user's code put into it: half of a pair of
+    surrogates, as from broken JSON or a file's name, as ``\\ud800``."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def shown(value: object, most: int = 200) -> str:
     """``repr(value)``, at most ``most`` characters of it; the class where that fails."""
     try:
-        text = repr(value)
+        text = writable(repr(value))
     except BaseException as error:
         return f"<{type(value).__name__}, whose __repr__ raises {type(error).__name__}>"
     return text if len(text) <= most else f"{text[:most]}..."
@@ -33,7 +39,7 @@ def shown(value: object, most: int = 200) -> str:
 def error_text(error: BaseException) -> str:
     """Class and message; what ends a program says that it does not end this one."""
     try:
-        message = str(error)
+        message = writable(str(error))
     except BaseException as failed:
         message = f"(its __str__ raises {type(failed).__name__})"
     text = f"{type(error).__name__}: {message}".removesuffix(": ")
@@ -50,4 +56,4 @@ def class_of(error: BaseException) -> str:
     kind = type(error)
     if kind.__module__ == "builtins":
         return kind.__qualname__
-    return f"{kind.__module__}.{kind.__qualname__}"
+    return writable(f"{kind.__module__}.{kind.__qualname__}")

@@ -23,7 +23,7 @@ from everflow.handlers.response import PRODUCTION
 from everflow.runtime.commit.batch import BadRecord, BatchFailure
 from everflow.runtime.step.step_functions import RecordFailure, UndecodableRecord
 from everflow.runtime.step.user_line import innermost_line
-from everflow.user_texts import class_of, error_text
+from everflow.user_texts import class_of, error_text, writable
 
 MOST_DETAILS = 20_000
 
@@ -61,7 +61,7 @@ class SparkSays(EverflowError):
 
 def stack_of(error: BaseException) -> str:
     """Stack and message, as Python prints them; the end of it where it is long."""
-    return "".join(traceback.format_exception(error))[-MOST_DETAILS:]
+    return writable("".join(traceback.format_exception(error)))[-MOST_DETAILS:]
 
 
 def failure_of(error: Exception) -> BatchFailure:
@@ -83,7 +83,7 @@ def failure_of(error: Exception) -> BatchFailure:
         )
     return BatchFailure(
         kind=kind,
-        error=str(error) if own else error_text(error),
+        error=writable(str(error)) if own else error_text(error),
         code=getattr(error, "code", None) if own else None,
         line=innermost_line(error),
         details=details,

@@ -31,7 +31,7 @@ from everflow.topology.physical_plan import (
     PhysicalPlan,
     Source,
 )
-from everflow.user_texts import class_of, error_text
+from everflow.user_texts import class_of, error_text, writable
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def _fault(
     source: Source, raw: EdgeBatch, row: int, error: BaseException, part: str, serde: Serde
 ) -> Fault:
     record = BadRecord(source.topic, int(raw.partition[row]), int(raw.offset[row]), source.node)
-    why = str(error) if isinstance(error, EverflowError) else error_text(error)
+    why = writable(str(error)) if isinstance(error, EverflowError) else error_text(error)
     failure = BatchFailure(
         kind="undecodable",
         error=f"{part} is not a valid {serde!r}: {why}",

@@ -13,6 +13,7 @@ from everflow.kafka.reading.log_columns import LogColumns
 from everflow.records import OffsetRange, TopicPartition
 from everflow.runtime.commit.batch import BatchRequest
 from everflow.runtime.step.step_functions import RecordFailure
+from everflow.runtime.worker.dead_letters import letter_headers
 from everflow.runtime.worker.isolation import HALVED_AFTER, Isolated
 from everflow.runtime.worker.log_decoder import LogDecoder
 from everflow.topology.hops import HopInput
@@ -82,7 +83,10 @@ class Batch:
         self.trials += trial
         self.runs += not trial
         values = [
-            value for source in SOURCES for value in hop.batches[source.slot].value.to_pylist()
+            value
+            for source in SOURCES
+            if source.slot in hop.batches
+            for value in hop.batches[source.slot].value.to_pylist()
         ]
         if self.always or any(value.startswith("bad") for value in values):
             raise self.error("some value")
@@ -118,6 +122,30 @@ def test_a_batch_full_of_bad_ones_gets_smaller() -> None:
     good, dead = batch.run(a=log(["bad"] * 1_000))
     assert (good, 0 < dead < 1_000) == ([], True)
     assert batch.runs < 12 * HALVED_AFTER
+
+
+class Tells(ArithmeticError):
+    """Its text is no UTF-8, as that of half an emoji in a record's JSON."""
+
+    def __str__(self) -> str:
+        return f"no such name: \ud83d ({self.args[0]})"
+
+
+def test_an_error_whose_text_is_no_utf8_is_a_dead_letter_that_can_be_written() -> None:
+    batch = Batch(Tells)
+    letters = []
+
+    def compute(request: BatchRequest, hop: HopInput, trial: bool) -> int:
+        made = batch.compute(request, hop, trial)
+        letters.append(hop.batches[DEAD_LETTER_SLOT])
+        return made[1]
+
+    read = {A: log(["x", "bad", "y"])}
+    decoder = LogDecoder(SOURCES[:1], False, batch.handlers)
+    assert Isolated(decoder).run(request(a=read[A]), read, compute) == 1
+    (headers,) = letter_headers(letters[-1], {0: "a"})
+    said = dict(headers)
+    assert said["__streams.errors.message"] == rb"Tells: no such name: \ud83d (some value)"
 
 
 def test_without_a_handler_that_goes_on_the_record_is_named() -> None:

@@ -74,6 +74,24 @@ def test_a_serde_that_decodes_to_another_type_is_named_with_the_record() -> None
     )
 
 
+class Halves:
+    """Refuses all, in a text that is no UTF-8."""
+
+    type = "int"
+
+    def decode(self, data: bytes) -> int:
+        raise serdes.SerdeError("half of a pair: \ud83d")
+
+    def encode(self, value: int) -> bytes:
+        return b""
+
+
+def test_what_a_serde_says_that_is_no_utf8_can_be_written() -> None:
+    good, bad = decoded_records(reading(adopted(Halves())), batch([b"a"], [b"1"]), Judge())
+    assert len(good) == 0
+    assert bad.value.to_pylist()[0]["error"].endswith(r"half of a pair: \ud83d")
+
+
 class Digits:
     type = "int"
 
