@@ -17,7 +17,7 @@ from everflow.handlers.given import Handlers
 from everflow.handlers.response import ErrorHandlerContext, Response
 from everflow.records import EdgeBatch, TaskId, TopicPartition
 from everflow.runtime.commit.batch import BatchFailure, BatchRequest, as_json
-from everflow.runtime.step.step_failure import EarlierStepFailed, SparkSays
+from everflow.runtime.step.step_failure import EarlierStepFailed, SparkSays, stack_of
 from everflow.runtime.step.step_functions import RecordFailure
 from everflow.topology.physical_plan import DEAD_LETTER_TYPE, Source
 
@@ -43,6 +43,11 @@ class Fault(NamedTuple):
         if self.cause is None or isinstance(self.cause, SparkSays):
             return FailedElsewhere(self.failure.error)
         return self.cause
+
+    @property
+    def stack(self) -> str:
+        """Of the error, with the user's lines; empty where another process raised it."""
+        return "" if self.error.__traceback__ is None else stack_of(self.error)
 
 
 @dataclass
@@ -133,7 +138,7 @@ class Judge:
             raise _judged(fault)
         about = {
             "exception": failure.exception or failure.error.partition(":")[0],
-            "stacktrace": failure.details,
+            "stacktrace": failure.details or fault.stack,
             "stage": failure.stage,
             "node": node or "",
             "task": str(task),

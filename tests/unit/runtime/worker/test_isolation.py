@@ -146,6 +146,9 @@ def test_an_error_whose_text_is_no_utf8_is_a_dead_letter_that_can_be_written() -
     (headers,) = letter_headers(letters[-1], {0: "a"})
     said = dict(headers)
     assert said["__streams.errors.message"] == rb"Tells: no such name: \ud83d (some value)"
+    stack = said["__streams.errors.stacktrace"] or b""
+    assert rb"no such name: \ud83d (some value)" in stack
+    assert __file__.encode() in stack
 
 
 def test_without_a_handler_that_goes_on_the_record_is_named() -> None:
