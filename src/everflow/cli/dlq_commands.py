@@ -136,18 +136,19 @@ def _add_replay(dlq: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
         debug: Debug = False,
     ) -> None:
         """Write dead letters again as the records that they were, each once: those that were
-        replayed are left out, also where an earlier replay was cut off. Without --to, so are those
-        whose headers do not say where they came from."""
+        replayed are left out, also where an earlier replay was cut off. So are those that have not
+        all of their record, and without --to those whose headers do not say where they came
+        from."""
         with errors_for_people(debug):
-            from everflow.kafka.dead_letters import Filter, LetterPlace, line_of, no_source
+            from everflow.kafka.dead_letters import Filter, LetterPlace, line_of, refusal
 
             only = Filter(error, source, node, frozenset(map(LetterPlace.parse, places or ())))
             with _replaying(topic, servers, settings, dry_run, to) as (found, replayer):
                 wanted = [one for one in found.chosen(only) if not one.replayed]
-                chosen = [one for one in wanted if to or one.source is not None]
-                left_out = [one for one in wanted if not to and one.source is None]
-                if places and left_out:
-                    raise no_source(topic, left_out[0])
+                refused = [(one, why) for one in wanted if (why := refusal(topic, one, to))]
+                if places and refused:
+                    raise refused[0][1]
+                chosen = [one for one in wanted if refusal(topic, one, to) is None]
                 if replayer is None:
                     for letter in chosen:
                         typer.echo(line_of(letter))
@@ -155,14 +156,26 @@ def _add_replay(dlq: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
                     replayer.replay(chosen, to)
             told = "would be replayed" if dry_run else "replayed"
             typer.echo(f"{counted(len(chosen), 'dead letter')} {told}", err=True)
-            if left_out:
-                count, first = counted(len(left_out), "dead letter"), left_out[0].place
-                typer.echo(
-                    f"{count} left out, {topic}-{first} first: no header says which topic they "
-                    f"came from. `everflow dlq replay {topic} --to TOPIC` writes what is left into "
-                    f"the one you name.",
-                    err=True,
-                )
+            _tell_left_out(topic, [one for one, _ in refused])
+
+
+def _tell_left_out(topic: str, refused: list[DeadLetter]) -> None:
+    from everflow.kafka.dead_letters import not_whole
+
+    for mine in (
+        [one for one in refused if one.parts_left_out],
+        [one for one in refused if not one.parts_left_out],
+    ):
+        if not mine:
+            continue
+        why = (
+            str(not_whole(topic, mine[0]))
+            if mine[0].parts_left_out
+            else f"no header says which topic they came from. `everflow dlq replay {topic} --to "
+            f"TOPIC` writes what is left into the one you name."
+        )
+        count = counted(len(mine), "dead letter")
+        typer.echo(f"{count} left out, {topic}-{mine[0].place} first: {why}", err=True)
 
 
 @contextmanager

@@ -85,6 +85,11 @@ class DeadLetter:
         return self.about.get("topic") or None
 
     @property
+    def parts_left_out(self) -> str:
+        """Which parts of its record it lacks, as the topic does not take it whole; empty: none."""
+        return self.about.get("left.out", "")
+
+    @property
     def source_partition(self) -> int | None:
         """Of that topic; None where no header says so, or says no number."""
         text = self.about.get("partition", "")
@@ -249,7 +254,7 @@ def tallied(records: Iterable[RawLetter]) -> dict[Cause, LetterTally]:
         tally = found.setdefault(letter.group, LetterTally(letter))
         tally.last = letter
         tally.letters += 1
-        if letter.source is not None:
+        if letter.source is not None and not letter.parts_left_out:
             tally.open.add(letter.place)
             causes[letter.place] = letter.group
     return found
@@ -298,7 +303,7 @@ def text_of(letter: DeadLetter) -> str:
         f"time         {instant(letter.timestamp)}",
         *(
             f"{name:<12} {about[name]}"
-            for name in ("stage", "node", "task", "attempt", "exception", "message")
+            for name in ("stage", "node", "task", "attempt", "exception", "message", "left.out")
             if about.get(name)
         ),
         f"key          {letter.key!r}",
@@ -338,6 +343,23 @@ def no_source(topic: str, letter: DeadLetter) -> ConfigError:
     )
 
 
+def not_whole(topic: str, letter: DeadLetter) -> ConfigError:
+    """A letter that cannot be replayed, as it has not all of its record."""
+    return ConfigError(
+        f"dead letter {topic}-{letter.place} has not all of its record, which the topic did not "
+        f"take (left out: {letter.parts_left_out}). It is {letter.origin}: read it there, and "
+        f"write it again. For the next ones, raise max.message.bytes of {topic} and the "
+        f"application's producer.message.max.bytes by 25 kB: so much a letter tells of an error."
+    )
+
+
+def refusal(topic: str, letter: DeadLetter, target: str | None) -> ConfigError | None:
+    """Why a letter cannot be replayed into ``target`` (None: where it came from); None: it can."""
+    if letter.parts_left_out:
+        return not_whole(topic, letter)
+    return no_source(topic, letter) if target is None and letter.source is None else None
+
+
 class Replayer:
     """Writes letters as the records that they were, and in the same transaction notes each in the
     dead letter topic: whoever reads that finds which are done. Owned by one thread; another one for
@@ -362,17 +384,16 @@ class Replayer:
 
     def replay(self, chosen: Sequence[DeadLetter], target: str | None) -> int:
         """Into ``target``, or each into the topic it came from. How many. ConfigError for a letter
-        that does not say where it came from, or names a topic that is not there: nothing of its
-        transaction is written."""
+        that does not say where it came from, has not all of its record, or names a topic that is
+        not there: nothing of its transaction is written."""
         for start in range(0, len(chosen), AT_ONCE):
             part = chosen[start : start + AT_ONCE]
             try:
                 self._producer.begin_transaction()
                 for letter in part:
-                    into = target or letter.source
-                    if into is None:
-                        raise no_source(self._topic, letter)
-                    self._write(letter, into)
+                    if (refused := refusal(self._topic, letter, target)) is not None:
+                        raise refused
+                    self._write(letter, target or letter.source or "")
                 self._producer.commit_transaction(_TIMEOUT_S)
             except KafkaException as error:
                 raise classify(error.args[0], f"replaying {self._topic}") from error

@@ -5,9 +5,17 @@ from __future__ import annotations
 import os
 
 import pytest
+from typer.testing import CliRunner
 
 from everflow import StreamsBuilder, serdes
-from integration.lifecycle.lifecycle_cluster import Application, Cluster, text, until_failed
+from everflow.cli.app import app as command
+from integration.lifecycle.lifecycle_cluster import (
+    Application,
+    Cluster,
+    Record,
+    text,
+    until_failed,
+)
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
 GOOD, BAD_AT = 60, 25
@@ -50,6 +58,33 @@ def test_the_record_is_a_dead_letter_and_the_others_come_out_in_order(
         str(BAD_AT).encode(),
     )
     assert headers["__everflow.errors.stage"] == stage.encode()
+
+
+def test_a_dead_letter_that_its_topic_does_not_take_is_made_smaller(
+    app: Application, cluster: Cluster
+) -> None:
+    """Above what the producer sends, for what it tells of the error; then above what the topic
+    takes."""
+    source, output = cluster.topic("in", 1), cluster.topic("out", 1)
+    dead = cluster.topic("dead", 1, max_message_bytes="3000")
+    values = [b"{}", b"{" + b"x" * 990_000, b"{x", b"{}"]
+    cluster.write(source, [Record(b"k%d" % n, value, n) for n, value in enumerate(values)])
+    builder = StreamsBuilder()
+    builder.stream(source, key=serdes.string(), value=serdes.json("n bigint")).to(output)
+    app.run_through(builder.build(), source, errors_dead_letter_queue_topic_name=dead)
+    assert [record.key for record in cluster.read(output)] == [b"k0", b"k3"]
+    large, small = cluster.read(dead)
+    assert (large.key, large.value) == (b"k1", None)
+    headers = dict(large.headers)
+    assert headers["__everflow.errors.left.out"] == b"value (990,001 bytes)"
+    assert headers["__streams.errors.offset"] == b"1"
+    assert (small.key, small.value) == (b"k2", b"{x")
+    replayed = CliRunner().invoke(
+        command, ["dlq", "replay", dead], env={"EVERFLOW_BOOTSTRAP_SERVERS": cluster.bootstrap}
+    )
+    assert "1 dead letter replayed" in replayed.output, replayed.output
+    assert f"1 dead letter left out, {dead}-0@" in replayed.output
+    assert f"It is {source}-0@1: read it there" in replayed.output
 
 
 def test_without_a_topic_a_record_that_is_too_large_stops_the_instance(

@@ -12,6 +12,7 @@ from everflow.kafka.dead_letters import (
     RawLetter,
     no_source,
     portions,
+    refusal,
     sample_of,
     tallied,
 )
@@ -72,3 +73,18 @@ def test_a_letter_of_others_may_not_say_where_it_came_from() -> None:
         headers = [("__streams.errors.topic", b"in"), ("__streams.errors.partition", partition)]
         letter = dead_letters.letter_of(RawLetter(LetterPlace(0, 0), 0, None, None, headers))
         assert (letter.source, letter.source_partition) == ("in", wanted)
+
+
+def test_a_letter_that_has_not_all_of_its_record_is_not_replayed() -> None:
+    note = ("__everflow.errors.left.out", b"value (990,000 bytes)")
+    cut = raw(3)._replace(value=None)
+    cut = cut._replace(headers=[*cut.headers, ("__streams.errors.partition", b"1"), note])
+    (tally,) = tallied([cut]).values()
+    assert (tally.letters, tally.open) == (1, set())
+    letter = dead_letters.letter_of(cut)
+    assert "left.out     value (990,000 bytes)" in dead_letters.text_of(letter)
+    for target in (None, "elsewhere"):
+        text = str(refusal("dead", letter, target))
+        assert "dead letter dead-0@3 has not all of its record" in text
+        assert "raise max.message.bytes of dead" in text
+    assert refusal("dead", dead_letters.letter_of(raw(4)), None) is None

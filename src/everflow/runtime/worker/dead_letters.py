@@ -1,13 +1,18 @@
-"""Writes the records that a micro-batch leaves out, as Kafka Streams does (KIP-1034)."""
+"""Writes the records that a micro-batch leaves out, as Kafka Streams does (KIP-1034).
+
+A letter is larger than its record, by what it tells of the error: where its topic does not take
+it, what matters least goes first. The place of the record stays: it can be read where it came from.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from everflow.errors import RecordTooLargeError
 from everflow.handlers.response import Response
 from everflow.records import Bytes, EdgeBatch, Int64
 from everflow.runtime.commit.batch import LetterGroup
@@ -17,9 +22,19 @@ from everflow.topology.physical_plan import Source
 
 KAFKA_STREAMS = "__streams.errors."
 OWN = "__everflow.errors."
+PARTS_LEFT_OUT = f"{OWN}left.out"
+"""Header of a letter that has not all of its record: which parts, and how large they were."""
 LEFT_OUT = "failed"
 """Why a node dropped records that their handler left out without a dead letter."""
 MOST_TOLD = 5
+_STACK, _MESSAGE = f"{KAFKA_STREAMS}stacktrace", f"{KAFKA_STREAMS}message"
+_MESSAGE_KEPT = 200
+"""Bytes of the error's message that are worth more than the record's value."""
+_BATCH, _RECORD, _HEADER = 61, 40, 10
+"""Bytes of a batch's header, which count for a topic's limit; what lengths and numbers of a record
+and of one of its headers take at most."""
+
+Header = tuple[str, bytes | None]
 
 
 class Writes(Protocol):
@@ -75,18 +90,109 @@ def letter_groups(letters: EdgeBatch, sources: Sequence[Source]) -> list[LetterG
     return list(found.values())
 
 
-def write_dead_letters(
-    writer: Writes, topic: str, letters: EdgeBatch, sources: Sequence[Source]
-) -> int:
-    """Raw key and value with Kafka Streams' headers (KIP-1034), inside the transaction if there is
-    one. How many."""
-    if not len(letters):
-        return 0
-    values = letters.value.to_pylist()
-    headers = letter_headers(letters, {source.index: source.topic for source in sources})
-    raw = [value["value"] for value in values]
-    writer.write(topic, letters.key.to_pylist(), raw, letters.timestamp, None, headers)
-    return len(values)
+class Letter(NamedTuple):
+    """A record of a dead letter topic. ``headers``: the record's own, then what is told."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[Header]
+
+    @property
+    def size(self) -> int:
+        """Bytes of a batch that has nothing else; rather too many."""
+        headers = sum(
+            len(name.encode()) + len(data or b"") + _HEADER for name, data in self.headers
+        )
+        return _BATCH + _RECORD + len(self.key or b"") + len(self.value or b"") + headers
+
+    def said(self, name: str) -> str:
+        """What a header tells; empty where there is none."""
+        found = next((data for header, data in reversed(self.headers) if header == name), None)
+        return (found or b"").decode(errors="replace")
+
+    def fitted(self, most: int) -> Letter:
+        """In ``most`` bytes, if that is possible: stack and message are cut, then the value is left
+        out, then the record's own headers, then its key."""
+        letter = self
+        for part in ("", "value", "headers", "key"):
+            letter = letter._without(part)
+            if (cut := letter._cut(most)) is not None:
+                return cut
+        return letter._telling(b"", b"")
+
+    def _cut(self, most: int) -> Letter | None:
+        """With the beginning of the message and the end of the stack; None where that is not
+        enough."""
+        message, stack = self.said(_MESSAGE).encode(), self.said(_STACK).encode()
+        room = most - self._telling(b"", b"").size
+        if room < min(len(message), _MESSAGE_KEPT):
+            return None
+        message = message[:room].decode(errors="ignore").encode()
+        stack = stack[max(0, len(stack) - room + len(message)) :].decode(errors="ignore").encode()
+        return self._telling(message, stack)
+
+    def _telling(self, message: bytes, stack: bytes) -> Letter:
+        told = {_MESSAGE: message, _STACK: stack}
+        return self._replace(headers=[(name, told.get(name, data)) for name, data in self.headers])
+
+    def _without(self, part: str) -> Letter:
+        told = [one for one in self.headers if one[0].startswith((KAFKA_STREAMS, OWN))]
+        own = [one for one in self.headers if not one[0].startswith((KAFKA_STREAMS, OWN))]
+        size = {
+            "value": len(self.value or b""),
+            "headers": sum(len(name.encode()) + len(data or b"") for name, data in own),
+            "key": len(self.key or b""),
+        }.get(part, 0)
+        if not size:
+            return self
+        before = self.said(PARTS_LEFT_OUT)
+        note = f"{before}, {part} ({size:,} bytes)" if before else f"{part} ({size:,} bytes)"
+        told = [one for one in told if one[0] != PARTS_LEFT_OUT]
+        return Letter(
+            None if part == "key" else self.key,
+            None if part == "value" else self.value,
+            [*([] if part == "headers" else own), *told, (PARTS_LEFT_OUT, note.encode())],
+        )
+
+
+class Letters(NamedTuple):
+    """What goes to a dead letter topic; ``times`` in ms."""
+
+    topic: str
+    letters: Sequence[Letter]
+    times: Int64
+
+    @staticmethod
+    def of(
+        topic: str | None, left_out: EdgeBatch | None, sources: Sequence[Source], most: int | None
+    ) -> Letters | None:
+        """Of the records that a micro-batch leaves out, each in ``most`` bytes at most; None: there
+        are none, or no topic."""
+        if topic is None or left_out is None or not len(left_out):
+            return None
+        headers = letter_headers(left_out, {source.index: source.topic for source in sources})
+        values = left_out.value.field("value").to_pylist()
+        made = list(map(Letter, left_out.key.to_pylist(), values, headers))
+        if most is not None:
+            made = [letter.fitted(most) for letter in made]
+        return Letters(topic, made, left_out.timestamp)
+
+    def write(self, writer: Writes) -> None:
+        """Raw key and value with Kafka Streams' headers (KIP-1034), inside the transaction if there
+        is one."""
+        keys, values, headers = zip(*self.letters, strict=True)
+        writer.write(self.topic, keys, values, self.times, None, headers)
+
+    def smaller(self, error: RecordTooLargeError, most: int | None) -> int | None:
+        """How large letters may be at the next attempt, after one of these was refused, where
+        ``most`` was the bound so far; None: making them smaller does not help. ``error.limit`` is
+        the topic's or the producer's, None: not known."""
+        largest = max(letter.size for letter in self.letters)
+        wanted = largest // 2 if error.limit is None else error.limit
+        smallest = max(letter.fitted(0).size for letter in self.letters)
+        if wanted >= largest or wanted < smallest or (most is not None and wanted >= most):
+            return None
+        return wanted
 
 
 def letter_headers(

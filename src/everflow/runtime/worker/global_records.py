@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from everflow.errors import RecordTooLargeError
 from everflow.handlers.given import Handlers
 from everflow.kafka.reading.log_chunk import LogChunk
 from everflow.records import EdgeBatch, Int64, TopicPartition
 from everflow.runtime.step.task_step import StepResult
-from everflow.runtime.worker.dead_letters import take_letters, write_dead_letters
+from everflow.runtime.worker.dead_letters import Letters, take_letters
 from everflow.runtime.worker.kafka_sink import FLUSH_TIMEOUT_S, SinkWriter
 from everflow.runtime.worker.log_decoder import decoded_records
 from everflow.runtime.worker.set_aside import Judge
@@ -60,15 +61,21 @@ class GlobalRecords:
         )
 
     def _send(self, letters: EdgeBatch, source: Source) -> None:
-        topic, result = self.handlers.topic, StepResult(dead_letters=letters)
+        result = StepResult(dead_letters=letters)
         take_letters(result, (source,))
-        if topic is None or result.dead_letters is None or not len(result.dead_letters):
-            return
-        writer = self.writer()
-        writer.begin()
-        write_dead_letters(writer, topic, result.dead_letters, (source,))
-        writer.send()
-        writer.flush(FLUSH_TIMEOUT_S)
+        most: int | None = None
+        while out := Letters.of(self.handlers.topic, result.dead_letters, (source,), most):
+            writer = self.writer()
+            writer.begin()
+            try:
+                out.write(writer)
+                writer.send()
+                writer.flush(FLUSH_TIMEOUT_S)
+                return
+            except RecordTooLargeError as error:
+                most = out.smaller(error, most)
+                if most is None:
+                    raise
 
 
 def _raw(tp: TopicPartition, chunk: LogChunk) -> EdgeBatch:

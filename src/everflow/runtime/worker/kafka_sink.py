@@ -9,7 +9,7 @@ changelog holds everything, so a crash is mended by replaying its tail.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -35,13 +35,8 @@ from everflow.runtime.step.task_step import SinkOutput, StepResult
 from everflow.runtime.step.timings import timed
 from everflow.runtime.worker.crash_points import BEFORE_TRANSACTION, FIRST_RECORD, OFFSETS_SENT
 from everflow.runtime.worker.crash_points import COMMITTED as POINT_COMMITTED
-from everflow.runtime.worker.dead_letters import (
-    Writes,
-    headers_in,
-    take_letters,
-    write_dead_letters,
-)
-from everflow.runtime.worker.large_records import named
+from everflow.runtime.worker.dead_letters import Letters, Writes, headers_in, take_letters
+from everflow.runtime.worker.large_records import LetterTooLargeError, named
 from everflow.state.store_meta import Owner
 from everflow.topology.physical_plan import Source
 
@@ -132,16 +127,40 @@ class KafkaSink:
             self.ports.writer(request)
             return _of_nothing(request, result)
         left_out = take_letters(result, sources)
+        most: int | None = None
+        while True:
+            letters = Letters.of(self.dead_letter_topic, result.dead_letters, sources, most)
+            try:
+                done = self._transacted(request, result, sources, touched, letters)
+                return replace(done, left_out=left_out) if done.committed else done
+            except LetterTooLargeError as error:
+                assert letters is not None
+                most = letters.smaller(error, most)
+                if most is None:
+                    raise
+
+    def _transacted(
+        self,
+        request: BatchRequest,
+        result: StepResult,
+        sources: tuple[Source, ...],
+        touched: set[TaskId],
+        letters: Letters | None,
+    ) -> BatchResult:
+        """One transaction. Raises as `__call__`, and LetterTooLargeError."""
         self.ports.reached(BEFORE_TRANSACTION)
         writer = self.ports.writer(request)
         writer.begin()
         try:
             with timed(result.timings, "write"):
-                counts = self._write(writer, request, result, sources)
+                counts = self._write(writer, request, result, letters)
                 writer.send()
                 if request.guarantee != EXACTLY_ONCE_V2:
                     # The driver commits the offsets when it is asked.
                     writer.flush(FLUSH_TIMEOUT_S)
+                elif letters is not None:
+                    # The gate answers a batch once: what letters are refused is known before.
+                    writer.flush(_delivery_s(request))
             answer = self._commit(writer, request, result, sources, touched)
         except GenerationChanged as error:
             # The group moved on between the gate's answer and the offsets: refused as a whole,
@@ -152,7 +171,7 @@ class KafkaSink:
         except RecordTooLargeError as error:
             self._abort(writer)
             raise named(
-                error, request, result, sources, partial(self.ports.topic_limit, request)
+                error, request, result, sources, partial(self.ports.topic_limit, request), letters
             ) from error
         except Exception:
             self._abort(writer)
@@ -175,7 +194,6 @@ class KafkaSink:
             timings=result.timings,
             held_ms=writer.held_ms,
             figures=figures_of(result),
-            left_out=left_out,
             printed=result.printed,
             silent=request.silent,
             memory=self.ports.memory(),
@@ -186,7 +204,7 @@ class KafkaSink:
         writer: SinkWriter,
         request: BatchRequest,
         result: StepResult,
-        sources: tuple[Source, ...],
+        letters: Letters | None,
     ) -> dict[str, int]:
         first = _FirstRecord(writer, self.ports)
         out = 0
@@ -207,14 +225,13 @@ class KafkaSink:
                     task.partition,
                 )
                 changelog += len(changes)
-        dead = 0
-        if result.dead_letters is not None and self.dead_letter_topic is not None:
-            dead = write_dead_letters(first, self.dead_letter_topic, result.dead_letters, sources)
+        if letters is not None:
+            letters.write(first)
         return {
             "in": sum(result.consumed[tp] - wanted.start for tp, wanted in request.ranges.items()),
             "out": out,
             "changelog": changelog,
-            "dead_letters": dead,
+            "dead_letters": 0 if letters is None else len(letters.letters),
             "bytes": result.input_bytes,
         }
 

@@ -13,6 +13,7 @@ from everflow.errors import RecordTooLargeError
 from everflow.records import EdgeBatch, Int64
 from everflow.runtime.commit.batch import BatchRequest
 from everflow.runtime.step.task_step import SinkOutput, StepResult
+from everflow.runtime.worker.dead_letters import KAFKA_STREAMS, OWN, Letters
 from everflow.topology.physical_plan import Source
 
 _KEY_SHOWN = 60
@@ -27,7 +28,11 @@ class Written(NamedTuple):
     origin: str
     place: tuple[str, int, int, str] | None = None
     """Topic, partition, offset of the record that it was made of, and the node that made it; None
-    for an entry of a store."""
+    for an entry of a store, and for a dead letter."""
+
+
+class LetterTooLargeError(RecordTooLargeError):
+    """It is a dead letter, which can be made smaller. Shown to users where it cannot."""
 
 
 def named(
@@ -36,12 +41,16 @@ def named(
     result: StepResult,
     sources: Collection[Source],
     topic_limit: Callable[[str], int | None],
+    letters: Letters | None,
 ) -> RecordTooLargeError:
     """``error`` with the record that it is about: the largest of those written to its topics.
     ``topic_limit`` asks the broker for a topic's ``max.message.bytes``."""
-    found = max(
-        _written(request, result, sources, error.topics), key=lambda one: one.size, default=None
-    )
+    candidates = [*_written(request, result, sources, error.topics)]
+    letter = None
+    if letters is not None and letters.topic in error.topics:
+        letter = _letter(letters)
+        candidates.append(letter)
+    found = max(candidates, key=lambda one: one.size, default=None)
     if found is None:
         return error
     if error.limit is not None:
@@ -53,7 +62,8 @@ def named(
     else:
         limit, setting = topic_limit(found.topic) or 0, f"max.message.bytes of {found.topic}"
         taker = f"the topic takes (max.message.bytes{f'={limit:,}' if limit else ''})"
-    return RecordTooLargeError(
+    kind = LetterTooLargeError if found is letter else RecordTooLargeError
+    return kind(
         f"A record for topic {found.topic} is too large: {found.size:,} bytes, more than {taker}\n "
         f" {found.origin}\n"
         f"  Nothing of its micro-batch was written. Raise {setting}, or make the record smaller, "
@@ -87,6 +97,19 @@ def _written(
                     f"partition {task.partition}"
                 )
                 yield Written(topic, _size(changes.keys[row], changes.values[row]), origin)
+
+
+def _letter(letters: Letters) -> Written:
+    """The largest one."""
+    one = max(letters.letters, key=lambda letter: letter.size)
+    topic, partition, offset, error = (
+        one.said(f"{KAFKA_STREAMS}{name}") for name in ("topic", "partition", "offset", "exception")
+    )
+    origin = (
+        f"the dead letter of record {topic}-{partition}@{offset}, which failed at node "
+        f"{one.said(f'{OWN}node')} with {error}"
+    )
+    return Written(letters.topic, one.size, origin)
 
 
 def _outputs(

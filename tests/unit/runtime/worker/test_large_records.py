@@ -64,7 +64,7 @@ def output(topics: str | list[str], *sizes: int) -> SinkOutput:
 
 
 def message(error: RecordTooLargeError, result: StepResult, limit: int | None = None) -> list[str]:
-    return str(named(error, REQUEST, result, SOURCES, lambda topic: limit)).splitlines()
+    return str(named(error, REQUEST, result, SOURCES, lambda topic: limit, None)).splitlines()
 
 
 def test_the_client_refuses_more_than_it_sends() -> None:

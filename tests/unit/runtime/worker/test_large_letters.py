@@ -1,0 +1,261 @@
+"""A dead letter that its topic does not take is made smaller: the instance goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from everflow import serdes
+from everflow.errors import RecordTooLargeError
+from everflow.handlers.given import Handlers
+from everflow.handlers.response import Response
+from everflow.kafka.reading.log_columns import LogColumns
+from everflow.kafka.writing.record_encoding import RecordColumns, encoded_headers
+from everflow.records import EdgeBatch, OffsetRange, TopicPartition
+from everflow.runtime.commit.batch import EXACTLY_ONCE_V2, BatchRequest, BatchResult
+from everflow.runtime.commit.gate_client import GateAnswer
+from everflow.runtime.step.task_step import StepResult
+from everflow.runtime.worker.dead_letters import Letter
+from everflow.runtime.worker.global_records import GlobalRecords
+from everflow.runtime.worker.kafka_sink import KafkaSink
+from everflow.runtime.worker.large_records import LetterTooLargeError
+from everflow.runtime.worker.worker_ports import WorkerPorts
+from everflow.topology.physical_plan import DEAD_LETTER_TYPE, Source
+
+IN = TopicPartition("in", 0)
+SOURCE = Source(
+    index=0,
+    topic="in",
+    subtopology=0,
+    node="parse",
+    key_serde=serdes.string(),
+    value_serde=serdes.json("n bigint"),
+    offset_reset="earliest",
+    kind="stream",
+    merged=False,
+    slot=1,
+)
+STACK = b"Traceback: \xc3\xa9\n" + b"line of a stack\n" * 1_000
+TOLD = (
+    ("__streams.errors.exception", b"ValueError"),
+    ("__streams.errors.message", "é".encode() * 900),
+    ("__streams.errors.stacktrace", STACK),
+    ("__streams.errors.offset", b"17"),
+)
+
+
+def on_the_wire(letter: Letter) -> int:
+    columns = RecordColumns(
+        pa.array([letter.key], pa.binary()),
+        pa.array([letter.value], pa.binary()),
+        np.zeros(1, np.int64),
+        encoded_headers([list(letter.headers)]),
+    )
+    return int(columns.sizes[0]) + 61
+
+
+@pytest.mark.parametrize("most", [10, 600, 1_000, 2_300, 2_301, 4_000, 20_000, 60_000, 100_000])
+@pytest.mark.parametrize("value", [None, b"", b"v" * 500, b"v" * 50_000])
+@pytest.mark.parametrize("key", [None, b"k" * 800])
+def test_it_is_as_small_as_it_has_to_be(most: int, value: bytes | None, key: bytes | None) -> None:
+    whole = Letter(key, value, [("own", b"h" * 700), *TOLD])
+    letter = whole.fitted(most)
+    assert letter.size <= max(most, 600)
+    assert on_the_wire(letter) <= letter.size
+    told = dict(letter.headers)
+    assert (told["__streams.errors.offset"], told["__streams.errors.exception"]) == (
+        b"17",
+        b"ValueError",
+    )
+    assert (told["__streams.errors.message"] or b"").decode() in "é" * 900
+    assert STACK.endswith(told["__streams.errors.stacktrace"] or b"")
+    left_out = (told.get("__everflow.errors.left.out") or b"").decode()
+    assert ("value" in left_out) == (letter.value != value)
+    assert ("key" in left_out) == (letter.key != key)
+    assert ("headers" in left_out) == ("own" not in told)
+    if whole.size <= most:
+        assert letter == whole
+
+
+def test_the_stack_goes_before_the_value_and_the_value_before_the_rest() -> None:
+    whole = Letter(b"k", b"v" * 50_000, [("own", b"h"), *TOLD])
+    cut = whole.fitted(55_000)
+    assert cut.value == whole.value
+    assert 0 < len(cut.said("__streams.errors.stacktrace")) < len(STACK)
+    small = whole.fitted(20_000)
+    assert (small.key, small.value) == (b"k", None)
+    assert small.said("__everflow.errors.left.out") == "value (50,000 bytes)"
+    assert small.said("__streams.errors.stacktrace").encode() == STACK
+
+
+class Writer:
+    """Refuses what is larger than ``own`` before it is sent, and than ``topic`` afterwards; knows
+    what was committed."""
+
+    held_ms, renewals = 0.0, 0
+
+    def __init__(self, own: int, topic: int) -> None:
+        self.own, self.topic = own, topic
+        self.written: list[Letter] = []
+        self.committed: list[Letter] = []
+        self.aborted = 0
+
+    def begin(self) -> None:
+        self.written = []
+
+    def write(self, topic: str, keys: Any, values: Any, times: Any, *rest: Any) -> None:
+        assert topic == "dead"
+        self.written += map(Letter, keys, values, rest[1])
+        if self.largest > self.own:
+            raise RecordTooLargeError("too large", topics=("dead",), limit=self.own)
+
+    @property
+    def largest(self) -> int:
+        return max(map(on_the_wire, self.written))
+
+    def send(self) -> None: ...
+
+    def send_offsets(self, *_: Any) -> None: ...
+
+    def flush(self, timeout_s: float) -> None:
+        if self.largest > self.topic:
+            raise RecordTooLargeError("refused", topics=("dead",))
+
+    def commit(self, timeout_s: float) -> None:
+        self.committed = self.written
+
+    def abort(self, timeout_s: float) -> None:
+        self.aborted += 1
+
+    def positions(self) -> dict[TopicPartition, int]:
+        return {}
+
+
+@dataclass(frozen=True)
+class Ports(WorkerPorts):
+    made: Any = None
+    knows: bool = True
+    asked: list[str] = field(default_factory=list)
+
+    def writer(self, request: BatchRequest) -> Any:
+        return self.made
+
+    def ask(self, request: BatchRequest, offsets: object) -> GateAnswer:
+        """As the driver: a batch is answered once."""
+        assert "the gate" not in self.asked
+        self.asked.append("the gate")
+        return GateAnswer(True, group_metadata=b"")
+
+    def topic_limit(self, request: BatchRequest, topic: str) -> int | None:
+        self.asked.append(topic)
+        return self.made.topic if self.knows else None
+
+
+def left_out(values: Sequence[bytes]) -> EdgeBatch:
+    about = {
+        "exception": "ValueError",
+        "stacktrace": STACK.decode(),
+        "stage": "processing",
+        "node": "parse",
+        "task": "0_0",
+        "attempt": 0,
+    }
+    rows = [
+        {
+            "value": value,
+            "error": "ValueError: no",
+            "response": Response.DEAD_LETTER.value,
+            "about": json.dumps(about),
+        }
+        for value in values
+    ]
+    places = np.arange(len(values), dtype=np.int64)
+    return EdgeBatch(
+        key=pa.array([b"k"] * len(values), pa.binary()),
+        value=pa.array(rows, DEAD_LETTER_TYPE.value),
+        timestamp=places,
+        seq=places,
+        source=np.zeros(len(values), np.int32),
+        partition=np.zeros(len(values), np.int32),
+        offset=places + 17,
+    )
+
+
+def sunk(writer: Writer, values: Sequence[bytes], knows: bool = True) -> BatchResult:
+    ranges = {IN: OffsetRange(17, 17 + len(values))}
+    request = BatchRequest(
+        batch_id="i1.1.0",
+        thread=0,
+        attempt=0,
+        guarantee=EXACTLY_ONCE_V2,
+        transactional_id="app-p-0",
+        wall_clock_ms=0,
+        gate="gate",
+        ranges=ranges,
+        log_ends={},
+        tasks=[],
+        application_id="app",
+        producer_config={},
+    )
+    result = StepResult(consumed={IN: ranges[IN].end}, dead_letters=left_out(values))
+    return KafkaSink("dead", Ports(1 << 30, writer, knows))(request, result, (SOURCE,))
+
+
+@pytest.mark.parametrize("knows", [True, False], ids=["limit known", "limit not told"])
+def test_what_producer_and_topic_refuse_is_written_smaller_and_the_rest_whole(knows: bool) -> None:
+    writer = Writer(own=1_000_000, topic=30_000)
+    done = sunk(writer, [b"v", b"V" * 990_000], knows)
+    assert (done.committed, done.counts["dead_letters"], len(done.left_out)) == (True, 2, 2)
+    small, large = writer.committed
+    assert (small.value, small.said("__everflow.errors.left.out")) == (b"v", "")
+    assert (large.key, large.value) == (b"k", None)
+    assert large.said("__everflow.errors.left.out") == "value (990,000 bytes)"
+    assert large.said("__streams.errors.offset") == "18"
+    assert writer.aborted >= 2
+
+
+def test_a_topic_that_takes_no_letter_names_the_record() -> None:
+    with pytest.raises(LetterTooLargeError) as raised:
+        sunk(Writer(own=1_000_000, topic=100), [b"v"])
+    text = str(raised.value)
+    assert text.startswith("A record for topic dead is too large: ")
+    assert "the dead letter of record in-0@17, which failed at node parse with ValueError" in text
+    assert "Raise max.message.bytes of dead" in text
+
+
+def test_a_letter_of_a_global_table_is_made_smaller_too() -> None:
+    class Plain(Writer):
+        def flush(self, timeout_s: float) -> None:
+            super().flush(timeout_s)
+            self.committed = self.written
+
+    writer: Any = Plain(own=1_000_000, topic=500_000)
+    records = GlobalRecords({"in": SOURCE}, Handlers("dead"), lambda: writer)
+    held = LogColumns(
+        pa.array([b"k"], pa.binary()),
+        pa.array([b"{" * 999_900], pa.binary()),
+        np.array([3], np.int64),
+        np.array([7], np.int64),
+    )
+
+    @dataclass
+    class Held:
+        def arrow(self, headers: bool) -> LogColumns:
+            return held
+
+    @dataclass
+    class Chunk:
+        held: Held
+        next_position: int = 4
+        records: int = 1
+
+    taken = records.taken(IN, Chunk(Held()))  # type: ignore[arg-type]
+    assert list(taken.keys) == []
+    (letter,) = writer.committed
+    assert letter.said("__everflow.errors.left.out") == "value (999,900 bytes)"
