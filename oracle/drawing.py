@@ -315,7 +315,6 @@ class Draw:
         """The original has a stream time for each side (docs/differences.md): both are of one
         stream, or nothing is late."""
         windows = self._windows(self._drawn.choice(["time", "sliding", "session"]))
-        windows["results"] = self._drawn.choice(["each", "suppressed"])
         plain = [name for name, (plain, _) in self._streams.items() if plain]
         if len(plain) > 1 and self._drawn.random() < 0.5:
             left, right = self._two_of(plain)
@@ -323,6 +322,10 @@ class Draw:
         else:
             left = self._one_of(self._streams)
             right = self._add("map_values", **{"in": left}, suffix="q")
+        above = map(self._node, self._above(left) | self._above(right))
+        # The original takes it for versioned, and does not suppress it, if something above is.
+        suppressed = [] if any("history" in node for node in above) else ["suppressed"]
+        windows["results"] = self._drawn.choice(["each", *suppressed])
         left, right = (self._add("filter", **{"in": side}, without="\0") for side in (left, right))
         name = self._add("cogroup", left=left, right=right, store=self._store(), windows=windows)
         self._stream(name, plain=False, changed=True)
