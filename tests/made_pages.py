@@ -1,5 +1,6 @@
-"""Pages of the guide with tables that are made of the code. After a change of a setting's text or
-of a foreign name, run it:
+"""Pages of the guide with tables that are made of the code: of its settings, commands and names, or
+of what operators do in the test driver (`semantics.families`). After a change of a setting's text,
+of a foreign name or of an operator, run it:
 
 .venv/bin/python tests/made_pages.py
 """
@@ -15,6 +16,8 @@ import metrics_page
 from configuration_page import keys, prefixes
 from everflow.foreign_names import KAFKA_STREAMS, PYSPARK
 from foreign_names_tables import tables
+from semantics import families
+from semantics.probes import seen, table
 
 GUIDE = Path(__file__).resolve().parents[1] / "docs" / "guide"
 PAGES: Mapping[str, Mapping[str, str]] = {
@@ -40,11 +43,18 @@ def made(page: str, parts: Mapping[str, str]) -> str:
     return page
 
 
+def semantics(page: str) -> dict[str, str]:
+    """Name of a part -> its text, of a page with families of operators; needs Spark."""
+    found = seen(families.PAGES[page])
+    return {name: table(family, found[name]) for name, family in families.PAGES[page].items()}
+
+
 def marked(page: str) -> list[str]:
     """The names of the parts that a page has places for."""
     return re.findall(r"^<!-- begin (.*) -->$", page, re.MULTILINE)
 
 
 if __name__ == "__main__":
-    for name, parts in PAGES.items():
+    tables_of_families = {name: semantics(name) for name in families.PAGES}
+    for name, parts in [*PAGES.items(), *tables_of_families.items()]:
         (GUIDE / name).write_text(made((GUIDE / name).read_text(), parts))
