@@ -33,6 +33,20 @@ _known: dict[str, TokenProvider] = {}
 _known_lock = threading.Lock()
 
 
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """The client's id and secret are for the endpoint that the settings name, and for no other:
+    urllib would send them on, to another host too."""
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> None:
+        place = urllib.parse.urlsplit(newurl)
+        raise OSError(
+            f"it redirects to {place.scheme}://{place.netloc} ({code}), and redirections are not "
+            f"followed: name that address in sasl.oauthbearer.token.endpoint.url if it is right"
+        )
+
+
 class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]
     """Tokens for one client id, kept until they are old. Safe from any thread; asks in the calling
     one, for at most some seconds, once in a token's life."""
@@ -87,7 +101,10 @@ class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]
             context = ssl.create_default_context(
                 cafile=str(file) if file else None, cadata=str(text) if text else None
             )
-            with urllib.request.urlopen(request, timeout=_ANSWER_S, context=context) as answer:
+            opener = urllib.request.build_opener(
+                urllib.request.HTTPSHandler(context=context), _NoRedirects()
+            )
+            with opener.open(request, timeout=_ANSWER_S) as answer:
                 given = json.loads(answer.read(_LONGEST_ANSWER))
             return str(given["access_token"]), float(given.get("expires_in", _LIFE_S))
         except (OSError, ValueError, KeyError, TypeError) as failure:

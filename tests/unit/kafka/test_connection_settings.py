@@ -64,9 +64,16 @@ class _Answers(BaseHTTPRequestHandler):
         code, given = self.server.answers.pop(0)  # type: ignore[attr-defined]
         body = given if isinstance(given, bytes) else json.dumps(given).encode()
         self.send_response(code)
+        if 300 <= code < 400:
+            self.send_header("Location", body.decode())
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
+
+    def do_GET(self) -> None:
+        """Where a redirection goes that is followed."""
+        self.server.followed.append(dict(self.headers))  # type: ignore[attr-defined]
+        self.do_POST()
 
     def log_message(self, *_: object) -> None:
         """Not to the terminal."""
@@ -113,6 +120,21 @@ def test_an_endpoint_without_a_token_is_named(
     endpoint.answers = [answer]  # type: ignore[attr-defined]
     with pytest.raises(SaslAuthenticationFailedError, match="token endpoint http://127") as refused:
         provider(endpoint, [0.0]).token()
+    assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
+def test_a_secret_does_not_follow_a_redirection(endpoint: ThreadingHTTPServer, code: int) -> None:
+    elsewhere = f"http://localhost:{endpoint.server_port}/?secret=hunter2"
+    endpoint.followed = []  # type: ignore[attr-defined]
+    endpoint.answers = [  # type: ignore[attr-defined]
+        (code, elsewhere.encode()),
+        (200, {"access_token": "of another"}),
+    ]
+    with pytest.raises(SaslAuthenticationFailedError, match="redirections are not") as refused:
+        provider(endpoint, [0.0]).token()
+    assert f"it redirects to http://localhost:{endpoint.server_port} ({code})" in str(refused.value)
+    assert endpoint.followed == []  # type: ignore[attr-defined]
     assert "hunter2" not in str(refused.value)
 
 
