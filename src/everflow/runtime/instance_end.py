@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from everflow.clock import Deadline
-from everflow.errors import EverflowError
+from everflow.errors import EverflowError, FatalError
 from everflow.moves import ABOUT_ASSIGNMENT, moves, some
 from everflow.retry import StoppedError, quietly
 from everflow.runtime.drain import DRAIN_WITHOUT_BROKER_MS, drain_limit, drained_or_ended
@@ -25,6 +25,11 @@ take its commit."""
 HANGS_MS = 30_000.0
 """A batch in flight that has not ended by then hangs: batches are planned to take a tenth of it,
 and the watchdog of those that hang has ended before."""
+GIVEN_UP_MS = 10_000.0
+"""A thread whose batch was cut off ends within a moment, unless nobody knows of a worker to kill:
+Spark has no free place for its job, say."""
+STEP_MS = 30_000.0
+"""A step that only waits for others, who were told to stop, takes a second or two."""
 LEAVE_S, LEAVE_WITHOUT_BROKER_S = 5.0, 1.0
 
 
@@ -41,25 +46,28 @@ class InstanceEnd:
     told: Callable[[str], None]
     cut_off: bool = False
     """Workers were killed in the middle of a batch: a transaction may be open."""
+    at: str = ""
+    """The step that runs, in words."""
 
     def run(self) -> None:
         """Tasks are handed over -> batches end and commit -> offsets held back are committed ->
         stores are flushed -> the group is left. Raises the first failure, after the last step: a
         member that did not leave would keep its tasks from the others for as long as this process
-        lives."""
+        lives. So a step that waits for others has an end, too, and they are left behind."""
         failures: list[Exception] = []
         steps = {
             "handing the tasks over": self._drain,
-            "waiting for what it does this moment": self._end_loop,
+            "waiting for what it does this moment": self._bounded(self._end_loop),
             "waiting for the batches in flight": self._end_threads,
-            "waiting for restores and copies to stop": self._end_recoveries,
+            "waiting for restores and copies to stop": self._bounded(self._end_recoveries),
             "ending the transaction of a batch that was cut off": self._abort_cut_off,
             "committing offsets": self._commit_held,
-            "closing the stores": self._checkpoint,
+            "closing the stores": self._bounded(self._checkpoint),
             "telling the group that it leaves": self._leave,
         }
         for name, step in steps.items():
             self.told(name)
+            self.at = name
             try:
                 with waiting(name):
                     step()
@@ -72,6 +80,32 @@ class InstanceEnd:
                 failures.append(error)
         if failures:
             raise failures[0]
+
+    def _bounded(self, step: Callable[[], None]) -> Callable[[], None]:
+        """The step, which goes on by itself where it takes too long: FatalError, then."""
+
+        def run() -> None:
+            failures: list[Exception] = []
+
+            def work() -> None:
+                try:
+                    step()
+                except Exception as error:  # raised where the step is waited for
+                    failures.append(error)
+
+            instance = self.instance
+            running = instance.ports.spawn("everflow-shutdown-step", work)
+            limit = Deadline(instance.clock, STEP_MS)
+            while not running.join(LOOK_S):
+                if limit.expired():
+                    raise FatalError(
+                        f"{self.at[0].upper()}{self.at[1:]} has not ended within "
+                        f"{STEP_MS / 1000:g} s: the end goes on without it, and the group is left."
+                    )
+            if failures:
+                raise failures[0]
+
+        return run
 
     def _drain(self) -> None:
         """D8: go on processing until every task has gone to a hot copy elsewhere, or nobody could
@@ -108,48 +142,67 @@ class InstanceEnd:
         self.instance.manager.close()
 
     def _end_threads(self) -> None:
-        threads = self.instance.threads
+        threads = list(self.instance.threads)
         for thread in threads:
             thread.stop()
         self.instance.stop.set()
-        for thread in threads:
-            self._await_thread(thread)
+        left = self._left_of(threads)
         for thread in threads:
             # No batch runs any more. Idle workers hold a producer that the next instance on this
             # folder fences; end them.
             self._kill_workers(thread)
+        if left:
+            raise FatalError(
+                f"Stream threads {some(thread.number for thread in left)} have not ended within "
+                f"{GIVEN_UP_MS / 1000:g} s after their batches were cut off: no worker of theirs "
+                "is known (has Spark a free place for their jobs?), or they wait for something "
+                "else. The end goes on without them; their batches are refused by the commit "
+                "gate, and their records are processed again."
+            )
 
-    def _await_thread(self, thread: StreamThread) -> None:
-        """Until its batch in flight has ended. By force where nobody wants to wait, no broker could
-        take its commit, or it hangs: that is a worker's crash, which the next recovery of these
-        tasks makes up for (D6)."""
+    def _left_of(self, threads: Sequence[StreamThread]) -> Sequence[StreamThread]:
+        """Waits until their batches in flight have ended; those of which one has not. By force
+        where nobody wants to wait, no broker could take the commit, or a batch hangs: that is a
+        worker's crash, which the next recovery of these tasks makes up for (D6)."""
         clock = self.instance.clock
         hangs, since_ms = Deadline(clock, HANGS_MS), None
-        while not thread.join(LOOK_S):
-            if not (self.hurry.is_set() or self._brokers_away() or hangs.expired()):
+        given_up: Deadline | None = None
+        while threads := [thread for thread in threads if not thread.join(LOOK_S)]:
+            why = self._why_cut_off(hangs)
+            if why is None:
                 continue
             now_ms = clock.monotonic_ms()
             since_ms = now_ms if since_ms is None else since_ms
-            if now_ms - since_ms >= HURRY_MS or hangs.expired():
-                thread.cut_off = True
-                if self._kill_workers(thread):
-                    self.cut_off = True
-                    why = (
-                        "asked to stop now"
-                        if self.hurry.is_set()
-                        else f"it has not ended within {HANGS_MS / 1000:g} s"
-                        if hangs.expired()
-                        else "the brokers do not answer"
-                    )
-                    moves.info(
-                        (
-                            "Stream thread %d: its batch is cut off (%s); its records are "
-                            "processed "
-                            "again"
-                        ),
-                        thread.number,
-                        why,
-                    )
+            if now_ms - since_ms < HURRY_MS and not hangs.expired():
+                continue
+            given_up = given_up or Deadline(clock, GIVEN_UP_MS)
+            over = given_up.expired()
+            for thread in threads:
+                if over:
+                    # Before the workers are killed: one that comes after that is sent away.
+                    self.instance.book.abandon(thread.number)
+                self._cut_off(thread, why)
+            if over:
+                break
+        return threads
+
+    def _why_cut_off(self, hangs: Deadline) -> str | None:
+        """Why batches in flight may not end by themselves."""
+        if self.hurry.is_set():
+            return "asked to stop now"
+        if hangs.expired():
+            return f"it has not ended within {HANGS_MS / 1000:g} s"
+        return "the brokers do not answer" if self._brokers_away() else None
+
+    def _cut_off(self, thread: StreamThread, why: str) -> None:
+        thread.cut_off = True
+        if self._kill_workers(thread):
+            self.cut_off = True
+            moves.info(
+                "Stream thread %d: its batch is cut off (%s); its records are processed again",
+                thread.number,
+                why,
+            )
 
     def _kill_workers(self, thread: StreamThread) -> bool:
         ports = self.instance.ports

@@ -34,7 +34,7 @@ class InstanceLife:
         self._clock, self._spawn, self._ended = clock, spawn, ended
         self.states = StateMachine()
         self.error: EverflowError | None = None
-        """Why it is in state ERROR."""
+        """Why it is in state ERROR, or what its end could not do."""
         self.instance: Instance | None = None
         """Once the cluster was looked at, for good."""
         self.held = ExitStack()
@@ -129,7 +129,9 @@ class InstanceLife:
                 error,
                 exc_info=not isinstance(error, EverflowError),
             )
-            failed = True
+            if not isinstance(error, EverflowError):
+                error = EverflowError(f"The shutdown did not go through: {error!r}")
+            self.error = self.error or without_history(error)
         self.states.to(ClientState.ERROR if failed else ClientState.NOT_RUNNING)
         self._ended()
         self._end_over.set()
@@ -163,7 +165,8 @@ class Living:
 
     @property
     def error(self) -> EverflowError | None:
-        """Why the instance is in state ERROR."""
+        """Why the instance is in state ERROR; in state NOT_RUNNING, what its end could not do (a
+        batch that hung for longer than is waited for, say)."""
         return self._life.error
 
 

@@ -1,18 +1,23 @@
-"""An instance whose batch hangs ends all the same: the worker is killed, the group is left."""
+"""An instance whose batch hangs ends all the same: the worker is killed, the group is left. So it
+does where there is no worker to kill."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
 from everflow import StreamsBuilder, serdes
 from everflow.runtime import instance_end
+from everflow.runtime.client_state import ClientState
 from everflow.testing import wait_until
-from integration.lifecycle.lifecycle_cluster import Application, Cluster, text
+from integration.lifecycle.lifecycle_cluster import Application, Cluster, text, until_running
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
 
@@ -46,3 +51,60 @@ def test_a_shutdown_does_not_wait_for_a_batch_that_hangs(
     assert time.monotonic() - began < 40
     assert cluster.members(app.id) == 0
     assert "its batch is cut off (it has not ended within 2 s)" in caplog.text
+
+
+@contextmanager
+def all_places_taken(spark: SparkSession, folder: Path) -> Iterator[None]:
+    """Somebody else's job has every place of this Spark for as long as the block runs."""
+    context = spark.sparkContext
+    places, over, ready = context.defaultParallelism, folder / "over", folder / "ready"
+    ready.mkdir()
+
+    def hold(number: int) -> None:
+        (ready / str(number)).touch()
+        wait_until(over.exists, 120, "the end of the block")
+
+    job = context.parallelize(range(places), places)
+    thread = threading.Thread(target=lambda: job.foreach(hold))
+    thread.start()
+    try:
+        wait_until(lambda: len(list(ready.iterdir())) == places, 60, "all places to be taken")
+        yield
+    finally:
+        over.touch()
+        thread.join()
+
+
+@pytest.mark.slow
+def test_a_shutdown_does_not_wait_for_a_job_that_spark_has_no_place_for(
+    app: Application,
+    cluster: Cluster,
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(instance_end, "HANGS_MS", 2_000.0)
+    monkeypatch.setattr(instance_end, "GIVEN_UP_MS", 1_000.0)
+    source, output = cluster.topic("in", 1), cluster.topic("out", 1)
+    builder = StreamsBuilder()
+    stream = builder.stream(source, key=serdes.string(), value=serdes.string())
+    stream.map_values(str.upper, returns="string").to(output)
+    streams = app.instance(builder.build(), spark_job_per_batch=True)
+    streams.start()
+    until_running(streams)
+    with all_places_taken(spark, tmp_path):
+        cluster.write(source, [text("k", "late")])
+        assert streams._life.instance is not None
+        (thread,) = streams._life.instance.threads
+        wait_until(lambda: thread.batch_since_ms is not None, 60, "a batch")
+        began = time.monotonic()
+        assert streams.close(timeout=60)
+        assert time.monotonic() - began < 40
+        assert streams.state is ClientState.NOT_RUNNING
+        assert "has Spark a free place for their jobs?" in str(streams.error)
+        assert cluster.members(app.id) == 0
+    assert thread.join(60), "its job runs when there is a place, and its worker is sent away"
+    assert cluster.read(output) == []
+    app.run_through(builder.build(), source)
+    assert [record.value for record in cluster.read(output)] == [b"LATE"]

@@ -115,6 +115,7 @@ class GateBook:
         self._owned_again: set[TaskId] = set()
         self._open: dict[str, OpenBatch] = {}
         self._answered: set[str] = set()
+        self._abandoned: set[int] = set()
         self._pids: dict[int, dict[str, int]] = {}
 
     def own(self, tasks: Iterable[TaskId]) -> None:
@@ -174,9 +175,11 @@ class GateBook:
     ) -> bool:
         """Open a batch over tasks that were recovered in these ownerships. False (and nothing
         opened) if one of them is over: a task that was lost and came back has to be recovered
-        first."""
+        first. Nor for a thread that was left behind (`abandon`)."""
         with self._lock:
-            if any(self._epochs.get(task) != epoch for task, epoch in epochs.items()):
+            if thread in self._abandoned or any(
+                self._epochs.get(task) != epoch for task, epoch in epochs.items()
+            ):
                 return False
             self._open[batch_id] = OpenBatch(batch_id, thread, guarantee, dict(epochs))
             self._pids.pop(thread, None)  # a pid of an older batch may be another process's by now
@@ -187,6 +190,15 @@ class GateBook:
         with self._lock:
             self._open.pop(batch_id, None)
             self._answered.discard(batch_id)
+
+    def abandon(self, thread: int) -> None:
+        """Nobody waits for this stream thread any more, for good: it begins no batch, a worker that
+        comes for the one in flight is sent away, and one that asks to commit is refused."""
+        with self._lock:
+            self._abandoned.add(thread)
+            for batch in [one for one in self._open.values() if one.thread == thread]:
+                del self._open[batch.batch_id]
+                self._answered.discard(batch.batch_id)
 
     def hello(self, batch_id: str, slot: str, pid: int) -> bool:
         """Record the worker process of a hop; False if the batch is not in flight (the worker must

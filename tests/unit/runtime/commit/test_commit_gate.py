@@ -121,6 +121,20 @@ def test_an_older_attempt_is_refused_and_pids_are_those_of_the_batch_in_flight()
     assert book.take_pids(7) == ()
 
 
+def test_a_thread_that_was_left_behind_begins_nothing_and_its_batch_is_refused() -> None:
+    book = GateBook()
+    book.own([TASK])
+    epochs = {TASK: book.epoch(TASK)}
+    assert book.begin("i-1-0", 0, EXACTLY_ONCE_V2, epochs)
+    assert book.begin("j-1-0", 1, EXACTLY_ONCE_V2, epochs)
+    book.abandon(0)
+    assert not book.hello("i-1-0", "t0-0", 77)
+    assert not book.ask("i-1-0", MEMBER)[0].ok
+    assert not book.begin("i-2-0", 0, EXACTLY_ONCE_V2, epochs)
+    assert book.hello("j-1-0", "t1-0", 78)
+    assert book.ask("j-1-0", MEMBER)[0].ok
+
+
 def test_a_worker_that_serves_another_instance_of_this_process_by_now_is_not_taken() -> None:
     closing, staying = GateBook(), GateBook()
     for book, batch in ((closing, "a.0.0"), (staying, "b.0.0")):
