@@ -296,14 +296,15 @@ def _held_back(
             f"a longer history=, or a shorter grace",
             where=call.where,
         )
-    return held_back(stream, call, grace_ms, store)
+    claimed = stream.graph.claim_store(store, call.operator, call.where)
+    return held_back(stream, call, grace_ms, claimed)
 
 
-def held_back(stream: KStream, call: JoinCall, grace_ms: int, store: object) -> HeldBack:
-    """The buffer ``store`` of a stream whose records wait. TopologyError without a name."""
+def held_back(stream: KStream, call: JoinCall, grace_ms: int, claimed: str) -> HeldBack:
+    """The buffer of a stream whose records wait, in a store whose name is ``claimed``."""
     key_serde, value_serde = stream.edge.serdes(call.operator, call.where)
     spec = StoreSpec(
-        name=stream.graph.claim_store(store, call.operator, call.where),
+        name=claimed,
         kind="key_value",
         key_serde=bytes_(),
         value_serde=bytes_(),

@@ -215,6 +215,17 @@ def test_when_entries_end_is_kept_where_the_entries_are() -> None:
     assert internal_topics(cut(topology), {"in": 1}, "app").changelog == {}
 
 
+def test_what_waits_is_kept_where_the_records_it_waits_for_are() -> None:
+    """After a move the one does not come back without the other: a record without its match."""
+    builder = StreamsBuilder()
+    trades, quotes = (builder.stream(name, key=TEXT, value=TEXT) for name in ("t", "q"))
+    kept = Materialized("quotes", logging=False, in_memory=True)
+    trades.join_asof(quotes, tolerance=10, grace=5, store=kept).to("out")
+    topology = builder.build()
+    assert topology.in_memory == {"quotes", "quotes-waiting"}
+    assert internal_topics(cut(topology), {"t": 1, "q": 1}, "app").changelog == {}
+
+
 @pytest.mark.parametrize(
     ("store", "says"),
     [

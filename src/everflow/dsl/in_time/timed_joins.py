@@ -57,8 +57,9 @@ class TimedJoins(StreamJoins):
         before it. One that is later than that is joined at once.
 
         ``store``: keeps the other side's records for tolerance and grace; what waits is in
-        ``<store>-waiting``. Behind an operator that changes the key a side goes through a
-        repartition topic called after ``name``. A result has the left record's headers.
+        ``<store>-waiting``, which lies and is logged as ``store`` is. Behind an operator that
+        changes the key a side goes through a repartition topic called after ``name``. A result has
+        the left record's headers.
         """
         options: dict[str, Any] = {"how": how, "grace": grace, "tolerance": tolerance}
         options |= {"returns": returns, "store": store, "name": name}
@@ -150,7 +151,10 @@ def _as_of(
         retention_ms=tolerance_ms + grace_ms + 1,
         where=where,
     )
-    held = None if not grace_ms else held_back(lefts, call, grace_ms, f"{claimed}-waiting")
+    held = None
+    if grace_ms:
+        beside = graph.claim_beside(f"{claimed}-waiting", claimed, call.operator, where)
+        held = held_back(lefts, call, grace_ms, beside)
     edge = call.edge(lefts, rights)
     operator = AsOfJoin(
         kind=kind,
