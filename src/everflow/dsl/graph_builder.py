@@ -256,6 +256,18 @@ class GraphBuilder:
             )
         return name
 
+    def claim_each(
+        self, store: object, suffixes: Iterable[str], operator: str, where: str | None
+    ) -> tuple[str, ...]:
+        """Register the stores of an operator that has several, all with the options of ``store``,
+        after whose name and a suffix each is called."""
+        base = self.claim_store(store, operator, where)
+        given = self._options.pop(base, None)
+        names = tuple(f"{base}{suffix}" for suffix in suffixes)
+        for name in names:
+            self.claim_store(name if given is None else replace(given, name=name), operator, where)
+        return names
+
     def retention_ms(self, store: str, least_ms: int, where: str | None) -> int:
         """How long the store ``store`` keeps its windows, which need ``least_ms``."""
         return kept_for(self._options.get(store), least_ms, where)

@@ -415,12 +415,18 @@ class _Stores:
         store: object,
     ) -> _Stores:
         """TopologyError for a name that is missing or taken."""
-        base = left.graph.claim_store(store, call.operator, call.where)
+        this = "outer-this" if kind.keeps_right else "this"
+        other = "outer-other" if kind.keeps_left else "other"
+        suffixes = [f"-{this}-join-store", f"-{other}-join-store"]
+        if kind.keeps_left:
+            outer = "outer" if kind.keeps_right else "left"
+            suffixes.append(f"-{outer}-shared-join-store")
+        names = left.graph.claim_each(store, suffixes, call.operator, call.where)
 
         def window_store(side: StreamJoins, name: str) -> StoreSpec:
             key_serde, value_serde = side.edge.serdes(call.operator, call.where)
             return StoreSpec(
-                name=left.graph.claim_store(name, call.operator, call.where),
+                name=name,
                 kind="window",
                 key_serde=key_serde,
                 value_serde=value_serde,
@@ -430,23 +436,21 @@ class _Stores:
                 where=call.where,
             )
 
-        this = "outer-this" if kind.keeps_right else "this"
-        other = "outer-other" if kind.keeps_left else "other"
-        waiting = None
-        if kind.keeps_left:
-            shared = f"{base}-{'outer' if kind.keeps_right else 'left'}-shared-join-store"
-            waiting = StoreSpec(
-                name=left.graph.claim_store(shared, call.operator, call.where),
+        waiting = [
+            StoreSpec(
+                name=name,
                 kind="key_value",
                 key_serde=bytes_(),
                 value_serde=bytes_(),
                 where=call.where,
                 private=True,
             )
+            for name in names[2:]
+        ]
         return _Stores(
-            window_store(left, f"{base}-{this}-join-store"),
-            window_store(right, f"{base}-{other}-join-store"),
-            waiting,
+            window_store(left, names[0]),
+            window_store(right, names[1]),
+            waiting[0] if waiting else None,
         )
 
 

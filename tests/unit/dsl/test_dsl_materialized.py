@@ -119,6 +119,66 @@ def test_tables_and_final_results_take_options() -> None:
     assert made["app-n-changelog"][1]["retention.ms"] == str(2 * 86_400_000)
 
 
+def joined(builder: StreamsBuilder, left: Any, how: str, store: str | Materialized) -> Any:
+    right = builder.stream("more", key=TEXT, value=TEXT)
+    windows = JoinWindows.of_time_difference(5)
+    return getattr(left, how)(right, F.col("left"), windows=windows, store=store, name="j")
+
+
+@pytest.mark.parametrize(
+    ("how", "stores"),
+    [
+        ("join", {"p-this-join-store", "p-other-join-store"}),
+        (
+            "left_join",
+            {"p-this-join-store", "p-outer-other-join-store", "p-left-shared-join-store"},
+        ),
+        (
+            "outer_join",
+            {
+                "p-outer-this-join-store",
+                "p-outer-other-join-store",
+                "p-outer-shared-join-store",
+            },
+        ),
+    ],
+)
+def test_options_of_a_join_are_those_of_all_its_stores(how: str, stores: set[str]) -> None:
+    """As `StreamJoined`'s in Kafka Streams."""
+
+    def made(store: Materialized) -> tuple[Any, Any]:
+        builder = StreamsBuilder()
+        joined(builder, builder.stream("in", key=TEXT, value=TEXT), how, store).to("out")
+        topology = builder.build()
+        return topology, internal_topics(cut(topology), {"in": 1, "more": 1}, "app").changelog
+
+    topology, changelogs = made(Materialized("p", logging=False, in_memory=True))
+    assert (topology.in_memory, changelogs) == (stores, {})
+    settings = {"segment.bytes": "1000000"}
+    topology, changelogs = made(Materialized("p", topic_config=settings))
+    assert topology.in_memory == set()
+    assert set(changelogs) == {f"app-{store}-changelog" for store in stores}
+    assert {config["segment.bytes"] for _, config in changelogs.values()} == {"1000000"}
+
+
+def test_a_join_in_memory_without_changelogs_joins() -> None:
+    builder = StreamsBuilder()
+    kept = Materialized("p", logging=False, in_memory=True)
+    joined(builder, builder.stream("in", key=TEXT, value=TEXT), "left_join", kept).to("out")
+    with TopologyTestDriver(builder.build()) as driver:
+        left = driver.create_input_topic("in", TEXT, TEXT)
+        right = driver.create_input_topic("more", TEXT, TEXT)
+        left.pipe_input("a", "x", 1)
+        left.pipe_input("b", "alone", 1)
+        right.pipe_input("a", "y", 3)
+        right.pipe_input("c", "later", 100)
+        assert driver.create_output_topic("out", TEXT, TEXT).read_key_values() == [
+            ("a", "x"),
+            ("b", "alone"),
+        ]
+        assert driver.produced_topics() == {"out"}
+
+
 Mistake = Callable[[Any, Any], Any]
 MISTAKES: dict[str, tuple[Mistake, str]] = {
     "too short for its windows": (
@@ -165,18 +225,17 @@ MISTAKES: dict[str, tuple[Mistake, str]] = {
         lambda b, s: [s.group_by_key().count(store=Materialized("n")) for _ in range(2)],
         "'n' is used twice",
     ),
-    "a join with several stores": (
-        lambda b, s: (
-            s.join(
-                b.stream("more", key=TEXT, value=TEXT),
-                F.col("left"),
-                windows=JoinWindows.of_time_difference(5),
-                store=Materialized("n", logging=False),
-                name="j",
-            ),
-            b.build(),
-        ),
-        r"Materialized\('n'\) is for one store, and here are several.*store='n'",
+    "a retention of a join": (
+        lambda b, s: joined(b, s, "join", Materialized("n", retention="1 day")),
+        "store 'n-this-join-store' has none of its own to choose",
+    ),
+    "a history of a join": (
+        lambda b, s: joined(b, s, "join", Materialized("n", history="1 day")),
+        "history= is of tables",
+    ),
+    "caching of a join": (
+        lambda b, s: joined(b, s, "join", Materialized("n", caching=False)),
+        "JOIN gives every one; leave it out",
     ),
 }
 

@@ -29,7 +29,8 @@ class Materialized(Telling):
     configuration. ``history``: of ``table`` and ``to_table``: a versioned table (KIP-889), which
     also keeps what its values were, for so long behind stream time. ``in_memory`` True: the store
     lies in memory (``state.memory.dir``), not on disk; it is gone when the instance ends, and read
-    anew from its changelog at the next start.
+    anew from its changelog at the next start. A join of streams has several stores, called after
+    ``name``, and all have the options.
 
     TopologyError for what cannot be, with the cure.
     """
