@@ -59,8 +59,9 @@ def prepare_cluster(
     """Steps 2-7 of a start (step 1, the lock on the state folder, is the caller's). ``stop``, set
     meanwhile, ends it with some EverflowError; ``admin`` looks at it too.
 
-    Raises TaskTimeoutError (no broker), TopologyError (topics missing, partition counts that do not
-    fit), InternalTopicError, OffsetsExpiredError, StoreLayoutError, StateFormatError.
+    Raises TaskTimeoutError (no broker, or none that answers), TopologyError (topics missing,
+    partition counts that do not fit), InternalTopicError, OffsetsExpiredError, StoreLayoutError,
+    StateFormatError.
     """
     topology = _with_times(topology, config)
     # 2. A broker answers, or says for how long it has not.
@@ -70,6 +71,20 @@ def prepare_cluster(
     # 3. Earlier processes on this folder may have left transactions open; they hide committed
     #    offsets until fenced (D6).
     _fence_recorded(config, directory, clock, stop)
+    return retrying(
+        lambda: _prepared(topology, config, admin, cluster_id),
+        "preparing topics",
+        clock=clock,
+        deadline=Deadline(clock, config.task_timeout_ms),
+        stop=stop,
+    )
+
+
+def _prepared(
+    topology: Topology, config: StreamsConfig, admin: ClusterAdmin, cluster_id: str
+) -> Blueprint:
+    """Steps 4-7, which may be done again: a broker that has much to do may know no leader of a
+    topic for a while that another instance has just created."""
     # 4. The user's topics, and whether their partitions fit together.
     subs = cut(topology)
     counts = {name: one.partitions for name, one in admin.describe_topics(subs.topics).items()}
