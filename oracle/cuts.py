@@ -124,7 +124,8 @@ def taken_in_turn(program: Program) -> InTurn:
         kept = "store" in node or "tables" in node
         of_tables = op == "join" and kept and not {"grace", "windows"} & node.keys()
         keyed = of_tables or (op in _OF_KEYS and "windows" not in node)
-        open_order = two and not of_tables and bool(several.intersection(sides))
+        folds = op == "cogroup"  # one record comes to it by two topics
+        open_order = two and not of_tables and (folds or bool(several.intersection(sides)))
         one_of_keys = bool(found.of_keys.intersection(sides))
         if found.unknown.intersection(sides) or open_order or (one_of_keys and not keyed):
             found.unknown.add(name)

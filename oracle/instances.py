@@ -3,12 +3,14 @@ of different partitions meet give the same tables on a real broker (I8).
 
 Several programs are drawn and run side by side as one application: first on three instances, one of
 which is killed with all its processes while it works and comes back, with its input in parts; then,
-under another name, on one instance that finds all of its input. What both have written has to be
+under another name, on one instance that gets all of its input at once. Tables that streams are
+joined with are there before, and last records close all windows. What both have written has to be
 equal: outputs, and the changelogs of all stores, with their times.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import signal
@@ -25,13 +27,14 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from everflow.runtime.query.key_metadata import default_partitioner
 from everflow.testing import wait_until
 from everflow.testing.broker import EmbeddedBroker
 from oracle.programs import KEYS, VALUES, Node, Program
+from oracle.settled import GRACE_MS, DrawSettled
 
 TOGETHER = 6
 """Programs of one application."""
@@ -39,7 +42,6 @@ PARTITIONS = 3
 INSTANCES = 3
 RECORDS = 120
 """Of a program, in three parts."""
-GRACE_MS = 3_600_000
 WAIT_S = 600.0
 INSTANCE = Path(__file__).with_name("instance_process.py")
 
@@ -78,160 +80,56 @@ class Report:
         return {"programs": dict(self.programs), "kills": self.kills}
 
 
-class DrawSettled:
-    """Draws one program whose tables follow from each key's records in their order. Its nodes,
-    topics and stores are called after ``name``."""
-
-    def __init__(self, drawn: random.Random, name: str) -> None:
-        self._drawn, self._name = drawn, name
-        self.program = Program()
-        self._streams: dict[str, bool] = {}
-        """Whether the key has changed: then records of a key come from several partitions."""
-        self._tables: list[str] = []
-
-    def drawn_program(self) -> Program:
-        for _ in range(2):
-            self._streams[self._add("stream", topic=self._input())] = False
-        self._table("table", topic=self._input())
-        for _ in range(self._drawn.randint(3, 6)):
-            self._drawn.choice(
-                [
-                    *(self._count, self._count, self._fold, self._windows, self._to_table),
-                    *(self._join_tables, self._join_tables, self._join_streams, self._foreign),
-                    *(self._group, self._derive, self._rekey, self._merge),
-                ]
-            )()
-        for table in self._tables:
-            self._sink(self._add("to_stream", **{"in": table}))
-        return self.program
-
-    def _add(self, op: str, **more: Any) -> str:
-        name = f"{self._name}n{len(self.program.nodes)}"
-        self.program.nodes.append({"op": op, "id": name, **more})
-        return name
-
-    def _input(self) -> str:
-        self.program.inputs.append(f"{self._name}in{len(self.program.inputs)}")
-        return self.program.inputs[-1]
-
-    def _store(self) -> str:
-        return f"{self._name}store{len(self.program.nodes)}"
-
-    def _table(self, op: str, **more: Any) -> None:
-        store = self._store()
-        self._tables.append(self._add(op, store=store, **more))
-        self.program.stores.append(store)
-
-    def _sink(self, stream: str) -> None:
-        topic = f"{self._name}out{len(self.program.outputs)}"
-        self.program.outputs.append(topic)
-        self._add("sink", **{"in": stream}, topic=topic)
-
-    def _stream(self, changed: bool | None = None) -> str:
-        found = [name for name, is_ in self._streams.items() if changed is None or is_ == changed]
-        return self._drawn.choice(found)
-
-    def _count(self) -> None:
-        self._table("count", **{"in": self._stream()})
-
-    def _fold(self) -> None:
-        self._table(self._drawn.choice(["reduce", "aggregate"]), **{"in": self._stream(False)})
-
-    def _windows(self) -> None:
-        windows: dict[str, Any] = {"gap": 30, "grace": GRACE_MS, "results": "each"}
-        if self._drawn.random() < 0.5:
-            windows = {"size": 40, "advance": 20, "grace": GRACE_MS, "results": "each"}
-        given = self._add("filter", **{"in": self._stream(False)}, without="\0")
-        store = self._store()
-        self._sink(self._add("count", **{"in": given}, store=store, windows=windows))
-        self.program.stores.append(store)
-
-    def _to_table(self) -> None:
-        self._table("to_table", **{"in": self._stream(False)})
-
-    def _join_tables(self) -> None:
-        if len(self._tables) > 1:
-            left, right = self._drawn.sample(self._tables, 2)
-            kind = self._drawn.choice(["inner", "left", "outer"])
-            self._table("join", left=left, right=right, kind=kind)
-
-    def _join_streams(self) -> None:
-        found = [name for name, changed in self._streams.items() if not changed]
-        if len(found) > 1:
-            left, right = self._drawn.sample(found, 2)
-            windows = {"before": 20, "after": 30, "grace": GRACE_MS}
-            more = {"left": left, "right": right, "kind": "inner", "windows": windows}
-            self._sink(self._add("join", store=self._store(), **more))
-
-    def _foreign(self) -> None:
-        if len(self._tables) > 1:
-            left, right = self._drawn.sample(self._tables, 2)
-            self._table(
-                "foreign", left=left, right=right, kind=self._drawn.choice(["inner", "left"])
-            )
-
-    def _group(self) -> None:
-        tables = [node["id"] for node in self.program.nodes if node["op"] in ("table", "to_table")]
-        self._table("group_count", **{"in": self._drawn.choice(tables)})
-
-    def _derive(self) -> None:
-        how = self._drawn.choice(
-            [{"op": "filter", "without": "x"}, {"op": "map_values", "suffix": "q"}]
-        )
-        given = self._stream()
-        op = how.pop("op")
-        self._streams[self._add(op, **{"in": given}, **how)] = self._streams[given]
-
-    def _rekey(self) -> None:
-        self._streams[self._add("select_key", **{"in": self._stream()})] = True
-
-    def _merge(self) -> None:
-        """Behind it the records of a key come from two topics: only what counts may follow."""
-        left, right = self._stream(), self._stream()
-        if left != right:
-            self._streams[self._add("merge", left=left, right=right)] = True
-
-
 def compare(cases: int, seed: int) -> Iterator[Report]:
     """Compares ``cases`` programs of ``seed``; the report so far after each application."""
     drawn, report = random.Random(seed), Report(seed)
     with EmbeddedBroker() as broker:
         while report.cases < cases:
             count = min(TOGETHER, cases - report.cases)
-            programs = [DrawSettled(drawn, f"p{at}").drawn_program() for at in range(count)]
+            drawings = [DrawSettled(drawn, f"p{at}") for at in range(count)]
+            programs = [one.drawn_program() for one in drawings]
+            static = {topic for one in drawings for topic in one.static}
+            script = _script(programs, static, drawn)
             with tempfile.TemporaryDirectory(prefix="everflow-instances-") as folder:
-                _compare(programs, drawn, broker.bootstrap_servers, Path(folder), report)
+                _compare(programs, script, drawn, broker.bootstrap_servers, Path(folder), report)
             yield report
 
 
 def _compare(
-    programs: Sequence[Program], drawn: random.Random, bootstrap: str, folder: Path, report: Report
+    programs: Sequence[Program],
+    script: Script,
+    drawn: random.Random,
+    bootstrap: str,
+    folder: Path,
+    report: Report,
 ) -> None:
     name = f"i{uuid.uuid4().hex[:8]}"
-    cluster = _Topics(bootstrap, name)
-    cluster.create([topic for program in programs for topic in program.inputs])
     several, one = (
-        _Application(cluster, programs, f"{name}-{how}", folder / how) for how in ("several", "one")
+        _Application(_Topics(bootstrap, f"{name}-{how}"), programs, folder / how)
+        for how in ("several", "one")
     )
-    parts = _parts(programs, drawn)
     with ExitStack() as running:
         running.callback(several.end)
+        several.write(script.before)
         for number in range(INSTANCES):
             several.start(number)
-        several.until_running(INSTANCES)
-        cluster.write(parts[0])
-        several.until_caught_up()
-        cluster.write(parts[1])
+        several.take([])
+        several.take(script.parts[0])
+        several.write(script.parts[1])
         victim = drawn.randrange(INSTANCES)
         several.kill(victim)
         report.kills += 1
-        cluster.write(parts[2])
+        several.write(script.parts[2])
         several.start(victim)
         several.until_caught_up()
+        several.take(script.last)
     with ExitStack() as running:
         running.callback(one.end)
+        one.write(script.before)
         one.start(0)
-        one.until_caught_up()
+        one.take([])
+        one.take([record for part in script.parts for record in part])
+        one.take(script.last)
     for program in programs:
         report.cases += 1
         report.programs.update(set(program.shape().split()))
@@ -251,24 +149,61 @@ def _compare(
 
 Written = tuple[str, str | None, str | None, int]
 """Topic, key, value, time."""
+Kept = tuple[int, bytes | None, bytes | None, int]
+"""Partition, key, value, time."""
 
 
-def _parts(programs: Sequence[Program], drawn: random.Random) -> list[list[Written]]:
-    """Three parts of the input: each topic's times rise with some disorder, an hour ago."""
-    latest, found = int(time.time() * 1000) - GRACE_MS // 2, list[Written]()
+@dataclass(frozen=True)
+class Script:
+    """What is written before all else, then in parts, and last of all to each partition."""
+
+    before: list[Written]
+    parts: list[list[Written]]
+    last: list[Written]
+
+
+def _script(programs: Sequence[Program], static: set[str], drawn: random.Random) -> Script:
+    """Each topic's times rise with some disorder, from some hours ago on."""
+    latest, found = int(time.time() * 1000) - 4 * GRACE_MS, list[Written]()
     keys = [f"{key}{number}" for key in KEYS for number in range(3)]
+
+    def record(topic: str) -> Written:
+        value = None if drawn.random() < 0.1 else drawn.choice(VALUES)
+        return topic, drawn.choice(keys), value, latest - drawn.choice([0, 0, 0, 5, 25])
+
+    before = []
+    for topic in sorted(static):
+        for _ in range(RECORDS // 4):
+            latest += drawn.choice([0, 1, 3, 10])
+            before.append(record(topic))
+    latest += 1_000
     for _ in range(RECORDS):
         latest += drawn.choice([0, 1, 3, 10, 40])
         for program in programs:
-            value = None if drawn.random() < 0.1 else drawn.choice(VALUES)
-            at = latest - drawn.choice([0, 0, 0, 5, 25])
-            found.append((drawn.choice(program.inputs), drawn.choice(keys), value, at))
+            found.append(record(drawn.choice([one for one in program.inputs if one not in static])))
     third = len(found) // 3
-    return [found[:third], found[third : 2 * third], found[2 * third :]]
+    parts = [found[:third], found[third : 2 * third], found[2 * third :]]
+    inputs = [topic for program in programs for topic in program.inputs if topic not in static]
+    last: list[Written] = [
+        (topic, key, "last", latest + 2 * GRACE_MS) for topic in inputs for key in _ENDS
+    ]
+    return Script(before, parts, last)
+
+
+def _a_key_of_each_partition() -> list[str]:
+    found: dict[int, str] = {}
+    for key in (f"end{number}" for number in itertools.count()):
+        found.setdefault(default_partitioner(key.encode(), PARTITIONS), key)
+        if len(found) == PARTITIONS:
+            return sorted(found.values())
+    raise AssertionError("there is no end of keys")
+
+
+_ENDS = _a_key_of_each_partition()
 
 
 class _Topics:
-    """Topics of one comparison, all beginning with ``prefix``."""
+    """Topics of one application, all beginning with ``prefix``."""
 
     def __init__(self, bootstrap: str, prefix: str) -> None:
         self.bootstrap, self.prefix = bootstrap, prefix
@@ -290,23 +225,29 @@ class _Topics:
             producer.produce(f"{self.prefix}-{topic}", value, key, partition, timestamp=at)
         assert producer.flush(60) == 0
 
-    def read(self, topic: str) -> list[tuple[int, bytes | None, bytes | None, int]]:
-        """What a reader of committed records sees: partition, key, value, time."""
-        consumer, found = self._consumer("read"), []
+    def read(self, topics: Sequence[str]) -> dict[str, list[Kept]]:
+        """What a reader of committed records sees of each topic, partition by partition."""
+        consumer = self._consumer("read", enable_partition_eof=True)
+        found: dict[str, list[Kept]] = {topic: [] for topic in topics}
         try:
-            for tp in _of(consumer, topic):
-                start, end = consumer.get_watermark_offsets(tp, 30)
-                consumer.assign([TopicPartition(topic, tp.partition, start)])
-                position = start
-                while position < end:
-                    message = consumer.poll(0.2)
-                    if message is not None and message.error() is None:
-                        record = message.key(), message.value(), message.timestamp()[1]
-                        found.append((tp.partition, *record))
-                    position = max(position, consumer.position([tp])[0].offset)
+            partitions = [tp for topic in topics for tp in _of(consumer, topic)]
+            left = {(tp.topic, tp.partition) for tp in partitions}
+            consumer.assign(
+                [TopicPartition(tp.topic, tp.partition, OFFSET_BEGINNING) for tp in partitions]
+            )
+            while left:
+                for message in consumer.consume(500, 1.0):
+                    topic, partition, error = message.topic(), message.partition(), message.error()
+                    assert topic is not None
+                    assert partition is not None
+                    if error is None:
+                        kept = partition, message.key(), message.value(), message.timestamp()[1]
+                        found[topic].append(kept)
+                    elif error.code() == KafkaError._PARTITION_EOF:
+                        left.discard((topic, partition))
         finally:
             consumer.close()
-        return found
+        return {name: sorted(all_, key=lambda record: record[0]) for name, all_ in found.items()}
 
     def behind(self, group: str, topics: Sequence[str]) -> list[str]:
         """Partitions that the group has not read to their ends."""
@@ -322,9 +263,10 @@ class _Topics:
         finally:
             consumer.close()
 
-    def _consumer(self, group: str) -> Consumer:
+    def _consumer(self, group: str, **more: Any) -> Consumer:
         return Consumer(
-            {
+            {name.replace("_", "."): value for name, value in more.items()}
+            | {
                 "bootstrap.servers": self.bootstrap,
                 "group.id": group,
                 "enable.auto.commit": False,
@@ -339,28 +281,38 @@ def _of(consumer: Consumer, topic: str) -> list[TopicPartition]:
 
 
 class _Application:
-    """Programs as one application; its outputs begin with its name."""
+    """Programs as one application; its topics begin with its name."""
 
-    def __init__(
-        self, cluster: _Topics, programs: Sequence[Program], name: str, folder: Path
-    ) -> None:
-        self._cluster, self.name, self._folder = cluster, name, folder
-        self._inputs = [f"{cluster.prefix}-{topic}" for one in programs for topic in one.inputs]
+    def __init__(self, cluster: _Topics, programs: Sequence[Program], folder: Path) -> None:
+        self._cluster, self.name, self._folder = cluster, cluster.prefix, folder
+        self._inputs = [
+            f"{self.name}-{node['topic']}"
+            for one in programs
+            for node in one.nodes
+            if node["op"] in ("stream", "table")  # a global table's positions are not the group's
+        ]
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        cluster.create([f"{self._of_prefix()}{topic}" for one in programs for topic in one.outputs])
+        cluster.create([topic for one in programs for topic in (*one.inputs, *one.outputs)])
         folder.mkdir(parents=True)
         self._file = folder / "programs.json"
         self._file.write_text(json.dumps([self._renamed(asdict(one)) for one in programs]))
 
-    def _of_prefix(self) -> str:
-        return f"{self.name.removeprefix(self._cluster.prefix + '-')}-"
-
     def _renamed(self, program: dict[str, Any]) -> dict[str, Any]:
         nodes: list[Node] = []
         for node in program["nodes"]:
-            begin = self.name if node["op"] == "sink" else self._cluster.prefix
-            nodes.append(node | {"topic": f"{begin}-{node['topic']}"} if "topic" in node else node)
+            own = {"topic": f"{self.name}-{node['topic']}"} if "topic" in node else {}
+            nodes.append(node | own)
         return {**program, "nodes": nodes}
+
+    def write(self, records: Sequence[Written]) -> None:
+        """Add to the inputs."""
+        self._cluster.write(records)
+
+    def take(self, records: Sequence[Written]) -> None:
+        """Write them, and wait until all is processed."""
+        self.until_running(len(self._processes))
+        self.write(records)
+        self.until_caught_up()
 
     def start(self, number: int) -> None:
         log = (self._folder / f"instance-{number}.log").open("ab")
@@ -432,28 +384,20 @@ class _Application:
                 raise RuntimeError(f"an instance ended with {process.returncode}: {log[-3000:]}")
 
     def told(self, program: Program) -> dict[str, Any]:
-        """The tables of outputs, and of changelogs; of pairs of a stream join each. Behind a join
-        by a foreign key the time is that of whichever side was seen last, and is left out."""
-        pairs = {
-            node["topic"]
-            for node in program.nodes
-            if node["op"] == "sink" and self._op(program, node["in"]) == "join"
-        }
+        """The tables of outputs, and of changelogs; of streams each record. Behind a join by a
+        foreign key the time is that of whichever side was seen last, and is left out."""
         late = _behind_foreign(program)
+        kept = {
+            **{topic: f"{self.name}-{topic}" for topic in program.outputs},
+            **{store: f"{self.name}-{store}-changelog" for store in program.stores},
+        }
+        read = self._cluster.read(list(kept.values()))
         found: dict[str, Any] = {}
-        for topic in program.outputs:
-            records = self._cluster.read(f"{self.name}-{topic}")
-            found[topic] = (
-                sorted(map(repr, records)) if topic in pairs else _last(records, topic in late)
-            )
-        for store in program.stores:
-            records = self._cluster.read(f"{self.name}-{store}-changelog")
-            found[store] = _last(records, store in late)
+        for name, topic in kept.items():
+            records = read[topic]
+            plain = name in program.unordered
+            found[name] = sorted(map(repr, records)) if plain else _last(records, name in late)
         return found
-
-    @staticmethod
-    def _op(program: Program, name: str) -> str:
-        return str(next(node["op"] for node in program.nodes if node["id"] == name))
 
 
 def _behind_foreign(program: Program) -> set[str]:
@@ -467,9 +411,7 @@ def _behind_foreign(program: Program) -> set[str]:
     return late
 
 
-def _last(
-    records: Sequence[tuple[int, bytes | None, bytes | None, int]], without_times: bool
-) -> dict[str, Any]:
+def _last(records: Sequence[Kept], without_times: bool) -> dict[str, Any]:
     """The table that the records are the changes of."""
     table: dict[str, Any] = {}
     for partition, key, value, at in records:
