@@ -16,7 +16,8 @@ from everflow.clock import ManualClock
 from everflow.config import StreamsConfig
 from everflow.errors import RetriableError, TaskTimeoutError
 from everflow.records import TopicPartition
-from everflow.runtime.start_up import Blueprint, prepare_cluster
+from everflow.runtime.start_up import prepare_cluster
+from everflow.runtime.tasks.blueprint import Blueprint
 from everflow.state.task_directory import StateDirectory
 
 
@@ -67,15 +68,9 @@ def started(cluster: BusyCluster, folder: Path, clock: ManualClock) -> Blueprint
         application_id="app", bootstrap_servers="nowhere:1", task_timeout_ms=60_000
     )
     directory = StateDirectory.open(folder, "app")
+    admin: Any = cluster
     try:
-        return prepare_cluster(
-            builder.build(),
-            config,
-            cluster,
-            directory,
-            clock,
-            threading.Event(),  # type: ignore[arg-type]
-        )
+        return prepare_cluster(builder.build(), config, admin, directory, clock, threading.Event())
     finally:
         directory.close()
 
