@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pyspark.sql import functions as F
 
 from everflow import (
+    BufferConfig,
     CountWindows,
     EmitStrategy,
     JoinWindows,
@@ -213,6 +214,44 @@ FINAL = Family(
     },
 )
 
+SUPPRESSED = Family(
+    {
+        "until the window closes": (
+            'groups.windowed_by(TEN).reduce(total, store="totals-of-ten")'
+            '.suppress(Suppressed.until_window_closes(), store="until-closed")'
+        ),
+        "sessions": (
+            'groups.windowed_by(SessionWindows.of_inactivity_gap(4)).reduce(total, store="visits")'
+            '.suppress(Suppressed.until_window_closes(), store="visits-held")'
+        ),
+        "until a time limit": (
+            'groups.reduce(total, store="totals")'
+            '.suppress(Suppressed.until_time_limit(10), store="until-limit")'
+        ),
+        "with a bound": (
+            'groups.reduce(total, store="bounded")'
+            '.suppress(Suppressed.until_time_limit(10, BufferConfig.max_records(1)), store="one")'
+        ),
+    },
+    [
+        Step(1, "a", 5),
+        Step(3, "a", 2, "changed; the session grows"),
+        Step(4, "b", 1),
+        Step(5, "b", -1, "the sum is 0: a deletion"),
+        Step(2, "a", 1, "out of order"),
+        Step(12, "c", 4),
+        Step(15, "c", -4, "a deletion of what nobody has seen"),
+        Step(30, "d", 9),
+    ],
+    {
+        "BufferConfig": BufferConfig,
+        "SessionWindows": SessionWindows,
+        "Suppressed": Suppressed,
+        "TEN": TimeWindows.of_size(10).grace(5),
+        "total": lambda so_far, value: so_far + value or None,
+    },
+)
+
 COGROUP = Family(
     {
         "cogroup": (
@@ -358,7 +397,12 @@ IN_TIME = Family(
 PAGES: Mapping[str, Mapping[str, Family]] = {
     "operators.md": {"stateless": STATELESS, "deduplicate": DEDUPLICATE},
     "aggregations.md": {"aggregates": AGGREGATES, "ttl": TTL},
-    "tables.md": {"tables": TABLES, "final": FINAL, "cogroup": COGROUP},
+    "tables.md": {
+        "tables": TABLES,
+        "suppressed": SUPPRESSED,
+        "final": FINAL,
+        "cogroup": COGROUP,
+    },
     "time.md": {"windows": WINDOWS},
     "joins.md": {"joins": JOINS, "lookups": LOOKUPS},
     "joins-in-time.md": {"in-time": IN_TIME},
