@@ -38,6 +38,7 @@ from everflow.location import user_line
 from everflow.operators.joins import JoinedTable, JoinKind, joined_type
 from everflow.operators.suppress import SuppressSpec
 from everflow.spark.expressions import analyse
+from everflow.state.store import StoreSpec
 from everflow.topology.graph import (
     JOINER,
     EdgeType,
@@ -200,15 +201,28 @@ def kept_at(graph: GraphBuilder, name: str, operator: str, where: str | None) ->
             f"holds back; keep its results: .to_stream().to_table(store='a-name')",
             where=where,
         )
-    if (
-        not isinstance(node, StatefulNode)
-        or not node.stores
-        or isinstance(node.operator, ProcessorOperator)
-    ):
+    found = store_of(graph, name)
+    if found is None:
         raise TopologyError(
             f"{operator} looks entries up in the table's store, and {name} has none; "
             f"give it one: store='a-name' in the call that makes it",
             where=where,
         )
+    assert isinstance(node, StatefulNode)
     results: Any = node.operator
-    return JoinedTable(node.stores[0], results.results, node.out.value)
+    return JoinedTable(found, results.results, node.out.value)
+
+
+def store_of(graph: GraphBuilder, name: str) -> StoreSpec | None:
+    """The store that has the entries of a table's node, or, of final results, of what they are
+    results of; None: there is none."""
+    node = graph.node(name)
+    if (
+        not isinstance(node, StatefulNode)
+        or not node.stores
+        or isinstance(node.operator, ProcessorOperator)
+    ):
+        return None
+    if isinstance(node.operator, SuppressSpec):
+        return store_of(graph, node.inputs[0]) if node.operator.headers_of_last else None
+    return node.stores[0]

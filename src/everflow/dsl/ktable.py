@@ -31,6 +31,7 @@ from everflow.dsl.functions import TableFilter, TableMapper, key_value_function
 from everflow.dsl.graph_builder import GraphBuilder
 from everflow.dsl.in_time.table_updates import previous_updates
 from everflow.dsl.in_time.versioned_tables import is_versioned
+from everflow.dsl.joins import store_of
 from everflow.dsl.kstream import KStream
 from everflow.dsl.options.materialized import Materialized
 from everflow.dsl.processors.processor_call import ProcessorCall
@@ -75,6 +76,13 @@ class KTable(TableJoins):
             f"KTable({self.node}: {type_text(self.edge.type.key)} -> "
             f"{type_text(self.edge.type.value)})"
         )
+
+    @property
+    def queryable_store_name(self) -> str | None:
+        """What `KafkaStreams.store` finds its entries by; None where they are in no store, as
+        behind a ``filter`` without ``store=``, or behind ``suppress``."""
+        spec = store_of(self.graph, self.node)
+        return None if spec is None else spec.name
 
     @builder_call
     def filter(

@@ -143,9 +143,7 @@ KTABLE: Names = {
     "peek": is_called("to_stream", "table.to_stream().peek(lambda key, value: print(key, value))"),
     "print": is_called("print_table", "table.print_table()"),
     "toTable": not_there("it is a table already"),
-    "queryableStoreName": not_there(
-        "a table's store has the name that was given as store='a-name'"
-    ),
+    "queryableStoreName": is_called("queryable_store_name", "table.queryable_store_name"),
     "groupBy": is_called("group_by", "table.group_by(F.col('value'), name='by-value')"),
     "join": is_called("join", "table.join(customers, store='both')"),
     "leftJoin": is_called("left_join", "table.left_join(customers)"),

@@ -11,6 +11,7 @@ from pyspark.sql import functions as F
 from everflow import (
     BufferConfig,
     EmitStrategy,
+    Materialized,
     SessionWindows,
     StreamsBuilder,
     Suppressed,
@@ -164,3 +165,31 @@ def test_late_is_what_is_late_for_all_cogrouped_streams() -> None:
         topics[1].pipe_input("a", 1, 5)
         out = driver.create_output_topic("out", TEXT, LONG)
         assert [one.value for one in out.read_records()] == [5, 3, 1]
+
+
+def test_a_table_says_by_which_name_its_entries_are_queried() -> None:
+    world, closing = World(), EmitStrategy.on_window_close()
+    table, counts = world.table, world.windowed.count(store="n")
+    final = world.groups.windowed_by(TEN).emit_strategy(closing).count(store="final")
+    other = world.builder.table("o", key=TEXT, value=TEXT, store=Materialized("o", history=5))
+    tables = {
+        "t": table,
+        "n": counts,
+        "final": final,
+        "o": other,
+        "kept": table.map_values(F.col("value"), store="kept"),
+        "both": table.join(other, F.col("left"), store="both"),
+        "by-user-code": table.transform_values(lambda key, value: value, store="by-user-code"),
+        "cities": table.group_by(F.col("value"), name="by-value").count(store="cities"),
+    }
+    assert {name: one.queryable_store_name for name, one in tables.items()} == {
+        name: name for name in tables
+    }
+    in_no_store = [
+        table.filter(F.col("value") != ""),
+        table.map_values(F.col("value")),
+        table.join(other, F.col("left")),
+        table.transform_values(lambda key, value: value),
+        counts.suppress(Suppressed.until_window_closes(), store="held"),
+    ]
+    assert [one.queryable_store_name for one in in_no_store] == [None] * 5
