@@ -24,8 +24,8 @@ STORES: Names = {
     ),
     "inMemoryKeyValueStore": _store("key_value", ", in_memory=True"),
     "lruMap": not_there(
-        "a store forgets nothing by itself; let entries end with a table's ttl=, or delete them in "
-        "a method that a clock calls, @punctuate('1 minute')"
+        "a store does not forget because it is full; let entries end by time: "
+        "Stores.key_value(..., ttl='1 day')"
     ),
     **dict.fromkeys(
         [

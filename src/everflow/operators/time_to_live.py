@@ -158,7 +158,7 @@ class TimeToLiveSpec:
             times = np.concatenate([changes.timestamps for changes in listed]).tolist()
             values = [value for changes in listed for value in changes.values]
             put = [
-                _indexed(time + self.ttl_ms, key)
+                index_key(time + self.ttl_ms, key)
                 for key, time, value, stored in zip(keys, times, values, there, strict=True)
                 if value is not None and (stored is None or time < _time_of(stored))
             ]
@@ -250,13 +250,13 @@ class _Task:
         """What is stored of these keys, and of the entries that are to be looked at until ``now``;
         and the index keys of those."""
         due = [key for key, _ in self._due(now)]
-        self.ends = [(_end_of(key), key[_TIME.size :]) for key in due]
+        self.ends = [(_end_of(key), indexed_key(key)) for key in due]
         heapify(self.ends)
         self._load(keys | {key for _, key in self.ends})
         return set(self.times), due
 
     def _due(self, now: int) -> Iterator[tuple[bytes, bytes]]:
-        return self.views[self.spec.index].range(None, _indexed(now + 1, b""))
+        return self.views[self.spec.index].range(None, index_key(now + 1, b""))
 
     def _load(self, keys: set[bytes]) -> None:
         listed = sorted(keys)
@@ -349,7 +349,7 @@ class _Task:
             [value for value, _ in written.values()],
             np.array([time for _, time in written.values()], np.int64),
         )
-        looked = sorted({_indexed(end, key) for end, key in self.ends if key in self.times})
+        looked = sorted({index_key(end, key) for end, key in self.ends if key in self.times})
         listed = [changes] if len(changes) else []
         if due or looked:
             listed.append(_index_changes(self.spec.index, due, looked))
@@ -421,12 +421,19 @@ def _one(parts: Sequence[TasksResult]) -> TasksResult:
     return TasksResult(concat([one.output for one in parts]), changes, after, dropped)
 
 
-def _indexed(end: int, key: bytes) -> bytes:
+def index_key(end: int, key: bytes) -> bytes:
+    """The key in the index of an entry that is to be looked at when stream time has reached
+    ``end``."""
     return _TIME.pack(min(max(end + _LOWEST, 0), 2 * _LOWEST - 1)) + key
 
 
-def _end_of(index_key: bytes) -> int:
-    return int(_TIME.unpack_from(index_key)[0]) - _LOWEST
+def indexed_key(indexed: bytes) -> bytes:
+    """The entry's key in a key of the index."""
+    return indexed[_TIME.size :]
+
+
+def _end_of(indexed: bytes) -> int:
+    return int(_TIME.unpack_from(indexed)[0]) - _LOWEST
 
 
 def _time_of(entry: bytes) -> int:

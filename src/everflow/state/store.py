@@ -27,9 +27,10 @@ class StoreSpec:
     WindowKeySchema), of session stores ``key bytes + 8-byte end + 8-byte start``
     (SessionKeySchema). ``retention_ms`` (both) is how long windows are kept behind the store's own
     time, see `StoreView.newest_ms`; of versioned stores the history retention, which is also how
-    late a version may come. ``logging`` False = no changelog, best effort. ``folds``: what makes
-    each stored field of a built-in aggregate (``count``, ``sum``, ...). ``private``: where Kafka
-    Streams has such a store, it has other bytes.
+    late a version may come; of a processor's key-value store how long its entries live. ``logging``
+    False = no changelog, best effort. ``folds``: what makes each stored field of a built-in
+    aggregate (``count``, ``sum``, ...). ``private``: where Kafka Streams has such a store, it has
+    other bytes.
     """
 
     name: str

@@ -21,10 +21,19 @@ class Stores(Telling):
 
     @staticmethod
     def key_value(
-        name: str, *, key: Serde, value: Serde, logging: bool = True, in_memory: bool = False
+        name: str,
+        *,
+        key: Serde,
+        value: Serde,
+        ttl: Duration | None = None,
+        logging: bool = True,
+        in_memory: bool = False,
     ) -> StoreSpec:
-        """One with the last value that was put under each key, and the time of the put."""
-        return _made("key_value", name, key, value, (logging, in_memory))
+        """One with the last value that was put under each key, and the time of the put. ``ttl``:
+        how long (stream time) an entry stays behind its time; then it is not there, and is
+        deleted in the changelog, too. What is itself that old when it is put changes nothing."""
+        ttl_ms = None if ttl is None else _positive("ttl", ttl)
+        return _made("key_value", name, key, value, (logging, in_memory), ttl_ms)
 
     @staticmethod
     def window(

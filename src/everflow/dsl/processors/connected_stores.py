@@ -10,6 +10,7 @@ from everflow.dsl.graph_builder import GraphBuilder
 from everflow.errors import TopologyError
 from everflow.operators.deduplicate import DeduplicateSpec
 from everflow.operators.joins import JoinedTable
+from everflow.operators.processors.ending_entries import index_of
 from everflow.operators.processors.table_stores import ReadTable
 from everflow.operators.suppress import SuppressSpec
 from everflow.state.store import StoreSpec
@@ -60,7 +61,7 @@ def connected(
     found = ConnectedStores()
     for one in given:
         if isinstance(one, StoreSpec):
-            found.specs.append(graph.declare_store(one, operator))
+            _own(graph, one, operator, found)
         elif isinstance(one, str):
             _named(graph, stream, one, operator, where, found)
         else:
@@ -70,6 +71,13 @@ def connected(
     if twice:
         raise TopologyError(f"{operator}: stores names {twice[0]!r} twice", where=where)
     return found
+
+
+def _own(graph: GraphBuilder, spec: StoreSpec, operator: str, found: ConnectedStores) -> None:
+    """A store of processors, and what goes with it."""
+    index = index_of(spec)
+    for one in (spec,) if index is None else (spec, index):
+        found.specs.append(graph.declare_store(one, operator))
 
 
 def _named(
@@ -82,7 +90,7 @@ def _named(
 ) -> None:
     declared = graph.declared_store(name)
     if declared is not None:
-        found.specs.append(declared)
+        _own(graph, declared, operator, found)
         return
     node = graph.keeper_of(name)
     if isinstance(node, GlobalTableNode):

@@ -14,6 +14,7 @@ import numpy as np
 
 from everflow.operators.grouping import task_slices
 from everflow.operators.processors.context import Place, Shown, Turn, shown
+from everflow.operators.processors.ending_entries import EndingEntries, index_of
 from everflow.operators.processors.processor import Record
 from everflow.operators.processors.running import Origins, Running
 from everflow.operators.processors.stores import Entries, StoreClock
@@ -25,6 +26,7 @@ from everflow.operators.processors.table_stores import (
 )
 from everflow.operators.processors.versioned_store import VersionEntries
 from everflow.records import EdgeBatch, Int32, Int64, StoreChanges, TaskId, TasksResult
+from everflow.state.store import StoreSpec, StoreView
 from everflow.topology.graph import SharingProcessor, Surroundings
 
 if TYPE_CHECKING:
@@ -131,6 +133,9 @@ class _Task:
     def note(self, done: Sequence[TasksResult]) -> None:
         """What the task has come to."""
         left: dict[str, StoreChanges] = {}
+        for ending in self._entries.values():
+            if isinstance(ending, EndingEntries):
+                ending.take_out_ended()
         for name, entries in self._entries.items():
             changes = entries.changes(max(0, self._stream_time(name)))
             if len(changes):
@@ -176,9 +181,12 @@ class _Task:
         found: dict[str, Entries | VersionEntries] = {}
         for one in spec.specs:
             if one.name not in self._entries:
-                made = VersionEntries if one.versioned else Entries
-                self._entries[one.name] = made(one, views[one.name])
+                self._entries[one.name] = self._made(one, views)
             found[one.name] = self._entries[one.name]
+        for one in spec.specs:
+            index = index_of(one)
+            if index is not None:
+                found.pop(index.name)  # nobody's to read
         updates = []
         for read, batch, rows in zip(spec.tables, member.updates, changed, strict=True):
             entries = table_entries(read.table, views[read.table.spec.name])
@@ -186,6 +194,15 @@ class _Task:
             found[read.table.spec.name] = entries
         found |= {one.name: global_entries(one, views[one.name]) for one in spec.looks_up}
         return found, updates
+
+    def _made(self, spec: StoreSpec, views: Mapping[str, StoreView]) -> Entries | VersionEntries:
+        view, index = views[spec.name], index_of(spec)
+        if spec.versioned:
+            return VersionEntries(spec, view)
+        if index is None:
+            return Entries(spec, view)
+        indexed = self._entries[index.name] = Entries(index, views[index.name])
+        return EndingEntries(spec, view, indexed, partial(self._stream_time, spec.name))
 
     def _shown(
         self, number: int, entries: Mapping[str, Entries | VersionEntries]
