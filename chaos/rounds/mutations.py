@@ -18,6 +18,7 @@ VARIABLE = "EVERFLOW_CHAOS_MUTATION"
 
 def _put(owner: Any, **members: Any) -> None:
     for name, member in members.items():
+        getattr(owner, name)  # AttributeError: a guard that has another name now stays in place
         setattr(owner, name, member)
 
 
@@ -46,6 +47,7 @@ def _fence_last() -> None:
     from everflow.runtime.worker import kafka_sink
 
     recover, commit = Recovery.recover, kafka_sink.KafkaSink.__call__
+    touched, nothing = kafka_sink._touched_tasks, kafka_sink._of_nothing
     owed: dict[int, Any] = {}
 
     def unfenced(self: Recovery, tasks: Any, fence: Any, *rest: Any) -> Any:
@@ -59,9 +61,9 @@ def _fence_last() -> None:
         return result
 
     def connected_late(self: Any, request: Any, result: Any, sources: Any) -> Any:
-        if kafka_sink._touched_tasks(request, result, sources):
+        if touched(request, result, sources):
             return commit(self, request, result, sources)
-        return kafka_sink._of_nothing(request, result)
+        return nothing(request, result)
 
     _put(Recovery, recover=unfenced)
     _put(start_up, _fence_recorded=lambda *_: None)

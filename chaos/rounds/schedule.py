@@ -42,6 +42,8 @@ AT_A_POINT = frozenset(
     {FaultKind.KILL_WORKER, FaultKind.HOLD_WORKER, FaultKind.ORPHAN, FaultKind.STALL}
 )
 """They meet a worker at a named point of a micro-batch."""
+NEED_OTHERS = frozenset({FaultKind.PAUSE, FaultKind.STALL, FaultKind.CUT, FaultKind.LATE_MARKERS})
+"""They are shown by other instances that run the tasks meanwhile."""
 RECORDS = frozenset({FaultKind.POISON, FaultKind.OVERSIZED})
 OFFSETS, LOGS = "offsets", "logs"
 """Where markers come late: at the group's committed offsets, or at all other logs."""
@@ -91,9 +93,11 @@ def draw(
     kinds: Iterable[FaultKind] = tuple(FaultKind),
     instances: int = INSTANCES,
 ) -> list[Round]:
-    """The same for the same arguments. No instance is met twice in a round."""
+    """The same for the same arguments. No instance is met twice in a round; nothing that needs
+    others is drawn for one that is alone."""
     chance = random.Random(f"schedule-{seed}")
-    possible = sorted(kinds, key=lambda kind: kind.value)
+    alone = instances == 1
+    possible = sorted(set(kinds) - (NEED_OTHERS if alone else set()), key=lambda kind: kind.value)
     strikes = [kind for kind in possible if kind in STRIKES]
     records = [kind for kind in possible if kind in RECORDS]
     drawn = []
@@ -108,7 +112,8 @@ def draw(
                 # A deck that is shuffled anew when it is empty: every kind comes up soon.
                 if not deck:
                     deck = chance.sample(strikes, len(strikes))
-                faults.append(_strike(deck.pop(), victim, chance))
+                fault = _strike(deck.pop(), victim, chance)
+                faults.append(fault._replace(early=fault.early and not alone))
         drawn.append(Round(tuple(faults)))
     return drawn
 

@@ -33,7 +33,7 @@ from chaos.rounds.orders import (
     truth_of,
 )
 from chaos.rounds.program import COPIES, LISTS, OUTPUTS, WINDOW_MS, topic
-from chaos.rounds.schedule import AT_A_POINT, RECORDS, STRIKES, FaultKind, draw
+from chaos.rounds.schedule import AT_A_POINT, NEED_OTHERS, RECORDS, STRIKES, FaultKind, draw
 from everflow.state.changelog import pack_value
 
 SHOP = b"shop-1" + (1_000).to_bytes(8, "big")
@@ -250,6 +250,12 @@ def test_every_kind_comes_up_and_none_that_was_not_asked_for() -> None:
     assert met == set(FaultKind)
     asked = [FaultKind.CUT, FaultKind.POISON]
     assert {fault.kind for one in draw(30, 1, asked) for fault in one.faults} == set(asked)
+
+
+def test_what_is_alone_meets_nothing_that_others_show() -> None:
+    met = [fault for one in draw(90, 1, instances=1) for fault in one.faults]
+    assert {fault.kind for fault in met} == set(FaultKind) - NEED_OTHERS
+    assert not any(fault.early for fault in met)
 
 
 @pytest.mark.parametrize("seed", range(5))
