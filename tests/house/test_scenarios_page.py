@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from chaos.rounds.schedule import FaultKind
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "SCENARIOS.md").read_text()
 NAMED = sorted(set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGE)))
@@ -28,9 +30,20 @@ def test_a_named_test_exists(path: str, name: str) -> None:
 def test_every_scenario_of_the_main_job_has_a_row_with_a_test() -> None:
     rows = {
         int(number): tests
-        for number, tests in re.findall(r"^\| (\d+) \|[^|]+\|(.*)\|$", PAGE, re.MULTILINE)
+        for number, tests in re.findall(r"^\| (\d+) \|(?:[^|]+\|){2}(.*)\|$", PAGE, re.MULTILINE)
     }
     assert {number for number in REQUIRED if "::" not in rows.get(number, "")} == set()
+
+
+def test_every_scenario_says_by_which_faults_it_is_met_under_load() -> None:
+    rows = dict(re.findall(r"^\| (\d+) \|[^|]+\|([^|]+)\|.*\|$", PAGE, re.MULTILINE))
+    assert {int(number) for number in rows} == REQUIRED
+    kinds = {kind.value for kind in FaultKind} | {"elastic"}
+    for number, told in rows.items():
+        named = set(re.findall(r"`([^`]+)`", told))
+        nameless = told.startswith((" no: ", " all kinds: ", " each run: "))
+        assert named <= kinds, f"scenario {number}:{told}"
+        assert bool(named) != nameless, f"scenario {number}:{told}"
 
 
 def test_every_published_anomaly_has_a_row_with_a_test() -> None:
