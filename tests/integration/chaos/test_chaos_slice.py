@@ -51,7 +51,9 @@ def late(where: str) -> list[Round]:
 
 FOUND_BY = {
     "commit-gate": at(FaultKind.STALL, BEFORE_TRANSACTION),
-    "conditional-apply": at(FaultKind.ORPHAN, COMMITTED, away_s=3.0),
+    # One instance: its tasks come back to the disk that the orphan writes to, and all of them are
+    # in its batch. What it overwrites there is read again, or stays.
+    "conditional-apply": at(FaultKind.ORPHAN, COMMITTED, away_s=3.0)[:1] * 3,
     # The dead worker's transaction holds its tasks up, where no other instance can take them. (If
     # a task of its thread was not in it and gets records, the new worker ends it.)
     "fencing-order": at(FaultKind.KILL_WORKER, OFFSETS_SENT)[:1] * 3,
