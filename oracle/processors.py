@@ -107,8 +107,8 @@ class InWindows(_WithStore):
         key, time, value = _shown(record.key), record.timestamp, record.value
         old = self.store.fetch(key, time)
         self.store.put(key, None if value is None else last((old or "") + value), time)
-        near = self.store.fetch_range(key, max(0, time - REACH_MS), time + REACH_MS)
-        told = " ".join(f"{at}={value}" for at, value in near)
+        near = self.store.fetch(key, max(0, time - REACH_MS), time + REACH_MS)
+        told = " ".join(f"{at.start}={value}" for at, value in near)
         self.context.forward(record.with_value(last(told)))
 
 

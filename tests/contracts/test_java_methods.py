@@ -25,7 +25,10 @@ CLASSES = {
         "Suppressed$BufferConfig EmitStrategy TimeWindows SlidingWindows SessionWindows "
         "JoinWindows UnlimitedWindows Windowed"
     ),
-    "org.apache.kafka.streams.state": "Stores StoreBuilder",
+    "org.apache.kafka.streams.state": (
+        "Stores StoreBuilder KeyValueStore WindowStore SessionStore VersionedKeyValueStore "
+        "ReadOnlyKeyValueStore ReadOnlyWindowStore ReadOnlySessionStore"
+    ),
     "org.apache.kafka.streams.processor.api": (
         "ProcessorContext FixedKeyProcessorContext ProcessingContext Record FixedKeyRecord "
         "RecordMetadata Processor FixedKeyProcessor ProcessorSupplier"

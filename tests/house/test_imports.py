@@ -52,6 +52,7 @@ PURE = frozenset(
 ) | {
     "everflow.state.store",
     "everflow.state.changelog",
+    "everflow.state.key_ranges",
     "everflow.state.versions",
 }
 BELOW_RUNTIME = BASE | PURE | {"everflow.dsl", "everflow.travel"}

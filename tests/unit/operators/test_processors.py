@@ -111,7 +111,7 @@ def test_windows_and_sessions_forget_by_stream_time() -> None:
         windows, sessions = context.store("windows"), context.store("sessions")
         windows.put(record.key, record.value, record.timestamp)
         sessions.put(Windowed(record.key, record.timestamp, record.timestamp + 1), record.value)
-        found = [start for start, _ in windows.fetch_range(record.key, 0, 1 << 40)]
+        found = [one.start for one, _ in windows.fetch(record.key, 0, 1 << 40)]
         ends = [one.end for one, _ in sessions.fetch(record.key)]
         context.forward(record.with_value(len(found) * 10 + len(ends)))
 

@@ -9,26 +9,35 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, overload
 
 import numpy as np
 
 from everflow.foreign_names import Telling
 from everflow.records import StoreChanges
 from everflow.serdes.windowed import (
-    SESSION_SUFFIX_BYTES,
-    STORE_SUFFIX_BYTES,
+    TIME_MAX,
     session_key,
     split_session_key,
     split_window_store_key,
     window_store_key,
 )
 from everflow.state.changelog import unpack_value
+from everflow.state.key_ranges import (
+    after_prefix,
+    sessions_between,
+    sessions_of,
+    windows_between,
+    windows_of,
+)
 from everflow.state.store import StoreSpec, StoreView
 from everflow.windows import Windowed
 
 Stored = tuple[int, Any]
 """Time of a stored value, and what `Values` reads: its bytes."""
+
+Found = tuple[Windowed, Any]
+"""A key with its window or session, and the value."""
 
 
 class Values(Protocol):
@@ -105,7 +114,8 @@ class StoreClock(NamedTuple):
 
 
 class _Store(Telling):
-    """What the stores of a processor have in common."""
+    """What the stores of a processor have in common. Longer results are of the moment of the call:
+    what is written meanwhile is not seen."""
 
     def __init__(self, entries: Entries, clock: StoreClock) -> None:
         self._entries, self._clock = entries, clock
@@ -116,11 +126,26 @@ class _Store(Telling):
         """As it was declared, without the application's id."""
         return self._entries.spec.name
 
+    def all(self) -> Iterator[tuple[Any, Any]]:
+        """Key and value of every entry, in the order of the keys' bytes, then of time."""
+        return self._scan(None, None)
+
+    def reverse_all(self) -> Iterator[tuple[Any, Any]]:
+        """`all` in the opposite order."""
+        return self._scan(None, None, reverse=True)
+
+    def approximate_num_entries(self) -> int:
+        """How many entries there are; it reads them."""
+        return sum(1 for key, _ in self._entries.range(None, None) if self._is_there(key))
+
     def _key(self, key: Any) -> bytes:
         found = self._keys.encode(key)
         if found is None:
             raise ValueError(f"store {self.name!r}: a key is not null")
         return found
+
+    def _bound(self, key: Any) -> bytes | None:
+        return None if key is None else self._key(key)
 
     def _kept(self, time: int) -> bool:
         """Whether what expires by ``time`` is not expired yet."""
@@ -130,6 +155,29 @@ class _Store(Telling):
     def _put(self, key: bytes, value: Any) -> None:
         """``value`` as it is stored."""
         self._entries.put(key, value, self._clock.now())
+
+    def _scan(
+        self,
+        start: bytes | None,
+        end: bytes | None,
+        keep: Callable[[bytes], bool] | None = None,
+        *,
+        reverse: bool = False,
+    ) -> Iterator[tuple[Any, Any]]:
+        found = [
+            (key, value)
+            for key, (_, value) in self._entries.range(start, end, reverse=reverse)
+            if (keep is None or keep(key)) and self._is_there(key)
+        ]
+        return ((self._shown(key), self._values.decode(value)) for key, value in found)
+
+    def _shown(self, stored_key: bytes) -> Any:
+        """The key of an entry as results have it."""
+        return self._keys.decode(stored_key)
+
+    def _is_there(self, stored_key: bytes) -> bool:
+        """Whether an entry of the store has not expired."""
+        return True
 
 
 class KeyValueStore(_Store):
@@ -177,41 +225,32 @@ class KeyValueStore(_Store):
             self._put(self._key(key), None)
         return known
 
-    def range(
-        self, first: Any = None, last: Any = None, *, reverse: bool = False
-    ) -> Iterator[tuple[Any, Any]]:
+    def range(self, first: Any = None, last: Any = None) -> Iterator[tuple[Any, Any]]:
         """Key and value of ``first`` to ``last``, both included (None: no bound), in the order of
         the keys' bytes. What is written meanwhile is not seen."""
-        start = None if first is None else self._key(first)
-        end = None if last is None else self._key(last) + b"\x00"
-        return self._shown(start, end, reverse)
+        return self._between(first, last, reverse=False)
 
-    def all(self, *, reverse: bool = False) -> Iterator[tuple[Any, Any]]:
-        """Key and value of every entry, in the order of the keys' bytes."""
-        return self._shown(None, None, reverse)
+    def reverse_range(self, first: Any = None, last: Any = None) -> Iterator[tuple[Any, Any]]:
+        """`range`, from ``last`` down to ``first``."""
+        return self._between(first, last, reverse=True)
 
     def prefix_scan(self, prefix: Any) -> Iterator[tuple[Any, Any]]:
         """The entries whose keys' bytes begin with those of ``prefix``: ``bytes``, or a value that
         the key's serde writes."""
-        start = prefix if isinstance(prefix, bytes) else self._key(prefix)
-        bare = start.rstrip(b"\xff")
-        end = bare[:-1] + bytes([bare[-1] + 1]) if bare else None
-        return self._shown(start, end, False)
+        start = bytes(prefix) if isinstance(prefix, bytes | bytearray) else self._key(prefix)
+        return self._scan(start, after_prefix(start))
 
-    def approximate_num_entries(self) -> int:
-        """How many entries there are; it reads them."""
-        return sum(1 for _ in self._entries.range(None, None))
-
-    def _shown(
-        self, start: bytes | None, end: bytes | None, reverse: bool
-    ) -> Iterator[tuple[Any, Any]]:
-        found = list(self._entries.range(start, end, reverse=reverse))
-        return ((self._keys.decode(key), self._values.decode(value)) for key, (_, value) in found)
+    def _between(self, first: Any, last: Any, *, reverse: bool) -> Iterator[tuple[Any, Any]]:
+        end = self._bound(last)
+        return self._scan(
+            self._bound(first), None if end is None else end + b"\x00", reverse=reverse
+        )
 
 
 class WindowStore(_Store):
     """A value of each key and window start. Windows that stream time has left behind by the store's
-    retention are not there, and are not written. On the thread of its task."""
+    retention are not there, and are not written. Times are window *starts* in ms, both ends
+    included; keys of results are `Windowed`. On the thread of its task."""
 
     def put(self, key: Any, value: Any, window_start: int) -> None:
         """The value of the window that starts at ``window_start``; None deletes it."""
@@ -219,48 +258,66 @@ class WindowStore(_Store):
             place = window_store_key(self._key(key), window_start)
             self._put(place, self._values.encode(value))
 
-    def fetch(self, key: Any, time: int) -> Any:
-        """The value of the window that starts at ``time``; None."""
-        if not self._kept(time):
+    def fetch_window(self, key: Any, start: int) -> Any:
+        """The value of the window that starts at ``start``; None."""
+        if not self._kept(start):
             return None
-        entry = self._entries.get(window_store_key(self._key(key), time))
+        entry = self._entries.get(window_store_key(self._key(key), start))
         return None if entry is None else self._values.decode(entry[1])
 
-    def fetch_range(
-        self, key: Any, time_from: int, time_to: int, *, reverse: bool = False
-    ) -> Iterator[tuple[int, Any]]:
-        """Start and value of the key's windows that start from ``time_from`` to ``time_to``, both
-        included, in time order."""
-        written = self._key(key)
-        start = window_store_key(written, max(0, time_from))
-        end = window_store_key(written, max(0, time_to + 1))
-        length = len(written) + STORE_SUFFIX_BYTES
-        for stored_key, (_, value) in list(self._entries.range(start, end, reverse=reverse)):
-            at = split_window_store_key(stored_key)[1]
-            if len(stored_key) == length and self._kept(at):
-                yield at, self._values.decode(value)
+    @overload
+    def fetch(self, key: Any, time_from: int, /) -> Any: ...
 
-    def fetch_all(self, time_from: int, time_to: int) -> Iterator[tuple[Windowed, Any]]:
-        """Window and value of all keys' windows that start from ``time_from`` to ``time_to``, in
-        the order of their keys."""
-        for windowed, value in self.all():
-            if time_from <= windowed.start <= time_to:
-                yield windowed, value
+    @overload
+    def fetch(self, key: Any, time_from: int, time_to: int) -> Iterator[Found]: ...
 
-    def all(self) -> Iterator[tuple[Windowed, Any]]:
-        """Window and value of all that is there, in the order of the keys, then in time order."""
+    def fetch(self, key: Any, time_from: int, time_to: int | None = None) -> Any:
+        """The windows of one key, in order of time. With one time it is `fetch_window`, as in Kafka
+        Streams."""
+        if time_to is None:
+            return self.fetch_window(key, time_from)
+        return self._scan(*windows_of(self._key(key), time_from, time_to))
+
+    def backward_fetch(self, key: Any, time_from: int, time_to: int) -> Iterator[Found]:
+        """`fetch`, the latest window first."""
+        return self._scan(*windows_of(self._key(key), time_from, time_to), reverse=True)
+
+    def fetch_all(self, time_from: int, time_to: int) -> Iterator[Found]:
+        """Windows of all keys in an interval of time, in order of key bytes, then of time. Reads
+        the whole store."""
+        return self.fetch_range(None, None, time_from, time_to)
+
+    def backward_fetch_all(self, time_from: int, time_to: int) -> Iterator[Found]:
+        """`fetch_all` in the opposite order."""
+        return self.backward_fetch_range(None, None, time_from, time_to)
+
+    def fetch_range(self, first: Any, last: Any, time_from: int, time_to: int) -> Iterator[Found]:
+        """`fetch_all` of the keys ``first <= key <= last`` by key bytes; None leaves a side
+        open."""
+        bounds = self._bound(first), self._bound(last)
+        return self._scan(*windows_between(*bounds, time_from, time_to))
+
+    def backward_fetch_range(
+        self, first: Any, last: Any, time_from: int, time_to: int
+    ) -> Iterator[Found]:
+        """`fetch_range` in the opposite order."""
+        bounds = self._bound(first), self._bound(last)
+        return self._scan(*windows_between(*bounds, time_from, time_to), reverse=True)
+
+    def _shown(self, stored_key: bytes) -> Windowed:
+        key, start = split_window_store_key(stored_key)
         size_ms = self._entries.spec.window_size_ms or 0
-        for stored_key, (_, value) in list(self._entries.range(None, None)):
-            key, start = split_window_store_key(stored_key)
-            if self._kept(start):
-                windowed = Windowed(self._keys.decode(key), start, start + size_ms)
-                yield windowed, self._values.decode(value)
+        return Windowed(self._keys.decode(key), start, start + size_ms)
+
+    def _is_there(self, stored_key: bytes) -> bool:
+        return self._kept(split_window_store_key(stored_key)[1])
 
 
 class SessionStore(_Store):
     """A value of each session: a key with its start and end. Sessions that ended more than the
-    store's retention before stream time are not there, and are not written. Of one processor, on
-    its thread."""
+    store's retention before stream time are not there, and are not written. ``find_sessions`` and
+    its like give sessions that end at ``earliest_end`` or later and start at ``latest_start`` or
+    earlier. On the thread of its task."""
 
     def put(self, session: Windowed, value: Any) -> None:
         """The value of a session; None deletes it."""
@@ -279,22 +336,54 @@ class SessionStore(_Store):
             return None
         return self._values.decode(entry[1])
 
-    def fetch(self, key: Any) -> Iterator[tuple[Windowed, Any]]:
-        """The key's sessions and their values, in the order of their ends."""
-        return self.find_sessions(key, 0, (1 << 63) - 1)
+    def fetch(self, key: Any) -> Iterator[Found]:
+        """All sessions of one key, in the order of their ends."""
+        return self.find_sessions(key, 0, TIME_MAX)
 
-    def find_sessions(
+    def backward_fetch(self, key: Any) -> Iterator[Found]:
+        """`fetch`, the latest session first."""
+        return self.backward_find_sessions(key, 0, TIME_MAX)
+
+    def fetch_range(self, first: Any, last: Any) -> Iterator[Found]:
+        """All sessions of the keys ``first <= key <= last`` by key bytes; None leaves a side
+        open."""
+        return self.find_sessions_range(first, last, 0, TIME_MAX)
+
+    def backward_fetch_range(self, first: Any, last: Any) -> Iterator[Found]:
+        """`fetch_range` in the opposite order."""
+        return self.backward_find_sessions_range(first, last, 0, TIME_MAX)
+
+    def find_sessions(self, key: Any, earliest_end: int, latest_start: int) -> Iterator[Found]:
+        """The sessions of one key that touch an interval of time, in the order of their ends."""
+        return self._scan(*sessions_of(self._key(key), earliest_end, latest_start))
+
+    def backward_find_sessions(
         self, key: Any, earliest_end: int, latest_start: int
-    ) -> Iterator[tuple[Windowed, Any]]:
-        """The key's sessions that end at ``earliest_end`` or later and start at ``latest_start`` or
-        earlier, in the order of their ends."""
-        written = self._key(key)
-        length = len(written) + SESSION_SUFFIX_BYTES
-        start = session_key(written, 0, max(0, earliest_end))
-        for stored_key, (_, value) in list(self._entries.range(start, written + b"\x80")):
-            _, begin, end = split_session_key(stored_key)
-            if len(stored_key) == length and begin <= latest_start and self._kept(end):
-                yield Windowed(key, begin, end), self._values.decode(value)
+    ) -> Iterator[Found]:
+        """`find_sessions`, the latest session first."""
+        return self._scan(*sessions_of(self._key(key), earliest_end, latest_start), reverse=True)
+
+    def find_sessions_range(
+        self, first: Any, last: Any, earliest_end: int, latest_start: int
+    ) -> Iterator[Found]:
+        """`find_sessions` of the keys ``first <= key <= last`` by key bytes; None leaves a side
+        open."""
+        bounds = self._bound(first), self._bound(last)
+        return self._scan(*sessions_between(*bounds, earliest_end, latest_start))
+
+    def backward_find_sessions_range(
+        self, first: Any, last: Any, earliest_end: int, latest_start: int
+    ) -> Iterator[Found]:
+        """`find_sessions_range` in the opposite order."""
+        bounds = self._bound(first), self._bound(last)
+        return self._scan(*sessions_between(*bounds, earliest_end, latest_start), reverse=True)
+
+    def _shown(self, stored_key: bytes) -> Windowed:
+        key, start, end = split_session_key(stored_key)
+        return Windowed(self._keys.decode(key), start, end)
+
+    def _is_there(self, stored_key: bytes) -> bool:
+        return self._kept(split_session_key(stored_key)[2])
 
 
 KINDS: dict[str, type[KeyValueStore | WindowStore | SessionStore]] = {

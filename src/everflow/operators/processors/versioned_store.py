@@ -94,7 +94,8 @@ class VersionEntries:
 
 class VersionedStore(Telling):
     """Versions of each key's value, within the history retention behind the highest time of a
-    version, and the latest. On the thread of its task. Times in ms."""
+    version, and the latest. On the thread of its task. Times in ms. ``get`` gives a
+    `VersionedRecord`, as in Kafka Streams; a query's gives the latest value alone."""
 
     VALID_TO_UNDEFINED = -1
     """What `put` returns for a version that is the latest."""
@@ -131,9 +132,16 @@ class VersionedStore(Telling):
         time = OPEN - 1 if as_of is None else as_of
         return record_as_of(self._entries, self._key(key), time, history_ms, self._values.decode)
 
-    def versions(self, key: Any, first: int = 0, last: int = OPEN - 1) -> list[VersionedRecord]:
-        """What ``key`` was from ``first`` to ``last``, both included, in order of time."""
-        found = self._entries.versions_many([(self._key(key), first, last)])[0]
+    def get_as_of(self, key: Any, as_of: int) -> VersionedRecord | None:
+        """`get` with a time, by the name that it has in queries."""
+        return self.get(key, as_of)
+
+    def versions(
+        self, key: Any, time_from: int = 0, time_to: int = OPEN - 1
+    ) -> list[VersionedRecord]:
+        """What ``key`` was at some time from ``time_from`` to ``time_to``, both included, in order
+        of time; deletions are left out."""
+        found = self._entries.versions_many([(self._key(key), time_from, time_to)])[0]
         return records_of(found, self._values.decode)
 
     def all(self) -> Iterator[tuple[Any, Any]]:

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-from everflow.runtime.query.store_query import (
-    TIME_MAX,
-    EntryPlace,
-    ReadOnlyStore,
-    StoreScan,
-    after_keys,
-    whole_number,
-)
-from everflow.serdes.windowed import session_key, split_session_key
+from everflow.runtime.query.store_query import ReadOnlyStore, whole_number
+from everflow.serdes.windowed import TIME_MAX, session_key, split_session_key
+from everflow.state.key_ranges import sessions_between, sessions_of
 from everflow.windows import Windowed
-
-_LAST_SUFFIX = session_key(b"", TIME_MAX, TIME_MAX)
 
 Session = tuple[Windowed, Any]
 """Key with its session, and value."""
@@ -86,28 +78,16 @@ class ReadOnlySessionStore(ReadOnlyStore):
         self, key: Any, earliest_end: int, latest_start: int, *, reverse: bool
     ) -> Iterator[Session]:
         data = self._key_bytes(key)
-        keep = _touching(data, data, *_bounds(earliest_end, latest_start))
-
-        def sessions() -> Iterator[tuple[EntryPlace, bytes]]:
-            if earliest_end > TIME_MAX:
-                return
-            begin, behind = (
-                session_key(data, 0, max(earliest_end, 0)),
-                data + _LAST_SUFFIX + b"\x00",
-            )
-            yield from self._entries_of(data, begin, behind, keep, reverse=reverse)
-
-        return StoreScan(sessions(), self._shown)
+        asked = sessions_of(data, *_bounds(earliest_end, latest_start))
+        return self._scan_of(data, asked, reverse=reverse)
 
     def _sessions_between(
         self, first: Any, last: Any, earliest_end: int, latest_start: int, *, reverse: bool
     ) -> Iterator[Session]:
         low = None if first is None else self._key_bytes(first)
         high = None if last is None else self._key_bytes(last)
-        end = None if high is None else after_keys(high, _LAST_SUFFIX)
-        return self._scan(
-            low, end, _touching(low, high, *_bounds(earliest_end, latest_start)), reverse=reverse
-        )
+        asked = sessions_between(low, high, *_bounds(earliest_end, latest_start))
+        return self._scan(*asked, reverse=reverse)
 
     def _decode_key(self, key: bytes) -> Any:
         inner, start, end = split_session_key(key)
@@ -118,20 +98,3 @@ def _bounds(earliest_end: Any, latest_start: Any) -> tuple[int, int]:
     return whole_number(earliest_end, "earliest_end (ms)"), whole_number(
         latest_start, "latest_start (ms)"
     )
-
-
-def _touching(
-    low: bytes | None, high: bytes | None, earliest_end: int, latest_start: int
-) -> Callable[[bytes], bool]:
-    """Whether a stored key has ``low <= key <= high`` and its session touches the interval."""
-
-    def keep(stored_key: bytes) -> bool:
-        key, start, end = split_session_key(stored_key)
-        return (
-            end >= earliest_end
-            and start <= latest_start
-            and (low is None or key >= low)
-            and (high is None or key <= high)
-        )
-
-    return keep

@@ -26,6 +26,7 @@ from everflow.runtime.query.query_errors import (
 from everflow.serdes.base import ResultDecoder, SerdeError
 from everflow.snapshots.entry_columns import EntryColumns
 from everflow.state.changelog import TIMESTAMP_BYTES
+from everflow.state.key_ranges import KeyRange, after_prefix
 from everflow.state.lmdb_env import StoreClosedError
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
@@ -38,8 +39,6 @@ PAGE_ENTRIES = 1_000
 PAGE_BYTES = 1 << 20
 ATTEMPTS = 3
 """How often a read that found its store closed or removed looks for it anew."""
-
-TIME_MAX = (1 << 63) - 1
 
 Entry = tuple[bytes, bytes]
 _Read = TypeVar("_Read")
@@ -319,16 +318,19 @@ class ReadOnlyStore:
                 return self._value(found)
         return None
 
+    def _scan_of(self, key: bytes, asked: KeyRange, *, reverse: bool) -> Iterator[tuple[Any, Any]]:
+        return StoreScan(self._entries_of(key, asked, reverse), self._shown)
+
     def _entries_of(
-        self, key: bytes, start: bytes, end: bytes, keep: Callable[[bytes], bool], *, reverse: bool
+        self, key: bytes, asked: KeyRange, reverse: bool
     ) -> Iterator[tuple[EntryPlace, bytes]]:
         """Entries of one key whose windows lie in a range, from the first partition that has
         some."""
         places = self._places_of(key) if self._behind is None else [self._behind.partition]
         for partition in places:
             found = False
-            for stored_key, stored in self._entries(partition, start, end, reverse):
-                if keep(stored_key):
+            for stored_key, stored in self._entries(partition, asked.start, asked.end, reverse):
+                if asked.keep(stored_key):
                     found = True
                     yield EntryPlace(partition, stored_key), stored
             if found:
@@ -384,11 +386,11 @@ class ReadOnlyKeyValueStore(ReadOnlyStore):
         data = self._key_bytes(key)
         return self._lookup(data, data)
 
-    def range(self, first: Any, last: Any) -> Iterator[tuple[Any, Any]]:
+    def range(self, first: Any = None, last: Any = None) -> Iterator[tuple[Any, Any]]:
         """``(key, value)`` with ``first <= key <= last`` by key bytes; None leaves a side open."""
         return self._scan(*self._bounds(first, last))
 
-    def reverse_range(self, first: Any, last: Any) -> Iterator[tuple[Any, Any]]:
+    def reverse_range(self, first: Any = None, last: Any = None) -> Iterator[tuple[Any, Any]]:
         """`range`, from ``last`` down to ``first``."""
         return self._scan(*self._bounds(first, last), reverse=True)
 
@@ -440,20 +442,3 @@ def whole_number(value: Any, what: str) -> int:
     except TypeError:
         pass
     raise TypeError(f"{what} must be a whole number, not {value!r}.")
-
-
-def after_prefix(prefix: bytes) -> bytes | None:
-    """The smallest bytes behind all that begin with ``prefix``; None: there is nothing behind
-    them."""
-    stripped = prefix.rstrip(b"\xff")
-    return stripped[:-1] + bytes([stripped[-1] + 1]) if stripped else None
-
-
-def after_keys(last: bytes, suffix: bytes) -> bytes:
-    """Stored keys from here on have a key above ``last``, or ``last`` and more than ``suffix``
-    behind it.
-
-    A key that is a beginning of ``last`` may lie behind it in the store, as its times follow at
-    once.
-    """
-    return max(last[:length] + suffix for length in range(len(last) + 1)) + b"\x00"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from everflow.runtime.query.store_query import TIME_MAX, ReadOnlyKeyValueStore, whole_number
+from everflow.runtime.query.store_query import ReadOnlyKeyValueStore, whole_number
+from everflow.serdes.windowed import TIME_MAX
 from everflow.state.versions import VersionedRecord, VersionsView, record_as_of, records_of
 
 _Found = TypeVar("_Found")

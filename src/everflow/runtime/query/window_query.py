@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, overload
 
-from everflow.runtime.query.store_query import (
-    TIME_MAX,
-    EntryPlace,
-    ReadOnlyStore,
-    StoreScan,
-    after_keys,
-    whole_number,
-)
-from everflow.serdes.windowed import STORE_SUFFIX_BYTES, split_window_store_key, window_store_key
+from everflow.runtime.query.store_query import ReadOnlyStore, whole_number
+from everflow.serdes.windowed import TIME_MAX, split_window_store_key, window_store_key
+from everflow.state.key_ranges import windows_between, windows_of
 from everflow.windows import Windowed
-
-_SEQUENCE_MAX = b"\xff" * 4
 
 Window = tuple[Windowed, Any]
 """Key with its window, and value."""
@@ -35,8 +27,17 @@ class ReadOnlyWindowStore(ReadOnlyStore):
         data, start = self._key_bytes(key), whole_number(start, "start (ms)")
         return self._lookup(data, window_store_key(data, start)) if 0 <= start <= TIME_MAX else None
 
-    def fetch(self, key: Any, time_from: int, time_to: int) -> Iterator[Window]:
-        """The windows of one key, in order of time."""
+    @overload
+    def fetch(self, key: Any, time_from: int, /) -> Any: ...
+
+    @overload
+    def fetch(self, key: Any, time_from: int, time_to: int) -> Iterator[Window]: ...
+
+    def fetch(self, key: Any, time_from: int, time_to: int | None = None) -> Any:
+        """The windows of one key, in order of time. With one time it is `fetch_window`, as in Kafka
+        Streams."""
+        if time_to is None:
+            return self.fetch_window(key, time_from)
         return self._windows_of(key, time_from, time_to, reverse=False)
 
     def backward_fetch(self, key: Any, time_from: int, time_to: int) -> Iterator[Window]:
@@ -46,13 +47,11 @@ class ReadOnlyWindowStore(ReadOnlyStore):
     def fetch_all(self, time_from: int, time_to: int) -> Iterator[Window]:
         """Windows of all keys in an interval of time, in order of key bytes, then of time. Reads
         the whole store."""
-        return self._scan(None, None, _within(None, None, *_interval(time_from, time_to)))
+        return self._windows_between(None, None, time_from, time_to, reverse=False)
 
     def backward_fetch_all(self, time_from: int, time_to: int) -> Iterator[Window]:
         """`fetch_all` in the opposite order."""
-        return self._scan(
-            None, None, _within(None, None, *_interval(time_from, time_to)), reverse=True
-        )
+        return self._windows_between(None, None, time_from, time_to, reverse=True)
 
     def fetch_range(self, first: Any, last: Any, time_from: int, time_to: int) -> Iterator[Window]:
         """`fetch_all` of the keys ``first <= key <= last`` by key bytes; None leaves a side
@@ -69,26 +68,16 @@ class ReadOnlyWindowStore(ReadOnlyStore):
         self, key: Any, time_from: int, time_to: int, *, reverse: bool
     ) -> Iterator[Window]:
         data = self._key_bytes(key)
-        time_from, time_to = _interval(time_from, time_to)
-        keep = _within(data, data, time_from, time_to)
-
-        def windows() -> Iterator[tuple[EntryPlace, bytes]]:
-            if not 0 <= time_to >= time_from:
-                return
-            start = window_store_key(data, max(0, min(time_from, TIME_MAX)))
-            end = window_store_key(data, min(time_to, TIME_MAX))[:-4] + _SEQUENCE_MAX + b"\x00"
-            yield from self._entries_of(data, start, end, keep, reverse=reverse)
-
-        return StoreScan(windows(), self._shown)
+        asked = windows_of(data, *_interval(time_from, time_to))
+        return self._scan_of(data, asked, reverse=reverse)
 
     def _windows_between(
         self, first: Any, last: Any, time_from: int, time_to: int, *, reverse: bool
     ) -> Iterator[Window]:
-        time_from, time_to = _interval(time_from, time_to)
         low = None if first is None else self._key_bytes(first)
         high = None if last is None else self._key_bytes(last)
-        end = None if high is None else _after_windows(high, time_to)
-        return self._scan(low, end, _within(low, high, time_from, time_to), reverse=reverse)
+        asked = windows_between(low, high, *_interval(time_from, time_to))
+        return self._scan(*asked, reverse=reverse)
 
     def _decode_key(self, key: bytes) -> Any:
         inner, start = split_window_store_key(key)
@@ -99,29 +88,3 @@ class ReadOnlyWindowStore(ReadOnlyStore):
 
 def _interval(time_from: Any, time_to: Any) -> tuple[int, int]:
     return whole_number(time_from, "time_from (ms)"), whole_number(time_to, "time_to (ms)")
-
-
-def _after_windows(last: bytes, time_to: int) -> bytes:
-    """Stored keys from here on have a key above ``last`` or a window after ``time_to``."""
-    return after_keys(
-        last, window_store_key(b"", max(0, min(time_to, TIME_MAX)))[:-4] + _SEQUENCE_MAX
-    )
-
-
-def _within(
-    low: bytes | None, high: bytes | None, time_from: int, time_to: int
-) -> Callable[[bytes], bool]:
-    """Whether a stored key has ``low <= key <= high`` and its window start lies in the interval."""
-
-    def keep(stored_key: bytes) -> bool:
-        key, start = (
-            stored_key[:-STORE_SUFFIX_BYTES],
-            int.from_bytes(stored_key[-STORE_SUFFIX_BYTES:-4], "big", signed=True),
-        )
-        return (
-            time_from <= start <= time_to
-            and (low is None or key >= low)
-            and (high is None or key <= high)
-        )
-
-    return keep

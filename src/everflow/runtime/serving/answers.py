@@ -13,7 +13,6 @@ from everflow.runtime.query.query_errors import (
     StateElsewhereError,
 )
 from everflow.runtime.query.store_query import (
-    TIME_MAX,
     ReadOnlyStore,
     StoreScan,
     key_bytes,
@@ -32,7 +31,7 @@ from everflow.runtime.serving.parameters import (
     require_kind,
     token_of,
 )
-from everflow.serdes.windowed import window_store_key
+from everflow.serdes.windowed import TIME_MAX, window_store_key
 from everflow.windows import Windowed
 
 KEY_VALUE = ("key_value", "versioned")

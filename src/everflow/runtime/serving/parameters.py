@@ -10,8 +10,9 @@ import orjson
 import pyarrow as pa
 
 from everflow.runtime.query.query_errors import StoreKindError
-from everflow.runtime.query.store_query import TIME_MAX, EntryPlace
+from everflow.runtime.query.store_query import EntryPlace
 from everflow.serdes import JsonSerde, Serde, SerdeError
+from everflow.serdes.windowed import TIME_MAX
 
 MOST_KEY_BYTES = 16 << 10
 MOST_ENTRIES = 1_000

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from everflow.runtime.query.store_query import TIME_MAX
 from everflow.runtime.serving.answers import ServedStores
 from everflow.runtime.serving.parameters import as_json
+from everflow.serdes.windowed import TIME_MAX
 
 BEGIN, END, HEAD_END = b"GET /stores/", b" HTTP/1.1", b"\r\n\r\n"
 MOST_BYTES = 4 << 10
