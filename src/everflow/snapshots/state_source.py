@@ -174,22 +174,38 @@ def _loaded(target: str, config: StreamsConfig) -> Parcel:
     """The stores of ``MODULE:NAME``. What is wrong with the program is raised as what it was."""
     with tempfile.TemporaryDirectory(prefix="everflow-stores-") as folder:
         packed = Path(folder) / "stores"
-        arguments = [target, config.application_id, config.topology_optimization, str(packed)]
+        said = _run([target, config.application_id, config.topology_optimization, str(packed)])
+        if said is not None or not packed.is_file():
+            why = said or "exit code 0, without a word"
+            raise TopologyError(
+                f"The option topology: {target} was not loaded in {Path.cwd()}: {why}",
+                code="EF-PROGRAM",
+            )
+        return Parcel(packed.read_bytes(), name="")
+
+
+def _run(arguments: list[str]) -> str | None:
+    """Run the loader; why it failed, None: it did not."""
+    try:
         done = subprocess.run(
             [sys.executable, "-m", LOADER, *arguments],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(one for one in sys.path if one)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
             timeout=LOAD_TIMEOUT_S,
             check=False,
         )
-        if done.returncode or not packed.is_file():
-            said = done.stderr.strip() or f"exit code {done.returncode}"
-            raise TopologyError(
-                f"The option topology: {target} was not loaded in {Path.cwd()}: {said}",
-                code="EF-PROGRAM",
-            )
-        return Parcel(packed.read_bytes(), name="")
+    except subprocess.TimeoutExpired as error:
+        said = _text(error.stderr)
+        return (
+            f"after {LOAD_TIMEOUT_S:g} s its process was still busy, and was ended. A module that "
+            "is loaded builds the topology and does nothing else: what runs, waits or reads "
+            f"belongs behind `if __name__ == '__main__':`.{said and f' It said: {said}'}"
+        )
+    return (_text(done.stderr) or f"exit code {done.returncode}") if done.returncode else None
+
+
+def _text(said: bytes | None) -> str:
+    """What a process has written."""
+    return (said or b"").decode(errors="replace").strip()
