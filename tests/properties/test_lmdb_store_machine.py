@@ -155,6 +155,7 @@ class KeyValueMachine(RuleBasedStateMachine):
         start, end = data.draw(st.none() | self.keys), data.draw(st.none() | self.keys)
         with self.store.snapshot() as view:
             assert view.get_many(keys) == self.model.get_many(keys)
+            assert [view.get(key) for key in keys] == view.get_many(keys)
             assert list(view.range(start, end)) == list(self.model.range(start, end))
             assert list(view.reversed_range(start, end)) == list(self.model.range(start, end))[::-1]
 

@@ -81,6 +81,9 @@ class OnePlace:
     def path(self, partition: int = 0) -> Path:
         return self.folder / f"s-{self.rebuilds}"
 
+    def active_paths(self) -> dict[int, Path]:
+        return {0: self.path()}
+
     def home(self, key: bytes) -> int:
         return 0
 

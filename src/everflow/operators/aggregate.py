@@ -24,7 +24,7 @@ from everflow.operators.grouping import Groups, KeyedOperator, Stored, Tasks, gr
 from everflow.operators.user_code import UserFunctionError
 from everflow.records import EdgeBatch, Int64, TasksResult
 from everflow.serdes import Serde
-from everflow.serdes.base import ResultDecoder, decode_present
+from everflow.serdes.base import ResultDecoder, decode_present, value_reader
 from everflow.windows import TimeWindows
 
 
@@ -140,6 +140,10 @@ class AggregateSpec(KeyedOperator):
     def decode_result(self, data: bytes) -> Any:
         """The result (type ``result``), not the state that is kept for it."""
         return self.decode_array(pa.array([data], pa.binary()))[0].as_py()
+
+    def value_reader(self) -> Callable[[bytes], Any] | None:
+        """See `everflow.serdes.base.value_reader`: where the state is the result."""
+        return value_reader(self.value_serde) if self.value_serde.type == self.result else None
 
     @property
     def results(self) -> ResultDecoder:

@@ -147,6 +147,14 @@ class ResultDecoder(Protocol):
         timestamp); null stays null. Raises SerdeError."""
 
 
+def value_reader(decoder: ResultDecoder) -> Callable[[bytes], Any] | None:
+    """Reads one value as ``decoder`` does in a column, in plain Python: made once, called often.
+    None: these values are read in columns alone, where one takes as long as hundreds."""
+    make = getattr(decoder, "value_reader", None)
+    read: Callable[[bytes], Any] | None = None if make is None else make()
+    return read
+
+
 def decode_present(data: pa.Array, decode: Callable[[pa.Array], pa.Array]) -> pa.Array:
     """``decode`` of the rows that are not null, null elsewhere: ``decode`` may rely on every row's
     length."""

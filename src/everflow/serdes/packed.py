@@ -16,6 +16,7 @@ takes seconds.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +37,7 @@ from everflow.serdes.base import (
     with_nulls_of,
 )
 from everflow.serdes.json_serde import JsonSerde
+from everflow.serdes.packed_values import by_column, packed_reader
 from everflow.serdes.primitives import BytesSerde, StringSerde
 
 _Bytes = npt.NDArray[np.uint8]
@@ -66,7 +68,14 @@ class PackedSerde:
         return encode_one(self, value)
 
     def decode(self, data: bytes | None) -> Any:
-        return None if data is None else self.decode_array(pa.array([data], pa.binary()))[0].as_py()
+        if data is None:
+            return None
+        read = packed_reader(self)
+        return by_column(self, data) if read is None else read(data)
+
+    def value_reader(self) -> Callable[[bytes], Any] | None:
+        """See `everflow.serdes.base.value_reader`."""
+        return packed_reader(self)
 
     def encode_array(self, values: pa.Array) -> pa.Array:
         values = flat(values, self.type)
@@ -100,7 +109,9 @@ class PackedSerde:
         width = self.width
         lengths = pc.binary_length(data).to_numpy().astype(np.int64)
         _check(lengths >= width, lengths, f"at least {width}")
-        rows = matrix_from_binary(pc.binary_slice(data, 0, width), width)
+        heads = data if (lengths == width).all() else pc.binary_slice(data, 0, width)
+        rows = matrix_from_binary(heads, width)
+        whole = not rows[:, : self.null_bytes].any()
         columns: list[pa.Array] = []
         at, taken = self.null_bytes, np.full(len(data), width, np.int64)
         for index, field in enumerate(self.type):
@@ -114,14 +125,14 @@ class PackedSerde:
                     lengths,
                     f"a tail that holds field {field.name!r}",
                 )
+                tail = slices(data, taken, size)
                 column = _tail_serde(field.type).decode_array(
-                    with_nulls_of(slices(data, taken, size), _mask(rows, index))
+                    tail if whole else with_nulls_of(tail, _mask(rows, index))
                 )
                 taken, at = taken + size, at + _LENGTH_BYTES
             else:
-                column = with_nulls_of(
-                    _from_fixed(rows[:, at : at + fixed], field.type), _mask(rows, index)
-                )
+                column = _from_fixed(rows[:, at : at + fixed], field.type)
+                column = column if whole else with_nulls_of(column, _mask(rows, index))
                 at += fixed
             columns.append(column)
         _check(taken == lengths, lengths, "no bytes after the last field")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +40,10 @@ class BytesSerde:
 
     def decode(self, data: bytes | None) -> Any:
         return data
+
+    def value_reader(self) -> Callable[[bytes], Any]:
+        """See `everflow.serdes.base.value_reader`."""
+        return self.decode
 
     def encode_array(self, values: pa.Array) -> pa.Array:
         return flat(values, pa.binary())
@@ -77,6 +82,10 @@ class StringSerde:
             return data.decode()
         except UnicodeDecodeError as error:
             raise SerdeError(f"not UTF-8: {error}") from error
+
+    def value_reader(self) -> Callable[[bytes], Any]:
+        """See `everflow.serdes.base.value_reader`."""
+        return self.decode
 
     def encode_array(self, values: pa.Array) -> pa.Array:
         return flat(values, pa.string()).cast(pa.binary())
@@ -126,6 +135,10 @@ class IntegerSerde:
             raise SerdeError(f"{self.kind} takes {self.width} bytes, found {len(data)}")
         return int.from_bytes(data, "big", signed=True)
 
+    def value_reader(self) -> Callable[[bytes], Any]:
+        """See `everflow.serdes.base.value_reader`."""
+        return self.decode
+
     def encode_array(self, values: pa.Array) -> pa.Array:
         values = flat(values, self.type)
         numbers = (
@@ -173,6 +186,10 @@ class DoubleSerde:
         if len(data) != 8:
             raise SerdeError(f"double takes 8 bytes, found {len(data)}")
         return struct.unpack(">d", data)[0]
+
+    def value_reader(self) -> Callable[[bytes], Any]:
+        """See `everflow.serdes.base.value_reader`."""
+        return self.decode
 
     def encode_array(self, values: pa.Array) -> pa.Array:
         values = flat(values, pa.float64())

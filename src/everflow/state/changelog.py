@@ -86,3 +86,11 @@ def expiry_times(keys: Sequence[bytes], kind: str) -> Int64:
             f"and {'the start of the session' if kind == 'session' else 'a 4-byte sequence number'}"
         )
     return np.frombuffer(times, dtype=">i8").astype(np.int64)
+
+
+def expiry_time(key: bytes, kind: str) -> int:
+    """`expiry_times` of one key."""
+    suffix = SUFFIX_BYTES[kind]
+    if len(key) < suffix:
+        return int(expiry_times([key], kind)[0])
+    return int.from_bytes(key[-suffix : 8 - suffix], "big", signed=True)

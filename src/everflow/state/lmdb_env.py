@@ -110,7 +110,13 @@ class StoreEnvironment:
     def stale(self) -> bool:
         """Whether the file behind this is gone or another one by now, or was opened by a parent
         process."""
-        return self._pid != os.getpid() or file_identity(self.path) != self._identity
+        return not self.is_at(self.path)
+
+    def is_at(self, path: str | os.PathLike[str]) -> bool:
+        """Whether the file behind this is the one in the folder ``path``, and this process has
+        opened it."""
+        there = file_identity(path)
+        return there is not None and there == self._identity and self._pid == os.getpid()
 
     @contextmanager
     def read(self) -> Iterator[lmdb.Transaction[bytes]]:
@@ -288,7 +294,7 @@ def _allocate_lock_file(path: Path) -> None:
         os.close(descriptor)
 
 
-def file_identity(path: Path) -> tuple[int, int] | None:
+def file_identity(path: str | os.PathLike[str]) -> tuple[int, int] | None:
     """Device and inode of an environment's data file, None where there is none."""
     try:
         found = os.stat(os.path.join(path, DATA_FILE))

@@ -97,12 +97,16 @@ class LmdbStore:
         StoreMismatchError where there is no store and no ``kind`` (it was rebuilt elsewhere),
         StateFormatError for the format of a later release, StateDiskError if the disk refuses it.
         """
-        return _cache.open(Path(os.path.realpath(path)), kind, retention_ms, sync, map_bytes)
+        return _cache.open(path, kind, retention_ms, sync, map_bytes)
 
     @property
     def retired(self) -> bool:
         """Whether the files behind this object were removed or replaced: open the store again."""
         return self._env.stale
+
+    def is_at(self, path: str | os.PathLike[str]) -> bool:
+        """Whether the files behind this object are those in the folder ``path``."""
+        return self._env.is_at(path)
 
     @contextmanager
     def snapshot(self) -> Iterator[StoreSnapshot]:
@@ -404,22 +408,30 @@ class _OpenStores:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._stores: dict[Path, LmdbStore] = {}
+        # To resolve a path link by link takes as long as to read. The operating system does it
+        # where the file is asked for, so an entry is right as long as the file is the same.
+        self._asked_for: dict[str, LmdbStore] = {}
 
     def open(
         self,
-        path: Path,
+        path: str | os.PathLike[str],
         kind: str | None,
         retention_ms: int | None,
         sync: str,
         map_bytes: int | None,
     ) -> LmdbStore:
+        asked = os.fspath(path)
         with self._lock:
-            known = self._stores.get(path)
-            if known is not None and not known.retired:
+            known = self._asked_for.get(asked)
+            if known is not None and known.is_at(asked):
                 return known
-            self._drop_retired()
-            store = _open_files(path, kind, retention_ms, sync, map_bytes)
-            self._stores[path] = store
+            real = Path(os.path.realpath(asked))
+            store = self._stores.get(real)
+            if store is None or store.retired:
+                self._drop_retired()
+                store = _open_files(real, kind, retention_ms, sync, map_bytes)
+                self._stores[real] = store
+            self._asked_for[asked] = store
             return store
 
     def drop_retired(self) -> None:
@@ -428,13 +440,17 @@ class _OpenStores:
 
     def _drop_retired(self) -> None:
         for gone in [at for at, store in self._stores.items() if store.retired]:
-            self._stores.pop(gone)._env.close(wait_s=0.0)  # frees the disk space of a removed store
+            self._popped(gone)._env.close(wait_s=0.0)  # frees the disk space of a removed store
 
     def drop(self, path: Path) -> None:
         with self._lock:
-            store = self._stores.pop(path, None)
-            if store is not None:
-                store._env.close()
+            if path in self._stores:
+                self._popped(path)._env.close()
+
+    def _popped(self, path: Path) -> LmdbStore:
+        store = self._stores.pop(path)
+        self._asked_for = {at: one for at, one in self._asked_for.items() if one is not store}
+        return store
 
     def forget_inherited(self) -> None:
         """In a forked child: the parent's environments would keep it from opening its own."""
@@ -442,6 +458,7 @@ class _OpenStores:
         for store in self._stores.values():
             store._env.close()
         self._stores.clear()
+        self._asked_for.clear()
 
 
 def _open_files(

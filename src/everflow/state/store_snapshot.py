@@ -52,6 +52,24 @@ class StoreSnapshot:
         """How far it follows its changelog."""
         return self.meta.position or 0
 
+    def get(self, key: bytes) -> bytes | None:
+        """The stored value of one key, None: absent: for a few keys, as `get_many` works in
+        columns."""
+        database = self._databases[0]
+        if not self._one:
+            time = changelog.expiry_time(key, self.meta.kind)
+            segment = time // (self.meta.segment_ms or SEGMENT_MS_MIN)
+            for slot, held in self.meta.segments.items():
+                if held == segment and time > _expired_ms(self.meta):
+                    database = self._databases[slot]
+                    break
+            else:
+                return None
+        found: bytes | None = self._txn.get(stored_keys.encode(key), None, database)
+        if len(key) <= stored_keys.SHORT_BYTES:
+            return found
+        return stored_keys.read_bucket(found).get(key[stored_keys.SHORT_BYTES :])
+
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Stored values (8-byte big-endian timestamp + value bytes) in the order of ``keys``; None:
         absent."""

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from everflow.records import TaskId
 from everflow.serdes import BytesSerde, Serde
-from everflow.serdes.base import ResultDecoder
+from everflow.serdes.base import ResultDecoder, value_reader
 from everflow.state.store import StoreSpec
 from everflow.topology.arrival import Ways
 from everflow.topology.graph import (
@@ -438,7 +438,9 @@ class PhysicalPlan:
         op, spec = self._owner(store)
         if isinstance(op.operator, ProcessorOperator) or _beside(op, spec):
             return spec.value_serde.decode
-        return op.operator.decode_result
+        results = self.value_results(store)
+        quick = None if isinstance(results, BytesSerde) else value_reader(results)
+        return quick or op.operator.decode_result
 
     def _owner(self, store: str) -> tuple[StatefulOp, StoreSpec]:
         """The first operator that keeps a store."""

@@ -68,5 +68,27 @@ def test_a_store_removed_while_it_is_opened_is_gone_and_stays_so(
     assert not store.path.exists()
 
 
+def test_a_store_is_one_object_by_any_path_and_a_path_that_leads_elsewhere_is_seen(
+    store: LmdbStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = LmdbStore.open(tmp_path / "s-1", kind="key_value")
+    link = tmp_path / "link"
+    link.symlink_to(store.path)
+    monkeypatch.chdir(tmp_path)
+    for path in (link, "s-0", str(store.path), tmp_path / "nowhere" / ".." / "s-0") * 2:
+        assert LmdbStore.open(path) is store
+    link.unlink()
+    link.symlink_to(other.path)
+    assert LmdbStore.open(link) is other
+    store.path.rename(tmp_path / "aside")
+    other.path.rename(store.path)
+    moved = LmdbStore.open(store.path)
+    assert moved is not store
+    assert moved.position is None
+    LmdbStore.close_at(link.parent / "s-0")
+    with pytest.raises(StoreMismatchError):
+        LmdbStore.open(link)
+
+
 def _open_paths() -> set[Path]:
     return set(lmdb_store._cache._stores)

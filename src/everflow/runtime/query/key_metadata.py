@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from kafka.partitioner.default import murmur2
 
 from everflow.assignment.user_data import HostTasks
 from everflow.records import TaskId, TopicPartition
-from everflow.serdes.base import ResultDecoder
+from everflow.serdes.base import ResultDecoder, value_reader
 from everflow.state.store import StoreSpec
 from everflow.topology.graph import Node, SourceNode, StatefulNode
 from everflow.topology.program import Topology
@@ -36,6 +37,11 @@ class StoreSite:
     """Whether every instance has it: the store of a global table."""
     results: ResultDecoder | None = None
     """`PhysicalPlan.value_results`; None: those of the serde."""
+
+    @cached_property
+    def value_reader(self) -> Callable[[bytes], Any] | None:
+        """See `everflow.serdes.base.value_reader`."""
+        return value_reader(self.results or self.spec.value_serde)
 
     def task(self, partition: int) -> TaskId:
         """The task that has the store's content of a partition."""

@@ -360,6 +360,14 @@ class _Access:
             self.queries.check_lag(self.site, partition, copy, self.max_lag)
         return copy.path
 
+    def active_paths(self) -> Mapping[int, Path]:
+        self.queries.require_serving()
+        return {
+            partition: store.path
+            for partition, store in self.queries.running(self.site).items()
+            if self.partition in (None, partition)
+        }
+
     def lag(self, partition: int) -> int | None:
         return self.queries.lag_here(self.site, partition)
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
@@ -81,6 +82,9 @@ class CopyAccess(Protocol):
         """Folder of a partition's copy; InvalidStateStoreError says why there is none, or that it
         lags too far."""
 
+    def active_paths(self) -> Mapping[int, Path]:
+        """Folders of the active tasks' copies, by partition."""
+
     def home(self, key: bytes) -> int:
         """The partition that a key belongs to."""
 
@@ -107,30 +111,35 @@ class StoreReader:
 
     def get(self, partition: int, key: bytes) -> bytes | None:
         """The stored value (timestamp + value bytes) in one partition."""
-        return self.read(partition, lambda view: view.get_many([key])[0])
+        return self.read(partition, lambda view: view.get(key))
 
-    def read(self, partition: int, body: Callable[[StoreSnapshot], _Read]) -> _Read:
-        """``body`` on a snapshot of the partition's copy. InvalidStateStoreError."""
+    def read(
+        self, partition: int, body: Callable[[StoreSnapshot], _Read], path: Path | None = None
+    ) -> _Read:
+        """``body`` on a snapshot of the partition's copy. InvalidStateStoreError. ``path``: where
+        it was a moment ago, None: not known."""
 
         def shown(store: LmdbStore) -> _Read:
             with store.snapshot() as view:
                 return body(view)
 
-        return self.of_copy(partition, shown)
+        return self.of_copy(partition, shown, path)
 
-    def of_copy(self, partition: int, body: Callable[[LmdbStore], _Read]) -> _Read:
-        """``body`` on the partition's copy, once more where that goes away under it.
+    def of_copy(
+        self, partition: int, body: Callable[[LmdbStore], _Read], path: Path | None = None
+    ) -> _Read:
+        """``body`` on the partition's copy, once more where that goes away under it. See `read`.
         InvalidStateStoreError."""
         failure: Exception | None = None
         for _ in range(ATTEMPTS):
-            path = self.access.path(partition)
+            where = path or self.access.path(partition)
             try:
-                return body(LmdbStore.open(path))
+                return body(LmdbStore.open(where))
             except (
                 StoreMismatchError,
                 StoreClosedError,
             ) as error:  # removed or closed since the path was asked for
-                failure = error
+                failure, path = error, None
         raise StateMovingError(
             f"Partition {partition} of the store is being rebuilt: retry shortly. ({failure})"
         ) from failure
@@ -405,22 +414,35 @@ class ReadOnlyKeyValueStore(ReadOnlyStore):
         return start, None if last is None else self._key_bytes(last) + b"\x00"
 
 
-def values_at_home(store: ReadOnlyStore, keys: Sequence[tuple[bytes, bytes]]) -> list[Any]:
+def values_at_home(
+    store: ReadOnlyStore,
+    keys: Sequence[tuple[bytes, bytes]],
+    decode: Callable[[bytes], Any] | None = None,
+) -> list[Any]:
     """The values of many keys (as bytes, and as the store has them), each partition read at one
-    moment and decoded together. None where the key's own partition has nothing or is not here: a
-    query of that key alone looks further, or says why."""
-    reader, here = store._reader, {partition: list[int]() for partition in store.partitions}
+    moment. None where the active task of the key's own partition has nothing or is not here: a
+    query of that key alone looks further, or says why. ``decode`` reads one value; None: they are
+    decoded together."""
+    reader = store._reader
+    paths, asked = reader.access.active_paths(), defaultdict[int, list[int]](list)
     for number, (key, _) in enumerate(keys):
-        here.get(reader.access.home(key), []).append(number)
+        asked[reader.access.home(key)].append(number)
     values: list[bytes | None] = [None] * len(keys)
-    for partition, numbers in here.items():
-        if not numbers:
+    for partition, numbers in asked.items():
+        if partition not in paths:
             continue
         wanted = [keys[number][1] for number in numbers]
-        found = reader.read(partition, lambda view, wanted=wanted: view.get_many(wanted))  # type: ignore[misc]
+        found = reader.read(
+            partition,
+            lambda view, wanted=wanted: list(map(view.get, wanted)),  # type: ignore[misc]
+            paths[partition],
+        )
         for number, stored in zip(numbers, found, strict=True):
             values[number] = None if stored is None else stored[TIMESTAMP_BYTES:]
-    return store._results.decode_array(pa.array(values, pa.binary())).to_pylist()  # type: ignore[no-any-return]
+    if decode is None:
+        decoded: list[Any] = store._results.decode_array(pa.array(values, pa.binary())).to_pylist()
+        return decoded
+    return [None if value is None else decode(value) for value in values]
 
 
 def key_bytes(spec: StoreSpec, key: Any) -> bytes:

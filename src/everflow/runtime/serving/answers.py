@@ -200,12 +200,13 @@ class ServedStores:
         """What `entry` gives for each key, or `window` for each key and start, read together; None
         where the key's own partition has nothing here, or the key is none: those say why."""
         windows = asked[0][1] is not None
-        spec = self._kind(store, "window" if windows else "key_value").spec
+        site = self._kind(store, "window" if windows else "key_value")
+        spec = site.spec
         entries: list[dict[str, Any] | None] = []
         wanted: list[tuple[bytes, bytes]] = []
         for text, start in asked:
             try:
-                key = self._key(store, text)
+                key = read_key(spec.key_serde, text)
                 data = key_bytes(spec, key)
             except EverflowError:
                 entries.append(None)
@@ -213,7 +214,7 @@ class ServedStores:
             entries.append({"key": key} if start is None else {"key": key, "start": start})
             wanted.append((data, data if start is None else window_store_key(data, start)))
         view = self._view(store, Parameters(()).freshness())
-        found = iter(values_at_home(view, wanted))
+        found = iter(values_at_home(view, wanted, site.value_reader))
         for number, entry in enumerate(entries):
             if entry is not None:
                 value = next(found)
