@@ -21,6 +21,8 @@ from everflow.serdes.windowed import TIME_MAX
 BEGIN, END, HEAD_END = b"GET /stores/", b" HTTP/1.1", b"\r\n\r\n"
 MOST_BYTES = 4 << 10
 """Of a request on the short road."""
+MOST_CLIENTS = 1_000
+"""Of which the headers are known, 4 MB at the most."""
 ACCEPTED = frozenset((b"accept", b"accept-encoding", b"accept-language", b"user-agent"))
 """Headers that change nothing of an answer."""
 
@@ -41,6 +43,7 @@ class PointReads:
     def __init__(self, answers: ServedStores, allowed: Callable[[str], bool]) -> None:
         """``allowed``: whether the value of the header Authorization ("": none) is enough."""
         self._answers, self._allowed = answers, allowed
+        self._plain: set[bytes] = set()
 
     def bodies(self, asked: Sequence[PlainRead]) -> list[bytes | None]:
         """See `ShortAnswers`."""
@@ -65,8 +68,8 @@ class PointReads:
             return None
         if request.find(HEAD_END) != len(request) - len(HEAD_END):
             return None
-        first, *lines = request[: -len(HEAD_END)].split(b"\r\n")
-        if not first.endswith(END) or not self._headers_understood(lines):
+        first, _, headers = request.partition(b"\r\n")
+        if not first.endswith(END) or not self._headers_understood(headers):
             return None
         path = first[len(BEGIN) : -len(END)]
         if b"?" in path or b"#" in path or b" " in path or not path.isascii():
@@ -76,7 +79,18 @@ class PointReads:
             return None
         return _point(*parts)
 
-    def _headers_understood(self, lines: list[bytes]) -> bool:
+    def _headers_understood(self, headers: bytes) -> bool:
+        """A client sends the same ones with each request, and they mean the same."""
+        if headers in self._plain:
+            return True
+        if not self._are_plain(headers[: -len(HEAD_END)].split(b"\r\n")):
+            return False
+        if len(self._plain) >= MOST_CLIENTS:
+            self._plain.clear()
+        self._plain.add(headers)
+        return True
+
+    def _are_plain(self, lines: list[bytes]) -> bool:
         hosts, given = 0, ""
         for line in lines:
             name, colon, value = line.partition(b":")

@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 import socket
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -16,7 +19,9 @@ from everflow import serdes
 from everflow.config import StreamsConfig
 from everflow.observe import short_road
 from everflow.observe.http_server import HttpServer
+from everflow.observe.short_road import MOST_REST_S, ShortReads, rest_after
 from everflow.runtime.query.key_metadata import StoreSite
+from everflow.runtime.serving import point_reads
 from everflow.runtime.serving.point_reads import MOST_BYTES, PointReads
 from everflow.runtime.serving.served import served
 from everflow.serdes.windowed import window_store_key
@@ -243,7 +248,7 @@ SHORT, LONG = request("/stores/short"), request("/stores/long")
 def test_who_comes_during_a_rest_shares_a_look_and_who_is_alone_does_not_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(short_road, "PAUSE_S", 3_600.0)
+    monkeypatch.setattr(short_road, "rest_after", lambda *_: 3_600.0)
     reads = Reads()
     server = HttpServer("127.0.0.1:0", cast(Any, general), short=reads)
     with closing(server), Wire(server.address) as one, Wire(server.address) as other:
@@ -260,11 +265,77 @@ def test_who_comes_during_a_rest_shares_a_look_and_who_is_alone_does_not_wait(
         assert sorted(reads.looks[3]) == [LONG, SHORT]
 
 
+@dataclass
+class Asking:
+    """A connection that waits; ``tasks``: what the general road has in hand."""
+
+    tasks: Sequence[str] = ()
+    asked: bytes | None = SHORT
+    body: bytes | None = None
+
+    @property
+    def server_state(self) -> Any:
+        return SimpleNamespace(tasks=self.tasks, default_headers=[])
+
+    def answered(self, body: bytes | None, _: bytes) -> None:
+        self.asked, self.body = None, body
+
+
+@dataclass
+class Loop:
+    """An event loop whose time is set; what it shall do is `due`."""
+
+    now: float = 0.0
+    due: list[tuple[float, Callable[[], None]]] = field(default_factory=list)
+
+    def time(self) -> float:
+        return self.now
+
+    def call_at(self, when: float, what: Callable[..., None], *given: Any) -> None:
+        self.due.append((when, partial(what, *given)))
+
+
+def turn(reads: ShortReads, loop: Loop, *asking: Asking) -> float:
+    """They wait, and are answered; when that was due."""
+    for one in asking:
+        reads.wait(cast(Any, one), cast(Any, loop))
+    ((when, what),) = loop.due
+    loop.due.clear()
+    loop.now = max(loop.now, when)
+    what()
+    assert all(one.body == b"short" for one in asking)
+    return when
+
+
+def test_a_loop_with_nothing_else_to_do_rests_until_the_next_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(short_road, "rest_after", lambda _, answered: answered / 10)
+    loop, rests = Loop(now=100.0), list[float]()
+    reads = ShortReads(Reads(), sleep=rests.append)
+    turn(reads, loop, Asking())
+    assert rests == [], "it is alone"
+    assert turn(reads, loop, Asking(), Asking()) == 100.1, "another one"
+    assert rests == [0.2]
+    loop.now += 0.2
+    assert turn(reads, loop, Asking(["a range"]), Asking(["a range"])) <= loop.now
+    assert rests == [0.2], "the general road goes on"
+    assert turn(reads, loop, Asking(), Asking(), Asking()) == pytest.approx(100.5)
+    assert rests == [0.2, pytest.approx(0.3)]
+
+
+def test_a_rest_is_long_where_looks_are_and_few_share_them() -> None:
+    assert rest_after(0.000_1, 2) == pytest.approx(0.002), "two who ask in turns"
+    assert rest_after(0.002, 16) == MOST_REST_S, "cores are busy"
+    assert rest_after(0.002, 64) == pytest.approx(MOST_REST_S / 4), "enough share it"
+    assert rest_after(60.0, 1) == MOST_REST_S
+
+
 @pytest.mark.parametrize("second", [SHORT, LONG, b"GET / HTTP/1.1\r\nHost: here\r\n\r\n"])
 def test_what_comes_behind_a_request_that_waits_is_answered_behind_it(
     second: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(short_road, "PAUSE_S", 3_600.0)
+    monkeypatch.setattr(short_road, "rest_after", lambda *_: 3_600.0)
     reads = Reads()
     server = HttpServer("127.0.0.1:0", cast(Any, general), short=reads)
     with closing(server), Wire(server.address) as one, Wire(server.address) as other:
@@ -283,7 +354,7 @@ def test_what_comes_behind_a_request_that_waits_is_answered_behind_it(
 def test_who_waits_is_answered_before_the_server_ends_and_who_is_gone_is_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(short_road, "PAUSE_S", 3_600.0)
+    monkeypatch.setattr(short_road, "rest_after", lambda *_: 3_600.0)
     reads = Reads()
     original = short_road.ShortRoadProtocol.connection_lost
 
@@ -343,3 +414,18 @@ def test_what_is_not_a_plain_read_alone_goes_the_general_road(data: bytes) -> No
     plain = request("/stores/counts/entries/a", "Connection: keep-alive")
     assert READS.understood(plain) == ("counts", "a", None)
     assert READS.understood(data) is None
+
+
+def test_headers_that_are_known_are_those_of_somebody_who_may_ask(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(point_reads, "MOST_CLIENTS", 2)
+    reads = PointReads(cast(Any, None), lambda given: given.startswith("Bearer good"))
+    for number in range(5):
+        for _ in range(2):
+            for token in (f"good-{number}", f"good-{number - 1}", f"bad-{number}", ""):
+                data = request("/stores/counts/entries/a", f"Authorization: Bearer {token}")
+                found = reads.understood(data)
+                assert found == (("counts", "a", None) if "good" in token else None)
+            assert reads.understood(request("/stores/counts/entries/a")) is None
+            assert len(reads._plain) <= 2
