@@ -7,7 +7,7 @@ again and again costs each time what all partitions cost: 1,000 of them took mos
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
@@ -59,10 +59,11 @@ class _Session:
         self.id = self.epoch = 0
         self.known = {}
 
-    def request(self, ends: Mapping[TopicPartition, int], isolation: IsolationLevel) -> Any:
-        changed = {tp: end for tp, end in ends.items() if self.known.get(tp) != end}
-        gone = [tp for tp in self.known if tp not in ends]
-        self.known = dict(ends)
+    def request(self, ends: dict[TopicPartition, int], isolation: IsolationLevel) -> Any:
+        known = self.known
+        changed = {tp: end for tp, end in ends.items() if known.get(tp) != end}
+        gone = [] if known.keys() <= ends.keys() else [tp for tp in known if tp not in ends]
+        self.known = ends
         return FetchRequest(
             max_wait_ms=HELD_BACK_MS,
             min_bytes=1,
@@ -95,6 +96,10 @@ class TailWatch:
             IsolationLevel.READ_COMMITTED if read_committed else IsolationLevel.READ_UNCOMMITTED
         )
         self._sessions: dict[int, _Session] = {}
+        self._leaders: dict[int, list[TopicPartition]] = {}
+        """Of the logs that were asked for last: looked up anew where those are others, and behind
+        every failure. A log that has moved is one: its old leader says so."""
+        self._watched: Set[TopicPartition] = frozenset()
         self._moved = False
         """The logs may have other leaders than those that are known."""
 
@@ -127,31 +132,31 @@ class TailWatch:
             if self._moved:
                 self._link.run(self._link.refresh)
                 self._moved = False
-            for node, mine in self._by_leader(ends).items():
+            if ends.keys() != self._watched:
+                self._leaders, self._watched = self._by_leader(ends), frozenset(ends)
+            for node, logs in self._leaders.items():
                 session = self._sessions.setdefault(node, _Session())
                 if session.coming is None:
-                    request = session.request(mine, self._isolation)
+                    request = session.request({tp: ends[tp] for tp in logs}, self._isolation)
                     session.coming = self._link.started(partial(self._ask, node, request))
             return self._awaited(self._link.now() + timeout_s)
         except (LinkLostError, RefusedError, client_errors.KafkaError) as failure:
-            self._sessions, self._moved = {}, True
+            self._sessions, self._watched, self._moved = {}, frozenset(), True
             raise RetriableError(f"the ends of the logs are not told: {failure}") from failure
 
     def close(self) -> None:
         self._link.close()
 
-    def _by_leader(
-        self, ends: Mapping[TopicPartition, int]
-    ) -> dict[int, dict[TopicPartition, int]]:
-        found: dict[int, dict[TopicPartition, int]] = {}
-        for tp, end in ends.items():
+    def _by_leader(self, logs: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]]:
+        found: dict[int, list[TopicPartition]] = {}
+        for tp in logs:
             node = self._link.leader(tp)
             if node is None:
                 self._link.run(partial(self._link.refresh, tp.topic))
                 node = self._link.leader(tp)
             if node is None:
                 raise LinkLostError(f"{tp} has no leader", sent=False)
-            found.setdefault(node, {})[tp] = end
+            found.setdefault(node, []).append(tp)
         return found
 
     async def _ask(self, node: int, request: Any) -> Any:

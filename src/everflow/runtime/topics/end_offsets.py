@@ -26,7 +26,11 @@ FRESH_MS = 3.0
 TOLD_FRESH_MS = 10.0
 """As `FRESH_MS`, of what the brokers told by themselves."""
 BUSY_PERIOD_MS = 5_000.0
-"""Where nobody waits for an answer, or all who do are told, the ends are asked for now and then."""
+"""Where nobody waits for an answer, or all who do are told, the ends are asked for so often..."""
+LOG_PERIOD_MS = 20.0
+"""...and of each log no oftener than that, as it costs 20 us: 1,000 of them every 20 s. A log that
+has shrunk below what was read of it is noticed by the second question, or at once where brokers
+tell."""
 FOLLOW_AFTER_MS = 1_000.0
 """The start has other work to do first."""
 OTHERS_PAUSE_MS = 10.0
@@ -79,7 +83,10 @@ class EndOffsets:
         self._stopping = stopping or threading.Event()
         self._lock = threading.Lock()
         self._watched: dict[int, tuple[frozenset[TopicPartition], threading.Event]] = {}
+        self._all_watched: frozenset[TopicPartition] = frozenset()
+        """Of all threads: with each change of `_watched` it is put together anew."""
         self._ends: Mapping[TopicPartition, int] = {}
+        """Replaced by another one, never changed: whoever has it may go on with it."""
         self._idle: set[int] = set()
         self._open_growth = open_growth
         self._tells = False
@@ -112,13 +119,19 @@ class EndOffsets:
         has grown."""
         with self._lock:
             self._watched[thread] = (frozenset(partitions), wake)
+            self._watch_all()
         self._look.set()
 
     def unwatch(self, thread: int) -> None:
         """The stream thread has no partitions any more."""
         with self._lock:
             self._watched.pop(thread, None)
+            self._watch_all()
             self._idle.discard(thread)
+
+    def _watch_all(self) -> None:
+        mine = (partitions for partitions, _ in self._watched.values())
+        self._all_watched = frozenset[TopicPartition]().union(*mine)
 
     def idle(self, thread: int, waiting: bool) -> None:
         """The stream thread waits (or no longer waits) for records."""
@@ -128,6 +141,11 @@ class EndOffsets:
             self._answered.notify_all()
         if waiting and first and not self._tells:
             self._look.set()
+
+    @property
+    def tells(self) -> bool:
+        """Whether who waits is told by the brokers, at once, as far as is known."""
+        return self._tells
 
     def ends(self) -> Mapping[TopicPartition, int]:
         """The ends as last read; a partition that was never read is missing."""
@@ -150,6 +168,11 @@ class EndOffsets:
         """For how long the brokers have not answered; 0 when they do."""
         waiting = [since for since in (self._failing_since_ms, self._asked_ms) if since is not None]
         return self._clock.monotonic_ms() - min(waiting) if waiting else 0.0
+
+    @property
+    def any_silent(self) -> bool:
+        """Whether there are logs whose leaders do not answer though others do."""
+        return bool(self._silent)
 
     def silent_ms(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, float]:
         """Those of ``partitions`` whose leaders do not answer though others do, and for how
@@ -260,7 +283,8 @@ class EndOffsets:
                 return
             with self._lock:
                 waiting = bool(self._idle) and not self._live
-            self._clock.wait(self._look, self._period_ms if waiting else BUSY_PERIOD_MS)
+                rest_ms = max(BUSY_PERIOD_MS, len(self._all_watched) * LOG_PERIOD_MS)
+            self._clock.wait(self._look, self._period_ms if waiting else rest_ms)
             self._look.clear()
 
     def _ask_silent(self) -> None:
@@ -299,7 +323,7 @@ class EndOffsets:
                 self._ask_instead()
                 self._clock.wait(self._stop, FOLLOW_AFTER_MS)
             else:
-                if not self._take_growth(told) and told:
+                if self._take_growth(told):
                     self._clock.wait(self._stop, OTHERS_PAUSE_MS)
         if growth is not None:
             growth.close()
@@ -312,21 +336,17 @@ class EndOffsets:
         """All ends, once somebody waits and they are known; None at the end."""
         with self._answered:
             while not self._stop.is_set():
-                watched = [
-                    tp
-                    for mine, _ in self._watched.values()
-                    for tp in mine
-                    if tp not in self._silent
-                ]
-                ends = {tp: self._ends[tp] for tp in watched if tp in self._ends}
-                self._live = bool(ends and self._idle and len(ends) == len(watched))
+                watched = self._all_watched.difference(self._silent)
+                self._live = bool(watched and self._idle and watched <= self._ends.keys())
                 if self._live:
-                    return ends
+                    if len(self._ends) == len(watched):
+                        return self._ends
+                    return {tp: self._ends[tp] for tp in watched}
                 self._answered.wait()
         return None
 
     def _take_growth(self, told: Mapping[TopicPartition, int]) -> bool:
-        """Whether somebody has waited for it."""
+        """Whether there is some that nobody has waited for."""
         with self._answered:
             self._tells, self._live = True, False
             new = {tp: end for tp, end in told.items() if end > self._ends.get(tp, -1)}
@@ -342,4 +362,5 @@ class EndOffsets:
             waited = not self._idle.isdisjoint(grown)
         for wake in grown.values():
             wake.set()
-        return waited
+        # What is known already came with a fetch that was held back while nobody waited.
+        return bool(new) and not waited

@@ -12,7 +12,12 @@ import pytest
 from everflow.clock import ManualClock, SystemClock
 from everflow.errors import EverflowError, FatalError, RetriableError
 from everflow.records import TopicPartition
-from everflow.runtime.topics.end_offsets import EndOffsets
+from everflow.runtime.topics.end_offsets import (
+    BUSY_PERIOD_MS,
+    LOG_PERIOD_MS,
+    OTHERS_PAUSE_MS,
+    EndOffsets,
+)
 from everflow.runtime.topics.shrunk_logs import PERIOD_MS, ShrunkLogs
 from everflow.testing.waiting import wait_until
 
@@ -152,6 +157,25 @@ def test_who_asks_for_fresh_ends_gets_what_is_there_now() -> None:
     ends.close()
 
 
+@pytest.mark.parametrize(("logs", "period_ms"), [(4, BUSY_PERIOD_MS), (1_000, 20_000.0)])
+def test_many_logs_are_asked_about_less_often_where_nobody_waits(
+    logs: int, period_ms: float
+) -> None:
+    pauses: list[float] = []
+
+    class Noted(ManualClock):
+        def wait(self, event: threading.Event, timeout_ms: float) -> bool:
+            pauses.append(timeout_ms)
+            ends.close()
+            return True
+
+    ends = EndOffsets(lambda asked: dict.fromkeys(asked, 5), Noted(), 15)
+    ends.watch(0, [TopicPartition("in", number) for number in range(logs)], threading.Event())
+    ends._run()
+    assert pauses == [period_ms]
+    assert period_ms == max(BUSY_PERIOD_MS, logs * LOG_PERIOD_MS)
+
+
 def test_fresh_ends_are_not_waited_for_longer_than_allowed() -> None:
     asked, go_on = threading.Event(), threading.Event()
 
@@ -281,6 +305,27 @@ def test_an_answer_that_is_older_than_what_was_told_does_not_go_back() -> None:
     ends.poll_once()
     assert told.is_set()
     assert ends.ends() == {TP: 8}
+
+
+def test_who_comes_to_wait_is_not_held_up_by_what_is_known_already(following: Following) -> None:
+    """A fetch that was held back while nobody waited tells of old growth: the next one is not
+    paused for."""
+    paused: list[float] = []
+    following.ends.idle(0, True)
+    following.until_live()
+    wait = following.ends._clock.wait
+
+    def noted(event: threading.Event, timeout_ms: float) -> bool:
+        paused.append(timeout_ms)
+        return wait(event, timeout_ms)
+
+    following.ends._clock.wait = noted  # type: ignore[method-assign]
+    before = len(following.growth.waiting)
+    following.growth.news.put({TP: 5})
+    wait_until(lambda: len(following.growth.waiting) > before, 10, "the next wait", lambda: paused)
+    assert OTHERS_PAUSE_MS not in paused
+    following.growth.news.put({OTHER: 6})  # nobody waits for that
+    wait_until(lambda: OTHERS_PAUSE_MS in paused, 10, "a pause", lambda: paused)
 
 
 def test_the_end_closes_what_tells(following: Following) -> None:
