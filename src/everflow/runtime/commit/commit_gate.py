@@ -83,18 +83,15 @@ def decide(
         return Decision(
             False, f"not-a-member: generation {member.generation}, member id {member.member_id!r}"
         )
-    for task, epoch in sorted(batch.epochs.items()):
-        now = epochs_now.get(task)
-        if now != epoch:
-            return Decision(
-                False, f"ownership-changed: task {task} is not owned as when the batch began"
-            )
-        present = (member.generation, member.member_id)
-        if revoked_in is not None and revoked_in.get(task, present) != present:
-            return Decision(
-                False, f"ownership-changed: task {task} was revoked in an earlier generation"
-            )
-    return Decision(True)
+    present = (member.generation, member.member_id)
+    gone = {task for task, epoch in batch.epochs.items() if epochs_now.get(task) != epoch}
+    given_up = {task for task, at in (revoked_in or {}).items() if at != present}
+    if not (against := gone | (given_up & batch.epochs.keys())):
+        return Decision(True)
+    task = min(against)
+    began = f"task {task} is not owned as when the batch began"
+    earlier = f"task {task} was revoked in an earlier generation"
+    return Decision(False, f"ownership-changed: {began if task in gone else earlier}")
 
 
 _served_last: dict[int, object] = {}
@@ -177,9 +174,7 @@ class GateBook:
         opened) if one of them is over: a task that was lost and came back has to be recovered
         first. Nor for a thread that was left behind (`abandon`)."""
         with self._lock:
-            if thread in self._abandoned or any(
-                self._epochs.get(task) != epoch for task, epoch in epochs.items()
-            ):
+            if thread in self._abandoned or not epochs.items() <= self._epochs.items():
                 return False
             self._open[batch_id] = OpenBatch(batch_id, thread, guarantee, dict(epochs))
             self._pids.pop(thread, None)  # a pid of an older batch may be another process's by now

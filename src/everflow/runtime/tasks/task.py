@@ -9,7 +9,7 @@ from pathlib import Path
 
 from everflow.errors import IllegalTransitionError
 from everflow.records import TaskId, TopicPartition
-from everflow.runtime.commit.batch import StorePlace, TaskContext
+from everflow.runtime.commit.batch import BatchResult, StorePlace, TaskContext
 
 
 #  active    CREATED ──► RESTORING ◄─────► RUNNING
@@ -118,6 +118,16 @@ class ActiveTask:
         """Change the state; IllegalTransitionError for a step the life cycle does not have."""
         _check_step(self.id, TaskRole.ACTIVE, self.state, state, TASK_TRANSITIONS)
         self.state = state
+
+    def take(self, result: BatchResult, batch_id: str) -> int:
+        """A batch was committed: where it is now. By how many offsets it got on."""
+        after = {tp: result.consumed.get(tp, self.positions[tp]) for tp in self.inputs}
+        moved = sum(after.values()) - sum(self.positions[tp] for tp in self.inputs)
+        self.positions.update(after)
+        self.stream_times.update(result.stream_times.get(self.id, {}))
+        if moved or self.id in result.positions:  # the sink applied the batch to all its stores
+            self.last_batch = batch_id
+        return moved
 
     def grow(self, inputs: tuple[TopicPartition, ...], begun: ActiveTask) -> None:
         """It has these inputs from now on: its own, and those of ``begun``, which says where they

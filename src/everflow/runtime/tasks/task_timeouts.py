@@ -105,6 +105,11 @@ class TaskTimeouts:
             return others
         return [min(alone, key=lambda task: (self._late[task].until_ms, task))]
 
+    @property
+    def any(self) -> bool:
+        """Whether there are tasks that do not get on."""
+        return bool(self._late)
+
     def late(self) -> dict[TaskId, LateTask]:
         """Those that do not get on."""
         return dict(self._late)

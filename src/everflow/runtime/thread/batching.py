@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from everflow.config import BatchLimits
 from everflow.moves import some
 from everflow.records import OffsetRange, TaskId, TopicPartition
-from everflow.runtime.commit.batch import BadRecord, BatchFailure
+from everflow.runtime.commit.batch import BadRecord, BatchFailure, BatchResult
 from everflow.runtime.tasks.task import ActiveTask
 
 FIRST_RECORDS = 100_000
@@ -150,7 +150,6 @@ def plan_ranges(
     (transaction markers, compaction) count as records. Every partition with something to read gets
     at least one offset, beyond ``records`` if need be: a merge waits for each of its inputs.
     """
-    # Of a thousand partitions with next to nothing to read, most have nothing.
     waiting = {tp: r.end - r.start for tp, r in available.items() if r.end > r.start}
     taken = dict.fromkeys(waiting, 0)
     left = max(0, records)
@@ -166,15 +165,58 @@ def plan_ranges(
 def unread(
     tasks: Iterable[ActiveTask], ends: Mapping[TopicPartition, int], resting: Collection[TaskId]
 ) -> dict[TopicPartition, OffsetRange]:
-    """What is in the logs of ``tasks`` and not yet processed; nothing of those that rest."""
-    found = {}
+    """What is in the logs of ``tasks`` and not yet processed: all inputs of those that have
+    something and do not rest. Of a thousand tasks few have, and a turn of the thread's loop costs
+    what those do (note 018)."""
+    found: dict[TopicPartition, OffsetRange] = {}
     for task in tasks:
-        rests = task.id in resting
         for tp, position in task.positions.items():
-            end = position if rests else ends.get(tp)
+            end = ends.get(tp)
             if end is None:
                 end = task.ends.get(tp, position)
-            found[tp] = OffsetRange(position, end if end > position else position)
+            if end > position:
+                break
+        else:
+            continue
+        if task.id not in resting:
+            found |= _unread_of(task, ends)
+    return found
+
+
+def merged(tasks: Mapping[TaskId, ActiveTask]) -> list[Collection[TopicPartition]]:
+    """The inputs of the tasks that have several."""
+    several = sorted(name for name, task in tasks.items() if len(task.inputs) > 1)
+    return [tasks[name].inputs for name in several]
+
+
+def touched(tasks: Mapping[TaskId, ActiveTask], result: BatchResult) -> list[ActiveTask]:
+    """Those that a committed batch may have changed."""
+    read, times, stores = result.consumed.keys(), result.stream_times, result.positions
+    return [
+        task
+        for name, task in tasks.items()
+        if not read.isdisjoint(task.inputs) or name in times or name in stores
+    ]
+
+
+def nothing_of(tasks: Iterable[ActiveTask]) -> dict[TopicPartition, OffsetRange]:
+    """An empty range of each of their inputs."""
+    return {
+        tp: OffsetRange(position, position)
+        for task in tasks
+        for tp, position in task.positions.items()
+    }
+
+
+def _unread_of(
+    task: ActiveTask, ends: Mapping[TopicPartition, int]
+) -> dict[TopicPartition, OffsetRange]:
+    found = {}
+    for tp, position in task.positions.items():
+        end = ends.get(tp)
+        found[tp] = OffsetRange(
+            position, max(position, task.ends.get(tp, position) if end is None else end)
+        )
     return found
 
 
@@ -185,7 +227,8 @@ def is_empty(ranges: Mapping[TopicPartition, OffsetRange]) -> bool:
 
 @dataclass(kw_only=True)
 class PlannedBatch:
-    """A batch to run: kept over attempts, so that a retry reads the same range (D6)."""
+    """A batch to run: kept over attempts, so that a retry reads the same range (D6). ``ranges``:
+    of all inputs of each task that is in it."""
 
     ranges: dict[TopicPartition, OffsetRange]
     log_ends: dict[TopicPartition, int]

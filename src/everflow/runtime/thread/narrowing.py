@@ -14,6 +14,7 @@ from everflow.memory.budget import WorkerMemory
 from everflow.moves import some
 from everflow.records import TopicPartition
 from everflow.runtime.commit.batch import BatchFailure, BatchResult
+from everflow.runtime.tasks.task import ActiveTask, positions_of
 from everflow.runtime.thread.batching import BatchSize, PlannedBatch, plan_ranges
 from everflow.runtime.thread.thread_ports import ThreadServices, ThreadSettings
 
@@ -129,9 +130,9 @@ class Narrowing:
         return True
 
     def after(
-        self, result: BatchResult, read: int, elapsed_ms: float, at: Mapping[TopicPartition, int]
+        self, result: BatchResult, read: int, elapsed_ms: float, tasks: Collection[ActiveTask]
     ) -> None:
-        """A batch was committed; ``at``: where the tasks' inputs are now."""
+        """A batch was committed; ``tasks``: all of the thread, as they are now."""
         before = self.size
         if result.silent:  # it waited for a leader: that says nothing of what records cost
             elapsed_ms = min(elapsed_ms, self.limits.target_ms)
@@ -148,6 +149,9 @@ class Narrowing:
             result.held_ms,
         )
         self.memory = self.memory.after(raw_bytes, bounds.max_bytes, result.memory)
+        if self.search is None and not self._aside:
+            return
+        at = positions_of(tasks)
         if self.search is not None and not self.search.over(at):
             self.size = self.size.no_larger_than(before)
         else:

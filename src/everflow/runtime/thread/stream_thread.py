@@ -28,6 +28,7 @@ from everflow.runtime.commit.batch import (
 from everflow.runtime.tasks.task import ActiveTask, TaskState, concerning, positions_of
 from everflow.runtime.tasks.task_timeouts import TaskTimeouts
 from everflow.runtime.tasks.thread_commands import ThreadCommands
+from everflow.runtime.thread import batching
 from everflow.runtime.thread.batch_counts import BatchCounts
 from everflow.runtime.thread.batching import PlannedBatch, is_empty, plan_ranges, unread
 from everflow.runtime.thread.failure_text import ending, short
@@ -310,11 +311,13 @@ class StreamThread:
         most = self._narrowing.size.records(self._narrowing.bounds)
         available = self._available()
         few = sum(r.end - r.start for r in available.values()) < most
-        # What came during the last batch need not wait for the one after the next.
-        if few and self.services.ends.refresh(FRESH_ENDS_MS):
+        # What came during the last batch need not wait for the one after the next. Who knows of
+        # nothing need not ask, either, where it is told while it waits.
+        asks = few and bool(available or not self.services.ends.tells)
+        if asks and self.services.ends.refresh(FRESH_ENDS_MS):
             available = self._available()
         log_ends = {tp: r.end for tp, r in available.items()}
-        look = self._idling.look(self._inputs(), available, self.clock.monotonic_ms())
+        look = self._idling.look(batching.merged(self.tasks), available, self.clock.monotonic_ms())
         offered = self.late.chosen(self.tasks, look.of(available), self.clock.monotonic_ms())
         ranges = plan_ranges(offered, most)
         idle = self._silent(available)
@@ -323,9 +326,11 @@ class StreamThread:
             # ends them: design section 7).
             if self._keep_alive_left_ms() > 0 and not idle:
                 return None
-            ranges = {tp: OffsetRange(r.start, r.start) for tp, r in available.items()}
+            ranges = batching.nothing_of(self.tasks.values())
         else:
             self.services.metrics.add(names.ENFORCED_PROCESSING, look.enforced)
+            if idle or self.settings.clocked:  # then tasks are served that read nothing, too
+                ranges = {**batching.nothing_of(self.tasks.values()), **ranges}
         return PlannedBatch(
             ranges=ranges,
             log_ends=log_ends,
@@ -389,15 +394,13 @@ class StreamThread:
 
     def _request(self, batch_id: str, planned: PlannedBatch) -> BatchRequest:
         calls = bool(planned.ranges) and not self.services.paused()
-        clocked = self.settings.clocked if calls else ()
-        resting = self._resting()
         return batch_request(
             self.settings,
             batch_id,
             self.number,
             planned,
-            [task for _, task in sorted(self.tasks.items())],
-            lambda task: task.id.subtopology in clocked and task.id not in resting,
+            self.tasks,
+            self.settings.called(self.tasks.keys() - self._resting()) if calls else (),
             self.services.global_tasks(),
             self._narrowing.aside(planned),
             self._narrowing.bounds.max_bytes,
@@ -547,13 +550,8 @@ class StreamThread:
     def _take_result(self, planned: PlannedBatch, result: BatchResult, elapsed_ms: float) -> None:
         batch_id = str(self._next._replace(attempt=planned.attempt))
         read, got_on = 0, []
-        for task in self.tasks.values():
-            after = {tp: result.consumed.get(tp, task.positions[tp]) for tp in task.inputs}
-            moved = sum(after.values()) - sum(task.positions[tp] for tp in task.inputs)
-            task.positions.update(after)
-            task.stream_times.update(result.stream_times.get(task.id, {}))
-            if moved or task.id in result.positions:  # the sink applied the batch to all its stores
-                task.last_batch = batch_id
+        for task in batching.touched(self.tasks, result):
+            moved = task.take(result, batch_id)
             read += moved
             if moved:
                 self.quarantine.got_on(task.id)
@@ -564,7 +562,7 @@ class StreamThread:
         size, bounds = self._narrowing.size, self._narrowing.bounds
         rest_ms = size.rest_ms(bounds, read, elapsed_ms, len(got_on))
         self._rested_ms = self.clock.monotonic_ms() + rest_ms
-        self._narrowing.after(result, read, elapsed_ms, positions_of(self.tasks.values()))
+        self._narrowing.after(result, read, elapsed_ms, self.tasks.values())
         told = (self.number, batch_id, read, elapsed_ms, result.timings, self._narrowing.memory)
         log.debug("Stream thread %d: batch %s, %d records in %.1f ms %s, memory %s", *told)
         # An input that ran dry may hold the others back (D3): wait for it to grow.

@@ -123,6 +123,8 @@ class LateTasks:
         TaskTimeoutError for one that does so for too long."""
         away = ends.failing_ms() > AWAY_MS
         known, late = ends.ends(), self.timeouts.late()
+        if not (away or late or ends.any_silent):
+            return  # with a thousand tasks it is worth not to look at each
         for task in tasks.values():
             silent = sorted(ends.silent_ms(task.inputs))
             if silent:
@@ -154,6 +156,8 @@ class LateTasks:
         self, tasks: Tasks, ranges: Mapping[TopicPartition, OffsetRange], now_ms: float
     ) -> dict[TopicPartition, OffsetRange]:
         """``ranges``, with nothing of tasks whose turn it is not."""
+        if not self.timeouts.any:
+            return dict(ranges)
         reading = _reading(tasks.values(), ranges)
         turn = self.timeouts.chosen(reading, now_ms)
         left_out = {tp for task in set(reading).difference(turn) for tp in tasks[task].inputs}
@@ -209,6 +213,8 @@ class LateTasks:
         """A batch was committed; ``moved``: the tasks that it brought forward."""
         for task in moved:
             self.timeouts.got_on(task)
+        if not result.silent:
+            return
         silent = [
             task for task in concerning(tasks.values(), result.silent) if task.id not in moved
         ]

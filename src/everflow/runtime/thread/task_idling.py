@@ -58,7 +58,8 @@ class TaskIdling:
         available: Mapping[TopicPartition, OffsetRange],
         now_ms: float,
     ) -> Look:
-        """``tasks``: the inputs of each; ``available``: what each of them has to read."""
+        """``tasks``: the inputs of each; ``available``: what each of them has to read, where it has
+        something."""
         if self.idle_ms == NEVER:
             return Look(frozenset(), None, 0)
         held: set[TopicPartition] = set()
@@ -69,7 +70,7 @@ class TaskIdling:
         for inputs in tasks:
             if len(inputs) < 2:
                 continue
-            empty = [tp for tp in inputs if available[tp].end <= available[tp].start]
+            empty = [tp for tp in inputs if (r := available.get(tp)) is None or r.end <= r.start]
             for tp in empty:
                 self._until[tp] = known.get(tp, now_ms + self.idle_ms)
             if len(empty) == len(inputs):

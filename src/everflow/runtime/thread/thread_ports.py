@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -10,7 +10,7 @@ from everflow.config import BatchLimits
 from everflow.errors import EverflowError, RetriableError
 from everflow.memory.budget import WorkerMemory
 from everflow.metrics import Metrics
-from everflow.records import UNBOUNDED_BYTES
+from everflow.records import UNBOUNDED_BYTES, TaskId
 from everflow.runtime.commit.batch import (
     EXACTLY_ONCE_V2,
     BatchFailure,
@@ -21,7 +21,7 @@ from everflow.runtime.commit.batch import (
 from everflow.runtime.commit.commit_gate import GateBook
 from everflow.runtime.tasks.recovery import Recovery
 from everflow.runtime.tasks.task import ActiveTask
-from everflow.runtime.thread.batching import PlannedBatch, is_empty
+from everflow.runtime.thread.batching import PlannedBatch
 from everflow.runtime.topics.end_offsets import EndOffsets
 from everflow.threads import Spawn, on_thread
 from everflow.topology.sources.idle_sources import IdleSource
@@ -63,6 +63,12 @@ class ThreadSettings:
     functions: bool = False
     may_continue: Callable[[str, str | None], bool] = lambda stage, node: False
 
+    def called(self, tasks: Iterable[TaskId]) -> frozenset[TaskId]:
+        """Those of ``tasks`` that the wall clock calls."""
+        if not self.clocked:
+            return frozenset()
+        return frozenset(task for task in tasks if task.subtopology in self.clocked)
+
     @property
     def fenced(self) -> list[str]:
         """Transactional ids under which workers of the thread may have something open."""
@@ -102,21 +108,22 @@ def batch_request(
     batch_id: str,
     number: int,
     planned: PlannedBatch,
-    tasks: Sequence[ActiveTask],
-    called: Callable[[ActiveTask], bool],
+    tasks: Mapping[TaskId, ActiveTask],
+    called: Collection[TaskId],
     global_tasks: list[TaskContext],
     aside: Sequence[BatchFailure],
     most_bytes: int,
 ) -> BatchRequest:
     """What the workers of thread ``number`` are asked to do: for those of its tasks that have
     something to read, are ``called`` by the wall clock, or have a silent source."""
-    served = [
-        task
-        for task in tasks
-        if called(task)
-        or task.id in planned.idle
-        or not is_empty({tp: planned.ranges[tp] for tp in task.inputs if tp in planned.ranges})
+    reads = {tp for tp, r in planned.ranges.items() if r.end > r.start}
+    idle = planned.idle
+    named = [
+        name
+        for name, task in tasks.items()
+        if not reads.isdisjoint(task.inputs) or name in idle or name in called
     ]
+    served = [tasks[name] for name in sorted(named)]
     inputs = sorted(tp for task in served for tp in task.inputs if tp in planned.ranges)
     return BatchRequest(
         batch_id=batch_id,
@@ -127,14 +134,14 @@ def batch_request(
         wall_clock_ms=planned.wall_clock_ms,
         gate=settings.gate_path,
         ranges={tp: planned.ranges[tp] for tp in inputs},
-        log_ends={tp: planned.log_ends[tp] for tp in inputs},
+        log_ends={tp: planned.log_ends.get(tp, planned.ranges[tp].end) for tp in inputs},
         tasks=[task.context() for task in served],
         application_id=settings.application_id,
         global_tasks=global_tasks,
         producer_config=settings.producer_config,
         most_bytes=most_bytes,
         waits=planned.waits,
-        idle=planned.idle,
+        idle=idle,
         aside=aside,
         patient=len(tasks) == 1,
     )

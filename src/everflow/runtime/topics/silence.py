@@ -52,8 +52,9 @@ class Silence:
         available: Mapping[TopicPartition, OffsetRange],
         now_ms: float,
     ) -> Moves:
-        """What is to be moved in tasks whose inputs' ends are known, by their silence. A partition
-        without a record so far has no time, and is not moved."""
+        """What is to be moved in tasks whose inputs' ends are known, by their silence: they have
+        nothing in ``available``. A partition without a record so far has no time, and is not
+        moved."""
         found: dict[TaskId, dict[str, int]] = {}
         self.left_ms = math.inf
         known = self._since
@@ -61,8 +62,8 @@ class Silence:
         for task in tasks:
             sources = self.sources.get(task.id.subtopology, {})
             for tp in task.inputs:
-                source, waiting = sources.get(tp.topic), available[tp]
-                if source is None or waiting.end > waiting.start:
+                source, waiting = sources.get(tp.topic), available.get(tp)
+                if source is None or (waiting is not None and waiting.end > waiting.start):
                     continue
                 since = self._since[tp] = known.get(tp, now_ms)
                 time = task.stream_times.get(source.kept, -1)
@@ -80,6 +81,8 @@ class Silence:
     def moved(self, tasks: Iterable[Reader], moves: Moves, at_ms: float) -> None:
         """What was asked for at ``at_ms`` is committed, as far as the tasks say so: silence is
         counted from then."""
+        if not self.sources:
+            return
         for task in tasks:
             names = moves.get(task.id, {})
             for topic, source in self.sources.get(task.id.subtopology, {}).items():
