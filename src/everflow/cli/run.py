@@ -38,7 +38,9 @@ log = logging.getLogger("everflow")
 
 WATCH_INTERVAL_S = 1.0
 LONGEST_INTERVAL_S = 10.0
-WATCH_PAUSES = 100.0
+LONGEST_RUNNING_S = 30.0
+"""While it runs nobody waits for the next line."""
+WATCH_PAUSES = 300.0
 """A sample of 1,000 partitions takes long, a tenth of a second of a core: the pause behind it is so
 many times as long."""
 ASK_S = 3.0
@@ -116,6 +118,12 @@ def _ask_brokers(config: StreamsConfig, status: StatusLine) -> None:
             )
 
 
+def pause_s(took_s: float, state: ClientState) -> float:
+    """From one sample to the next, where the last one took so many seconds."""
+    longest_s = LONGEST_RUNNING_S if state is ClientState.RUNNING else LONGEST_INTERVAL_S
+    return min(longest_s, max(WATCH_INTERVAL_S, took_s * WATCH_PAUSES))
+
+
 class watching:
     """Shows the progress line from a thread of its own while the block runs."""
 
@@ -141,11 +149,9 @@ class watching:
         with closing(ClusterAdmin(config.admin(), stop=self._stop)) as admin:
             reader = LagReader(admin, config.application_id, self._topics)
             took_s = 0.0
-            while not self._stop.wait(
-                min(LONGEST_INTERVAL_S, max(WATCH_INTERVAL_S, took_s * WATCH_PAUSES))
-            ):
-                tasks = self._streams.all_tasks()
+            while not self._stop.wait(pause_s(took_s, self._streams.state)):
                 now_s = time.monotonic()
+                tasks = self._streams.all_tasks()
                 said = self._foreground.ending or ("" if tasks else self._status.last_event)
                 waits = self._wait.text(self._streams.state, now_s, said=said)
                 try:
@@ -157,6 +163,5 @@ class watching:
                     progress.add(sample)
                 line = progress.line() if sample is not None else ""
                 if (sample is not None or waits) and not self._stop.is_set():
-                    self._status.show(
-                        " · ".join(filter(None, (line, waits))), below=task_lines(tasks)
-                    )
+                    below = task_lines(tasks) if self._status.has_below else ()
+                    self._status.show(" · ".join(filter(None, (line, waits))), below=below)

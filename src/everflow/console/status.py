@@ -49,6 +49,11 @@ class StatusLine:
         self.last_event = ""
         """The last `event`, for who shows how long it has been the last."""
 
+    @property
+    def has_below(self) -> bool:
+        """Whether `show` shows what is ``below``."""
+        return self._console.is_terminal
+
     def __enter__(self) -> StatusLine:
         return self
 

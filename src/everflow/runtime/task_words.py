@@ -23,6 +23,11 @@ FAILING = "failing"
 ROLES = (ACTIVE, FAILING, STARTING, RESTORING, LEAVING, STANDBY, WARM_UP)
 """What a task is here, for people: an active one that cannot process yet is restoring, or waits for
 its stream thread; one whose batches fail is failing; one that is leaving is being handed over."""
+_OF_STATE = {
+    TaskState.RUNNING: ACTIVE,
+    TaskState.RESTORING: RESTORING,
+    TaskState.SUSPENDED: LEAVING,
+}
 _ROWS_SHOWN = 12
 _TROUBLE_WIDTH = 120
 
@@ -33,12 +38,7 @@ def role_of(status: TaskStatus) -> str:
         return FAILING
     if status.role is not TaskRole.ACTIVE:
         return str(status.role.value)
-    named = {
-        TaskState.RUNNING: ACTIVE,
-        TaskState.RESTORING: RESTORING,
-        TaskState.SUSPENDED: LEAVING,
-    }
-    return named.get(status.state, STARTING)
+    return _OF_STATE.get(status.state, STARTING)
 
 
 def summary(tasks: Mapping[TaskId, TaskStatus], now_ms: float | None = None) -> str:

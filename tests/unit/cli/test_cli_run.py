@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from everflow.cli import run as run_module
 from everflow.cli.app import app
+from everflow.runtime.client_state import ClientState
 
 
 @pytest.mark.parametrize(
@@ -31,3 +32,20 @@ def test_leave_and_stay_say_what_becomes_of_the_membership(
     )
     assert done.exit_code == 0, done.output
     assert given == [("program:builder", leaves)]
+
+
+@pytest.mark.parametrize(
+    ("took_s", "state", "pause_s"),
+    [
+        (0.002, ClientState.RUNNING, 1.0),
+        (0.02, ClientState.RUNNING, 6.0),
+        (0.5, ClientState.RUNNING, 30.0),
+        (0.5, ClientState.REBALANCING, 10.0),
+    ],
+)
+def test_a_sample_that_takes_long_is_taken_less_often(
+    took_s: float, state: ClientState, pause_s: float
+) -> None:
+    """Of 1,000 partitions it takes a tenth of a second of a core; who waits for a start is told
+    more often."""
+    assert run_module.pause_s(took_s, state) == pause_s

@@ -95,6 +95,8 @@ class Foreground:
     def _overdue(self) -> bool:
         """Whether the end takes too long; it then goes on in the background for as long as this
         process lives."""
+        if self._told_at_s == math.inf:
+            return False
         over = time.monotonic() - self._told_at_s > self.timeout_s
         if over:
             log.warning("The end takes longer than %.0f s, it is not waited for", self.timeout_s)

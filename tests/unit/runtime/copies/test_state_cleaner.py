@@ -173,6 +173,23 @@ def test_the_keeper_frees_the_disk_space_of_this_life_and_of_an_earlier_one(worl
     assert (world.directory.tasks(), list(removed.iterdir())) == ([], [])
 
 
+def test_the_running_stores_are_looked_at_now_and_then(world: World) -> None:
+    """A look at a thousand takes milliseconds, and the loop turns ten times a second."""
+    looks: list[float] = []
+
+    class Counted(Freshness):
+        def look(self) -> None:
+            looks.append(world.clock.monotonic_ms())
+
+    freshness = Counted(list, lambda task, epoch: False, lambda: 0)
+    keeper = StateKeeper(freshness, world.cleaner, world.directory.sweep, world.clock)
+    for _ in range(600):
+        world.clock.advance(100)
+        keeper.look()
+    keeper.close()
+    assert 3 <= len(looks) <= 7, "two of them make a claim that is proven"
+
+
 def test_the_loop_does_not_wait_for_an_apply_that_hangs(world: World) -> None:
     """LMDB has one writer: a worker that stands still in its apply holds up whoever else writes."""
     released, noting, heartbeats = threading.Event(), threading.Event(), [0]
