@@ -180,6 +180,9 @@ class GroupChannel:
             protocol).
             RetriableError: passing; poll again.
         """
+        if self._at_rest():
+            self.keep_alive()  # all that the client's poll does then, but for its change of threads
+            return
         try:
             self._coordinator.poll(timeout_ms=int(timeout_s * 1000))
         except client_errors.KafkaError as failure:
@@ -187,6 +190,14 @@ class GroupChannel:
                 failure, f"being a member of group {self._settings.group_id}"
             ) from failure
         self._check_fenced()
+
+    def _at_rest(self) -> bool:
+        """Whether nothing is to be done but to say that this member lives; only reads what the IO
+        thread knows. Whatever is wrong, that one included, is left to the client's poll."""
+        coordinator = self._coordinator
+        node = coordinator.coordinator_id
+        known = node is not None and coordinator._client.connected(node)
+        return known and coordinator._net._exception is None and not coordinator.need_rejoin()
 
     def keep_alive(self) -> None:
         """Say that this member lives without rejoining: heartbeats go on, ``rebalance_timeout_ms``

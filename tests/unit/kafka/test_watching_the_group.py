@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import time
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
+from kafka.structs import MemberState
 
-from everflow.kafka.group_channel import _Heartbeat, watch_every
+from everflow.kafka.group_channel import GroupChannel, GroupSettings, _Heartbeat, watch_every
 
 
 @pytest.mark.parametrize(
@@ -81,3 +83,50 @@ def test_a_heartbeat_that_failed_is_repeated_as_the_client_does_it(now: list[flo
     heartbeat.sent_heartbeat()
     heartbeat.fail_heartbeat()
     assert heartbeat.time_to_next_heartbeat() == pytest.approx(0.1)
+
+
+class Coordinator:
+    """kafka-python's, of which the test says how it stands with the group."""
+
+    state = MemberState.STABLE
+    _heartbeat_enabled = True
+
+    def __init__(
+        self,
+        node: int | None = 1,
+        *,
+        connected: bool = True,
+        rejoin: bool = False,
+        crashed: Exception | None = None,
+    ) -> None:
+        self.coordinator_id, self.done = node, list[str]()
+        self.need_rejoin = lambda: rejoin
+        self._client = SimpleNamespace(connected=lambda node: connected)
+        self._net = SimpleNamespace(_exception=crashed)
+
+    def poll(self, timeout_ms: int) -> None:
+        self.done.append("poll")
+
+    def poll_heartbeat(self) -> None:
+        self.done.append("heartbeat")
+
+
+@pytest.mark.parametrize(
+    ("coordinator", "does"),
+    [
+        (Coordinator(), "heartbeat"),
+        (Coordinator(None), "poll"),
+        (Coordinator(connected=False), "poll"),
+        (Coordinator(rejoin=True), "poll"),
+        (Coordinator(crashed=ValueError("the IO thread has ended")), "poll"),
+    ],
+)
+def test_a_look_at_a_group_at_rest_wakes_no_other_thread(
+    coordinator: Coordinator, does: str
+) -> None:
+    """The client's own poll asks its IO thread for the coordinator, 20 times a second."""
+    channel = object.__new__(GroupChannel)
+    channel._coordinator = coordinator
+    channel._settings = GroupSettings(bootstrap_servers="b:1", group_id="app")
+    channel.poll(1.0)
+    assert coordinator.done == [does]
