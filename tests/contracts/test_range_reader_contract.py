@@ -134,6 +134,24 @@ def test_partitions_come_and_go(opened: Opened, log: list[TopicPartition]) -> No
     assert values_of(reader.read({one: OffsetRange(7, 11)}, 10), one) == [b"d", b"e", None]
 
 
+def test_a_reader_that_rested_goes_on_where_it_is_told(
+    opened: Opened, log: list[TopicPartition]
+) -> None:
+    """On the same log and on another one; a rest behind a rest changes nothing."""
+    one, two = log
+    reader = opened()
+    reader.rest()
+    assert values_of(reader.read({one: OffsetRange(0, 2)}, 10), one) == [b"a", b"b"]
+    reader.rest()
+    reader.rest()
+    assert values_of(reader.read({two: OffsetRange(1, 8)}, 10), two) == [b"b", b"c", b"d"]
+    reader.rest()
+    assert values_of(reader.read({one: OffsetRange(2, 11)}, 10), one) == [
+        *(b"c", b"d", b"e"),
+        None,
+    ]
+
+
 def test_a_warm_up_reads_nothing_and_leaves_nothing_behind(
     bootstrap: str, log: list[TopicPartition], name: str
 ) -> None:

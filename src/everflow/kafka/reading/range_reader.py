@@ -22,8 +22,8 @@ TAIL_RECORDS = 20_000
 """Up to here librdkafka's messages cost less than the switch: 30 ms."""
 FETCHING: Mapping[str, Any] = {
     # A tail of transaction markers is only reported by an empty fetch; a fetch with records returns
-    # at once whatever this says. It is also how often an idle reader asks. (Pausing an idle reader
-    # was tried: librdkafka takes a second to fetch again.)
+    # at once whatever this says. It is also how often an idle reader asks, until it rests. (Pausing
+    # it was tried: librdkafka takes a second to fetch again.)
     "fetch.wait.max.ms": 20,
     "fetch.queue.backoff.ms": 1,
     "queued.min.messages": 20_000,
@@ -127,6 +127,12 @@ class RangeReader:
         own = self._taps.own()
         if own is not None:
             own.warm_up(topics, timeout_s)
+
+    def rest(self) -> None:
+        """Nothing was asked for in a while: librdkafka, which otherwise asks the brokers for more
+        some dozen times a second, lets go of the logs. They are taken up again within
+        milliseconds (unlike paused ones), at the next range."""
+        self._taps.client.go_to({})
 
     def close(self) -> None:
         """Drop the connections."""

@@ -9,12 +9,15 @@ stores and failures are those of a job per batch.
 
 from __future__ import annotations
 
+import select
 import socket
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
+from typing import Any
 
+from everflow.errors import EverflowError
 from everflow.kafka.reading.range_reader import RangeReader
 from everflow.memory.spare import SpareMemory, trim_of_libc
 from everflow.runtime.commit.batch import FAILED, BatchRequest, BatchResult
@@ -32,6 +35,8 @@ from everflow.sockets import read_line
 from everflow.topology.hops import HopInput
 
 STOP = "stop"
+REST_AFTER_MS = 100
+"""Where batches follow one another more closely, what comes meanwhile is here already."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +61,7 @@ class ResidentStep:
             try:
                 with closing(ColumnClient(self.columns)) as columns:
                     spare = SpareMemory(trim_of_libc())
-                    while line := read_line(lines, "the driver's request for a batch"):
+                    while line := self._request(connection, lines, reader):
                         text = line.decode()
                         if text.strip() == STOP:
                             break
@@ -68,6 +73,15 @@ class ResidentStep:
                         spare.look()
             finally:
                 reader.close()
+
+    def _request(self, connection: socket.socket, lines: Any, reader: RangeReader) -> bytes:
+        """The next one; the reader rests until it comes."""
+        coming = select.poll()
+        coming.register(connection, select.POLLIN)
+        if not coming.poll(REST_AFTER_MS):
+            with suppress(EverflowError):  # the next range meets it
+                reader.rest()
+        return read_line(lines, "the driver's request for a batch")
 
     def _answer(self, text: str, reader: RangeReader, columns: ColumnClient) -> tuple[str, bool]:
         try:

@@ -1,0 +1,88 @@
+"""A resident step whose driver asks for nothing lets its reader rest (note 018)."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from everflow.errors import RetriableError
+from everflow.kafka.reading.range_reader import RangeReader
+from everflow.kafka.reading.taps import Taps
+from everflow.records import TopicPartition
+from everflow.runtime.worker.resident_step import STOP, ResidentStep
+
+WAIT_S = 60.0
+
+
+class Reader:
+    """Notes its rests; the first one fails where it is told to."""
+
+    def __init__(self, failure: Exception | None = None) -> None:
+        self.failure, self.rested, self.closed = failure, threading.Event(), False
+
+    def rest(self) -> None:
+        self.rested.set()
+        if self.failure is not None:
+            raise self.failure
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize("failure", [None, RetriableError("away")])
+def test_a_reader_rests_until_the_next_request(tmp_path: Path, failure: Exception | None) -> None:
+    reader = Reader(failure)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(tmp_path / "r"))
+    listener.listen(1)
+    listener.settimeout(WAIT_S)
+    given: Any = SimpleNamespace(reader=lambda: reader)
+    step = ResidentStep(
+        steps=(), input=given, segments=(), columns="", channel=lambda: str(tmp_path / "r")
+    )
+    served = threading.Thread(target=step, daemon=True)
+    served.start()
+    connection, _ = listener.accept()
+    with listener, connection:
+        assert reader.rested.wait(WAIT_S)
+        connection.sendall(STOP.encode() + b"\n")
+        served.join(WAIT_S)
+    assert not served.is_alive()
+    assert reader.closed, "what a rest meets is met by the next range, too: it ends no step"
+
+
+def test_a_reader_does_not_rest_while_requests_come() -> None:
+    reader = Reader()
+    given: Any = SimpleNamespace(reader=lambda: reader)
+    step = ResidentStep(steps=(), input=given, segments=(), columns="", channel=lambda: "")
+    mine, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with mine, other:
+        lines = mine.makefile("rwb")
+        for number in range(3):
+            other.sendall(b"%d\n" % number)
+            assert step._request(mine, lines, reader) == b"%d\n" % number  # type: ignore[arg-type]
+    assert not reader.rested.is_set()
+
+
+class LetGo:
+    """A tap that notes where it was sent."""
+
+    positions: Mapping[TopicPartition, int] = {}
+
+    def __init__(self) -> None:
+        self.sent: list[Mapping[TopicPartition, int]] = []
+
+    def go_to(self, starts: Mapping[TopicPartition, int], timeout_s: float = 0.0) -> None:
+        self.sent.append(starts)
+
+
+def test_a_reader_that_rests_has_no_log_for_which_librdkafka_asks() -> None:
+    client: Any = LetGo()
+    RangeReader({}, "g", True, taps=Taps(None, client)).rest()
+    assert client.sent == [{}]
