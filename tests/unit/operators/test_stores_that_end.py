@@ -96,6 +96,14 @@ def test_entries_end_at_the_same_record_however_records_are_cut(
             assert len(list(driver.get_key_value_store("sums-ttl").all())) == 1
 
 
+def test_an_entry_that_is_put_out_of_order_is_taken_out_at_its_earlier_end() -> None:
+    with TopologyTestDriver(summing()) as driver:
+        topic = driver.create_input_topic("in", TEXT, LONG)
+        for key, time in (("a", 10), ("a", 3), ("b", 13)):
+            topic.pipe_input(key, 1, time)
+        assert dict(driver.get_key_value_store("sums").all()) == {"b": 1}
+
+
 def test_when_entries_end_is_kept_where_the_entries_are() -> None:
     logged = internal_topics(cut(summing()), {"in": 1}, "app").changelog
     assert set(logged) == {"app-sums-changelog", "app-sums-ttl-changelog"}
