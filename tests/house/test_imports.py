@@ -113,6 +113,8 @@ TABLE: tuple[tuple[str, frozenset[str], frozenset[str]], ...] = (
     ),
     # it asks each client's own code what it would say to its settings
     ("everflow.kafka.client_settings", BASE | {"everflow.kafka"}, KAFKA),
+    # it replays with the writer of batches
+    ("everflow.kafka.dead_letters", BASE | PURE | {"everflow.kafka"}, KAFKA | {"numpy"}),
     ("everflow.kafka.reading", BASE | PURE | {"everflow.kafka"}, ARROW | KAFKA | CHECKSUM),
     ("everflow.kafka.writing", BASE | PURE | {"everflow.kafka"}, ARROW | KAFKA | CHECKSUM),
     (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -194,7 +194,7 @@ def _replaying(
     from everflow.kafka.dead_letters import Replayer, letters, stored
 
     config = client_config(servers, settings)
-    with own_status() as status, connected(config, status) as admin:
+    with own_status() as status, connected(config, status) as admin, ExitStack() as held:
         partitions = partitions_of(admin, topic)
         if target is not None:
             partitions_of(admin, target)
@@ -205,7 +205,9 @@ def _replaying(
                 counts[name] = len(partitions_of(admin, name))
             return counts[name]
 
-        replayer = None if dry_run else Replayer(config, topic, count)
+        replayer = None
+        if not dry_run:
+            replayer = held.enter_context(closing(Replayer(config, topic, count)))
         starts = admin.list_offsets(partitions, "earliest", "read_committed")
         ends = admin.list_offsets(partitions, "latest", "read_committed")
         yield _Letters(letters(stored(config, starts, ends))), replayer

@@ -8,14 +8,16 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+import numpy as np
+from confluent_kafka import Consumer, KafkaError
 from confluent_kafka import TopicPartition as ClientTopicPartition
 
 from everflow.clock import instant
 from everflow.config import StreamsConfig
-from everflow.errors import ConfigError, RetriableError
+from everflow.errors import ConfigError, EverflowError, RetriableError
 from everflow.kafka.client_log import client_log
 from everflow.kafka.errors import classify
+from everflow.kafka.writing.record_writer import RecordWriter
 from everflow.records import TopicPartition
 
 KAFKA_STREAMS = "__streams.errors."
@@ -363,78 +365,72 @@ def refusal(topic: str, letter: DeadLetter, target: str | None) -> ConfigError |
 class Replayer:
     """Writes letters as the records that they were, and in the same transaction notes each in the
     dead letter topic: whoever reads that finds which are done. Owned by one thread; another one for
-    the same topic ends this one, wherever it runs.
+    the same topic ends this one, wherever it runs. To be closed.
 
     ``partitions(topic)``: how many it has.
     """
 
     def __init__(self, config: StreamsConfig, topic: str, partitions: Callable[[str], int]) -> None:
         self._topic, self._partitions = topic, partitions
-        settings = {
-            "partitioner": "murmur2_random",
-            **config.producer(),
-            "transactional.id": f"everflow-dlq-{topic}",
-            "transaction.timeout.ms": 60_000,
-        }
-        self._producer = Producer(settings, logger=client_log)
-        try:
-            self._producer.init_transactions(_TIMEOUT_S)
-        except KafkaException as error:
-            raise classify(error.args[0], f"beginning to replay {topic}") from error
+        settings = {**config.producer(), "transaction.timeout.ms": 60_000}
+        # Not librdkafka's: a late end of one of its transactions ends the next one (note 019).
+        self._writer = RecordWriter(settings, f"everflow-dlq-{topic}")
+
+    def close(self) -> None:
+        """Release the connections."""
+        self._writer.close()
 
     def replay(self, chosen: Sequence[DeadLetter], target: str | None) -> int:
         """Into ``target``, or each into the topic it came from. How many. ConfigError for a letter
         that does not say where it came from, has not all of its record, or names a topic that is
-        not there: nothing of its transaction is written."""
+        not there: nothing of its transaction is written. Else as `RecordWriter`."""
         for start in range(0, len(chosen), AT_ONCE):
             part = chosen[start : start + AT_ONCE]
+            self._writer.begin()
             try:
-                self._producer.begin_transaction()
+                by_topic: dict[str, list[DeadLetter]] = {}
                 for letter in part:
                     if (refused := refusal(self._topic, letter, target)) is not None:
                         raise refused
-                    self._write(letter, target or letter.source or "")
-                self._producer.commit_transaction(_TIMEOUT_S)
-            except KafkaException as error:
-                raise classify(error.args[0], f"replaying {self._topic}") from error
-            except ConfigError:  # the topic's readers shall not wait for us
-                self._producer.abort_transaction(_TIMEOUT_S)
+                    by_topic.setdefault(target or letter.source or "", []).append(letter)
+                for into, listed in by_topic.items():
+                    self._write(listed, into)
+                self._note(part)
+                self._writer.flush(_TIMEOUT_S)
+            except EverflowError:  # the topic's readers shall not wait for us
+                self._writer.abort(_TIMEOUT_S)
                 raise
+            self._writer.commit(_TIMEOUT_S)
         return len(chosen)
 
-    def _write(self, letter: DeadLetter, target: str) -> None:
-        partition = letter.source_partition
-        if target != letter.source or (
-            partition is not None and partition >= self._partitions(target)
-        ):
-            partition = None
-        place = f"{self._topic}-{letter.place}".encode()
-        self._produce(
-            target,
-            letter.value,
-            letter.key,
-            [*letter.own, (REPLAYED_FROM, place)],
-            partition,
-            letter.timestamp,
+    def _write(self, letters: Sequence[DeadLetter], into: str) -> None:
+        count = self._partitions(into)
+        self._writer.write(
+            into,
+            [letter.key for letter in letters],
+            [letter.value for letter in letters],
+            np.array([letter.timestamp for letter in letters], np.int64),
+            [_partition(letter, into, count) for letter in letters],
+            [
+                [*letter.own, (REPLAYED_FROM, f"{self._topic}-{letter.place}".encode())]
+                for letter in letters
+            ],
         )
-        mark = str(letter.place).encode()
-        key = f"{REPLAYED}/{letter.place}".encode()
-        self._produce(self._topic, b"", key, [(REPLAYED, mark)], letter.place.partition, 0)
 
-    def _produce(
-        self,
-        topic: str,
-        value: bytes | None,
-        key: bytes | None,
-        headers: list[Header],
-        partition: int | None,
-        timestamp: int,
-    ) -> None:
-        where: dict[str, Any] = {} if partition is None else {"partition": partition}
-        where |= {"headers": headers, "timestamp": timestamp}
-        while True:
-            try:
-                self._producer.produce(topic, value, key, **where)
-                return
-            except BufferError:
-                self._producer.poll(_POLL_S)
+    def _note(self, letters: Sequence[DeadLetter]) -> None:
+        self._writer.write(
+            self._topic,
+            [f"{REPLAYED}/{letter.place}".encode() for letter in letters],
+            [b""] * len(letters),
+            np.full(len(letters), int(time.time() * 1000), np.int64),
+            [letter.place.partition for letter in letters],
+            [[(REPLAYED, str(letter.place).encode())] for letter in letters],
+        )
+
+
+def _partition(letter: DeadLetter, into: str, count: int) -> int:
+    """Where it came from, if that is there; -1: by its key."""
+    partition = letter.source_partition
+    return (
+        partition if into == letter.source and partition is not None and partition < count else -1
+    )

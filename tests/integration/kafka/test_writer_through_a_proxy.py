@@ -4,12 +4,14 @@ happened: late and repeated requests (KIP-890), lost answers, refusals, silence.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 
+from everflow.config import StreamsConfig
 from everflow.errors import (
     EverflowError,
     FatalError,
@@ -19,6 +21,7 @@ from everflow.errors import (
     TaskMigratedError,
     UnknownOutcomeError,
 )
+from everflow.kafka import dead_letters
 from everflow.kafka.admin import ClusterAdmin, Isolation
 from everflow.kafka.broker_link import BrokerLink
 from everflow.kafka.reading.log_reader import LogReader
@@ -133,6 +136,53 @@ def test_a_late_commit_ends_nothing_of_ours(
     writer.commit(10)
     writer.close()
     assert values(bootstrap, tp, stable_end(admin, tp)) == [b"first", b"second", b"third"]
+
+
+def test_a_late_commit_ends_no_half_of_a_replay(
+    proxy: KafkaProxy,
+    bootstrap: str,
+    admin: ClusterAdmin,
+    topic: Topic,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Dead letters are replayed in many transactions of one producer."""
+    monkeypatch.setattr(dead_letters, "AT_ONCE", 2)
+    dead, one, two = (TopicPartition(topic(1), 0) for _ in range(3))
+    config = {"application.id": "dlq", "bootstrap.servers": proxy.bootstrap_servers}
+
+    def letter(offset: int, source: TopicPartition) -> dead_letters.DeadLetter:
+        return dead_letters.DeadLetter(
+            place=dead_letters.LetterPlace(0, offset),
+            timestamp=1_700_000_000_000,
+            key=b"k",
+            value=b"%d" % offset,
+            own=(),
+            about={"topic": source.topic, "partition": "0"},
+        )
+
+    committed: list[int] = []
+
+    def partitions(asked: str) -> int:
+        if asked == two.topic and proxy.seen["EndTxn"] - before == 2:
+            # The second transaction has written to the first topic.
+            replayer._writer.flush(10)
+            late.release()
+            replayer._writer.flush(10)
+            committed.append(admin.end_offsets([one], "read_committed")[one])
+        return 1
+
+    with closing(dead_letters.Replayer(StreamsConfig(config), dead.topic, partitions)) as replayer:
+        before, late = proxy.seen["EndTxn"], proxy.hold("EndTxn", breaks=True)
+        chosen = [letter(n, (one, two)[n % 2]) for n in range(4)]
+        assert replayer.replay(chosen, None) == 4
+    assert committed == [2], "a record and its marker: the second is still open"
+    assert values(bootstrap, one, stable_end(admin, one)) == [b"0", b"2"]
+    assert values(bootstrap, two, stable_end(admin, two)) == [b"1", b"3"]
+    with LogReader({"bootstrap.servers": bootstrap}) as reader:
+        notes = [
+            key for chunk in reader.read(dead, 0, stable_end(admin, dead)) for key in chunk.keys
+        ]
+    assert notes == [f"{dead_letters.REPLAYED}/0@{n}".encode() for n in range(4)]
 
 
 @both

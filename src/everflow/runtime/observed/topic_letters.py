@@ -82,9 +82,11 @@ class TopicLetters:
 
     def replay(self, cause: LetterCause) -> LettersReplayed:
         """See `LetterDesk`. The oldest first, those that the part has which is looked at."""
-        with closing(ClusterAdmin(self.config.admin())) as admin:
+        with (
+            closing(ClusterAdmin(self.config.admin())) as admin,
             # Before the topic is read: what another replay commits later, it cannot commit.
-            replayer = Replayer(self.config, self.topic, _Counts(admin))
+            closing(Replayer(self.config, self.topic, _Counts(admin))) as replayer,
+        ):
             part = _Part.of(admin, self.topic)
             tally = self._tallied(part).get(cause)
             open_ = sorted(tally.open) if tally is not None else []
