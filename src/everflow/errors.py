@@ -226,6 +226,32 @@ class RecordTooLargeError(FatalError):
         self.topics, self.limit, self.place = topics, limit, place
 
 
+class DamagedEntryError(FatalError):
+    """An entry of a store cannot be read: its bytes are not what the store's serdes write. No
+    record of the input is to blame, and none was left out. Damage on this machine's disk mends
+    itself: the store is rebuilt from its changelog, and processing goes on. This error ends the
+    instance where the entry is damaged there, too. Cure: as the message says.
+
+    Attributes: store, task, key (its bytes; None where it is not known), changelog (the topic; the
+    partition is the task's; None: it has none).
+    """
+
+    code = "EF-DAMAGED-ENTRY"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str | None = None,
+        store: str = "",
+        task: TaskId | None = None,
+        key: bytes | None = None,
+        changelog: str | None = None,
+    ) -> None:
+        super().__init__(message, code=code)
+        self.store, self.task, self.key, self.changelog = store, task, key, changelog
+
+
 class ColumnError(FatalError):
     """A Column cannot be computed for a record (a cast, a division by zero, an overflow: Spark's
     ANSI rules). The message names it, and what is before it was processed. (Where a batch is a

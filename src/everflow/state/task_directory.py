@@ -237,9 +237,8 @@ class StateDirectory:
         return fresh
 
     def distrust(self, store_path: Path, reason: str) -> None:
-        """Mark a store, durably: it is to be rebuilt; ``reason`` is shown then."""
-        with disk_errors(store_path, "marked"):
-            _write_durably(store_path / _DISTRUSTED, reason)
+        """See `distrust`."""
+        distrust(store_path, reason)
 
     def distrusted(self, task: TaskId, store: str) -> str | None:
         """Why the store must be rebuilt without even opening it; None if it may be used."""
@@ -434,6 +433,13 @@ def _read_metadata(path: Path, application_id: str) -> ProcessMetadata | None:
 
 def _write_metadata(path: Path, metadata: ProcessMetadata) -> None:
     _write_durably(path / _METADATA, json.dumps(asdict(metadata), indent=1))
+
+
+def distrust(store_path: Path, reason: str) -> None:
+    """Mark a store, durably: it is to be rebuilt; ``reason`` is shown then. From any process.
+    StateDiskError."""
+    with disk_errors(store_path, "marked"):
+        _write_durably(store_path / _DISTRUSTED, reason)
 
 
 def _write_durably(path: Path, text: str) -> None:

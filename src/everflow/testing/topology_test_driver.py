@@ -42,7 +42,7 @@ from everflow.runtime.thread.table_printer import tables
 from everflow.runtime.topics.silence import Moves
 from everflow.runtime.worker.column_client import ColumnClient
 from everflow.runtime.worker.dead_letters import letter_headers, take_letters
-from everflow.runtime.worker.isolation import Isolated, trial_of
+from everflow.runtime.worker.isolation import Isolated, reads_stores, trial_of
 from everflow.runtime.worker.log_decoder import LogDecoder
 from everflow.runtime.worker.resident_segments import (
     ColumnComputer,
@@ -387,7 +387,8 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
     def _step_result(self, rows: Sequence[tuple[RawRecord, int]]) -> StepResult:
         try:
             read = log_columns(rows, self._plan.headers)
-            Isolated(self._decoder).run(self._current(), read, self._computed)
+            batch = Isolated(self._decoder, reads_stores(self._steps))
+            batch.run(self._current(), read, self._computed)
         except (RecordFailure, UndecodableRecord) as error:
             raise ending(error.failure, 1, "") from (error.__cause__ or error)
         except SparkSays as error:
@@ -565,6 +566,9 @@ class _Memory:
     def homes(self, keys: Sequence[bytes], partitions: int) -> Sequence[int]:
         """There is one partition."""
         return [0] * len(keys)
+
+    def distrust(self, task: TaskContext, spec: StoreSpec, reason: str) -> None:
+        """There is no changelog to rebuild it from."""
 
 
 class _MemorySink:

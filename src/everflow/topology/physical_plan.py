@@ -419,14 +419,7 @@ class PhysicalPlan:
         for whole in self.whole_stores():
             if whole.name == store:
                 return whole.value_serde
-        op, spec = self._owner(store)
-        if isinstance(op.operator, ProcessorOperator) or _beside(op, spec):
-            return spec.value_serde
-        operator: Any = op.operator
-        if getattr(operator, "value_serde", None) != spec.value_serde:
-            return BytesSerde()  # no table shows them
-        results: ResultDecoder = operator.results
-        return results
+        return shown_by(*self._owner(store))
 
     def value_decoder(self, store: str) -> Callable[[bytes], Any]:
         """Reads a store's value bytes (without the 8-byte timestamp) as the table shows them: of
@@ -450,6 +443,17 @@ class PhysicalPlan:
                     if spec.name == store and isinstance(op, StatefulOp):
                         return op, spec
         raise KeyError(store)
+
+
+def shown_by(op: StatefulOp, spec: StoreSpec) -> ResultDecoder:
+    """Reads the values of one of an operator's stores as `PhysicalPlan.value_results`."""
+    if isinstance(op.operator, ProcessorOperator) or _beside(op, spec):
+        return spec.value_serde
+    operator: Any = op.operator
+    if getattr(operator, "value_serde", None) != spec.value_serde:
+        return BytesSerde()  # no table shows them
+    results: ResultDecoder = operator.results
+    return results
 
 
 def _beside(op: StatefulOp, spec: StoreSpec) -> bool:

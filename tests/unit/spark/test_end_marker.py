@@ -57,6 +57,9 @@ class NoStores:
     def homes(self, keys: Sequence[bytes], partitions: int) -> Sequence[int]:
         return [len(key) % partitions for key in keys]
 
+    def distrust(self, task: TaskContext, spec: StoreSpec, reason: str) -> None:
+        raise AssertionError(reason)
+
 
 def request() -> BatchRequest:
     return BatchRequest(

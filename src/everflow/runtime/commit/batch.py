@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
-from everflow.errors import EverflowError
+from everflow.errors import DamagedEntryError, EverflowError
 from everflow.handlers.response import PROCESSING
 from everflow.memory.batch_memory import Taken
 from everflow.metrics import Seen
@@ -389,6 +389,30 @@ class CodeLine:
     function: str
 
 
+class BadEntry(NamedTuple):
+    """An entry of a store that cannot be read. ``key``: its bytes in hexadecimal, empty where it
+    is not known which; ``changelog``: the topic, None: there is none."""
+
+    store: str
+    task: TaskId
+    key: str
+    changelog: str | None
+
+    @staticmethod
+    def of(error: DamagedEntryError) -> BadEntry | None:
+        """The one that an error is about; None where it may be one of several."""
+        if error.task is None:
+            return None
+        return BadEntry(error.store, error.task, (error.key or b"").hex(), error.changelog)
+
+    def error(self, text: str) -> DamagedEntryError:
+        """Inverse of `of`."""
+        key = bytes.fromhex(self.key) if self.key else None
+        return DamagedEntryError(
+            text, store=self.store, task=self.task, key=key, changelog=self.changelog
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class BatchFailure:
     """Why a micro-batch failed: said by the worker itself in its last row, or read from what Spark
@@ -402,6 +426,7 @@ class BatchFailure:
         stage: of `everflow.handlers.response.STAGES`, which handler is asked about the record.
         judged: a handler has said FAIL.
         partitions: those whose brokers did not answer, where the failure says so.
+        entry: of a store, where that is damaged.
         exception: the error's class with its module, empty where no Python error is known.
         line: the innermost line of the user's program that was running.
         where: ``file:line`` of the operator that failed, or of each that may have.
@@ -419,6 +444,7 @@ class BatchFailure:
     exception: str = ""
     judged: bool = False
     partitions: tuple[TopicPartition, ...] = ()
+    entry: BadEntry | None = None
 
     KINDS: ClassVar[Mapping[str, str]] = {
         "record": "the user's code cannot take a record",
@@ -429,6 +455,7 @@ class BatchFailure:
         "migrated": "fenced, or unknown to the group",
         "generation": "the group's generation moved on",
         "data-loss": "a range is no longer, or not yet, in the log",
+        "damaged": "an entry of a store cannot be read; the store is rebuilt from its changelog",
         "retriable": "a passing fault, as the worker's own error says",
         "spark-says": (
             "Spark's code failed in a step: ``error`` is the JVM's text, for the driver to read"
@@ -450,8 +477,11 @@ class BatchFailure:
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> BatchFailure:
         """Inverse of `to_dict`."""
-        record, line = data["record"], data["line"]
+        record, line, entry = data["record"], data["line"], data["entry"]
+        if entry is not None:
+            entry = BadEntry(entry[0], TaskId(*entry[1]), entry[2], entry[3])
         parts = {
+            "entry": entry,
             "record": None if record is None else BadRecord(**record),
             "line": None if line is None else CodeLine(**line),
             "where": tuple(data["where"]),

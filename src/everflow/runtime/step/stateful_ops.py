@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from everflow.operators.user_code import UserFunctionError
 from everflow.records import EdgeBatch, TaskId, TasksResult
 from everflow.runtime.commit.batch import BadRecord, BatchRequest
+from everflow.runtime.step.checked_stores import CheckedAccess
 from everflow.runtime.step.idle_times import Moved, advanced, times_of
 from everflow.runtime.step.step_functions import RecordFailure
 from everflow.runtime.step.step_stores import TaskStores
+from everflow.serdes import SerdeError
 from everflow.state.store import StoreView
 from everflow.topology.graph import (
     AlignedOperator,
@@ -121,12 +125,32 @@ def _run(
     if isinstance(operator, AlignedOperator):
         return operator.put_together(sides)
     views, times = _views(op, tasks, stores), _times(op, tasks, stores)
+    try:
+        return _run_on(op, sides, views, times, _clocks(op, tasks, stores), now_ms)
+    except (SerdeError, struct.error) as error:
+        # Records are decoded by now, and what cannot be written fails as its record's: these bytes
+        # are a store's, of a layout that only the operator knows.
+        if isinstance(stores.access, CheckedAccess):
+            owners = [stores.tasks[task] for task in tasks.values()]
+            raise stores.access.unread(owners, (*op.stores, *op.reads), error) from error
+        raise
+
+
+def _run_on(
+    op: StatefulOp,
+    sides: Sequence[EdgeBatch],
+    views: _Views,
+    times: Mapping[int, int],
+    clocks: Mapping[int, Mapping[str, int]],
+    now_ms: int,
+) -> TasksResult:
+    operator: Any = op.operator
     if isinstance(operator, WaitingOperator):
-        return operator.wait_tasks(sides, views, times, _clocks(op, tasks, stores), now_ms)
+        return operator.wait_tasks(sides, views, times, clocks, now_ms)
     if isinstance(operator, JoinOperator):
         return operator.join_tasks(sides[0], sides[1], views, times)
-    assert not isinstance(operator, ProcessorOperator)
-    return operator.process_tasks(sides[0], views, times)
+    done: TasksResult = operator.process_tasks(sides[0], views, times)
+    return done
 
 
 def _run_processors(

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from everflow.columns.computation import LeftToSpark
 from everflow.errors import (
+    DamagedEntryError,
     EverflowError,
     FatalError,
     GenerationChanged,
@@ -20,7 +21,7 @@ from everflow.errors import (
     UnknownOutcomeError,
 )
 from everflow.handlers.response import PRODUCTION
-from everflow.runtime.commit.batch import BadRecord, BatchFailure
+from everflow.runtime.commit.batch import BadEntry, BadRecord, BatchFailure
 from everflow.runtime.step.step_functions import RecordFailure, UndecodableRecord
 from everflow.runtime.step.user_line import innermost_line
 from everflow.user_texts import class_of, error_text, writable
@@ -33,6 +34,7 @@ _KINDS: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], str],
     (GenerationChanged, "generation"),
     (TaskMigratedError, "migrated"),
     (LogStartMovedError, "data-loss"),
+    (DamagedEntryError, "damaged"),
     ((RetriableError, UnknownOutcomeError, StoreMismatchError), "retriable"),
     (FatalError, "fatal"),
     ((MemoryError, pa.ArrowMemoryError), "worker"),
@@ -88,4 +90,5 @@ def failure_of(error: Exception) -> BatchFailure:
         line=innermost_line(error),
         details=details,
         partitions=tuple(sorted(error.partitions)) if isinstance(error, RetriableError) else (),
+        entry=BadEntry.of(error) if isinstance(error, DamagedEntryError) else None,
     )

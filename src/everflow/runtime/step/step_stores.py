@@ -32,6 +32,9 @@ class StoreAccess(Protocol):
     def homes(self, keys: Sequence[bytes], partitions: int) -> Sequence[int]:
         """The partition of each key, as Kafka's own partitioner chooses it."""
 
+    def distrust(self, task: TaskContext, spec: StoreSpec, reason: str) -> None:
+        """Have a store that has a changelog rebuilt from it before a batch reads it again."""
+
 
 class OverlayView:
     """A store with changes of the running batch on top, for operators that share a store in one
@@ -149,10 +152,10 @@ class TaskStores(AbstractContextManager["TaskStores"]):
         shared: frozenset[str],
         global_tasks: Sequence[TaskContext] = (),
     ) -> None:
-        self._access = access
+        self.access = access
         self._global_tasks = global_tasks
         self._whole: dict[str, StoreView] = {}
-        self._tasks = {task.task: task for task in tasks}
+        self.tasks = {task.task: task for task in tasks}
         self._shared = shared
         self._open: dict[tuple[TaskId, str], StoreView] = {}
         self._stack = ExitStack()
@@ -178,16 +181,16 @@ class TaskStores(AbstractContextManager["TaskStores"]):
         for spec in specs:
             if spec.name not in self._whole:
                 parts = [
-                    self._stack.enter_context(self._access.view(task, spec))
+                    self._stack.enter_context(self.access.view(task, spec))
                     for task in self._global_tasks
                     if spec.name in task.stores
                 ]
-                self._whole[spec.name] = WholeTable(parts, self._access.homes)
+                self._whole[spec.name] = WholeTable(parts, self.access.homes)
         return {spec.name: self._whole[spec.name] for spec in specs}
 
     def stream_time(self, task: TaskId, node: str) -> int:
         """The operator's observed stream time before this batch, ms; -1 = none yet."""
-        return self._tasks[task].stream_times.get(node, -1)
+        return self.tasks[task].stream_times.get(node, -1)
 
     def remember(self, task: TaskId, changes: StoreChanges) -> None:
         """Let later operators on a shared store see ``changes``."""
@@ -198,6 +201,6 @@ class TaskStores(AbstractContextManager["TaskStores"]):
     def _view(self, task: TaskId, spec: StoreSpec) -> StoreView:
         place = (task, spec.name)
         if place not in self._open:
-            below = self._stack.enter_context(self._access.view(self._tasks[task], spec))
+            below = self._stack.enter_context(self.access.view(self.tasks[task], spec))
             self._open[place] = OverlayView(below) if spec.name in self._shared else below
         return self._open[place]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from everflow.errors import (
     BatchTimeoutError,
     ColumnError,
+    DamagedEntryError,
     FatalError,
     RecordError,
     RecordTimeError,
@@ -35,6 +36,12 @@ _CURES = {
     "hang": "Where the function loops without end or waits for another service, correct it, or "
     "give the call a time-out; where "
     f"such records just take long, raise max.poll.interval.ms. {_NOTHING_WRITTEN}; {_GOES_ON}.",
+    "damaged": "No record of the input is to blame: none was left out, and nothing of the "
+    "micro-batch was written. The store was rebuilt from its changelog, if it has one, and the "
+    "entry is the same there: another program wrote it, or the store's serdes are no longer those "
+    "that did. If the serdes were changed, take that back. Else stop all instances, write the "
+    "right value of that key into that partition of the changelog (null removes the entry), and "
+    f"{_GOES_ON}. A store without a changelog begins empty once its folder is deleted.",
     "other": f"{_NOTHING_WRITTEN}; the whole stack is in the log at level DEBUG.",
 }
 
@@ -116,8 +123,11 @@ def ending(failure: BatchFailure, times: int, records: str) -> FatalError:
     text = "\n  ".join(
         [f"{failure.error} ({', '.join(often)})" if often else failure.error, *about]
     )
+    if failure.entry is not None:
+        return failure.entry.error(text)
     kinds: dict[str, type[FatalError]] = {
         "column": ColumnError,
+        "damaged": DamagedEntryError,
         "worker": WorkerDiedError,
         "hang": BatchTimeoutError,
     }

@@ -22,8 +22,9 @@ _PASSING = frozenset({"migrated", "generation", "data-loss", "retriable"})
 _AT_ONCE = frozenset({"record", "undecodable", "fatal", "spark-gone"})
 _SMALLER = frozenset({"worker", "hang", "column"})
 """What fewer records may not meet."""
-_CERTAIN = frozenset({"hang", "column"})
-"""What waiting does not change: it has waited long enough, or it computes the same again."""
+_CERTAIN = frozenset({"hang", "column", "damaged"})
+"""What waiting does not change: it has waited long enough, or it computes the same again, or the
+store has been rebuilt meanwhile."""
 _ADDRESSES = re.compile(
     r"0x[0-9a-f]+|\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b|\d+", re.IGNORECASE
 )
@@ -38,7 +39,10 @@ def may_pass(failure: BatchFailure) -> bool:
 
 def sameness(failure: BatchFailure) -> Sameness:
     """Equal for failures of one cause: kind, place and text, whatever offsets, ids, ports, pids and
-    times it names. A loop is met at any of its lines."""
+    times it names. A loop is met at any of its lines; whatever entry of a store cannot be read,
+    rebuilding it has not helped."""
+    if failure.entry is not None:
+        return (failure.kind, failure.entry.store, failure.entry.task)
     line = None if failure.kind == "hang" else failure.line
     return (failure.kind, failure.record, line, failure.where, _ADDRESSES.sub("#", failure.error))
 

@@ -18,6 +18,7 @@ from typing import TypeAlias
 from everflow.errors import (
     BatchTimeoutError,
     ColumnError,
+    DamagedEntryError,
     EverflowError,
     FatalError,
     RecordError,
@@ -42,6 +43,7 @@ _MAY_PASS = (
     RecordError,
     RecordTooLargeError,
     ColumnError,
+    DamagedEntryError,
     WorkerDiedError,
     BatchTimeoutError,
     RepeatedFailureError,
@@ -49,7 +51,7 @@ _MAY_PASS = (
     StateDiskError,
 )
 """What another service, another setting of a topic, more memory or room, or a broker that is back
-may mend while the instance runs."""
+may mend while the instance runs; a damaged entry, who writes another one into the changelog."""
 
 
 class StreamThreadExceptionResponse(enum.Enum):
@@ -178,8 +180,8 @@ def culprits(
     error: EverflowError, tasks: Mapping[TaskId, ActiveTask], planned: PlannedBatch | None
 ) -> Collection[TaskId]:
     """Whose fault it is that the batch failed; all tasks where that cannot be told."""
-    if isinstance(error, TaskTimeoutError) and error.task is not None and error.task in tasks:
-        return [error.task]
+    if isinstance(error, TaskTimeoutError | DamagedEntryError) and error.task is not None:
+        return [error.task] if error.task in tasks else list(tasks)
     if isinstance(error, RecordError):
         where = TopicPartition(error.topic, error.partition)
         found = [task.id for task in tasks.values() if where in task.inputs]

@@ -7,6 +7,7 @@ looked for by prefixes: the record is the last one of the shortest prefix that f
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -23,6 +24,7 @@ from everflow.runtime.commit.batch import (
     BatchRequest,
     BatchResult,
 )
+from everflow.runtime.step.checked_stores import CheckedAccess, damage_in
 from everflow.runtime.step.spark_failure import failure_of_said
 from everflow.runtime.step.step_failure import SparkSays
 from everflow.runtime.step.step_functions import RecordFailure
@@ -31,7 +33,7 @@ from everflow.runtime.worker.log_decoder import LogDecoder
 from everflow.runtime.worker.set_aside import Fault, Judge
 from everflow.serdes import SerdeError
 from everflow.topology.hops import HopInput
-from everflow.topology.physical_plan import Source
+from everflow.topology.physical_plan import Source, StatefulOp
 
 HALVED_AFTER = 12
 """So many runs of a batch that found another record each, and it is made half as large: of records
@@ -45,20 +47,22 @@ _OF_DATA = (
     RecursionError,
     pa.ArrowException,
     SerdeError,
+    struct.error,
 )
-"""What an operator raises because of what a record holds. (No memory, no disk, a store's or a
-broker's errors are nobody's record.)"""
+"""What an operator raises because of what a record holds, or an entry of a store. (No memory, no
+disk, a broker's errors are nobody's record.)"""
 
 _T = TypeVar("_T")
 Run = Callable[[BatchRequest, HopInput, bool], _T]
-"""Computes a batch; the third says that nothing may come of it: a trial."""
+"""Computes a batch; the third says that nothing may come of it: a trial (`trial_of`)."""
 
 
 @dataclass(frozen=True)
 class Isolated:
-    """A decoded micro-batch, and how it is computed."""
+    """A decoded micro-batch, and how it is computed. ``stores``: it reads some."""
 
     decoder: LogDecoder
+    stores: bool = False
 
     def run(
         self,
@@ -68,14 +72,19 @@ class Isolated:
     ) -> _T:
         """What ``compute`` makes of the batch, without the records that their handlers leave out;
         perhaps of its beginning only. Raises what it fails with that is of no record, or of one
-        that stops the instance: then with its record, where that can be found."""
+        that stops the instance: then with its record, where that can be found. DamagedEntryError
+        where a store is to blame."""
         judge = Judge.of(self.decoder.handlers, request)
         runs = 0
         while True:
             try:
                 return compute(request, self.decoder.run(read, judge), False)
             except Exception as error:
-                faults = named(error) or self._searched(error, request, read, judge, compute)
+                faults = named(error)
+                if faults and self.stores:
+                    # Its record may only have the key of an entry that cannot be read.
+                    self._failing(None, request, read, judge, compute)
+                faults = faults or self._searched(error, request, read, judge, compute)
                 if not faults:
                     raise
                 for fault in faults:
@@ -104,12 +113,7 @@ class Isolated:
         order = _in_time(read)
 
         def failing(count: int) -> Exception | None:
-            asked, part = _prefix(request, read, order[:count])
-            try:
-                compute(asked, self.decoder.run(part, judge), True)
-            except Exception as found:
-                return found
-            return None
+            return self._failing(order[:count], request, read, judge, compute)
 
         good, bad, cause = 0, len(order), error
         if failing(0) is not None or failing(bad) is None:
@@ -131,6 +135,24 @@ class Isolated:
         failure = RecordFailure(replace(place, node=_node(self.decoder.sources, tp)), None, cause)
         failure.__cause__ = cause
         return [Fault(failure.failure, failure)]
+
+    def _failing(
+        self,
+        taken: Sequence[tuple[int, int]] | None,
+        request: BatchRequest,
+        read: Mapping[TopicPartition, LogColumns],
+        judge: Judge,
+        compute: Run[_T],
+    ) -> Exception | None:
+        """What a trial of these records (None: all) fails with. DamagedEntryError."""
+        asked, part = _prefix(request, read, _in_time(read) if taken is None else taken)
+        try:
+            compute(asked, self.decoder.run(part, judge), True)
+        except Exception as found:
+            if (damage := damage_in(found)) is not None:
+                raise damage from damage.__cause__
+            return found
+        return None
 
 
 def named(error: Exception) -> list[Fault]:
@@ -154,8 +176,36 @@ def of_data(error: Exception) -> bool:
 
 
 def trial_of(steps: Sequence[TaskStep]) -> tuple[TaskStep, ...]:
-    """The same steps, of which nothing comes."""
-    return tuple(step if step.sink is None else replace(step, sink=_nothing) for step in steps)
+    """The same steps, of which nothing comes, and that look at what they read of stores."""
+    return tuple(
+        replace(
+            step,
+            sink=None if step.sink is None else _nothing,
+            stores=CheckedAccess.of(step.stores, step.ops),
+        )
+        for step in steps
+    )
+
+
+def sound(steps: tuple[TaskStep, ...], run: Callable[[tuple[TaskStep, ...]], _T]) -> _T:
+    """``run(steps)``, of which no input is here any more. DamagedEntryError where it fails for what
+    a store holds; else what it fails with."""
+    try:
+        return run(steps)
+    except Exception as error:
+        if reads_stores(steps) and (named(error) or of_data(error)):
+            try:
+                run(trial_of(steps))
+            except Exception as found:
+                if (damage := damage_in(found)) is not None:
+                    raise damage from damage.__cause__
+        raise
+
+
+def reads_stores(steps: Sequence[TaskStep]) -> bool:
+    """Whether any of them does."""
+    ops = [op for step in steps for op in step.ops if isinstance(op, StatefulOp)]
+    return any(op.stores or op.reads or op.looks_up for op in ops)
 
 
 def _nothing(request: BatchRequest, result: StepResult, sources: tuple[Source, ...]) -> BatchResult:

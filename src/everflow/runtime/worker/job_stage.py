@@ -14,7 +14,7 @@ import pyarrow as pa
 from everflow.runtime.commit.batch import BatchRequest
 from everflow.runtime.step.task_step import TaskStep, failed
 from everflow.runtime.step.timings import timed
-from everflow.runtime.worker.isolation import Isolated, trial_of
+from everflow.runtime.worker.isolation import Isolated, reads_stores, sound, trial_of
 from everflow.runtime.worker.log_input import LogInput, Read, read_by_kept, settle
 from everflow.runtime.worker.resident_segments import TwinSegment, through_levels
 from everflow.topology.hops import HopError, HopInput, HopSchema
@@ -64,7 +64,7 @@ class JobStage:
         timings = {"began": time.time() * 1000}
         if self.input is None:
             request, hop = self.steps[0].read(batches, timings)
-            return self._through(self.steps, request, hop, timings)
+            return sound(self.steps, lambda steps: self._through(steps, request, hop, timings))
         for _ in batches:  # a worker that leaves input unread is not used again
             pass
         with timed(timings, "read"):
@@ -74,7 +74,7 @@ class JobStage:
             steps = trial_of(self.steps) if trial else self.steps
             return self._through(steps, request, hop, timings)
 
-        rows = Isolated(self.input.decoder).run(request, read, compute)
+        rows = Isolated(self.input.decoder, reads_stores(self.steps)).run(request, read, compute)
         settle(request)
         return rows
 

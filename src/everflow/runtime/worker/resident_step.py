@@ -25,7 +25,7 @@ from everflow.runtime.step.step_failure import failure_of
 from everflow.runtime.step.task_step import TaskStep
 from everflow.runtime.step.timings import timed
 from everflow.runtime.worker.column_client import ColumnClient
-from everflow.runtime.worker.isolation import Isolated, trial_of
+from everflow.runtime.worker.isolation import Isolated, reads_stores, trial_of
 from everflow.runtime.worker.log_input import LogInput, settle
 from everflow.runtime.worker.resident_segments import (
     ResidentSegment,
@@ -102,7 +102,7 @@ class ResidentStep:
             steps = trial_of(self.steps) if trial else self.steps
             return run_levels(self.segments, steps, columns, request, hop, timings)
 
-        answer = Isolated(self.input.decoder).run(request, read, compute)
+        answer = Isolated(self.input.decoder, reads_stores(self.steps)).run(request, read, compute)
         settle(request)
         return answer
 

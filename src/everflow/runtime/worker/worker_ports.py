@@ -28,6 +28,7 @@ from everflow.state.lmdb_env import DATA_FILE
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
 from everflow.state.store_meta import Owner
+from everflow.state.task_directory import distrust
 
 CONFIG_TIMEOUT_S = 5.0
 
@@ -50,6 +51,12 @@ class LmdbAccess:
         """See `StoreAccess`."""
         found: list[int] = java_partitions(pa.array(keys, pa.binary()), partitions).tolist()
         return found
+
+    def distrust(self, task: TaskContext, spec: StoreSpec, reason: str) -> None:
+        """See `StoreAccess`: the recovery after this batch finds the mark."""
+        place = task.stores[spec.name]
+        if place.changelog is not None:
+            distrust(Path(place.path), reason)
 
 
 def announce(request: BatchRequest, level: int) -> None:

@@ -45,6 +45,9 @@ class Access:
     def homes(self, keys: Sequence[bytes], partitions: int) -> Sequence[int]:
         return [len(key) % partitions for key in keys]
 
+    def distrust(self, task: TaskContext, spec: StoreSpec, reason: str) -> None:
+        raise AssertionError(reason)
+
 
 CHANGES = StoreChanges("counts", [b"a", b"c", b"d"], [b"new", None, b"added"], np.array([5, 6, 7]))
 

@@ -59,6 +59,9 @@ class Counting:
     def homes(self, keys: Sequence[bytes], partitions: int) -> Sequence[int]:
         return [len(key) % partitions for key in keys]
 
+    def distrust(self, task: TaskContext, spec: StoreSpec, reason: str) -> None:
+        raise AssertionError(reason)
+
 
 @pytest.mark.parametrize(("shared", "expected"), [(frozenset({"s"}), b"new"), (frozenset(), b"1")])
 def test_snapshots_are_opened_once_and_closed(shared: frozenset[str], expected: bytes) -> None:

@@ -3,11 +3,15 @@ decisions."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 
-from everflow.runtime.commit.batch import BadRecord, BatchFailure, CodeLine
+from everflow.errors import DamagedEntryError
+from everflow.records import TaskId
+from everflow.runtime.commit.batch import BadEntry, BadRecord, BatchFailure, CodeLine
+from everflow.runtime.thread.failure_text import ending
 from everflow.runtime.thread.repeated_failures import (
     ENDS_AFTER_MS,
     RepeatedFailures,
@@ -89,6 +93,23 @@ def test_two_failures_that_take_turns_end_too() -> None:
 def test_what_is_known_to_come_again_ends_at_once(kind: str) -> None:
     failure = BatchFailure(kind=kind, error="text")
     assert RepeatedFailures().with_one(failure, 0.0).in_vain(failure, 0.0, smallest=False)
+
+
+def test_a_store_is_rebuilt_once_whatever_entry_of_it_cannot_be_read() -> None:
+    entry = BadEntry("counts", TaskId(0, 3), "6b", "app-counts-changelog")
+    first = BatchFailure(kind="damaged", error="Store counts: key k, folder a", entry=entry)
+    second = replace(first, error="folder b", entry=entry._replace(key="6c"))
+    failures = RepeatedFailures().with_one(first, 0.0)
+    assert not failures.in_vain(first, 0.0, True)
+    assert failures.with_one(second, 1.0).in_vain(second, 1.0, False)
+    of_another = replace(first, entry=entry._replace(task=TaskId(0, 4)))
+    assert not failures.with_one(of_another, 1.0).in_vain(of_another, 1.0, True)
+    error = ending(second, 2, "")
+    assert isinstance(error, DamagedEntryError)
+    assert (error.store, error.task, error.key) == ("counts", TaskId(0, 3), b"l")
+    assert error.changelog == "app-counts-changelog"
+    assert "was rebuilt from its changelog" in str(error)
+    assert BatchFailure.from_dict(json.loads(json.dumps(second.to_dict()))) == second
 
 
 def test_a_column_that_fails_gets_smaller_batches_and_ends_when_twice_there_are_none() -> None:

@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from everflow.errors import (
+    DamagedEntryError,
     EverflowError,
     FatalError,
     InternalTopicError,
@@ -66,7 +67,9 @@ def test_what_only_a_restart_mends_replaces_nothing(error: EverflowError) -> Non
     assert uncaught(lambda _: REPLACE).rest_ms(0, error, 0) is None
 
 
-@pytest.mark.parametrize("error", [TaskTimeoutError("x"), EverflowError("a defect")])
+@pytest.mark.parametrize(
+    "error", [TaskTimeoutError("x"), DamagedEntryError("x"), EverflowError("a defect")]
+)
 def test_what_may_pass_replaces(error: EverflowError) -> None:
     assert uncaught(lambda _: REPLACE).rest_ms(0, error, 0) == 1_000
 
