@@ -8,6 +8,8 @@ from typing import Protocol
 from everflow.kafka.reading.log_columns import LogColumns
 from everflow.records import Int64
 
+Key = bytes
+
 
 class Records(Protocol):
     """Records in log order as they came. Each call makes its lists or columns anew."""
@@ -54,6 +56,12 @@ class LogChunk:
     def bytes(self) -> int:
         """Bytes of keys and values."""
         return int(self.held.sizes.sum())
+
+    def offset_of(self, key: Key) -> int | None:
+        """Of the last record that has this key."""
+        found = self.held.arrow(False)
+        rows = [row for row, one in enumerate(found.keys.to_pylist()) if one == key]
+        return int(found.offsets[rows[-1]]) if rows else None
 
     def latest(self) -> LogChunk:
         """Without records that a later one of the same key replaces, as far as that is cheap to

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from everflow.clock import Clock
+from everflow.errors import DamagedEntryError, start_over
 from everflow.records import Int64, TaskId, TopicPartition
 from everflow.runtime.restore.restore_listener import (
     RestoreListener,
@@ -20,6 +21,7 @@ from everflow.runtime.restore.restore_listener import (
     SilentListener,
 )
 from everflow.runtime.restore.restore_plan import ChangelogState, RestorePlan, restore_plan
+from everflow.state.changelog import SUFFIX_BYTES
 from everflow.state.lmdb_store import LmdbStore, StoreDamagedError
 from everflow.state.store import VERSIONED, StoreSpec
 from everflow.state.task_directory import StateDirectory
@@ -47,6 +49,14 @@ class FoldedChunk(LogChunk, Protocol):
 
     @property
     def records(self) -> int: ...
+
+
+@runtime_checkable
+class KnowsOffsets(Protocol):
+    """A chunk that knows where its records are."""
+
+    def offset_of(self, key: bytes) -> int | None:
+        """Of the last record that has this key."""
 
 
 class ChangelogReader(Protocol):
@@ -146,7 +156,7 @@ def restore(
     The position ends at the plan's end, transaction markers at the tail included. ``stopped`` is
     asked between chunks: then the result is not ``done``. Whatever the reader or the store raises
     goes through after the listener was told (StoreMismatchError if another owner claimed the
-    store).
+    store); DamagedEntryError for a record that is no entry of the store.
     """
     told: RestoreListener = SilentListener() if listener is None else listener
     plan, began_ms = job.plan, clock.monotonic_ms()
@@ -169,7 +179,11 @@ def restore(
                 told.restore_suspended(progress, "stopped")
                 return progress
             position = min(chunk.next_position, plan.end)
-            _load(job, chunk.keys, chunk.values, chunk.timestamps, position, clock)
+            try:
+                _load(job, chunk.keys, chunk.values, chunk.timestamps, position, clock)
+            except ValueError as error:
+                named = key_error(job.task, job.store_name, job.store.kind, job.changelog, chunk)
+                raise named or error from error
             progress = replace(
                 progress,
                 position=position,
@@ -209,6 +223,29 @@ def restore_all(
         if not results[-1].done:
             break
     return results
+
+
+def key_error(
+    task: TaskId, store: str, kind: str, changelog: TopicPartition, chunk: FoldedChunk
+) -> DamagedEntryError | None:
+    """The error of a chunk's first key that a store of this ``kind`` cannot have; None: there is
+    none."""
+    suffix = SUFFIX_BYTES.get(kind, 0)
+    key = next((key for key in chunk.keys if key is not None and len(key) < suffix), None)
+    if key is None:
+        return None
+    offset = chunk.offset_of(key) if isinstance(chunk, KnowsOffsets) else None
+    application = changelog.topic.removesuffix(f"-{store}-changelog")
+    return DamagedEntryError(
+        f"Store {store} of task {task} cannot be restored: record {changelog}"
+        f"@{'?' if offset is None else offset} of its changelog has the key {key!r}, of "
+        f"{len(key)} bytes, and keys of {kind} stores end with {suffix} bytes of times. Another "
+        f"program wrote it, and no later record takes it back. {start_over(application)}",
+        store=store,
+        task=task,
+        key=key,
+        changelog=changelog.topic,
+    )
 
 
 def _chunks(job: RestoreJob, reader: ChangelogReader) -> Iterator[FoldedChunk]:
