@@ -19,7 +19,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple, TypeVar
 
-from chaos.rounds.orders import KEYS, Window
+from chaos.rounds.orders import KEYS, SHOPS, Window, version_of
 from everflow.serdes.windowed import split_window_store_key
 
 T = TypeVar("T", bound=Hashable)
@@ -98,18 +98,44 @@ def members(
     return findings
 
 
-def kept_order(where: str, reads: Mapping[int, Sequence[Read]]) -> list[Finding]:
-    """Analysis 6 on records that leave in the order in which they came, by partition and
-    customer."""
+Place = tuple[Hashable, int]
+"""What keeps its order with what, and the place in it."""
+
+
+def by_customer(read: Read) -> list[Place]:
+    """Orders (and payments) of one customer come from one partition of the input."""
+    (n,) = numbers([read])
+    return [(n % KEYS, n)]
+
+
+def by_pair(read: Read) -> list[Place]:
+    """A payment meets its customer's orders in their order, an order its payments."""
+    ((order, payment),) = pairs([read])
+    return [(("payment", payment), order), (("order", order), payment)]
+
+
+def by_row(read: Read) -> list[Place]:
+    """What is joined with a row of the table has its version, or a later one."""
+    told = json.loads(read.value or b"")
+    return [(SHOPS[told["n"] % len(SHOPS)], version_of(told["region"]))]
+
+
+def kept_order(
+    where: str,
+    reads: Mapping[int, Sequence[Read]],
+    places: Callable[[Read], Iterable[Place]] = by_customer,
+) -> list[Finding]:
+    """Analysis 6 on records that leave in the order in which they came, by partition."""
     findings = []
     for partition, found in reads.items():
-        last: dict[int, int] = {}
-        for read, n in zip(found, numbers(found), strict=True):
-            before = last.get(n % KEYS, -1)
-            if n < before:
-                text = f"{n} at {partition}@{read.offset} follows {before}"
-                findings.append(Finding(Analysis.INVERSION, where, text))
-            last[n % KEYS] = max(before, n)
+        last: dict[Hashable, int] = {}
+        for read in found:
+            for line, place in places(read):
+                before = last.get(line, -1)
+                if place < before:
+                    text = f"{place} of {line} at {partition}@{read.offset} follows {before}"
+                    findings.append(Finding(Analysis.INVERSION, where, text))
+                last[line] = max(before, place)
     return findings
 
 

@@ -1,7 +1,8 @@
 """One chaos run: three instances, load, rounds of faults, and the books.
 
-``./run chaos [--rounds N] [--minutes M] [--seed S] [--kinds a,b] [--instances I] [--json FILE]
-[--keep FOLDER]``. Ends with 1 unless everything is clean. The seed replays the schedule.
+``./run chaos [--rounds N] [--minutes M] [--seed S] [--kinds a,b] [--instances I] [--rate R]
+[--json FILE] [--keep FOLDER]``. Ends with 1 unless everything is clean. The seed replays the
+schedule, at any rate.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from chaos.rounds.books import (
 )
 from chaos.rounds.coordinator import CoordinatorWatch, left_open
 from chaos.rounds.fleet import SETTLE_S, Fleet, Place
-from chaos.rounds.follower import Follower, read_all
+from chaos.rounds.follower import Follower, begun_at, read_all
 from chaos.rounds.load import Load
 from chaos.rounds.markers import MarkerDoor, broker_with_door
 from chaos.rounds.mutations import MUTATIONS
@@ -49,10 +50,18 @@ from chaos.rounds.program import (
 )
 from chaos.rounds.schedule import INSTANCES, FaultKind, Round, draw
 from chaos.rounds.strikes import NotDoneError, Strikes
-from chaos.rounds.surroundings import Network, Proxies, network, possible, sweep
+from chaos.rounds.surroundings import (
+    USUAL_RATE,
+    Network,
+    Proxies,
+    disk_mb,
+    network,
+    possible,
+    sweep,
+)
 
 APPLICATION = "chaos"
-RATE = 40.0
+REPARTITIONED = f"{APPLICATION}-by-shop-repartition"
 FILL = 40 * len(SHOPS)
 """Orders before the load: enough for the time of every partition to have begun."""
 PROBES = 7
@@ -69,7 +78,7 @@ class Plan:
     seed: int
     kinds: frozenset[FaultKind] = frozenset(FaultKind)
     instances: int = INSTANCES
-    rate: float = RATE
+    rate: float = USUAL_RATE
     mutation: str = ""
     proxies: bool = False
     settle_s: float = SETTLE_S
@@ -98,7 +107,7 @@ class ChaosRun:
     _known: int = 0
 
     def __post_init__(self) -> None:
-        self.report = Report(self.plan.rounds, self.plan.seed)
+        self.report = Report(self.plan.rounds, self.plan.seed, rate=self.plan.rate)
 
     def run(self, rounds: Sequence[Round] | None = None) -> Report:
         """All rounds (those of the seed, where none are given), then the checks. What fails in a
@@ -161,7 +170,7 @@ class ChaosRun:
         self._held.callback(self.fleet.close)
         self.fleet.open(
             self.plan.instances,
-            FaultKind.FULL_DISK in self.plan.kinds,
+            disk_mb(self.plan.rate) if FaultKind.FULL_DISK in self.plan.kinds else 0,
             FaultKind.CLOCK in self.plan.kinds,
         )
         self.load = Load(servers, APPLICATION, self.plan.seed, self.plan.rate)
@@ -264,6 +273,10 @@ class ChaosRun:
         self._end_instances()
         with self._noted():
             self.follower.stop()
+        with self._noted():
+            report.purged = begun_at(self.broker.bootstrap_servers, REPARTITIONED, PARTITIONS)
+            if not report.purged:
+                report.remarks.append(f"nothing was purged of {REPARTITIONED}: scenario 27 was not")
         orders = self.load.sent()
         truth = truth_of(orders)
         report.orders = dict(kinds_of(orders))
@@ -271,7 +284,7 @@ class ChaosRun:
         with self._noted():
             late = read_all(self.broker.bootstrap_servers, self.topics)
             check_outputs(APPLICATION, truth, early, late, report)
-        check_changelogs(APPLICATION, early, report)
+            check_changelogs(APPLICATION, truth, early, late, report)
         check_stores(APPLICATION, truth, self.fleet.stores(), owners, early, report)
         check_dropped(truth, probed, expected, self.fleet.dropped(), report)
 
@@ -317,6 +330,7 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
         default=",".join(kind.value for kind in FaultKind),
         help="the faults that may be drawn, with commas; default: all",
     )
+    parser.add_argument("--rate", type=float, default=USUAL_RATE, help="orders a second")
     parser.add_argument("--instances", type=int, choices=range(1, INSTANCES + 1), default=INSTANCES)
     parser.add_argument(
         "--mutation",
@@ -367,6 +381,7 @@ def main(arguments: Sequence[str]) -> int:
             seed,
             kinds,
             options.instances,
+            options.rate,
             mutation=options.mutation,
             proxies=options.proxies,
             minutes=options.minutes,

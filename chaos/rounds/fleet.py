@@ -21,6 +21,8 @@ from chaos.rounds.surroundings import Clock, Network, SmallDisk
 from everflow.runtime.client_state import ClientState
 
 SESSION_MS = 8_000
+PURGE_MS = 200
+"""Scenario 27: what was read of the repartition topic is deleted all the time, whatever happens."""
 SETTLE_S = 300.0
 LONG_S = 10.0
 """What has not come by then may be held up by the broker."""
@@ -59,6 +61,7 @@ class Fleet(Group):
             "task.timeout.ms": 300_000,
             "drain.timeout.ms": 60_000,
             "state.cleanup.delay.ms": 86_400_000,  # a store that is gone was wiped, not tidied up
+            "repartition.purge.interval.ms": PURGE_MS,
             "errors.dead.letter.queue.topic.name": topic(name, DEAD),
             **(settings or {}),
         }
@@ -73,12 +76,12 @@ class Fleet(Group):
         """Instances whose end is a fault's, and no failure."""
         self._held = ExitStack()
 
-    def open(self, instances: int, small_disks: bool, clocks: bool) -> None:
-        """Make the surroundings of so many instances."""
+    def open(self, instances: int, disk_mb: int, clocks: bool) -> None:
+        """Make the surroundings of so many instances; 0 MB: disks that cannot be filled."""
         library = Clock.library(self.folder) if clocks else None
         for instance in range(1, instances + 1):
-            if small_disks:
-                self.disks[instance] = SmallDisk(self.state(instance).parent)
+            if disk_mb:
+                self.disks[instance] = SmallDisk(self.state(instance).parent, disk_mb)
                 self._held.callback(self.disks[instance].close)
             if library is not None:
                 self.clocks[instance] = Clock(self.folder / f"clock-{instance}", library)

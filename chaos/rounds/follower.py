@@ -104,6 +104,16 @@ def read_all(bootstrap: str, topics: Mapping[str, int]) -> Reads:
     return reads
 
 
+def begun_at(bootstrap: str, topic: str, partitions: int) -> int:
+    """The sum of the offsets at which the partitions begin now."""
+    consumer = _consumer(bootstrap)
+    try:
+        places = [TopicPartition(topic, number) for number in range(partitions)]
+        return sum(consumer.get_watermark_offsets(place, READ_S)[0] for place in places)
+    finally:
+        consumer.close()
+
+
 def _take(consumer: Consumer, reads: Mapping[str, Mapping[int, list[Read]]]) -> None:
     for message in consumer.consume(AT_ONCE, timeout=POLL_S):
         error = message.error()

@@ -19,9 +19,12 @@ from chaos.rounds.program import (
     WINDOW_MS,
 )
 
+ROW_EVERY = 25
+"""So many orders after the last one a shop's row of the table is written again."""
 BEGAN_MS = 1_700_000_000_000 - 1_700_000_000_000 % WINDOW_MS
 """The time of the first order, where none is given."""
 STEP_MS = 20
+"""Between two orders, whatever the rate they are sent at."""
 LATE_MS = 10 * 86_400_000
 """So much before its place lies the time of an order that comes late: too late for every window."""
 KEYS = 97
@@ -29,6 +32,17 @@ SHOPS = tuple(f"shop-{number}" for number in range(12))
 REGION_OF: Mapping[str, str] = {
     shop: ("north", "south", "west")[number % 3] for number, shop in enumerate(SHOPS)
 }
+
+
+def row(shop: str, version: int) -> str:
+    """A shop's row in the table: its region, which stays, and its version, which never goes
+    back."""
+    return f"{REGION_OF[shop]} {version}"
+
+
+def version_of(written: str) -> int:
+    """Of such a row, or of what was joined with it."""
+    return int(written.split()[1])
 
 
 class Kind(Enum):
@@ -85,6 +99,15 @@ class Order(NamedTuple):
     def payment_ms(self) -> int:
         return self.time_ms + 7
 
+    @property
+    def written_row(self) -> tuple[str, str] | None:
+        """The shop whose row is written again before it, and the row."""
+        version, rest = divmod(self.n, ROW_EVERY)
+        if rest or not version or self.kind is Kind.LATE:
+            return None
+        shop = SHOPS[version % len(SHOPS)]
+        return shop, row(shop, version)
+
     def value(self) -> bytes:
         """As it is sent."""
         if self.kind is Kind.NOT_JSON:
@@ -135,13 +158,15 @@ Window = tuple[str, int]
 
 
 _REACH = PAIR_MS // (STEP_MS * KEYS) + 1
-"""So many orders of its customer before and behind it may be near enough to a payment."""
+"""So many orders of its customer before it may be near enough to a payment, or their payments to
+an order."""
 
 
 @dataclass
 class Truth:
     """What must have come of the orders that were added, whatever happened; ``pairs`` are of
-    (order, payment)."""
+    (order, payment), ``regions`` without the version. ``joined`` orders and ``paid`` ones are in
+    the two stores of the join, ``rows`` in the table."""
 
     copies: set[int] = field(default_factory=set)
     pairs: set[tuple[int, int]] = field(default_factory=set)
@@ -149,8 +174,9 @@ class Truth:
     lists: dict[Window, set[int]] = field(default_factory=lambda: defaultdict(set))
     dead: set[int] = field(default_factory=set)
     late: int = 0
-    _joined: dict[int, Order] = field(default_factory=dict)
-    _paid: dict[int, Order] = field(default_factory=dict)
+    joined: dict[int, Order] = field(default_factory=dict)
+    paid: dict[int, Order] = field(default_factory=dict)
+    rows: dict[str, str] = field(default_factory=lambda: {shop: row(shop, 0) for shop in SHOPS})
 
     @property
     def dropped(self) -> int:
@@ -158,17 +184,19 @@ class Truth:
         return self.late * DROPS_OF_A_LATE_ORDER
 
     def add(self, order: Order) -> None:
-        """One more order; what came of those before it stays so."""
+        """The next order; what came of those before it stays so."""
         late = order.kind is Kind.LATE
         if order.kind in DEAD_KINDS:
             self.dead.add(order.n)
         if order.paid:
-            self._paid[order.n] = order
+            self.paid[order.n] = order
+        if order.written_row:
+            self.rows.update([order.written_row])
         if order.kind not in NOWHERE and order.kind is not Kind.OVERSIZED:
             self.copies.add(order.n)
             self.late += late
             if not late:
-                self._joined[order.n] = order
+                self.joined[order.n] = order
             if order.kind is not Kind.UNLUCKY_LATER:
                 self.regions[order.n] = REGION_OF[order.shop]
                 if not late:
@@ -177,10 +205,10 @@ class Truth:
 
     def _pair(self, n: int) -> None:
         # Orders of one customer are KEYS numbers apart.
-        for other in (n + turn * KEYS for turn in range(-_REACH, _REACH + 1)):
+        for other in (n - turn * KEYS for turn in range(_REACH + 1)):
             for order, payment in ((n, other), (other, n)):
-                if order in self._joined and payment in self._paid:
-                    between_ms = self._joined[order].time_ms - self._paid[payment].payment_ms
+                if order in self.joined and payment in self.paid:
+                    between_ms = self.joined[order].time_ms - self.paid[payment].payment_ms
                     if abs(between_ms) <= PAIR_MS:
                         self.pairs.add((order, payment))
 

@@ -35,6 +35,8 @@ COPIES, PAIRS, REGIONS, LISTS, DEAD = "copies", "pairs", "regions", "lists", "de
 INPUTS = (ORDERS, PAYMENTS, SHOPS)
 OUTPUTS = (COPIES, PAIRS, REGIONS, LISTS, DEAD)
 WINDOWS_STORE, SHOPS_STORE, PAIRS_STORE = "windows", "shops", "pairs"
+ORDERS_STORE, PAYMENTS_STORE = f"{PAIRS_STORE}-this-join-store", f"{PAIRS_STORE}-other-join-store"
+"""The two stores of `PAIRS_STORE`, by Kafka Streams' names."""
 
 ORDER_TYPE = "n bigint, shop string, amount bigint, split bigint, note string"
 

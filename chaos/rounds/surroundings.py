@@ -28,6 +28,8 @@ from chaos.rounds.schedule import INSTANCES, FaultKind
 from everflow.testing.kafka_proxy import KafkaProxy
 
 DISK_MB = 48
+"""At the usual pace; `disk_mb`."""
+USUAL_RATE = 40.0
 COMMAND_S = 30.0
 CLOCK_VARIABLE = "EVERFLOW_CHAOS_CLOCK"
 _PREFIX = "efc"
@@ -191,13 +193,19 @@ def network() -> Network:
 # --- disks ----------------------------------------------------------------------------------------
 
 
-class SmallDisk:
-    """A tmpfs of `DISK_MB` at ``path``."""
+def disk_mb(rate: float) -> int:
+    """Room for what comes at ``rate`` orders/s in a quarter of an hour; a copy on a disk takes some
+    400 bytes an order."""
+    return max(DISK_MB, round(DISK_MB * rate / USUAL_RATE / 2))
 
-    def __init__(self, path: Path) -> None:
+
+class SmallDisk:
+    """A tmpfs of ``mb`` at ``path``."""
+
+    def __init__(self, path: Path, mb: int = DISK_MB) -> None:
         self.path = path
         path.mkdir(parents=True)
-        source, options = f"{_PREFIX}{os.getpid()}", f"size={DISK_MB}m,mode=700"
+        source, options = f"{_PREFIX}{os.getpid()}", f"size={mb}m,mode=700"
         _run("mount", "-t", "tmpfs", "-o", options, source, str(path))
 
     @staticmethod

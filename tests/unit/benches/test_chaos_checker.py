@@ -11,6 +11,8 @@ from chaos.rounds.analyses import (
     Analysis,
     Finding,
     Read,
+    by_pair,
+    by_row,
     kept_order,
     list_members,
     members,
@@ -19,20 +21,40 @@ from chaos.rounds.analyses import (
     window_of,
     written_once,
 )
-from chaos.rounds.books import Report, Visible, check_dropped, check_files, fold, letter_number
+from chaos.rounds.books import (
+    Report,
+    Visible,
+    check_changelogs,
+    check_dropped,
+    check_files,
+    fold,
+    letter_number,
+)
 from chaos.rounds.follower import Follower
 from chaos.rounds.orders import (
     BEGAN_MS,
     DEAD_KINDS,
     KEYS,
+    SHOPS,
     STEP_MS,
     Kind,
     Order,
     Orders,
     Truth,
+    row,
     truth_of,
 )
-from chaos.rounds.program import COPIES, LISTS, OUTPUTS, WINDOW_MS, topic
+from chaos.rounds.program import (
+    COPIES,
+    LISTS,
+    ORDERS_STORE,
+    OUTPUTS,
+    PAYMENTS_STORE,
+    SHOPS_STORE,
+    WINDOW_MS,
+    WINDOWS_STORE,
+    topic,
+)
 from chaos.rounds.schedule import AT_A_POINT, NEED_OTHERS, RECORDS, STRIKES, FaultKind, draw
 from everflow.state.changelog import pack_value
 
@@ -94,6 +116,130 @@ def test_each_breach_of_versions(values: Sequence[str], breach: Analysis) -> Non
 
 def test_orders_of_a_customer_keep_their_order() -> None:
     assert kinds(kept_order("out", copies(1 + KEYS, 2, 1))) == [Analysis.INVERSION]
+
+
+def paired(*found: tuple[int, int]) -> Mapping[int, Sequence[Read]]:
+    return {
+        0: [
+            Read(0, at, b"k", b'{"order": %d, "payment": %d}' % pair, 1)
+            for at, pair in enumerate(found)
+        ]
+    }
+
+
+def test_pairs_keep_the_order_of_either_side() -> None:
+    one, two, three = 4, 4 + KEYS, 4 + 2 * KEYS
+    clean = paired((one, one), (two, one), (one, two), (two, two), (three, two), (two, three))
+    assert kept_order("pairs", clean, by_pair) == []
+    for breach in (paired((two, one), (one, one)), paired((one, two), (one, one))):
+        assert kinds(kept_order("pairs", breach, by_pair)) == [Analysis.INVERSION]
+
+
+def test_a_row_of_the_table_does_not_go_back() -> None:
+    def joined(*versions: int) -> Mapping[int, Sequence[Read]]:
+        return {
+            0: [
+                Read(
+                    0, at, b"shop-1", b'{"n": %d, "region": "south %d"}' % (1 + 12 * at, version), 1
+                )
+                for at, version in enumerate(versions)
+            ]
+        }
+
+    assert kept_order("regions", joined(0, 0, 3, 15), by_row) == []
+    assert kinds(kept_order("regions", joined(0, 15, 3), by_row)) == [Analysis.INVERSION]
+
+
+# --- changelogs -----------------------------------------------------------------------------------
+
+
+def written(store: str, *records: tuple[bytes, bytes]) -> dict[str, Mapping[int, Sequence[Read]]]:
+    """Its changelog."""
+    log = "a-shops" if store == SHOPS_STORE else f"a-{store}-changelog"
+    return {log: {0: [Read(0, at, key, value, 1) for at, (key, value) in enumerate(records)]}}
+
+
+def entry(n: int) -> tuple[bytes, bytes]:
+    return b"customer-%d%d" % (n % KEYS, n), b'{"n": %d}' % n
+
+
+def listed_at(*values: str) -> list[tuple[bytes, bytes]]:
+    return [(SHOP + bytes(4), value.encode()) for value in values]
+
+
+def of_changelog(
+    truth: Truth,
+    early: dict[str, Mapping[int, Sequence[Read]]],
+    late: dict[str, Mapping[int, Sequence[Read]]] | None = None,
+) -> Mapping[str, int]:
+    report = Report(1, 1)
+    check_changelogs("a", truth, early, early if late is None else late, report)
+    return report.findings
+
+
+TWO = [1, 1 + KEYS]
+
+
+@pytest.mark.parametrize(
+    ("found", "breach"),
+    [
+        (TWO, None),
+        ([*TWO, 5], Analysis.ABORTED_READ),
+        (TWO[1:], Analysis.LOST),
+        (TWO[:1], Analysis.UNSEEN),
+        ([*TWO, TWO[1]], Analysis.DUPLICATE),
+        (TWO[::-1], Analysis.INVERSION),
+    ],
+)
+@pytest.mark.parametrize("store", [ORDERS_STORE, PAYMENTS_STORE])
+def test_the_changelog_of_a_join_s_store(
+    store: str, found: list[int], breach: Analysis | None
+) -> None:
+    orders = {n: Order(n, Kind.GOOD) for n in TWO}
+    truth = Truth(joined=orders) if store == ORDERS_STORE else Truth(paid=orders)
+    told = of_changelog(truth, written(store, *map(entry, found)))
+    assert breach is None or breach.value in told
+    assert bool(told) == (breach is not None)
+
+
+@pytest.mark.parametrize(
+    ("values", "breach"),
+    [
+        (["1", "1,2"], None),
+        (["1", "1,2,9"], Analysis.ABORTED_READ),
+        (["1"], Analysis.UNSEEN),
+        (["1", "1,2,2"], Analysis.DUPLICATE),
+        (["1", "2,1"], Analysis.CYCLE),
+        (["1,2", "1"], Analysis.INVERSION),
+    ],
+)
+def test_the_changelog_of_windows(values: list[str], breach: Analysis | None) -> None:
+    truth = Truth(lists={("shop-1", 1_000): {1, 2}})
+    told = of_changelog(truth, written(WINDOWS_STORE, *listed_at(*values)))
+    assert breach is None or breach.value in told
+    assert bool(told) == (breach is not None)
+
+
+def test_what_compaction_keeps_is_enough() -> None:
+    truth = Truth(lists={("shop-1", 1_000): {1, 2}})
+    early = written(WINDOWS_STORE, *listed_at("1", "1,2"))
+    ((log, found),) = early.items()
+    assert of_changelog(truth, early, {log: {0: found[0][1:]}}) == {}
+    assert of_changelog(truth, early, {log: {0: found[0][:1]}}) == {"unseen": 1}
+
+
+def test_the_table_has_its_last_rows() -> None:
+    rows = [(shop.encode(), row(shop, 0).encode()) for shop in SHOPS]
+    again, back = (b"shop-1", b"south 13"), (b"shop-1", b"south 1")
+    truth = Truth()
+    assert of_changelog(truth, written(SHOPS_STORE, *rows)) == {}
+    assert of_changelog(truth, written(SHOPS_STORE, *rows, again)) == {"unseen": 1}
+    truth.rows["shop-1"] = "south 13"
+    assert of_changelog(truth, written(SHOPS_STORE, *rows, again)) == {}
+    assert of_changelog(truth, written(SHOPS_STORE, *rows, again, back)) == {
+        "inversion": 1,
+        "unseen": 1,
+    }
 
 
 def test_what_is_in_a_list_twice_or_not_at_all() -> None:
@@ -189,10 +335,12 @@ def test_a_truth_that_grows_is_the_truth_of_all() -> None:
     drawn = Orders(11)
     orders = [drawn.next(kind) for kind in [*[None] * 700, *DEAD_KINDS, *[None] * 300]]
     grown = Truth()
-    for order in reversed(orders):
+    for order in orders:
         grown.add(order)
     assert grown == truth_of(orders)
     assert len(grown.pairs) > len(grown.copies) > 800
+    assert {pair for pair in grown.pairs if pair[0] > pair[1]}, "an order behind its payment"
+    assert {pair for pair in grown.pairs if pair[0] < pair[1]}, "and one before it"
 
 
 def test_what_is_awaited_is_what_nobody_has_read() -> None:
