@@ -18,14 +18,16 @@ from everflow.runtime.worker.crash_points import BEFORE_TRANSACTION, COMMITTED, 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.timeout(1_500)]
 
 
-def test_two_rounds_with_a_worker_killed_and_bad_records(tmp_path: Path) -> None:
+def test_two_rounds_with_workers_held_and_killed_and_bad_records(tmp_path: Path) -> None:
     bad = (Fault(FaultKind.POISON, records=1), Fault(FaultKind.OVERSIZED, records=1))
+    held = Fault(FaultKind.HOLD_WORKER, instance=3, point=COMMITTED, away_s=1.0)
     struck = Fault(FaultKind.KILL_WORKER, instance=1, point=OFFSETS_SENT)
-    kinds = frozenset({FaultKind.POISON, FaultKind.OVERSIZED, FaultKind.KILL_WORKER})
-    run = ChaosRun(Plan(2, seed=1, kinds=kinds, instances=2), tmp_path)
-    report = run.run([Round(bad), Round((struck,))])
+    rounds = [Round((*bad, held)), Round((struck,))]
+    kinds = frozenset(fault.kind for one in rounds for fault in one.faults)
+    run = ChaosRun(Plan(2, seed=1, kinds=kinds, rate=200.0), tmp_path)
+    report = run.run(rounds)
     assert report.clean, report.told()
-    assert report.faults == {"poison": 1, "oversized": 1, "kill-worker": 1}
+    assert report.faults == {"poison": 1, "oversized": 1, "hold-worker": 1, "kill-worker": 1}
     assert all(report.orders[kind.value] == 1 for kind in POISON)
 
 
