@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from everflow.errors import ConfigError
+from everflow.kafka.client_log import hide_credentials
 from everflow.kafka.token_endpoint import token_provider
 
 _KEYWORDS = {
@@ -51,6 +52,7 @@ def connection_settings(config: Mapping[str, Any]) -> dict[str, Any]:
         ConfigError: security that kafka-python's connections cannot be told, or a file that cannot
             be read or does not hold what it should.
     """
+    hide_credentials()
     settings: dict[str, Any] = {}
     for key, value in config.items():
         if key in _KEYWORDS:

@@ -22,6 +22,7 @@ from everflow.kafka.writing.writer_settings import QUEUE
 from everflow.membership.member import GroupMember
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.client_state import ClientState
+from everflow.runtime.commit.batch import WorkerClients
 from everflow.runtime.commit.commit_gate import CommitGate, GateBackend
 from everflow.runtime.commit.samplers import Samplers
 from everflow.runtime.copies.freshness import Freshness
@@ -282,6 +283,7 @@ class ClusterPorts:
                 m.generation, application_id, m.member_id, m.instance_id
             ).encode(),
             commit=instance.deferred.commit,
+            clients=WorkerClients(self._ground.main_reader, self._producer_config()),
         )
         self._gate = CommitGate(book=instance.book, backend=backend, samplers=self._samplers)
         self._gate_path = self._gate.start()
@@ -313,7 +315,6 @@ class ClusterPorts:
             guarantee=config.processing_guarantee,
             transactional_id=name,
             gate_path=self._gate_path,
-            producer_config=self._producer_config(),
             limits=config.batches(),
             task_timeout_ms=config.task_timeout_ms,
             keep_alive_ms=min([config.keep_alive_ms, *clocks.values()]),
@@ -322,6 +323,7 @@ class ClusterPorts:
             idle=self._ground.blueprint.plan.idle,
             functions=self._ground.blueprint.plan.functions,
             may_continue=config.handlers().may_continue,
+            transaction_timeout_ms=self._producer_config().get("transaction.timeout.ms"),
         )
 
     def _producer_config(self) -> dict[str, Any]:

@@ -3,6 +3,8 @@ exactly once behind each; and what an ACL forbids is named at once."""
 
 from __future__ import annotations
 
+import base64
+import logging
 import signal
 import subprocess
 import sys
@@ -11,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, quote_plus
 
 import pytest
 import trustme
@@ -43,6 +46,8 @@ LOGIN = "org.apache.kafka.common.security"
 Settings = Mapping[str, Any]
 DOORS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "certificate")
 NAMES = ("librdkafka", "java")
+TOKEN_BEGINS = base64.b64encode(b'{"alg": "none"}').decode().rstrip("=")
+"""Every token of the test's endpoint begins so."""
 
 
 def settings(broker: EmbeddedBroker, token_url: str, door: str, names: str, user: str) -> Settings:
@@ -236,7 +241,18 @@ def running(topology: Any, folder: Path, **given: Any) -> Iterator[KafkaStreams]
         streams.close(60)
 
 
+def shown(secret: str) -> list[str]:
+    """As what a log may show it: as it is, in a URL, and within any bytes in base64 (so does py4j
+    with functions)."""
+    data = secret.encode()
+    packed = [base64.b64encode(b"\0" * shift + data).decode()[4:-4] for shift in range(3)]
+    return [secret, quote(secret), quote_plus(secret), *packed]
+
+
 @pytest.mark.spark
+@pytest.mark.parametrize(
+    "jobs", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["step", "spark job"]
+)
 @pytest.mark.parametrize(
     ("door", "names"),
     [
@@ -252,12 +268,17 @@ def test_a_program_counts_exactly_once_on_a_secure_cluster(
     token_url: str,
     door: str,
     names: str,
+    jobs: bool,
     name: str,
     tmp_path: Path,
     spark: object,
     capfd: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """And says no secret, though everything is logged at DEBUG."""
+    caplog.set_level(logging.DEBUG)
+    for logger in ("py4j", "kafka", "everflow"):
+        caplog.set_level(logging.DEBUG, logger)
     source, output, application = (f"open-{name}-{part}" for part in ("in", "out", "app"))
     topics(secure, source, output)
     write(secure, source, ["a", "b", "a", "c", "a"])
@@ -265,7 +286,12 @@ def test_a_program_counts_exactly_once_on_a_secure_cluster(
     allow_what_the_guide_says(secure, user, application, source, output)
     given = settings(secure, token_url, door, names, user if user == "bob" else "alice")
     wanted = {"a": 3, "b": 1, "c": 1}
-    config = {"application.id": application, "processing.guarantee": "exactly_once_v2", **given}
+    config = {
+        "application.id": application,
+        "processing.guarantee": "exactly_once_v2",
+        "spark.job.per.batch": jobs,
+        **given,
+    }
     with running(counting(source, output), tmp_path, **config) as streams:
         wait_until(
             lambda: streams.error or counts(secure, output) == wanted,
@@ -276,9 +302,12 @@ def test_a_program_counts_exactly_once_on_a_secure_cluster(
         assert streams.error is None
     told = [*capfd.readouterr(), caplog.text]
     told += [path.read_text() for path in tmp_path.rglob("*.log")]
-    for text in told:
-        assert SECRET not in text
-        assert all(word not in text for word in USERS.values())
+    assert "Command to send" in told[2], "py4j does not tell what it sends: nothing was looked at"
+    assert "everflow.batch" in told[2] or not jobs
+    assert TOKEN_BEGINS not in "".join(told)
+    for secret in (SECRET, *USERS.values()):
+        for form in shown(secret):
+            assert not any(form in text for text in told), (secret, form)
 
 
 FORBIDDEN: dict[str, tuple[ResourceType, str, str]] = {

@@ -60,6 +60,62 @@ WRONG: dict[str, dict[str, Any]] = {
 }
 
 
+class SaslAuthenticateRequest:
+    """As kafka-python's shows itself."""
+
+    def __repr__(self) -> str:
+        return f"SaslAuthenticateRequest(auth_bytes={SECRET})"
+
+
+@pytest.mark.parametrize(
+    ("logger", "said", "arguments", "shown"),
+    [
+        (
+            "kafka.net.connection",
+            "%s Request %d: %s",
+            ("conn", 3, SaslAuthenticateRequest()),
+            "conn Request 3: SaslAuthenticateRequest(...)",
+        ),
+        (
+            "kafka.protocol.parser",
+            "%s Sending request %d %s",
+            ("conn", 3, SaslAuthenticateRequest()),
+            "conn Sending request 3 SaslAuthenticateRequest(...)",
+        ),
+        (
+            "kafka.protocol.parser",
+            "%s Send: %r",
+            ("conn", bytearray(SECRET.encode())),
+            f"conn Send: '{len(SECRET)} bytes'",
+        ),
+        (
+            "kafka.admin.client",
+            "Starting KafkaAdminClient with configuration: %s",
+            ({"client_id": "c", "sasl_plain_password": SECRET},),
+            "configuration: {'client_id': 'c', 'sasl_plain_password': '...'}",
+        ),
+    ],
+)
+def test_kafka_python_does_not_say_how_it_comes_in(
+    logger: str,
+    said: str,
+    arguments: tuple[object, ...],
+    shown: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It logs requests whole, and an admin client its settings."""
+    connection_settings({"bootstrap.servers": "b:1"})
+    its = logging.getLogger(logger)
+    with caplog.at_level(logging.DEBUG, logger):
+        its.addHandler(caplog.handler)
+        try:
+            its.debug(said, *arguments)
+        finally:
+            its.removeHandler(caplog.handler)
+    assert shown in caplog.text
+    assert SECRET not in caplog.text
+
+
 @pytest.fixture
 def nobody() -> Iterator[str]:
     """An address at which nobody answers."""

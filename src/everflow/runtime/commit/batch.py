@@ -114,6 +114,17 @@ class TaskContext:
         return TaskContext(**{**data, "task": TaskId.parse(data["task"]), "stores": stores})
 
 
+@dataclass(frozen=True)
+class WorkerClients:
+    """librdkafka settings of the clients that a worker opens, ``bootstrap.servers`` and passwords
+    included: what reads its inputs, and its producer. They reach a worker over the gate's socket
+    alone, which nobody else can open and nobody logs; what Spark is given (a job's local
+    properties, a pickled function) is in its log, its event log or on its page."""
+
+    reader: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    producer: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+
 @dataclass(frozen=True, kw_only=True)
 class BatchRequest:
     """One micro-batch of one stream thread.
@@ -121,6 +132,9 @@ class BatchRequest:
     ``log_ends`` are the last stable offsets (or high watermarks) known when the ranges were
     planned. ``gate`` is the path of the driver's Unix socket. ``guarantee`` is a value of
     ``processing.guarantee``.
+
+    It is no place for secrets: py4j's logger, Spark's event log and its page may show all of it.
+    Workers ask the gate for their clients' settings (`WorkerClients`).
     """
 
     batch_id: str
@@ -136,7 +150,8 @@ class BatchRequest:
     application_id: str
     global_tasks: list[TaskContext] = field(default_factory=list)
     """The partitions of global tables, as they lie on this instance now."""
-    producer_config: Mapping[str, Any] = field(default_factory=dict)
+    transaction_timeout_ms: float | None = None
+    """For so long the broker lets its transaction be open; None: not known."""
     most_bytes: int = UNBOUNDED_BYTES
     """Bytes of input that the batch may take (``max.batch.bytes``, or fewer): the reader ends
     there."""

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from everflow.errors import FatalError, SetupError
 from everflow.records import MemberMetadata, TaskId
-from everflow.runtime.commit.batch import EXACTLY_ONCE_V2, BatchId
+from everflow.runtime.commit.batch import EXACTLY_ONCE_V2, BatchId, WorkerClients
 from everflow.runtime.commit.samplers import Samplers, WaitingWorker
 from everflow.sockets import (
     TooLargeError,
@@ -237,7 +237,7 @@ class GateBook:
 
 @dataclass(frozen=True)
 class GateBackend:
-    """What the gate needs from the group member.
+    """What the gate needs from the group member, and what it tells workers.
 
     Attributes:
         member: metadata of the member at the moment of the call.
@@ -245,11 +245,13 @@ class GateBackend:
         commit: at-least-once: commit these offsets through the member; True = taken, False = the
         group is rebalancing, the
             offsets are held back and go with the next batch. May raise; then the answer is no.
+        clients: of this instance's workers.
     """
 
     member: Callable[[], MemberMetadata]
     encode: Callable[[MemberMetadata], bytes]
     commit: Callable[[Sequence[Offset]], bool]
+    clients: WorkerClients = field(default_factory=WorkerClients)
 
 
 def answer(book: GateBook, backend: GateBackend, question: Mapping[str, Any]) -> dict[str, Any]:
@@ -257,6 +259,9 @@ def answer(book: GateBook, backend: GateBackend, question: Mapping[str, Any]) ->
     op, batch_id = question.get("op"), str(question.get("batch"))
     if op == "hello":
         return {"ok": book.hello(batch_id, str(question["slot"]), int(question["pid"]))}
+    if op == "clients":
+        clients = backend.clients
+        return {"ok": True, "reader": dict(clients.reader), "producer": dict(clients.producer)}
     if op != "commit":
         return {"ok": False, "reason": f"unknown question {op!r}"}
     member = backend.member()

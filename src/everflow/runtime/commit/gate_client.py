@@ -11,6 +11,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
+from everflow.runtime.commit.batch import WorkerClients
 from everflow.sockets import MOST_LINE_BYTES, TooLargeError, read_line, require_size
 
 
@@ -58,6 +59,14 @@ class GateClient:
         answer = self._ask({"op": "hello", "batch": batch, "slot": slot, "pid": pid})
         self.samples = bool(answer.get("samples"))
         return bool(answer.get("ok"))
+
+    def clients(self) -> WorkerClients:
+        """Settings of the clients that this process opens. ConnectionError where the driver is
+        gone."""
+        answer = self._ask({"op": "clients"})
+        if not answer.get("ok"):
+            raise ConnectionError(str(answer.get("reason")))
+        return WorkerClients(answer["reader"], answer["producer"])
 
     def commit(self, batch: str, offsets: Sequence[tuple[str, int, int, str]]) -> GateAnswer:
         """May ``batch`` commit these ``(topic, partition, offset, metadata)``? Answered once per

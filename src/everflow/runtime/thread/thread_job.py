@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import pyarrow as pa
 from py4j.protocol import Py4JError
@@ -65,16 +64,14 @@ CHANNEL_PROPERTY = "everflow.resident"
 
 @dataclass(frozen=True, kw_only=True)
 class JobSettings:
-    """``handlers``: of records that fail; ``client``: librdkafka properties
-    of what reads inputs, ``bootstrap.servers`` included; ``held_bytes``: what a worker may hold of
-    pages that its stores have changed (`HeldPages`)."""
+    """``handlers``: of records that fail; ``held_bytes``: what a worker may hold of pages that its
+    stores have changed (`HeldPages`). No secrets: all of it travels through Spark."""
 
     application_id: str
     read_committed: bool
     held_bytes: int
     handlers: Handlers = field(default_factory=Handlers)
     layouts: str = ""
-    client: Mapping[str, Any] = field(default_factory=dict)
     ahead_bytes: int
 
 
@@ -193,7 +190,6 @@ def pack(plan: PhysicalPlan, settings: JobSettings, road: ResidentRoad | None) -
     )
     log = LogInput(
         decoder=LogDecoder.of(plan, settings.handlers),
-        client=settings.client,
         group=f"{settings.application_id}-resident",
         read_committed=settings.read_committed,
         ahead_bytes=settings.ahead_bytes,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from everflow.config import BatchLimits
 from everflow.errors import EverflowError, RetriableError
@@ -53,7 +53,6 @@ class ThreadSettings:
     guarantee: str
     transactional_id: str
     gate_path: str
-    producer_config: Mapping[str, Any]
     limits: BatchLimits
     task_timeout_ms: float
     keep_alive_ms: float
@@ -62,6 +61,7 @@ class ThreadSettings:
     idle: Mapping[int, Mapping[str, IdleSource]] = field(default_factory=dict)
     functions: bool = False
     may_continue: Callable[[str, str | None], bool] = lambda stage, node: False
+    transaction_timeout_ms: float | None = None
 
     def called(self, tasks: Iterable[TaskId]) -> frozenset[TaskId]:
         """Those of ``tasks`` that the wall clock calls."""
@@ -138,7 +138,7 @@ def batch_request(
         tasks=[task.context() for task in served],
         application_id=settings.application_id,
         global_tasks=global_tasks,
-        producer_config=settings.producer_config,
+        transaction_timeout_ms=settings.transaction_timeout_ms,
         most_bytes=most_bytes,
         waits=planned.waits,
         idle=idle,

@@ -281,10 +281,10 @@ def _of_nothing(request: BatchRequest, result: StepResult) -> BatchResult:
 def _delivery_s(request: BatchRequest) -> float:
     """How long records of a transaction are waited for: no longer than the broker lets it be open,
     as the thread's other tasks wait, too."""
-    open_ms = request.producer_config.get("transaction.timeout.ms")
+    open_ms = request.transaction_timeout_ms
     if open_ms is None:
         return FLUSH_TIMEOUT_S
-    return min(FLUSH_TIMEOUT_S, float(open_ms) / 1000 + ENDED_LATE_S)
+    return min(FLUSH_TIMEOUT_S, open_ms / 1000 + ENDED_LATE_S)
 
 
 class _FirstRecord:

@@ -17,32 +17,33 @@ from everflow.runtime.commit.batch import BatchRequest, as_json, by_name
 from everflow.runtime.step.task_step import failed
 from everflow.runtime.worker.log_decoder import LogDecoder
 from everflow.runtime.worker.set_aside import Judge
+from everflow.runtime.worker.worker_ports import clients_of
 from everflow.topology.hops import HopSchema, write_hop
 
 READ_TIMEOUT_S = 30.0
 QUIET_S = 10.0
 """How long a partition that does not answer may hold up tasks beside its own."""
 Read = Mapping[TopicPartition, LogColumns]
-_readers: dict[str, RangeReader] = {}
-"""Of jobs' first stages, by what is read: a worker serves the stream threads of one number, one job
-after the other, of every application in this Spark."""
+_readers: dict[str, tuple[Mapping[str, Any], RangeReader]] = {}
+"""Of jobs' first stages, by what is read, each with its settings: a worker serves the stream
+threads of one number, one job after the other, of every application in this Spark."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogInput:
-    """What is read, and how; picklable. ``client``: librdkafka properties; ``ahead_bytes``: what
-    is fetched before it is asked for (`WorkerMemory.ahead`)."""
+    """What is read, and how; picklable. ``ahead_bytes``: what is fetched before it is asked for
+    (`WorkerMemory.ahead`)."""
 
     decoder: LogDecoder
-    client: Mapping[str, Any]
     group: str
     read_committed: bool
     ahead_bytes: int
 
-    def reader(self) -> RangeReader:
-        """Connections of one thread, for `read`."""
+    def reader(self, client: Mapping[str, Any]) -> RangeReader:
+        """Connections of one thread, for `read`. ``client``: librdkafka properties
+        (`WorkerClients.reader`)."""
         return RangeReader(
-            self.client,
+            client,
             self.group,
             self.read_committed,
             self.decoder.headers,
@@ -71,15 +72,17 @@ def settle(request: BatchRequest) -> None:
 def read_by_kept(log: LogInput, request: BatchRequest) -> tuple[BatchRequest, Read]:
     """`LogInput.read` by the reader that this process keeps for it; one that fails is kept no
     longer."""
-    name = repr(log)
+    name, client = repr(log), clients_of(request).reader
     try:
-        reader = _readers.get(name) or _readers.setdefault(name, log.reader())
+        if name in _readers and _readers[name][0] != client:
+            _readers.pop(name)[1].close()
+        _, reader = _readers.get(name) or _readers.setdefault(name, (client, log.reader(client)))
         if not request.tasks:  # the thread has none yet, so nobody waits
             log.warm_up(reader)
         return log.read(reader, request)
     except Exception:
         if name in _readers:
-            _readers.pop(name).close()
+            _readers.pop(name)[1].close()
         raise
 
 

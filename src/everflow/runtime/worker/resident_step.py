@@ -13,7 +13,7 @@ import select
 import socket
 import time
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,12 +31,34 @@ from everflow.runtime.worker.resident_segments import (
     ResidentSegment,
     run_levels,
 )
+from everflow.runtime.worker.worker_ports import clients_of
 from everflow.sockets import read_line
 from everflow.topology.hops import HopInput
 
 STOP = "stop"
 REST_AFTER_MS = 100
 """Where batches follow one another more closely, what comes meanwhile is here already."""
+
+
+class _Reader:
+    """What a step reads by, for as long as it serves: opened by the first request, which says whom
+    to ask for the settings."""
+
+    def __init__(self, log: LogInput, opened: ExitStack) -> None:
+        self._log, self._opened = log, opened
+        self._reader: RangeReader | None = None
+
+    def of(self, request: BatchRequest) -> RangeReader:
+        """The reader."""
+        if self._reader is None:
+            self._reader = self._log.reader(clients_of(request).reader)
+            self._opened.callback(self._reader.close)
+        return self._reader
+
+    def rest(self) -> None:
+        """See `RangeReader.rest`; nothing where none is open yet."""
+        if self._reader is not None:
+            self._reader.rest()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,24 +79,22 @@ class ResidentStep:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.connect(self.channel())
             lines = connection.makefile("rwb")
-            reader = self.input.reader()
-            try:
-                with closing(ColumnClient(self.columns)) as columns:
-                    spare = SpareMemory(trim_of_libc())
-                    while line := self._request(connection, lines, reader):
-                        text = line.decode()
-                        if text.strip() == STOP:
-                            break
-                        answer, going_on = self._answer(text, reader, columns)
-                        lines.write(answer.encode() + b"\n")
-                        lines.flush()
-                        if not going_on:
-                            break
-                        spare.look()
-            finally:
-                reader.close()
+            with ExitStack() as opened:
+                columns = opened.enter_context(closing(ColumnClient(self.columns)))
+                reader = _Reader(self.input, opened)
+                spare = SpareMemory(trim_of_libc())
+                while line := self._request(connection, lines, reader):
+                    text = line.decode()
+                    if text.strip() == STOP:
+                        break
+                    answer, going_on = self._answer(text, reader, columns)
+                    lines.write(answer.encode() + b"\n")
+                    lines.flush()
+                    if not going_on:
+                        break
+                    spare.look()
 
-    def _request(self, connection: socket.socket, lines: Any, reader: RangeReader) -> bytes:
+    def _request(self, connection: socket.socket, lines: Any, reader: _Reader) -> bytes:
         """The next one; the reader rests until it comes."""
         coming = select.poll()
         coming.register(connection, select.POLLIN)
@@ -83,17 +103,18 @@ class ResidentStep:
                 reader.rest()
         return read_line(lines, "the driver's request for a batch")
 
-    def _answer(self, text: str, reader: RangeReader, columns: ColumnClient) -> tuple[str, bool]:
+    def _answer(self, text: str, reader: _Reader, columns: ColumnClient) -> tuple[str, bool]:
         try:
             return self._serve(text, reader, columns), True
         except Exception as error:
             return BatchResult(outcome=FAILED, failure=failure_of(error).to_dict()).to_json(), False
 
-    def _serve(self, text: str, reader: RangeReader, columns: ColumnClient) -> str:
+    def _serve(self, text: str, readers: _Reader, columns: ColumnClient) -> str:
         request = BatchRequest.from_json(text)
         timings = {"began": time.time() * 1000}
         with timed(timings, "read"):
             self.steps[0].announce(request, 0)
+            reader = readers.of(request)
             if not request.tasks:  # the thread has none yet, so nobody waits
                 self.input.warm_up(reader)
             request, read = self.input.read(reader, request)

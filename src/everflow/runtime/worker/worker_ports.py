@@ -18,7 +18,7 @@ from everflow.kafka.writing.record_writer import RecordWriter
 from everflow.memory.batch_memory import Taken
 from everflow.memory.peak import of_this_process
 from everflow.records import StoreChanges
-from everflow.runtime.commit.batch import EXACTLY_ONCE_V2, BatchRequest, TaskContext
+from everflow.runtime.commit.batch import EXACTLY_ONCE_V2, BatchRequest, TaskContext, WorkerClients
 from everflow.runtime.commit.gate_client import GateAnswer, GateClient
 from everflow.runtime.step.step_stores import FollowedView
 from everflow.runtime.worker.crash_points import ENVIRONMENT_VARIABLE, reached
@@ -88,6 +88,24 @@ def _gate(path: str) -> GateClient:
     return known[1]
 
 
+_clients: dict[str, WorkerClients] = {}
+"""Gate -> what it has told this process; of the last one."""
+
+
+def clients_of(request: BatchRequest) -> WorkerClients:
+    """Settings of the clients that serve an instance's batches. BatchUnwantedError where its driver
+    is gone."""
+    found = _clients.get(request.gate)
+    if found is None:
+        try:
+            found = _gate(request.gate).clients()
+        except ConnectionError as error:
+            raise BatchUnwantedError(f"{error}; nothing was written") from error
+        _clients.clear()
+        _clients[request.gate] = found
+    return found
+
+
 @dataclass(frozen=True)
 class WorkerPorts:
     """`kafka_sink.SinkPorts` of this process; ``held_bytes``: see `HeldPages`."""
@@ -103,7 +121,7 @@ class WorkerPorts:
 
     def writer(self, request: BatchRequest) -> RecordWriter:
         return RecordWriter.get(
-            request.producer_config,
+            clients_of(request).producer,
             request.transactional_id if request.guarantee == EXACTLY_ONCE_V2 else None,
         )
 
@@ -136,7 +154,7 @@ class WorkerPorts:
         return of_this_process(os.getpid()).look()
 
     def topic_limit(self, request: BatchRequest, topic: str) -> int | None:
-        admin = ClusterAdmin.beside(request.producer_config)
+        admin = ClusterAdmin.beside(clients_of(request).producer)
         try:
             return int(admin.topic_configs([topic], CONFIG_TIMEOUT_S)[topic]["max.message.bytes"])
         except (EverflowError, KeyError, ValueError):

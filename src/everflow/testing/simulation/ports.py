@@ -195,7 +195,6 @@ class SimulatedPorts:
             guarantee=EXACTLY_ONCE_V2,
             transactional_id=transactional_id(self.disk, number),
             gate_path="",
-            producer_config={},
             limits=BatchLimits(MAX_BATCH_RECORDS, 1 << 60, target_ms),
             task_timeout_ms=settings.task_timeout_ms,
             keep_alive_ms=1e12,

@@ -44,7 +44,7 @@ def test_a_request_comes_back_from_its_json() -> None:
         log_ends={ODD: 9, PLAIN: 0},
         tasks=[task],
         application_id="app",
-        producer_config={"acks": "all"},
+        transaction_timeout_ms=10_000,
     )
     again = BatchRequest.from_json(request.to_json())
     assert again == request

@@ -11,7 +11,7 @@ import pytest
 from everflow import sockets
 from everflow.errors import FatalError, SetupError
 from everflow.records import MemberMetadata, TaskId
-from everflow.runtime.commit.batch import AT_LEAST_ONCE, EXACTLY_ONCE_V2
+from everflow.runtime.commit.batch import AT_LEAST_ONCE, EXACTLY_ONCE_V2, WorkerClients
 from everflow.runtime.commit.commit_gate import (
     CommitGate,
     GateBackend,
@@ -231,6 +231,20 @@ def test_the_answer_holds_the_metadata_of_that_moment_and_comes_once(
     assert book.take_pids(0) == (4321,)
 
 
+def test_a_worker_is_told_its_clients_settings_over_the_socket_and_they_are_not_shown(
+    group: Group,
+) -> None:
+    clients = WorkerClients({"sasl.password": "hunter2"}, {"linger.ms": 5})
+    backend = GateBackend(lambda: group.metadata, lambda _: b"", group.commit, clients)
+    gate = CommitGate(book=GateBook(), backend=backend)
+    try:
+        with GateClient(gate.start()) as client:
+            assert client.clients() == clients
+    finally:
+        gate.close()
+    assert "hunter2" not in f"{clients!r} {backend!r}"
+
+
 def test_at_least_once_commits_through_the_member_and_tells_of_deferral(
     gate: tuple[GateBook, str], group: Group
 ) -> None:
@@ -269,6 +283,8 @@ def test_only_a_second_attempt_holds_the_next_generation_back() -> None:
 
 def test_a_driver_that_is_gone_means_abort(tmp_path: Path) -> None:
     with GateClient(str(tmp_path / "nobody.sock")) as client:
+        with pytest.raises(ConnectionError, match="driver gone"):
+            client.clients()
         answer = client.commit("i.0.0", [])
     assert not answer.ok
     assert answer.reason.startswith("driver gone")

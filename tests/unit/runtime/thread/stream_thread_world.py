@@ -75,7 +75,6 @@ class World:
             guarantee=EXACTLY_ONCE_V2,
             transactional_id="app-p-0",
             gate_path="gate",
-            producer_config={},
             limits=limits,
             task_timeout_ms=10_000,
             keep_alive_ms=30_000,

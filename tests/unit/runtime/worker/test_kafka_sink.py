@@ -111,7 +111,6 @@ def run(writer: Writer, store: LmdbStore, **answered: GateAnswer) -> Any:
         log_ends={IN: 2},
         tasks=[task],
         application_id="app",
-        producer_config={},
     )
     changes = StoreChanges("counts", [b"a", b"b"], [b"1", b"2"], np.array([1, 2]))
     result = StepResult(

@@ -201,7 +201,6 @@ def sunk(writer: Writer, values: Sequence[bytes], knows: bool = True) -> BatchRe
         log_ends={},
         tasks=[],
         application_id="app",
-        producer_config={},
     )
     result = StepResult(consumed={IN: ranges[IN].end}, dead_letters=left_out(values))
     return KafkaSink("dead", Ports(1 << 30, writer, knows))(request, result, (SOURCE,))

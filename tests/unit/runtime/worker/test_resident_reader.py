@@ -15,6 +15,8 @@ from everflow.errors import RetriableError
 from everflow.kafka.reading.range_reader import RangeReader
 from everflow.kafka.reading.taps import Taps
 from everflow.records import TopicPartition
+from everflow.runtime.commit.batch import WorkerClients
+from everflow.runtime.worker import resident_step
 from everflow.runtime.worker.resident_step import STOP, ResidentStep
 
 WAIT_S = 60.0
@@ -36,13 +38,24 @@ class Reader:
 
 
 @pytest.mark.parametrize("failure", [None, RetriableError("away")])
-def test_a_reader_rests_until_the_next_request(tmp_path: Path, failure: Exception | None) -> None:
-    reader = Reader(failure)
+def test_a_reader_rests_until_the_next_request(
+    tmp_path: Path, failure: Exception | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is opened by the first one, which says whom to ask for its settings."""
+    reader, asked = Reader(failure), []
+    told = WorkerClients({"bootstrap.servers": "b:1"})
+    monkeypatch.setattr(resident_step, "clients_of", lambda request: told)
+    monkeypatch.setattr(ResidentStep, "_serve", lambda _, text, own, columns: own.of(text) and text)
+
+    def opened(client: Mapping[str, Any]) -> Reader:
+        asked.append(client)
+        return reader
+
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(str(tmp_path / "r"))
     listener.listen(1)
     listener.settimeout(WAIT_S)
-    given: Any = SimpleNamespace(reader=lambda: reader)
+    given: Any = SimpleNamespace(reader=opened)
     step = ResidentStep(
         steps=(), input=given, segments=(), columns="", channel=lambda: str(tmp_path / "r")
     )
@@ -50,16 +63,20 @@ def test_a_reader_rests_until_the_next_request(tmp_path: Path, failure: Exceptio
     served.start()
     connection, _ = listener.accept()
     with listener, connection:
+        for request in (b"first\n", b"second\n"):
+            connection.sendall(request)
+            assert connection.recv(100).rstrip() == request.rstrip()
         assert reader.rested.wait(WAIT_S)
         connection.sendall(STOP.encode() + b"\n")
         served.join(WAIT_S)
     assert not served.is_alive()
     assert reader.closed, "what a rest meets is met by the next range, too: it ends no step"
+    assert asked == [told.reader]
 
 
 def test_a_reader_does_not_rest_while_requests_come() -> None:
     reader = Reader()
-    given: Any = SimpleNamespace(reader=lambda: reader)
+    given: Any = SimpleNamespace()
     step = ResidentStep(steps=(), input=given, segments=(), columns="", channel=lambda: "")
     mine, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with mine, other:

@@ -1,0 +1,98 @@
+"""What Spark is given of a stream thread's work has no secret in it: py4j's logger, the event log
+and Spark's page may show all of that."""
+
+from __future__ import annotations
+
+import base64
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pyarrow as pa
+import pytest
+
+from everflow import serdes
+from everflow.config import StreamsConfig
+from everflow.dsl.graph_builder import GraphBuilder
+from everflow.dsl.streams_builder import FACES
+from everflow.runtime.cluster_ports import ClusterPorts
+from everflow.runtime.thread.batching import PlannedBatch
+from everflow.runtime.thread.road import ResidentRoad, resident_road
+from everflow.runtime.thread.thread_ports import batch_request
+from everflow.runtime.wiring import Ground, job_opener
+from everflow.runtime.worker.worker_ports import BatchUnwantedError, clients_of
+from everflow.topology.graph import EdgeType, FunctionNode, SourceNode
+from everflow.topology.physical_plan import PhysicalPlan
+from everflow.topology.plan import plan
+from everflow.topology.program import Topology
+from everflow.topology.subtopologies import cut
+
+SECRET = "hunter2-of-this-test"
+EDGE = EdgeType(pa.string(), pa.string())
+
+
+def planned() -> PhysicalPlan:
+    graph = GraphBuilder(FACES)
+    graph.add(SourceNode("in", (), EDGE, "app.py:1", ("in",), serdes.string(), serdes.string()))
+    graph.add(FunctionNode("ASK", ("in",), EDGE, "app.py:2", "PEEK", "peek", lambda k, v: None))
+    topology: Topology = graph.build()
+    return plan(topology, cut(topology).index_of, "app")
+
+
+@pytest.fixture
+def ground() -> Ground:
+    config = StreamsConfig(
+        {
+            "application.id": "app",
+            "bootstrap.servers": "b:1",
+            "processing.guarantee": "exactly_once_v2",
+            "security.protocol": "SASL_SSL",
+            "sasl.mechanism": "PLAIN",
+            "sasl.username": "u",
+            "sasl.password": SECRET,
+        }
+    )
+    nothing = cast(Any, None)
+    return Ground(
+        config=config,
+        clock=nothing,
+        admin=nothing,
+        blueprint=cast(Any, SimpleNamespace(plan=planned(), layouts="")),
+        directory=cast(Any, SimpleNamespace(process_id="p", transactional_ids=["app-p-0"])),
+        changelogs=nothing,
+    )
+
+
+def ports_of(ground: Ground) -> ClusterPorts:
+    ports = ClusterPorts.__new__(ClusterPorts)
+    ports._ground, ports._gate_path = ground, "/nobody/gate.sock"
+    return ports
+
+
+def request_of(ground: Ground) -> Any:
+    settings = ports_of(ground).thread_settings(0)
+    empty = PlannedBatch(ranges={}, log_ends={})
+    return batch_request(settings, "i.0.0", 0, empty, {}, (), [], (), 1)
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_what_is_packed_for_workers_has_no_secret(ground: Ground, resident: bool) -> None:
+    assert SECRET in ground.main_reader.values()
+    road: ResidentRoad | None = resident_road(ground.blueprint.plan) if resident else None
+    job: Any = job_opener(None, ground, road)(0)
+    assert SECRET.encode() not in job._work.data
+    assert SECRET not in repr(job._work.copy())
+
+
+def test_a_request_has_no_secret_and_the_time_that_a_transaction_may_be_open(
+    ground: Ground,
+) -> None:
+    request = request_of(ground)
+    assert SECRET not in request.to_json()
+    assert SECRET not in repr(request)
+    assert base64.b64encode(SECRET.encode())[:20].decode() not in request.to_json()
+    assert request.transaction_timeout_ms == ground.config.transaction_timeout_ms
+
+
+def test_a_worker_without_a_driver_asks_in_vain_and_writes_nothing(ground: Ground) -> None:
+    with pytest.raises(BatchUnwantedError, match="driver gone"):
+        clients_of(request_of(ground))
