@@ -249,17 +249,51 @@ def _check_sources_exist(subs: SubTopologies, partition_counts: Mapping[str, int
             )
 
 
-def _copartition_groups(subs: SubTopologies) -> list[tuple[StatefulNode, frozenset[str]]]:
-    """For every stateful operator fed by several topics: those topics. Equal keys of all of them
-    must meet in one task."""
+@dataclass(frozen=True)
+class _Meeting:
+    """A stateful operator that is fed by several topics: equal keys of all of them must meet in
+    one task. ``inputs``: the topics behind each of its inputs."""
+
+    node: StatefulNode
+    inputs: tuple[frozenset[str], ...]
+
+    @property
+    def topics(self) -> frozenset[str]:
+        return frozenset[str]().union(*self.inputs)
+
+    def require_equal(self, known: Mapping[str, int]) -> None:
+        """TopologyError, which tells a join's sides apart, unless ``known`` counts are the same."""
+        numbers = {known[topic] for topic in self.topics if topic in known}
+        if len(numbers) < 2:
+            return
+        join = self.node.label == "JOIN" and len(self.inputs) == 2
+        words = ("left ", "right ") if join else ("",) * len(self.inputs)
+        listed = "; ".join(
+            word + ", ".join(f"{topic}: {known[topic]}" for topic in sorted(topics & known.keys()))
+            for word, topics in zip(words, self.inputs, strict=True)
+            if topics & known.keys()
+        )
+        subject, which = ("the join ", ", on the side that has another count") if join else ("", "")
+        raise TopologyError(
+            f"{subject}{self.node.name} reads topics with different partition counts ({listed}), "
+            f"so equal keys would not meet in one task; give the topics equal counts, or put "
+            f".repartition(name='a-name', partitions={max(numbers)}) before it{which}",
+            where=self.node.where,
+            code="EF-COPARTITION",
+        )
+
+
+def _meetings(subs: SubTopologies) -> list[_Meeting]:
+    """Of the whole topology, in its order."""
     topics_of: dict[str, frozenset[str]] = {}
-    groups = []
+    found = []
     for node in subs.topology.nodes:
         own = frozenset(node.topics) if isinstance(node, SourceNode) else frozenset[str]()
-        topics_of[node.name] = own.union(*(topics_of[name] for name in node.inputs))
+        inputs = tuple(topics_of[name] for name in node.inputs)
+        topics_of[node.name] = own.union(*inputs)
         if isinstance(node, StatefulNode) and len(topics_of[node.name]) > 1:
-            groups.append((node, topics_of[node.name]))
-    return groups
+            found.append(_Meeting(node, inputs))
+    return found
 
 
 def _resolve_counts(subs: SubTopologies, partition_counts: Mapping[str, int]) -> dict[str, int]:
@@ -273,8 +307,8 @@ def _resolve_counts(subs: SubTopologies, partition_counts: Mapping[str, int]) ->
     external = {
         topic: partition_counts[topic] for sub in subs.subtopologies for topic in sub.source_topics
     }
-    groups = _copartition_groups(subs)
-    fixed = _fixed_by_copartitioning(groups, external, declared)
+    meetings = _meetings(subs)
+    fixed = _fixed_by_copartitioning(meetings, external, declared)
     resolved = {**external, **fixed}
     writers = {
         name: [sub for sub in subs.subtopologies if name in sub.repartition_sinks]
@@ -298,42 +332,31 @@ def _resolve_counts(subs: SubTopologies, partition_counts: Mapping[str, int]) ->
         changed
     ):  # groups of internal topics only share the largest count, which may widen topics behind them
         changed = False
-        for _, topics in groups:
-            widest = max(resolved[name] for name in topics)
-            for name in topics:
+        for meeting in meetings:
+            widest = max(resolved[name] for name in meeting.topics)
+            for name in meeting.topics:
                 if name in declared and name not in fixed and resolved[name] != widest:
                     resolved[name], changed = widest, True
     return resolved
 
 
 def _fixed_by_copartitioning(
-    groups: list[tuple[StatefulNode, frozenset[str]]],
+    meetings: list[_Meeting],
     external: Mapping[str, int],
     declared: Mapping[str, RepartitionTopic],
 ) -> dict[str, int]:
-    """Repartition topics whose count is enforced or given by a group; TopologyError where a group
-    disagrees."""
+    """Repartition topics whose count is enforced, or given by topics that they meet; TopologyError
+    where those disagree."""
     fixed: dict[str, int] = {}
     for name, topic in declared.items():
         if topic.partitions is not None:
             fixed[name] = topic.partitions
-    for node, topics in groups:
-        known = {name: external.get(name, fixed.get(name)) for name in sorted(topics)}
-        numbers = {number for number in known.values() if number is not None}
-        if len(numbers) > 1:
-            listed = ", ".join(
-                f"{name}: {number}" for name, number in known.items() if number is not None
-            )
-            raise TopologyError(
-                f"{node.name} reads topics with different partition counts ({listed}), so equal "
-                f"keys would not meet in one "
-                "task; give the topics equal counts, or put .repartition(name=..., partitions=...) "
-                "before it",
-                where=node.where,
-                code="EF-COPARTITION",
-            )
-        if numbers and any(name in external for name in topics):
-            fixed.update({name: next(iter(numbers)) for name in topics if name in declared})
+    for meeting in meetings:
+        known = {**fixed, **external}
+        meeting.require_equal(known)
+        numbers = {known[name] for name in meeting.topics if name in known}
+        if numbers and any(name in external for name in meeting.topics):
+            fixed.update({name: next(iter(numbers)) for name in meeting.topics if name in declared})
     return fixed
 
 

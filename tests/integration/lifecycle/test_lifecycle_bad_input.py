@@ -134,7 +134,7 @@ def test_topics_that_cannot_meet(run: Run, cluster: Cluster) -> None:
     assert result.exit_code == USAGE
     assert "different partition counts" in result.output
     assert f"{three}: 3, {two}: 2" in result.output
-    assert ".repartition(name=..., partitions=...)" in result.output
+    assert ".repartition(name='a-name', partitions=3)" in result.output
     assert f"program_{cluster.prefix}.py:4" in result.output
     assert set(cluster.topics()) == {two, three}, "nothing may be created before the check"
 
