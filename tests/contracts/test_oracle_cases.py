@@ -128,3 +128,25 @@ def _changelog(program: Program, cut: list[Records]) -> Any:
         for records in cut:
             driver.pipe_batch({given: [(key, value, time) for _, key, value, time, _ in records]})
         return list(driver.create_output_topic("app-versions-changelog", RAW, RAW).read_records())
+
+
+def test_streams_of_one_topic_are_one_source(told: Told) -> None:
+    """Declared twice and joined with itself: what comes of each record, and in what order, is Kafka
+    Streams', which merges equal subscriptions."""
+    windows = {"before": 20, "after": 20, "grace": 100_000}  # no record is late
+    join = {"op": "join", "id": "n2", "left": "n1", "right": "n0", "kind": "inner", "store": "s"}
+    program = Program(
+        [
+            {"op": "stream", "id": "n0", "topic": "in0"},
+            {"op": "stream", "id": "n1", "topic": "in0"},
+            {**join, "windows": windows},
+            {"op": "sink", "id": "n3", "in": "n2", "topic": "out0"},
+        ],
+        inputs=["in0"],
+        outputs=["out0"],
+    )
+    drawn = random.Random(13)
+    cuts = [batches(script(program, drawn, 30), drawn, built(program)) for _ in range(4)]
+    for ours, theirs in told(program, cuts):
+        assert ours == theirs
+        assert ours["outputs"]["out0"]

@@ -79,6 +79,7 @@ class GraphBuilder:
         self._options: dict[str, Materialized] = {}
         self._declared: dict[str, StoreSpec] = {}
         self._topics: dict[str, str | None] = {}
+        self._subscriptions: dict[object, str] = {}
         self._repartitions: dict[str, tuple[RepartitionTopic, str | None]] = {}
         self._unkept: dict[str, StatefulNode] = {}
         self.regrouped: dict[object, Any] = {}
@@ -176,17 +177,45 @@ class GraphBuilder:
         self._nodes = {node.name: node for node in nodes}
 
     def claim_topics(self, topics: Iterable[str], where: str | None) -> None:
-        """Register source topics; each may be read by one source only."""
+        """Register source topics; each may be read by one source only. Those of streams:
+        `subscribe`."""
         for topic in topics:
             check_name("topic", topic, where)
             if topic in self._topics:
                 raise TopologyError(
-                    f"the topic {topic!r} is read twice (first at {_first(self._topics[topic])}); "
-                    f"keep the first stream in a variable and use it "
+                    f"the topic {topic!r} is read twice (first at {_first(self._topics[topic])}), "
+                    f"and only streams of exactly the same topics are one source; keep the first "
+                    f"stream or table in a variable and use it "
                     f"twice{_or_anew(self._topics[topic])}",
                     where=where,
                 )
             self._topics[topic] = where
+
+    def subscribe(self, source: SourceNode) -> str:
+        """Append the source of a stream; returns its name, or that of the one there is for the same
+        topics, or the same pattern: as in Kafka Streams, both streams are its children.
+        TopologyError for topics that another source reads, or reads in another way."""
+        pattern = source.reading.pattern
+        for topic in source.topics if pattern is None else ():
+            check_name("topic", topic, source.where)
+        subscribed = frozenset(source.topics) if pattern is None else pattern
+        first = self._nodes.get(self._subscriptions.get(subscribed, ""))
+        if first is None:
+            if pattern is None:
+                self.claim_topics(source.topics, source.where)
+            self._subscriptions[subscribed] = source.name
+            return self.add(source)
+        assert isinstance(first, SourceNode)
+        differing = [what for what, own in _read(source).items() if own != _read(first)[what]]
+        if differing:
+            raise TopologyError(
+                f"stream({', '.join(map(repr, source.topics))}) is read twice (first at "
+                f"{_first(first.where)}), and a source has one {differing[0]}; give both the same, "
+                f"or keep the first stream in a variable and use it "
+                f"twice{_or_anew(first.where)}",
+                where=source.where,
+            )
+        return first.name
 
     def claim_store(self, name: object, operator: str, where: str | None) -> str:
         """Register a store, a name or a `Materialized`; returns the name. TopologyError if it has
@@ -346,6 +375,20 @@ class GraphBuilder:
         require_room(built)
         require_direct(built)
         return built
+
+
+def _read(source: SourceNode) -> dict[str, object]:
+    """How it is read, by the arguments that say it. Columns are compared by their texts: what they
+    answer to ``==`` is a Column."""
+    reading = source.reading
+    time = reading.timestamp
+    return {
+        "key serde": source.key_serde,
+        "value serde": source.value_serde,
+        "offset_reset": reading.offset_reset,
+        "timestamp": str(time.column) if isinstance(time, ColumnExpr) else time,
+        "idle_advance": reading.idle_ms,
+    }
 
 
 def _first(where: str | None) -> str:

@@ -89,7 +89,8 @@ class StreamsBuilder(Telling):
         """The records of one or several topics, or of those whose whole names match a pattern,
         ``re.compile("orders-.*")``, which are not internal: those that are there when an instance
         starts, one at least, and those that come later. Serdes default to ``serdes.bytes_()``.
-        Records keep their headers.
+        Records keep their headers. Streams of exactly the same topics, or pattern, are one source,
+        which has the name of the first.
 
         ``offset_reset``: where to begin without a committed offset, ``earliest``, ``latest``,
         ``none`` (an error), or so long ago (a timedelta, ``by_duration:PT12H``); left out, as
@@ -268,8 +269,6 @@ class StreamsBuilder(Telling):
         key, value = given.key, given.value
         reset = reset_of(given.offset_reset, where)
         key_serde, value_serde = _serdes(operator, key, value, where)
-        if given.pattern is None:
-            self.graph.claim_topics(topics, where)
         edge = Edge.of(key_serde, value_serde)
         timestamp = time_of(given.timestamp, edge, operator, where)
         node_name = self.graph.node_name(name, "KSTREAM-SOURCE-", where)
@@ -288,6 +287,9 @@ class StreamsBuilder(Telling):
                 idle_ms=idle_ms_of(given.idle_advance, operator, where),
             ),
         )
+        if operator == "stream":
+            return self.graph.subscribe(node), edge
+        self.graph.claim_topics(topics, where)
         return self.graph.add(node), edge
 
 

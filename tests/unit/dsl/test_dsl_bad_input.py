@@ -76,9 +76,9 @@ MISTAKES: dict[str, tuple[Mistake, str]] = {
     ),
     "repartition twice": (repartitioned_twice, "repartition name 'r' is used twice"),
     "node name twice": (named_twice, "node name 'f' is used twice"),
-    "topic twice": (
-        lambda b, s: b.stream("orders"),
-        "read twice .*keep the first stream in a variable",
+    "topic of a table twice": (
+        lambda b, s: b.table("orders", store="t"),
+        "read twice .*keep the first stream or table in a variable",
     ),
     "topic name": (lambda b, s: b.stream("a topic"), "cannot name a topic"),
     "no topic": (lambda b, s: b.stream([]), "at least one topic"),
