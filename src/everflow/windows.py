@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import datetime as dt
-import functools
-import inspect
 import operator
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from everflow.errors import TopologyError
-from everflow.foreign_names import Telling, TellingClass
+from everflow.foreign_names import Telling
+from everflow.foreign_names.fitting_calls import FittingClass
 from everflow.location import user_line
 from everflow.records import Int64
 
@@ -103,52 +101,8 @@ class Windowed(NamedTuple):
     end: int
 
 
-class _TellingWindows(TellingClass):
-    """Calls of the class and of its methods whose arguments do not fit are a TopologyError with the
-    user's line and what to write, instead of a bare TypeError: ``TimeWindows()``."""
-
-    if not TYPE_CHECKING:  # a type checker knows the arguments
-
-        def __new__(cls, name: str, bases: tuple[type, ...], members: dict[str, Any]) -> type:
-            cure = members.get("_WRITTEN", "")
-            for called, member in members.items():
-                if called.startswith("_") or isinstance(member, property):
-                    continue
-                if isinstance(member, staticmethod):
-                    fitting = _fitting(member.__func__, f"{name}.{called}", cure)
-                    members[called] = staticmethod(fitting)
-                elif inspect.isfunction(member):
-                    members[called] = _fitting(member, f"{name}.{called}", cure)
-            return super().__new__(cls, name, bases, members)
-
-        def __call__(cls, *args: Any, **keywords: Any) -> Any:
-            try:
-                inspect.signature(cls.__init__).bind(None, *args, **keywords)
-            except TypeError as error:
-                raise _refused(_misfit(cls.__name__, error, cls._WRITTEN)) from None
-            return super().__call__(*args, **keywords)
-
-
-def _fitting(function: Callable[..., Any], name: str, cure: str) -> Callable[..., Any]:
-    signature = inspect.signature(function)
-
-    @functools.wraps(function)
-    def call(*args: Any, **keywords: Any) -> Any:
-        try:
-            signature.bind(*args, **keywords)
-        except TypeError as error:
-            raise _refused(_misfit(name, error, cure)) from None
-        return function(*args, **keywords)
-
-    return call
-
-
-def _misfit(called: str, error: TypeError, cure: str) -> str:
-    return f"{called}(...): {error}; write {cure}"
-
-
 @dataclass(frozen=True)
-class TimeWindows(Telling, metaclass=_TellingWindows):
+class TimeWindows(Telling, metaclass=FittingClass):
     """Windows ``[start, start + size)`` that begin at every multiple of ``advance_ms``.
 
     Tumbling where the advance equals the size, hopping where it is smaller. ``grace_ms`` is how
@@ -238,7 +192,7 @@ class TimeWindows(Telling, metaclass=_TellingWindows):
 
 
 @dataclass(frozen=True)
-class JoinWindows(Telling, metaclass=_TellingWindows):
+class JoinWindows(Telling, metaclass=FittingClass):
     """Which records of two streams meet: those of one key whose times are close.
 
     A record of the left stream at time t meets those of the right one from t - ``before_ms`` to t +
@@ -312,7 +266,7 @@ class JoinWindows(Telling, metaclass=_TellingWindows):
 
 
 @dataclass(frozen=True)
-class SlidingWindows(Telling, metaclass=_TellingWindows):
+class SlidingWindows(Telling, metaclass=FittingClass):
     """Windows of a key's records that are close: each holds those of a time span of
     ``difference_ms``, both ends included, and there is one for each set of records that such a span
     can hold (KIP-450).
@@ -370,7 +324,7 @@ class SlidingWindows(Telling, metaclass=_TellingWindows):
 
 
 @dataclass(frozen=True)
-class CountWindows(Telling, metaclass=_TellingWindows):
+class CountWindows(Telling, metaclass=FittingClass):
     """Windows over each key's records: the first ``size`` of them, and so on, wherever in time they
     are.
 
@@ -423,7 +377,7 @@ class CountWindows(Telling, metaclass=_TellingWindows):
 
 
 @dataclass(frozen=True)
-class SessionWindows(Telling, metaclass=_TellingWindows):
+class SessionWindows(Telling, metaclass=FittingClass):
     """Sessions of a key: windows ``[start, end]`` of records with no gap of more than ``gap_ms``
     between them.
 

@@ -6,8 +6,10 @@ cure, for what cannot work.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 from everflow import serdes
 from everflow.dsl.graph_builder import GraphBuilder
@@ -16,6 +18,7 @@ from everflow.dsl.joins import Side
 from everflow.dsl.options.materialized import Materialized
 from everflow.errors import TopologyError
 from everflow.foreign_names import Telling
+from everflow.foreign_names.fitting_calls import FittingClass
 from everflow.location import user_line
 from everflow.operators.aggregate import AggregateSpec
 from everflow.operators.python_aggregate import PythonAggregateSpec
@@ -28,11 +31,14 @@ from everflow.windows import Duration, duration_ms
 
 
 @dataclass(frozen=True)
-class BufferConfig(Telling):
+class BufferConfig(Telling, metaclass=FittingClass):
     """How much a task may hold back, and what happens when that is too little. Kafka Streams'
     ``Suppressed.BufferConfig``."""
 
     bounds: BufferBounds = field(default_factory=BufferBounds)
+
+    _WRITTEN: ClassVar[str] = "BufferConfig.max_records(100_000).shut_down_when_full()"
+    """An example, for messages."""
 
     @staticmethod
     def unbounded() -> BufferConfig:
@@ -73,11 +79,19 @@ class BufferConfig(Telling):
 
 
 @dataclass(frozen=True)
-class Suppressed(Telling):
+class Suppressed(Telling, metaclass=FittingClass):
     """When ``KTable.suppress`` lets an entry out. ``wait_ms`` None: when its window closes."""
 
     wait_ms: int | None
     buffer: BufferConfig = field(default_factory=BufferConfig)
+
+    _WRITTEN: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {
+            "Suppressed": "Suppressed.until_window_closes()",
+            "until_window_closes": "Suppressed.until_window_closes()",
+            "until_time_limit": "Suppressed.until_time_limit('1 minute')",
+        }
+    )
 
     @staticmethod
     def until_window_closes(buffer: BufferConfig | None = None) -> Suppressed:
@@ -98,7 +112,7 @@ class Suppressed(Telling):
 
 
 @dataclass(frozen=True)
-class EmitStrategy(Telling):
+class EmitStrategy(Telling, metaclass=FittingClass):
     """When windows give results (KIP-825): ``windowed.emit_strategy(...)``.
 
     ``final``: not each update; then ``early`` says what else is given than the final result.
@@ -106,6 +120,11 @@ class EmitStrategy(Telling):
 
     final: bool = False
     early: EarlyResults | None = None
+
+    _WRITTEN: ClassVar[str] = (
+        "EmitStrategy.on_window_close(), or EmitStrategy.every('10 seconds') for early results, too"
+    )
+    """An example, for messages."""
 
     @staticmethod
     def on_window_update() -> EmitStrategy:

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from everflow.errors import TopologyError
 from everflow.foreign_names import telling
+from everflow.foreign_names.fitting_calls import fitting
 from everflow.location import user_line
 from everflow.operators.folds.sketch import HIGHEST, LOWEST, precision_of
 
@@ -90,43 +91,51 @@ class Aggregator:
             )
 
 
+@fitting("agg.count()")
 def count(column: Any = None) -> Aggregator:
     """Number of records, or of those where ``column`` is not null; ``int64``."""
     return Aggregator(kind="count", column=column)
 
 
+@fitting("agg.sum('value.amount')")
 def sum(column: Any) -> Aggregator:  # noqa: A001 (the field's word; used as `agg.sum`)
     """Sum: ``int64`` of integers, ``double`` of floats, a decimal with 10 more digits of
     decimals."""
     return Aggregator(kind="sum", column=column)
 
 
+@fitting("agg.min('value.amount')")
 def min(column: Any) -> Aggregator:  # noqa: A001
     """Smallest value, in the column's type."""
     return Aggregator(kind="min", column=column)
 
 
+@fitting("agg.max('value.amount')")
 def max(column: Any) -> Aggregator:  # noqa: A001
     """Largest value, in the column's type."""
     return Aggregator(kind="max", column=column)
 
 
+@fitting("agg.avg('value.amount')")
 def avg(column: Any) -> Aggregator:
     """Mean as ``double``; the store keeps sum and count."""
     return Aggregator(kind="avg", column=column)
 
 
+@fitting("agg.first('value.amount')")
 def first(column: Any) -> Aggregator:
     """The value in the first record that was processed, null or not; of merged sessions that of the
     earliest session."""
     return Aggregator(kind="first", column=column)
 
 
+@fitting("agg.last('value.amount')")
 def last(column: Any) -> Aggregator:
     """The value in the last record that was processed, null or not."""
     return Aggregator(kind="last", column=column)
 
 
+@fitting("agg.collect_list('value.item', limit=100)")
 def collect_list(column: Any, limit: int = 10_000, when_full: str = "fail") -> Aggregator:
     """The values but nulls, in the order in which they were processed; of merged sessions the
     earliest session's first.
@@ -137,23 +146,27 @@ def collect_list(column: Any, limit: int = 10_000, when_full: str = "fail") -> A
     return Aggregator(kind="collect_list", column=column, limit=limit, when_full=when_full)
 
 
+@fitting("agg.collect_set('value.item', limit=100)")
 def collect_set(column: Any, limit: int = 10_000, when_full: str = "fail") -> Aggregator:
     """The distinct values but nulls, in the order in which they came first. ``limit`` as in
     `collect_list`; ``when_full``: ``"fail"`` or ``"keep_first"``."""
     return Aggregator(kind="collect_set", column=column, limit=limit, when_full=when_full)
 
 
+@fitting("agg.min_by('value.item', 'value.amount')")
 def min_by(column: Any, by: Any, k: int | None = None) -> Aggregator:
     """The value of ``column`` where ``by`` is smallest; of several the one that was processed last,
     as in Spark. Records where ``by`` is null are left out. With ``k`` the list of `top_n`."""
     return Aggregator(kind="min_by", column=column, by=by, limit=k, largest=False)
 
 
+@fitting("agg.max_by('value.item', 'value.amount')")
 def max_by(column: Any, by: Any, k: int | None = None) -> Aggregator:
     """The value of ``column`` where ``by`` is largest, else as `min_by`."""
     return Aggregator(kind="max_by", column=column, by=by, limit=k)
 
 
+@fitting("agg.top_n('value.item', 3, by='value.amount')")
 def top_n(column: Any, n: int, by: Any = None, largest: bool = True) -> Aggregator:
     """A list of ``n`` values of ``column``, with the largest (or smallest) ``by``, itself if it is
     not given; largest first. Of equal ones the one that was processed first is first, and stays
@@ -161,6 +174,7 @@ def top_n(column: Any, n: int, by: Any = None, largest: bool = True) -> Aggregat
     return Aggregator(kind="top_n", column=column, by=by, limit=n, largest=largest)
 
 
+@fitting("agg.approx_count_distinct('value.item')")
 def approx_count_distinct(column: Any, rsd: float = 0.05) -> Aggregator:
     """About how many distinct values, nulls left out; ``int64``. HyperLogLog++ as Spark's, with the
     same estimates; ``rsd``: the relative standard deviation, which the sketch's size follows."""

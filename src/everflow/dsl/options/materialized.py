@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 from everflow.errors import TopologyError
 from everflow.foreign_names import Telling
+from everflow.foreign_names.fitting_calls import FittingClass
 from everflow.location import user_line
 from everflow.state.store import StoreSpec
 from everflow.topology.graph import StatefulNode
@@ -16,7 +17,7 @@ from everflow.windows import Duration, duration_ms
 
 
 @dataclass(frozen=True, kw_only=True)
-class Materialized(Telling):
+class Materialized(Telling, metaclass=FittingClass):
     """A store's name and what is special about it: ``grouped.count(store=Materialized("counts",
     retention="1 day"))``.
 
@@ -42,6 +43,9 @@ class Materialized(Telling):
     topic_config: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     history: Duration | None = None
     in_memory: bool = False
+
+    _WRITTEN: ClassVar[str] = "Materialized('counts', retention='1 day')"
+    """An example, for messages."""
 
     def __post_init__(self) -> None:
         if self.retention is not None and self.retention_ms <= 0:

@@ -2,22 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import ClassVar
+
 from everflow.dsl.expressions import checked_serde
 from everflow.dsl.graph_builder import check_name
 from everflow.errors import TopologyError
 from everflow.foreign_names import Telling
+from everflow.foreign_names.fitting_calls import FittingClass
 from everflow.location import user_line
 from everflow.serdes import Serde
 from everflow.state.store import StoreSpec
 from everflow.windows import Duration, duration_ms
 
 
-class Stores(Telling):
+class Stores(Telling, metaclass=FittingClass):
     """Declares stores, for ``process(..., stores=[...])``. All have a changelog,
     ``<application.id>-<name>-changelog``, unless ``logging=False``: then a task that moves begins
     with an empty one. ``in_memory=True``: not on disk (``state.memory.dir``); it is gone when the
     instance ends, and read anew from its changelog at the next start. Values without state, for any
     thread. TopologyError for what cannot be."""
+
+    _WRITTEN: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {
+            called: f"Stores.{name}, key=serdes.string(), value=serdes.long(){more})"
+            for called, name, more in (
+                *((called, "key_value('seen'", "") for called in ("Stores", "key_value")),
+                ("window", "window('hourly'", ", size='1 hour', retention='1 day'"),
+                ("session", "session('visits'", ", retention='1 day'"),
+                ("versioned", "versioned('prices'", ", history='1 hour'"),
+            )
+        }
+    )
 
     @staticmethod
     def key_value(
