@@ -21,6 +21,7 @@ from everflow.foreign_names import Telling
 from everflow.foreign_names.fitting_calls import FittingClass
 from everflow.location import user_line
 from everflow.operators.aggregate import AggregateSpec
+from everflow.operators.count_windows import CountWindowSpec
 from everflow.operators.python_aggregate import PythonAggregateSpec
 from everflow.operators.session_aggregate import SessionAggregateSpec, SessionFunctionSpec
 from everflow.operators.sliding.sliding_aggregate import SlidingAggregateSpec, SlidingFunctionSpec
@@ -191,6 +192,13 @@ def suppressed(
     wait_ms = given.wait_ms
     if wait_ms is None:
         wait_ms = closes_after_ms(graph, table.node)
+    if wait_ms is None and _by_numbers(graph, table.node):
+        raise TopologyError(
+            "count windows close with their last record, not by time; give one result of each with "
+            "windowed.emit_strategy(EmitStrategy.on_window_close()) in front of count(...), "
+            "reduce(...) or aggregate(...)",
+            where=where,
+        )
     if wait_ms is None:
         raise TopologyError(
             "until_window_closes is for tables of windows: "
@@ -259,6 +267,14 @@ def closes_after_ms(graph: GraphBuilder, name: str) -> int | None:
     found = [closes_after_ms(graph, given) for given in node.inputs]
     known = [wait_ms for wait_ms in found if wait_ms is not None]
     return max(known) if found and len(known) == len(found) else None
+
+
+def _by_numbers(graph: GraphBuilder, name: str) -> bool:
+    """Whether the table is made of count windows."""
+    node = graph.node(name)
+    if isinstance(node, StatefulNode) and isinstance(node.operator, CountWindowSpec):
+        return True
+    return any(_by_numbers(graph, given) for given in node.inputs)
 
 
 def emit_each_update(graph: GraphBuilder, name: str) -> None:

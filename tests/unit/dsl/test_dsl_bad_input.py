@@ -80,6 +80,10 @@ MISTAKES: dict[str, tuple[Mistake, str]] = {
         lambda b, s: b.table("orders", store="t"),
         "read twice .*keep the first stream or table in a variable",
     ),
+    "options of a loaded table": (
+        lambda b, s: b.global_table_from(print, key="k", store=Materialized("g", in_memory=True)),
+        r"name of its store alone, store='g': Spark loads it",
+    ),
     "topic name": (lambda b, s: b.stream("a topic"), "cannot name a topic"),
     "no topic": (lambda b, s: b.stream([]), "at least one topic"),
     "store name": (lambda b, s: s.group_by_key().count(store="a/b"), "cannot name a store"),

@@ -5,6 +5,10 @@ from __future__ import annotations
 import pytest
 
 from everflow import CogroupedKStream, KStream, KTable
+from everflow.dsl.cogrouped import (
+    SessionWindowedCogroupedKStream,
+    TimeWindowedCogroupedKStream,
+)
 from everflow.dsl.grouped import KGroupedStream, SessionWindowedKStream, TimeWindowedKStream
 from everflow.dsl.grouped_table import KGroupedTable
 
@@ -19,6 +23,8 @@ OPERATORS = {
     SessionWindowedKStream: "count reduce aggregate",
     KGroupedTable: "count reduce aggregate",
     CogroupedKStream: "aggregate",
+    TimeWindowedCogroupedKStream: "aggregate",
+    SessionWindowedCogroupedKStream: "aggregate",
 }
 
 

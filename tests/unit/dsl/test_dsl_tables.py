@@ -10,6 +10,7 @@ from pyspark.sql import functions as F
 
 from everflow import (
     BufferConfig,
+    CountWindows,
     EmitStrategy,
     Materialized,
     SessionWindows,
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.spark
 
 TEXT, LONG = serdes.string(), serdes.long()
 TEN = TimeWindows.of_size(10)
-USED = (BufferConfig, EmitStrategy, SessionWindows, Suppressed, agg)
+USED = (BufferConfig, CountWindows, EmitStrategy, SessionWindows, Suppressed, agg)
 
 
 class World:
@@ -63,6 +64,11 @@ class World:
         ("w.by_value.reduce(lambda a: a, lambda a, v: a, store='x')", r"reduce: adder calls its"),
         ("w.table.suppress('1 minute', store='x')", "suppress takes Suppressed.until"),
         ("w.table.suppress(Suppressed.until_window_closes(), store='x')", "is for tables of wind"),
+        (
+            "w.groups.windowed_by(CountWindows.of_size(3)).count(store='c').filter(print)"
+            ".suppress(Suppressed.until_window_closes(), store='x')",
+            r"count windows close .*emit_strategy\(EmitStrategy\.on_window_close\(\)\) in front",
+        ),
         ("w.table.suppress(Suppressed.until_time_limit(1))", "its store has no name"),
         ("Suppressed.until_time_limit(-1)", "a time limit may not be negative"),
         ("BufferConfig.max_records(0)", "max_records takes a number above zero"),

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from everflow import JoinWindows, KStream, StreamsBuilder, TopologyError, serdes
+from everflow import JoinWindows, KStream, Materialized, StreamsBuilder, TopologyError, serdes
 from everflow.topology.subtopologies import cut, internal_topics
 
 TEXT = serdes.string()
@@ -39,7 +39,7 @@ def _as_of(builder: StreamsBuilder, left: KStream, name: str | None) -> object:
 
 def _looked_up(builder: StreamsBuilder, left: KStream, name: str | None) -> object:
     right = builder.table("r", key=TEXT, value=TEXT, store="t")
-    return left.lookup_join(right, grace=5, store="w", name=name)
+    return left.lookup_join(right, grace=5, store=Materialized("w"), name=name)
 
 
 @pytest.mark.parametrize(

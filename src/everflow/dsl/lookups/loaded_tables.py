@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 from everflow.dsl.expressions import Edge, default_serde
 from everflow.dsl.graph_builder import GraphBuilder
 from everflow.dsl.lookups.global_tables import GlobalKTable
+from everflow.dsl.options.materialized import Materialized
 from everflow.errors import TopologyError
 from everflow.spark.expressions import arrow_type, without_error_log
 from everflow.state.store import StoreSpec
@@ -64,6 +65,7 @@ def loaded_table(
     where: str | None,
 ) -> GlobalKTable:
     """See `StreamsBuilder.global_table_from`."""
+    _require_name_alone(store, where)
     kept = graph.claim_store(store, "global_table_from", where)
     refresh_ms = None if refresh is None else duration_ms(refresh)
     if refresh_ms is not None and refresh_ms < 1:
@@ -111,6 +113,16 @@ def loaded_table(
         refresh_ms=refresh_ms,
     )
     return GlobalKTable(graph, graph.add(node), edge)
+
+
+def _require_name_alone(store: object, where: str | None) -> None:
+    if isinstance(store, Materialized):
+        raise TopologyError(
+            f"global_table_from takes the name of its store alone, store={store.name!r}: Spark "
+            f"loads it when an instance starts, on its disk, without a changelog, so none of "
+            f"Materialized's options is for it",
+            where=where,
+        )
 
 
 def _given(frame: object, where: str | None) -> tuple[Frame, DataFrame]:

@@ -17,6 +17,7 @@ from everflow.dsl.in_time.held_rows import is_kept, tables_behind, told_behind
 from everflow.dsl.in_time.timed_joins import TimedJoins
 from everflow.dsl.joins import JoinCall
 from everflow.dsl.lookups.global_tables import GlobalKTable, with_mapped_key
+from everflow.dsl.options.materialized import Materialized
 from everflow.dsl.stream_joins import checked_grace, copartitioned, with_rows
 from everflow.errors import TopologyError
 from everflow.operators.joins import JoinKind, joined_type
@@ -48,7 +49,7 @@ class LookupJoins(TimedJoins):
         on_timeout: str | Column = "emit",
         most_per_key: int | Column | None = None,
         returns: object = None,
-        store: str | Column | None = None,
+        store: str | Materialized | Column | None = None,
         name: str | Column | None = None,
         **fields: Column,
     ) -> KStream:
