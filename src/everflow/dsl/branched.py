@@ -34,10 +34,17 @@ from everflow.topology.graph import (
 
 
 class Branches(dict[str, KStream]):
-    """Branches by name. One that is not there is an UnknownBranchError, which is a KeyError too."""
+    """Branches by name. One that is not there is an UnknownBranchError, which is a KeyError too.
+
+    ``prefix``: the name of their split, which stands before theirs in Kafka Streams' keys."""
+
+    def __init__(self, prefix: str) -> None:
+        super().__init__()
+        self._prefix = prefix
 
     def __missing__(self, name: object) -> KStream:
-        near = difflib.get_close_matches(str(name), self, n=1)
+        alone = str(name).removeprefix(self._prefix)
+        near = [alone] if alone in self else difflib.get_close_matches(str(name), self, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise UnknownBranchError(
             f"no branch is called {name!r}; there are {', '.join(map(repr, self))}{hint}",
@@ -50,8 +57,9 @@ class BranchedKStream(Telling):
     ``no_default_branch``.
 
     Branches are keyed by their ``name``, unnamed ones by their number from 1, an unnamed default by
-    ``"0"``. A Python predicate, or one whose Column calls Python, is asked once about a record, and
-    only if no branch before took it.
+    ``"0"``, without the name of the split, which only their nodes have in front. A Python
+    predicate, or one whose Column calls Python, is asked once about a record, and only if no branch
+    before took it.
     """
 
     def __init__(self, stream: KStream, name: str | None, where: str | None) -> None:
@@ -70,7 +78,7 @@ class BranchedKStream(Telling):
         """The node behind which are the records that no branch before ``_columns`` took."""
         self._columns: list[Column] = []
         """Predicates, of branches of `_rest`, that may be computed again for each later one."""
-        self._branches = Branches()
+        self._branches = Branches(self._name)
 
     @property
     def graph(self) -> GraphBuilder:

@@ -9,6 +9,7 @@ import pytest
 from pyspark.sql import functions as F
 
 from everflow import KStream, StreamsBuilder, serdes
+from everflow.errors import UnknownBranchError
 from everflow.spark.session import get_session
 from everflow.topology.graph import (
     ColumnExpr,
@@ -204,6 +205,25 @@ def test_branches_exclude_one_another(orders: KStream, builder: StreamsBuilder) 
     rest = nodes[third.inputs[0]]
     assert isinstance(rest, TakeNode)
     assert (rest.taken, rest.inputs) == (False, (answer.name,))
+
+
+def test_keys_of_branches_have_no_prefix_and_whoever_writes_it_is_told(orders: KStream) -> None:
+    """In Kafka Streams a branch's key is that of its node: the split's name and its own."""
+    branches = (
+        orders.split(name="by-amount-")
+        .branch(F.col("value.amount") > 9, name="b")
+        .branch(F.col("value.amount") > 5)
+        .default_branch()
+    )
+    assert list(branches) == ["b", "2", "0"]
+    assert [branch.node for branch in branches.values()] == [
+        "by-amount-b",
+        "by-amount-2",
+        "by-amount-0",
+    ]
+    for key, meant in (("by-amount-b", "b"), ("by-amount-2", "2"), ("by-amount-0", "0")):
+        with pytest.raises(UnknownBranchError, match=rf"did you mean '{meant}'\?"):
+            branches[key]
 
 
 def test_branch_in_one_call(orders: KStream) -> None:
