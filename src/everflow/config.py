@@ -205,7 +205,14 @@ class StreamsConfig:
     repartition_purge_interval_ms: int = _key(30_000, time_ms(100))
     # Nobody waits for it.
     windowstore_changelog_additional_retention_ms: int = _key(86_400_000, Between(0, 2**62))
-    topology_optimization: str = _key("none", OneOf(("none", "reuse.ktable.source.topics")))
+    topology_optimization: str = _key(
+        "none",
+        OneOf(
+            ("none", "reuse.ktable.source.topics"),
+            "; Kafka Streams' merge.repartition.topics and single.store.self.join, and all, which "
+            "has them, are not there; they change no result",
+        ),
+    )
     ensure_explicit_internal_resource_naming: bool = _key(True)
     # --- keys of our own -------------------------------------------------------------------------
     max_batch_records: int = _key(500_000, Between(1, INT64))

@@ -178,7 +178,8 @@ _STATE = _group(
     topology_optimization=KeyText(
         "`reuse.ktable.source.topics`: the topic of a `table(...)`, which has to be compacted, is "
         "its changelog. Not to be changed once the application has run",
-        "also `all` and two more by name",
+        "also `merge.repartition.topics`, `single.store.self.join`, and `all`, which has them: "
+        "refused here",
     ),
     ensure_explicit_internal_resource_naming=KeyText(
         "Stores and repartition topics always need names from you",

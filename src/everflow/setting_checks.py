@@ -42,12 +42,14 @@ class Replicas(Between):
 
 @dataclass(frozen=True)
 class OneOf:
-    """A check: one of ``choices``."""
+    """A check: one of ``choices``. ``why`` is said of others."""
 
     choices: tuple[str, ...]
+    why: str = ""
 
     def __call__(self, value: Any) -> str | None:
-        return None if value in self.choices else f"must be one of {', '.join(self.choices)}"
+        listed = f"must be one of {', '.join(self.choices)}{self.why}"
+        return None if value in self.choices else listed
 
 
 def int32(minimum: int) -> Check:

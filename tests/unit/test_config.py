@@ -125,6 +125,23 @@ INT32_KEYS = (
 )
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        "all",
+        "merge.repartition.topics",
+        "single.store.self.join",
+        "reuse.ktable.source.topics,merge.repartition.topics",
+    ],
+)
+def test_an_optimization_that_is_not_there_is_refused_with_what_there_is(given: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        StreamsConfig(**BASE, **{"topology.optimization": given})
+    said = str(caught.value)
+    assert "must be one of none, reuse.ktable.source.topics" in said
+    assert "all, which has them, are not there; they change no result" in said
+
+
 @pytest.mark.parametrize("key", INT32_KEYS)
 def test_what_is_32_bits_wide_in_the_protocol_is_bounded(key: str) -> None:
     assert getattr(StreamsConfig(**BASE, **{key: 2**31 - 1}), key) == 2**31 - 1
