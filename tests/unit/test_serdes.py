@@ -23,9 +23,40 @@ from everflow.serdes.windowed import (
     window_store_keys,
 )
 
-# what Java's serializers write (kafka-clients LongSerializer, IntegerSerializer, DoubleSerializer,
-# StringSerializer)
+# what Java's serializers write (kafka-clients 4.2.1: LongSerializer, IntegerSerializer,
+# ShortSerializer, DoubleSerializer, FloatSerializer, BooleanSerializer, StringSerializer,
+# ListSerializer)
 JAVA = [
+    (serdes.boolean(), True, "01"),
+    (serdes.boolean(), False, "00"),
+    (serdes.short(), 258, "0102"),
+    (serdes.short(), -2, "fffe"),
+    (serdes.float_(), 1.5, "3fc00000"),
+    (serdes.float_(), -0.0, "80000000"),
+    (serdes.float_(), math.inf, "7f800000"),
+    (serdes.list_(serdes.int_()), [1, None, -2], "0000000001000000010000000300000001fffffffe"),
+    (serdes.list_(serdes.int_()), [], "000000000000000000"),
+    (serdes.list_(serdes.long()), [None, None], "0000000002000000000000000100000002"),
+    (serdes.list_(serdes.short()), [7, -1], "0000000000000000020007ffff"),
+    (serdes.list_(serdes.float_()), [1.5, None], "000000000100000001000000023fc00000"),
+    (serdes.list_(serdes.double()), [None, 0.5], "000000000100000000000000023fe0000000000000"),
+    (
+        serdes.list_(serdes.string()),
+        ["a", None, "bcd"],
+        "01000000030000000161ffffffff00000003626364",
+    ),
+    (serdes.list_(serdes.string()), ["a", ""], "0100000002000000016100000000"),
+    (serdes.list_(serdes.boolean()), [True, None, False], "01000000030000000101ffffffff0000000100"),
+    (
+        serdes.list_(serdes.bytes_()),
+        [b"\x00\xff", b"", b"\x01"],
+        "01000000030000000200ff000000000000000101",
+    ),
+    (
+        serdes.list_(serdes.list_(serdes.int_())),
+        [[1, None], None, []],
+        "0100000003000000110000000001000000010000000200000001ffffffff00000009000000000000000000",
+    ),
     (serdes.long(), 1, "0000000000000001"),
     (serdes.long(), -1, "ffffffffffffffff"),
     (serdes.long(), -(2**63), "8000000000000000"),
@@ -63,6 +94,57 @@ def test_bytes_are_javas(serde: Serde, value: Any, expected: str) -> None:
     assert python_keys(serde.decode_array(data[1:3])) == [value, None]
 
 
+def test_a_float_is_rounded_to_the_nearest_and_its_columns_keep_the_bits_of_nans() -> None:
+    serde = serdes.float_()
+    assert serde.encode(0.1) == bytes.fromhex("3dcccccd")
+    assert serde.encode(math.nan) == bytes.fromhex("7fc00000")
+    column = serde.decode_array(pa.array([bytes.fromhex("ffc00001")], pa.binary()))
+    assert serde.encode_array(column)[0].as_py() == bytes.fromhex("ffc00001")
+
+
+def _of_lengths(*entries: bytes | None) -> bytes:
+    """A list as a serializer writes it of which Java does not know that its entries are alike."""
+    parts = [
+        struct.pack(">i", -1) if one is None else struct.pack(">i", len(one)) + one
+        for one in entries
+    ]
+    return b"\x01" + struct.pack(">i", len(entries)) + b"".join(parts)
+
+
+def test_a_list_of_numbers_is_read_in_the_other_form_too() -> None:
+    """As Java's ListDeserializer does, whatever it would write itself; in one column with lists
+    that it has written."""
+    serde = serdes.list_(serdes.int_())
+    four = bytes.fromhex("00000004")
+    rows = [_of_lengths(four, None), serde.encode([4]), None, _of_lengths()]
+    assert serde.decode(rows[0]) == [4, None]
+    assert serde.decode_array(pa.array(rows, pa.binary())).to_pylist() == [[4, None], [4], None, []]
+    with pytest.raises(SerdeError) as caught:
+        serde.decode_array(pa.array([*rows, _of_lengths(b"abc"), b""], pa.binary()))
+    assert caught.value.index == 4
+    assert "expected 4 bytes, found 3" in str(caught.value)
+
+
+@pytest.mark.parametrize("lengths", [[3] * 500, [2_000, 0, 3], [0, 1, 40] * 20])
+def test_many_short_lists_and_few_long_ones_are_read_alike(lengths: list[int]) -> None:
+    serde = serdes.list_(serdes.string())
+    rows = [[None if at % 7 == 3 else "x" * (at % 5) for at in range(one)] for one in lengths]
+    data = serde.encode_array(pa.array(rows, serde.type))
+    assert data.to_pylist() == [serde.encode(row) for row in rows]
+    assert serde.decode_array(data).to_pylist() == rows
+    broken = [*data.to_pylist()]
+    broken[len(rows) // 2] = (broken[len(rows) // 2] or b"")[:-1] + b"?!"
+    with pytest.raises(SerdeError) as caught:
+        serde.decode_array(pa.array(broken, pa.binary()))
+    assert caught.value.index == len(rows) // 2
+
+
+def test_a_list_takes_a_serde_of_its_entries() -> None:
+    with pytest.raises(SerdeError, match=r"list_ takes the serde of the entries, e\.g\."):
+        serdes.list_("string")  # type: ignore[arg-type]
+    assert repr(serdes.list_(serdes.long())) == "list(long)"
+
+
 def test_every_nan_is_written_in_javas_canonical_form() -> None:
     strange = struct.unpack(">d", bytes.fromhex("fff8000000000001"))[0]
     assert serdes.double().encode(strange) == bytes.fromhex("7ff8000000000000")
@@ -83,6 +165,9 @@ def test_null_and_empty_columns_stay_null_and_empty(serde: Serde) -> None:
         assert serde.decode_array(data).equals(pa.array(rows, serde.type))
 
 
+_EMPTY = bytes.fromhex("0100000000")
+
+
 @pytest.mark.parametrize(
     ("serde", "good", "bad"),
     [
@@ -90,6 +175,32 @@ def test_null_and_empty_columns_stay_null_and_empty(serde: Serde) -> None:
         (serdes.int_(), b"\x00" * 4, b""),
         (serdes.double(), b"\x00" * 8, b"\x00" * 9),
         (serdes.string(), b"ok", b"\xff"),
+        (serdes.boolean(), b"\x01", b"\x02"),
+        (serdes.boolean(), b"\x00", b""),
+        (serdes.short(), b"\x00" * 2, b"\x00" * 4),
+        (serdes.float_(), b"\x00" * 4, b"\x00" * 8),
+        (serdes.list_(serdes.int_()), b"\x00" * 9, b""),
+        (serdes.list_(serdes.int_()), b"\x00" * 9, b"\x02" + b"\x00" * 8),
+        (serdes.list_(serdes.int_()), b"\x00" * 9, b"\x00" * 10),
+        (serdes.list_(serdes.int_()), b"\x00" * 9, b"\x00" * 8 + b"\x01"),
+        (serdes.list_(serdes.int_()), b"\x00" * 9, b"\x00\xff\xff\xff\xff" + b"\x00" * 4),
+        (serdes.list_(serdes.int_()), b"\x00" * 9, b"\x00\x7f\xff\xff\xff" + b"\x00" * 4),
+        (  # the second null entry stands before the first
+            serdes.list_(serdes.int_()),
+            b"\x00" * 9,
+            bytes.fromhex("0000000002" + "0000000100000000" + "00000002"),
+        ),
+        (  # the null entry is none of the list
+            serdes.list_(serdes.int_()),
+            b"\x00" * 9,
+            bytes.fromhex("0000000001" + "00000005" + "00000001"),
+        ),
+        (serdes.list_(serdes.string()), _EMPTY, b"\x00" * 9),
+        (serdes.list_(serdes.string()), _EMPTY, _EMPTY + b"\x00"),
+        (serdes.list_(serdes.string()), _EMPTY, bytes.fromhex("0100000001")),
+        (serdes.list_(serdes.string()), _EMPTY, bytes.fromhex("0100000001fffffffe")),
+        (serdes.list_(serdes.string()), _EMPTY, bytes.fromhex("01000000010000000361")),
+        (serdes.list_(serdes.string()), _EMPTY, bytes.fromhex("010000000100000001ff")),
         (serdes.json("a int"), b'{"a":1}', b'{"a":'),
         (serdes.json("a int"), b'{"a":1}', b'{"a":"x"}'),
         (serdes.json("a int"), b'{"a":1}', b"[1]"),
@@ -124,6 +235,17 @@ def test_the_first_bad_row_is_named(serde: Serde, good: Any, bad: Any) -> None:
         (serdes.long(), 2**63),
         (serdes.int_(), 2**31),
         (serdes.double(), "x"),
+        (serdes.boolean(), 1),
+        (serdes.boolean(), "true"),
+        (serdes.short(), 2**15),
+        (serdes.short(), True),
+        (serdes.float_(), "x"),
+        (serdes.float_(), 1e39),
+        (serdes.float_(), 10**400),
+        (serdes.list_(serdes.int_()), 1),
+        (serdes.list_(serdes.int_()), "12"),
+        (serdes.list_(serdes.int_()), ["1"]),
+        (serdes.list_(serdes.string()), {"a": 1}),
         (serdes.string(), b"x"),
         (serdes.string(), "\ud800"),
         (serdes.bytes_(), "x"),

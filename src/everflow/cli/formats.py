@@ -14,8 +14,11 @@ class Format(str, Enum):
 
     string = "string"
     json = "json"
+    boolean = "boolean"
+    short = "short"
     int_ = "int"
     long = "long"
+    float_ = "float"
     double = "double"
     bytes = "bytes"
 

@@ -31,11 +31,16 @@ _POLL_S = 0.2
 _IDLE_S = 1.0
 
 
-_NUMBERS: dict[Format, tuple[Serde, Callable[[str], Any]]] = {
+_TRUTH = {"true": True, "false": False}
+_SINGLE: dict[Format, tuple[Serde, Callable[[str], Any]]] = {
+    Format.boolean: (serdes.boolean(), lambda text: _TRUTH[text]),
+    Format.short: (serdes.short(), int),
     Format.int_: (serdes.int_(), int),
     Format.long: (serdes.long(), int),
+    Format.float_: (serdes.float_(), float),
     Format.double: (serdes.double(), float),
 }
+"""Of what is one value: its serde, and what reads its text."""
 
 
 NOW = 0
@@ -98,11 +103,11 @@ def encoded(text: str, form: Format) -> bytes | None:
             json.loads(text)
         except ValueError as error:
             raise ValueError(f"not JSON: {error}") from None
-    if form in _NUMBERS:
-        serde, parse = _NUMBERS[form]
+    if form in _SINGLE:
+        serde, parse = _SINGLE[form]
         try:
             return serde.encode(parse(text))
-        except ValueError:
+        except (ValueError, KeyError):
             raise ValueError(f"not {form.value}: {text!r}") from None
     return text.encode()
 
@@ -113,8 +118,9 @@ def decoded(data: bytes | None, form: Format) -> str:
         return "null"
     if form is Format.bytes:
         return repr(data)[2:-1]
-    serde = _NUMBERS[form][0] if form in _NUMBERS else serdes.string()
-    text = str(serde.decode(data))
+    serde = _SINGLE[form][0] if form in _SINGLE else serdes.string()
+    value = serde.decode(data)
+    text = str(value).lower() if isinstance(value, bool) else str(value)
     if form is Format.json:
         try:
             json.loads(text)

@@ -431,16 +431,16 @@ SERDES: Names = {
     "String": is_called("string", "serdes.string()"),
     "Long": is_called("long", "serdes.long()"),
     "Integer": is_called("int_", "serdes.int_()"),
-    "Short": not_there("16-bit numbers are not there yet; write serdes.int_() or serdes.long()"),
+    "Short": is_called("short", "serdes.short()"),
     "Double": is_called("double", "serdes.double()"),
-    "Float": not_there("32-bit floats are not there yet; write serdes.double()"),
-    "Boolean": is_called("json", "serdes.json('boolean')"),
+    "Float": is_called("float_", "serdes.float_()"),
+    "Boolean": is_called("boolean", "serdes.boolean()"),
     "Bytes": is_called("bytes_", "serdes.bytes_()"),
     "ByteArray": is_called("bytes_", "serdes.bytes_()"),
     "ByteBuffer": is_called("bytes_", "serdes.bytes_()"),
     "UUID": is_called("string", "serdes.string()"),
     "Void": is_called("bytes_", "serdes.bytes_()"),
-    "ListSerde": is_called("json", "serdes.json('array<string>')"),
+    "ListSerde": is_called("list_", "serdes.list_(serdes.string())"),
     "serdeFrom": not_there(
         "a serde of your own is an object with type (as 'string' or 'x bigint, y bigint'), encode "
         "and decode"

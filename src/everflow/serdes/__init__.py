@@ -2,7 +2,8 @@
 
 ``serdes.string()``, ``serdes.long()``, ``serdes.json("carrier string, delay double")``, ...;
 formats are Java's, so that topics and changelogs can be shared with Kafka Streams applications.
-`base` says what a serde is; `primitives`, `json_serde`, `packed` and `windowed` are the kinds,
+`base` says what a serde is; `primitives`, `lists`, `json_serde`, `packed` and `windowed` are the
+kinds,
 `schema` reads types from text, `fitting` says which Python values fit which type.
 May import layer 0, Arrow and orjson. Pure; driver and workers run it.
 """
@@ -14,17 +15,27 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from everflow.foreign_names import telling
+from everflow.serdes import lists
 from everflow.serdes.base import Serde, SerdeError
 from everflow.serdes.by_record import adopted, no_serde
 from everflow.serdes.json_serde import JsonSerde
 from everflow.serdes.packed import PackedSerde
-from everflow.serdes.primitives import BytesSerde, DoubleSerde, IntegerSerde, StringSerde
+from everflow.serdes.primitives import (
+    BooleanSerde,
+    BytesSerde,
+    DoubleSerde,
+    FloatSerde,
+    IntegerSerde,
+    StringSerde,
+)
 from everflow.serdes.schema import arrow_type
 from everflow.serdes.windowed import SessionWindowedSerde, TimeWindowedSerde
 
 __all__ = [
+    "BooleanSerde",
     "BytesSerde",
     "DoubleSerde",
+    "FloatSerde",
     "IntegerSerde",
     "JsonSerde",
     "PackedSerde",
@@ -34,14 +45,18 @@ __all__ = [
     "StringSerde",
     "TimeWindowedSerde",
     "arrow_type",
+    "boolean",
     "bytes_",
     "double",
+    "float_",
     "from_type",
     "int_",
     "json",
+    "list_",
     "long",
     "packed",
     "session_windowed",
+    "short",
     "string",
     "time_windowed",
 ]
@@ -57,6 +72,16 @@ def string() -> Serde:
     return StringSerde()
 
 
+def boolean() -> Serde:
+    """A byte, 1 or 0 (Java's BooleanSerializer); Arrow ``bool``."""
+    return BooleanSerde()
+
+
+def short() -> Serde:
+    """2 bytes, big endian (Java's ShortSerializer); Arrow ``int16``."""
+    return IntegerSerde("short", 16)
+
+
 def int_() -> Serde:
     """4 bytes, big endian (Java's IntegerSerializer); Arrow ``int32``."""
     return IntegerSerde("int", 32)
@@ -67,9 +92,20 @@ def long() -> Serde:
     return IntegerSerde("long", 64)
 
 
+def float_() -> Serde:
+    """4 bytes, IEEE 754 big endian (Java's FloatSerializer); Arrow ``float``."""
+    return FloatSerde()
+
+
 def double() -> Serde:
     """8 bytes, IEEE 754 big endian (Java's DoubleSerializer); Arrow ``double``."""
     return DoubleSerde()
+
+
+def list_(inner: Serde) -> Serde:
+    """A list of values of ``inner`` (Java's ListSerializer, `Serdes.ListSerde`); Arrow
+    ``list<T>``. SerdeError for what is no serde."""
+    return lists.ListSerde(_inner("list_", inner, "entries"))
 
 
 def json(schema: Any) -> Serde:
@@ -105,10 +141,10 @@ def session_windowed(inner: Serde) -> Serde:
     return SessionWindowedSerde(inner)
 
 
-def _inner(name: str, inner: object) -> Serde:
+def _inner(name: str, inner: object, of: str = "keys") -> Serde:
     if no_serde(inner, __all__) is not None:
         raise SerdeError(
-            f"{name} takes the serde of the keys, e.g. serdes.string(); found {inner!r}"
+            f"{name} takes the serde of the {of}, e.g. serdes.string(); found {inner!r}"
         )
     return adopted(inner)
 
@@ -121,7 +157,7 @@ def packed(schema: Any) -> Serde:
 
 def from_type(type_: pa.DataType) -> Serde:
     """The default serde of an Arrow type: Java's for string, int32, int64, double, binary, else
-    JSON."""
+    JSON, also for what Java has a serde of its own: bool, int16, float and lists."""
     if pa.types.is_string(type_) or pa.types.is_large_string(type_):
         return string()
     if pa.types.is_binary(type_) or pa.types.is_large_binary(type_):

@@ -38,8 +38,8 @@ class Serde(Protocol):
 
     @property
     def kind(self) -> str:
-        """``bytes``, ``string``, ``int``, ``long``, ``double``, ``json``, ``time_windowed`` or
-        ``packed``."""
+        """``bytes``, ``string``, ``boolean``, ``short``, ``int``, ``long``, ``float``, ``double``,
+        ``list``, ``json``, ``time_windowed`` or ``packed``, for example."""
 
     @property
     def type(self) -> pa.DataType:

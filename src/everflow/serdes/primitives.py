@@ -1,4 +1,4 @@
-"""Serdes of single values in Java's byte formats: bytes, string, int, long, double."""
+"""Serdes of single values in Java's byte formats: bytes, text, booleans, numbers."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import math
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from everflow.serdes.base import (
@@ -19,6 +20,8 @@ from everflow.serdes.base import (
     matrix_from_binary,
     with_nulls_of,
 )
+
+_INTEGERS = {16: pa.int16(), 32: pa.int32(), 64: pa.int64()}
 
 
 @dataclass(frozen=True, repr=False)
@@ -103,15 +106,15 @@ class StringSerde:
 
 @dataclass(frozen=True, repr=False)
 class IntegerSerde:
-    """Java's IntegerSerializer (``bits=32``) and LongSerializer (64): two's complement, big
-    endian."""
+    """Java's ShortSerializer (``bits=16``), IntegerSerializer (32) and LongSerializer (64): two's
+    complement, big endian."""
 
     kind: str
     bits: int
 
     @property
     def type(self) -> pa.DataType:
-        return pa.int32() if self.bits == 32 else pa.int64()
+        return _INTEGERS[self.bits]
 
     @property
     def width(self) -> int:
@@ -160,52 +163,123 @@ class IntegerSerde:
 
 
 @dataclass(frozen=True, repr=False)
-class DoubleSerde:
-    """Java's DoubleSerializer: IEEE 754, big endian, NaN in its one canonical form."""
+class BooleanSerde:
+    """Java's BooleanSerializer: a byte, 1 or 0; others are an error, as there."""
 
-    kind: str = "double"
+    kind: str = "boolean"
 
     @property
     def type(self) -> pa.DataType:
-        return pa.float64()
+        return pa.bool_()
+
+    def encode(self, value: Any) -> bytes | None:
+        if value is None:
+            return None
+        if not isinstance(value, bool | np.bool_):
+            raise SerdeError(f"expected boolean, found {type(value).__name__} {value!r:.100}")
+        return b"\x01" if value else b"\x00"
+
+    def decode(self, data: bytes | None) -> Any:
+        if data is None:
+            return None
+        if data not in (b"\x00", b"\x01"):
+            raise SerdeError(f"boolean takes one byte, 0 or 1, found {data!r:.100}")
+        return data == b"\x01"
+
+    def encode_array(self, values: pa.Array) -> pa.Array:
+        values = flat(values, pa.bool_())
+        rows = values.fill_null(False).to_numpy(zero_copy_only=False).astype(np.uint8)
+        return with_nulls_of(binary_from_matrix(rows.reshape(-1, 1)), values)
+
+    def decode_array(self, data: pa.Array) -> pa.Array:
+        data = flat(data, pa.binary())
+        rows = matrix_from_binary(data, 1).reshape(-1)
+        wrong = np.flatnonzero(rows > 1)
+        if len(wrong):
+            index = int(wrong[0])
+            raise SerdeError(f"boolean takes 0 or 1, found {rows[index]}", index=index)
+        return with_nulls_of(pa.array(rows == 1, pa.bool_()), data)
+
+    def __repr__(self) -> str:
+        return "boolean"
+
+
+@dataclass(frozen=True, repr=False)
+class _FloatingSerde:
+    """IEEE 754, big endian, in ``width`` bytes."""
+
+    kind: str
+    width: ClassVar[int]
+
+    @property
+    def type(self) -> pa.DataType:
+        return pa.float64() if self.width == 8 else pa.float32()
 
     def encode(self, value: Any) -> bytes | None:
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, float | int | np.floating | np.integer):
-            raise SerdeError(f"expected double, found {type(value).__name__} {value!r:.100}")
+            raise SerdeError(f"expected {self.kind}, found {type(value).__name__} {value!r:.100}")
         try:
             number = float(value)
+            return struct.pack(self._code, math.nan if math.isnan(number) else number)
         except OverflowError as error:
-            raise SerdeError(f"{value!r:.100} is too large for a double") from error
-        return struct.pack(">d", math.nan if math.isnan(number) else number)
+            raise SerdeError(f"{value!r:.100} is too large for a {self.kind}") from error
 
     def decode(self, data: bytes | None) -> Any:
         if data is None:
             return None
-        if len(data) != 8:
-            raise SerdeError(f"double takes 8 bytes, found {len(data)}")
-        return struct.unpack(">d", data)[0]
+        if len(data) != self.width:
+            raise SerdeError(f"{self.kind} takes {self.width} bytes, found {len(data)}")
+        return struct.unpack(self._code, data)[0]
 
     def value_reader(self) -> Callable[[bytes], Any]:
         """See `everflow.serdes.base.value_reader`."""
         return self.decode
 
     def encode_array(self, values: pa.Array) -> pa.Array:
-        values = flat(values, pa.float64())
+        values = flat(values, self.type)
         numbers = (
             values.fill_null(0.0).to_numpy(zero_copy_only=False)
             if values.null_count
             else values.to_numpy()
         )
-        big_endian = np.where(np.isnan(numbers), np.nan, numbers).astype(">f8")
-        return with_nulls_of(binary_from_matrix(big_endian.view(np.uint8).reshape(-1, 8)), values)
+        rows = self._laid(numbers).view(np.uint8).reshape(-1, self.width)
+        return with_nulls_of(binary_from_matrix(rows), values)
 
     def decode_array(self, data: pa.Array) -> pa.Array:
         data = flat(data, pa.binary())
-        rows = np.ascontiguousarray(matrix_from_binary(data, 8))
-        numbers = pa.array(rows.view(">f8").reshape(-1).astype(np.float64), pa.float64())
-        return with_nulls_of(numbers, data)
+        rows = np.ascontiguousarray(matrix_from_binary(data, self.width))
+        numbers = rows.view(f">f{self.width}").reshape(-1).astype(f"f{self.width}")
+        return with_nulls_of(pa.array(numbers, self.type), data)
+
+    @property
+    def _code(self) -> str:
+        return ">d" if self.width == 8 else ">f"
+
+    def _laid(self, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Big endian, with the NaNs that Java writes."""
+        return numbers.astype(f">f{self.width}")
 
     def __repr__(self) -> str:
-        return "double"
+        return self.kind
+
+
+@dataclass(frozen=True, repr=False)
+class DoubleSerde(_FloatingSerde):
+    """Java's DoubleSerializer: NaN in its one canonical form."""
+
+    kind: str = "double"
+    width: ClassVar[int] = 8
+
+    def _laid(self, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return np.where(np.isnan(numbers), np.nan, numbers).astype(">f8")
+
+
+@dataclass(frozen=True, repr=False)
+class FloatSerde(_FloatingSerde):
+    """Java's FloatSerializer: columns keep the bits of each NaN, as Java's floatToRawIntBits
+    does."""
+
+    kind: str = "float"
+    width: ClassVar[int] = 4

@@ -25,8 +25,11 @@ OWN = ("store", "topology", "at", "diff.from", "diff.to", "folder", KEY, VALUE, 
 _KINDS = ("key_value", "window", "session", "versioned")
 _NAMED = {
     "string": serdes.string,
+    "boolean": serdes.boolean,
+    "short": serdes.short,
     "int": serdes.int_,
     "long": serdes.long,
+    "float": serdes.float_,
     "double": serdes.double,
     "bytes": serdes.bytes_,
 }

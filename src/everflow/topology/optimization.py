@@ -9,15 +9,23 @@ from __future__ import annotations
 from dataclasses import replace
 
 from everflow.operators.table import TableSpec
-from everflow.serdes import BytesSerde, DoubleSerde, IntegerSerde, Serde, StringSerde
+from everflow.serdes import (
+    BooleanSerde,
+    BytesSerde,
+    DoubleSerde,
+    FloatSerde,
+    IntegerSerde,
+    Serde,
+    StringSerde,
+)
 from everflow.topology.graph import Node, SourceNode, StatefulNode
 from everflow.topology.program import Topology
 
 REUSE_SOURCE_TOPICS = "reuse.ktable.source.topics"
 OPTIMIZATIONS = ("none", REUSE_SOURCE_TOPICS)
-_WRITTEN_BACK = (BytesSerde, StringSerde, IntegerSerde, DoubleSerde)
-"""Serdes that write a key in the very bytes in which they read it. Of others (JSON) an entry that
-was restored could lie under other bytes than one that was processed."""
+_WRITTEN_BACK = (BytesSerde, StringSerde, BooleanSerde, IntegerSerde, FloatSerde, DoubleSerde)
+"""Serdes that write a key in the very bytes in which they read it. Of others (JSON, lists) an entry
+that was restored could lie under other bytes than one that was processed."""
 
 
 def optimized(topology: Topology, optimization: str) -> Topology:

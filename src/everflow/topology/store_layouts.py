@@ -18,8 +18,10 @@ import pyarrow as pa
 from everflow.errors import StoreLayoutError, start_over
 from everflow.location import place
 from everflow.serdes import (
+    BooleanSerde,
     BytesSerde,
     DoubleSerde,
+    FloatSerde,
     IntegerSerde,
     JsonSerde,
     PackedSerde,
@@ -27,12 +29,16 @@ from everflow.serdes import (
     StringSerde,
 )
 from everflow.serdes.by_record import ByRecord
+from everflow.serdes.lists import ListSerde
 from everflow.serdes.windowed import SessionWindowedSerde, TimeWindowedSerde
 from everflow.state.store import StoreSpec
 from everflow.topology.graph import Graph, StatefulNode
 from everflow.topology.types import normal_type, type_text
 
-_NAMED_BY_TYPE = (BytesSerde, StringSerde, IntegerSerde, DoubleSerde, PackedSerde)
+_NAMED_BY_TYPE = (
+    *(BytesSerde, StringSerde, BooleanSerde, IntegerSerde, FloatSerde, DoubleSerde),
+    PackedSerde,
+)
 
 
 class StoreLayout(NamedTuple):
@@ -64,6 +70,8 @@ def serde_words(serde: Serde, folds: tuple[str, ...] = (), *, key: bool = False)
         return f"{serde_words(serde.inner, key=True)} in windows of {serde.size_ms} ms"
     if isinstance(serde, SessionWindowedSerde):
         return f"{serde_words(serde.inner, key=True)} in sessions"
+    if isinstance(serde, ListSerde):
+        return f"list of {serde_words(serde.inner, key=key)}"
     if isinstance(serde, JsonSerde):
         return f"{_words(serde.type, folds, ordered=key, ordered_inside=key)} as JSON"
     if isinstance(serde, _NAMED_BY_TYPE):

@@ -50,3 +50,31 @@ def test_catalyst_and_the_serde_write_the_same_bytes() -> None:
         ]
     for value, left, right in zip(VALUES, *found, strict=True):
         assert left.value == right.value == serde.encode(value)
+
+
+def test_javas_short_boolean_float_and_lists_go_through_columns_functions_and_stores() -> None:
+    """As keys and values of topics, and in a table and its changelog, in the bytes that Java
+    writes."""
+    short, floats, truth = serdes.short(), serdes.list_(serdes.float_()), serdes.boolean()
+    builder = StreamsBuilder()
+    lists = builder.table("in", key=short, value=floats, store="lists")
+    lists.to_stream().map_values(F.size("value") > 1).to("long", value=truth)
+    first = lists.to_stream().map_values(lambda value: value[0], returns=serdes.float_())
+    first.filter(F.col("key") < 0).to("first")
+    with TopologyTestDriver(builder.build(), application_id="app") as driver:
+        given = driver.create_input_topic("in", short, floats)
+        given.pipe_batch([(-2, [1.5, None]), (258, [0.25]), (-2, [0.5])])
+        raw = serdes.bytes_()
+        told = {
+            topic: dict(driver.create_output_topic(topic, raw, raw).read_key_values())
+            for topic in ("app-lists-changelog", "long", "first")
+        }
+        assert dict(driver.get_key_value_store("lists").all()) == {-2: [0.5], 258: [0.25]}
+    minus_two, other = b"\xff\xfe", b"\x01\x02"
+    one = b"\x00" + b"\x00" * 4 + b"\x00\x00\x00\x01"
+    assert told["app-lists-changelog"] == {
+        minus_two: one + b"\x3f\x00\x00\x00",
+        other: one + b"\x3e\x80\x00\x00",
+    }
+    assert told["long"] == {minus_two: b"\x00", other: b"\x00"}
+    assert told["first"] == {minus_two: b"\x3f\x00\x00\x00"}

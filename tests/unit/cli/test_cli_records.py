@@ -62,6 +62,9 @@ def test_a_line_may_begin_with_the_time_of_its_record() -> None:
     [
         ("é", Format.string, "é".encode()),
         ('{"a": 1}', Format.json, b'{"a": 1}'),
+        ("true", Format.boolean, b"\1"),
+        ("-2", Format.short, b"\xff\xfe"),
+        ("1.5", Format.float_, b"\x3f\xc0\0\0"),
         ("7", Format.int_, b"\0\0\0\7"),
         ("-1", Format.long, b"\xff" * 8),
         ("0.5", Format.double, b"\x3f\xe0\0\0\0\0\0\0"),
@@ -76,6 +79,8 @@ def test_formats_are_kafka_s_own_and_come_back(text: str, form: Format, data: by
     ("source", "form", "says"),
     [
         (["1", "x"], Format.long, "line 2: not long: 'x'; the lines before it were written"),
+        (["yes"], Format.boolean, "line 1: not boolean: 'yes'"),
+        (["1e39"], Format.float_, "line 1: 1e+39 is too large for a float"),
         (["4000000000"], Format.int_, "line 1: 4000000000 does not fit into 32 bits"),
         (['{"a":'], Format.json, "line 1: not JSON"),
     ],

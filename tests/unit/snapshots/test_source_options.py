@@ -78,7 +78,7 @@ def test_other_options_are_settings() -> None:
         ({"bootstrap.servers": ""}, "option bootstrap.servers is missing: host:port"),
         ({"key.serde": None}, "Give the option topology .* or key.serde and value.serde"),
         ({"topology": "shop:builder"}, "has the store's serdes and kind: leave key.serde, value"),
-        ({"key.serde": "text"}, "option key.serde is 'text'; write string, int, long"),
+        ({"key.serde": "text"}, "option key.serde is 'text'; write string, boolean, short, int"),
         ({"value.serde": "json"}, "the fields: json carrier string"),
         ({"value.serde": "json n lung"}, "option value.serde cannot be read: .*lung"),
         ({"kind": "table"}, "option kind is 'table'; a store is key_value, window"),

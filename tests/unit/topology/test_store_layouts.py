@@ -26,6 +26,7 @@ from everflow.topology.store_layouts import (
     layout_of,
     layouts_to_keep,
     require_readable,
+    serde_words,
     to_text,
 )
 
@@ -350,3 +351,16 @@ def test_what_java_writes_alike_is_accepted() -> None:
     windows = JoinWindows.of_time_difference("1 minute")
     visits.join(builder.stream("others", key=TEXT, value=TEXT), windows=windows, store="pair")
     require_readable("shop", builder.build())
+
+
+def test_what_java_has_serdes_of_is_told_from_json_of_the_same_type() -> None:
+    words = {
+        serde_words(serde)
+        for serde in (
+            *(serdes.boolean(), serdes.short(), serdes.float_()),
+            *(serdes.list_(serdes.int_()), serdes.list_(serdes.json("int")), serdes.list_(TEXT)),
+            *map(serdes.json, ("boolean", "smallint", "float", "array<int>", "array<string>")),
+        )
+    }
+    assert len(words) == 11
+    assert {"boolean", "smallint", "float", "list of int", "list of int as JSON"} <= words

@@ -1,0 +1,305 @@
+"""Lists in the bytes of Java's ListSerializer (`Serdes.ListSerde`).
+
+A byte says how the entries lie. 0, where each has the same number of bytes (Java's Short, Integer,
+Long, Float and Double): how many are null, the place of each of these, the number of entries, and
+the others' bytes. 1, for all others: the number of entries, and for each its length (-1: null) and
+its bytes. All numbers are 4 bytes, big endian.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from everflow.records import Int64
+from everflow.serdes.base import Serde, SerdeError, decode_present, flat, with_nulls_of
+from everflow.serdes.primitives import DoubleSerde, FloatSerde, IntegerSerde
+from everflow.user_texts import shown
+
+_CONSTANT, _VARIABLE = 0, 1
+_NULL = -1
+_INT = 4
+_WALKED_BELOW = 100
+"""A step of `_Rows.variable` takes as long as about that many entries one by one."""
+
+_WHOLE = "entries of the lengths that it says, and nothing behind them"
+_INT_AT = struct.Struct(">i").unpack_from
+
+_Bytes = npt.NDArray[np.uint8]
+
+
+class _Entries(NamedTuple):
+    """The entries of several lists: how many each list has, and where an entry's bytes begin and
+    how many they are (-1: it is null)."""
+
+    counts: Int64
+    begins: Int64
+    sizes: Int64
+
+
+@dataclass(frozen=True, repr=False)
+class ListSerde:
+    """Lists of ``inner``'s values; Java's ListSerializer. Read are both forms, as Java reads them;
+    bytes behind the last entry are an error."""
+
+    inner: Serde
+    kind: str = "list"
+
+    @property
+    def type(self) -> pa.DataType:
+        return pa.list_(self.inner.type)
+
+    @property
+    def width(self) -> int | None:
+        """Bytes of an entry, where all have as many, by the serdes of which Java knows that."""
+        inner = self.inner
+        return inner.width if isinstance(inner, IntegerSerde | FloatSerde | DoubleSerde) else None
+
+    def encode(self, value: Any) -> bytes | None:
+        if value is None:
+            return None
+        if not isinstance(value, list | tuple | np.ndarray):
+            raise SerdeError(f"expected a list, found {type(value).__name__} {shown(value)}")
+        entries = [self.inner.encode(entry) for entry in value]
+        if self.width is None:
+            parts = [_int(_NULL) if one is None else _int(len(one)) + one for one in entries]
+            return bytes((_VARIABLE,)) + _int(len(entries)) + b"".join(parts)
+        nulls = [at for at, entry in enumerate(entries) if entry is None]
+        places = b"".join(map(_int, nulls))
+        present = b"".join(entry for entry in entries if entry is not None)
+        return bytes((_CONSTANT,)) + _int(len(nulls)) + places + _int(len(entries)) + present
+
+    def decode(self, data: bytes | None) -> Any:
+        return None if data is None else self.decode_array(pa.array([data], pa.binary()))[0].as_py()
+
+    def encode_array(self, values: pa.Array) -> pa.Array:
+        values = flat(values, self.type)
+        counts = pc.list_value_length(values).fill_null(0).to_numpy().astype(np.int64)
+        entries = self.inner.encode_array(values.flatten())
+        present = entries.is_valid().to_numpy(zero_copy_only=False)
+        sizes = pc.binary_length(entries).fill_null(0).to_numpy().astype(np.int64)
+        laid = _constant if self.width is not None else _variable
+        return with_nulls_of(laid(counts, present, sizes, _content(entries.drop_null())), values)
+
+    def decode_array(self, data: pa.Array) -> pa.Array:
+        return decode_present(flat(data, pa.binary()), self._decode_all)
+
+    def _decode_all(self, data: pa.Array) -> pa.Array:
+        rows, width = _Rows.of(data), self.width
+        forms = rows.content[rows.begins]
+        known = forms == _VARIABLE if width is None else forms <= _VARIABLE
+        rows.require(known, f"{'1' if width is None else '0 or 1'} as its first byte")
+        if len(np.unique(forms)) > 1:  # a serializer that Java does not know wrote some of them
+            return pa.concat_arrays([self._alone(data, index) for index in range(len(data))])
+        entries = rows.variable() if width is None or forms.any() else rows.constant(width)
+        offsets = _starts(entries.counts)
+        try:
+            values = self.inner.decode_array(_gathered(rows.content, entries))
+        except SerdeError as error:
+            if error.index is None:
+                raise
+            index = int(np.searchsorted(offsets, error.index, "right")) - 1
+            place = error.index - int(offsets[index])
+            raise SerdeError(f"entry {place} of a list: {error}", index=index) from error
+        return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values, type=self.type)
+
+    def _alone(self, data: pa.Array, index: int) -> pa.Array:
+        try:
+            return self._decode_all(data[index : index + 1])
+        except SerdeError as error:
+            raise SerdeError(str(error), index=index) from error
+
+    def __repr__(self) -> str:
+        return f"list({self.inner!r})"
+
+
+def _int(number: int) -> bytes:
+    return struct.pack(">i", number)
+
+
+def _content(data: pa.Array) -> _Bytes:
+    """The bytes of all values of ``data``, one behind the other."""
+    buffers = data.buffers()
+    if not len(data) or buffers[2] is None:
+        return np.zeros(0, np.uint8)
+    offsets = np.frombuffer(buffers[1], np.int32)[data.offset : data.offset + len(data) + 1]
+    return np.frombuffer(buffers[2], np.uint8)[offsets[0] : offsets[-1]]
+
+
+def _starts(sizes: Int64) -> Int64:
+    """Where each begins, if they lie one behind the other; and where the last one ends."""
+    found = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=found[1:])
+    return found
+
+
+def _sums(values: Int64, counts: Int64) -> Int64:
+    """The sums of ``values`` of each of the lists, which have so many of them."""
+    ends = _starts(values)
+    bounds = _starts(counts)
+    return ends[bounds[1:]] - ends[bounds[:-1]]
+
+
+def _ranges(begins: Int64, sizes: Int64) -> Int64:
+    """All places of all ranges, one behind the other."""
+    starts = _starts(sizes)
+    return np.repeat(begins - starts[:-1], sizes) + np.arange(starts[-1])
+
+
+class _Written:
+    """Rows of bytes that are put together: ``sizes`` of each."""
+
+    def __init__(self, sizes: Int64) -> None:
+        self.starts = _starts(sizes)
+        self.content = np.zeros(int(self.starts[-1]), np.uint8)
+
+    def put_ints(self, places: Int64, numbers: Int64) -> None:
+        """Each number in the 4 bytes from its place on."""
+        written = numbers.astype(">i4").view(np.uint8).reshape(-1, _INT)
+        self.content[places[:, None] + np.arange(_INT)] = written
+
+    def array(self) -> pa.Array:
+        """All of it, a value of each row."""
+        offsets = pa.py_buffer(self.starts.astype(np.int32))
+        content = pa.py_buffer(self.content)
+        return pa.Array.from_buffers(pa.binary(), len(self.starts) - 1, [None, offsets, content])
+
+
+def _constant(
+    counts: Int64, present: npt.NDArray[np.bool_], sizes: Int64, content: _Bytes
+) -> pa.Array:
+    absent = (~present).astype(np.int64)
+    nulls, taken = _sums(absent, counts), _sums(sizes, counts)
+    written = _Written(1 + _INT + _INT * nulls + _INT + taken)
+    begins = written.starts[:-1]
+    written.content[begins] = _CONSTANT
+    written.put_ints(begins + 1, nulls)
+    places = _ranges(np.zeros(len(counts), np.int64), counts)[~present]
+    written.put_ints(_ranges(begins + 1 + _INT, nulls * _INT)[::_INT], places)
+    counted = begins + 1 + _INT + _INT * nulls
+    written.put_ints(counted, counts)
+    written.content[_ranges(counted + _INT, taken)] = content
+    return written.array()
+
+
+def _variable(
+    counts: Int64, present: npt.NDArray[np.bool_], sizes: Int64, content: _Bytes
+) -> pa.Array:
+    taken = sizes + _INT
+    written = _Written(1 + _INT + _sums(taken, counts))
+    begins = written.starts[:-1]
+    written.content[begins] = _VARIABLE
+    written.put_ints(begins + 1, counts)
+    lists = np.repeat(np.arange(1, len(counts) + 1), counts)
+    places = _starts(taken)[:-1] + lists * (1 + _INT)
+    written.put_ints(places, np.where(present, sizes, _NULL))
+    written.content[_ranges(places + _INT, sizes)] = content
+    return written.array()
+
+
+class _Rows(NamedTuple):
+    """Lists in bytes: all of them, and where each begins and ends."""
+
+    content: _Bytes
+    begins: Int64
+    ends: Int64
+
+    @staticmethod
+    def of(data: pa.Array) -> _Rows:
+        """``data`` without nulls. SerdeError for rows that are too short for any list."""
+        starts = _starts(pc.binary_length(data).to_numpy().astype(np.int64))
+        rows = _Rows(_content(data), starts[:-1], starts[1:])
+        rows.require(rows.ends - rows.begins >= 1 + _INT, "5 bytes or more")
+        return rows
+
+    def constant(self, width: int) -> _Entries:
+        """The entries of lists in form 0. SerdeError with the index of the first that is none."""
+        nulls = self._ints(self.begins + 1)
+        counted = self.begins + 1 + _INT + _INT * nulls
+        self.require((nulls >= 0) & (counted + _INT <= self.ends), "room for its null entries")
+        counts = self._ints(counted)
+        taken = (counts - nulls) * width
+        whole = (counts >= nulls) & (counted + _INT + taken == self.ends)
+        self.require(whole, f"entries of {width} bytes")
+        places = self._ints(_ranges(self.begins + 1 + _INT, nulls * _INT)[::_INT])
+        lists = np.repeat(np.arange(len(counts)), nulls)
+        wrong = (places < 0) | (places >= counts[lists])
+        wrong[1:] |= (places[1:] <= places[:-1]) & (lists[1:] == lists[:-1])
+        self.require(_sums(wrong.astype(np.int64), nulls) == 0, "null entries in their order")
+        present = np.ones(int(counts.sum()), bool)
+        present[_starts(counts)[lists] + places] = False
+        begins = np.zeros(len(present), np.int64)
+        begins[present] = _ranges(counted + _INT, taken)[::width]
+        return _Entries(counts, begins, np.where(present, width, _NULL))
+
+    def variable(self) -> _Entries:
+        """As `constant`, of form 1: the n-th entries of all lists at a time, or, where there are
+        few lists for that, one entry after the other."""
+        counts = self._ints(self.begins + 1)
+        room = self.ends - self.begins - 1 - _INT
+        self.require((counts >= 0) & (counts * _INT <= room), "room for its entries")
+        firsts = _starts(counts)
+        if int(counts.max(initial=0)) * _WALKED_BELOW > firsts[-1]:
+            return self._walked(counts)
+        begins, sizes = np.zeros(firsts[-1], np.int64), np.zeros(firsts[-1], np.int64)
+        at = self.begins + 1 + _INT
+        for number in range(int(counts.max(initial=0))):
+            left = np.flatnonzero(counts > number)
+            self._require_of(left, at[left] + _INT <= self.ends[left])
+            size = self._ints(at[left])
+            begins[firsts[left] + number], sizes[firsts[left] + number] = at[left] + _INT, size
+            at[left] += _INT + np.maximum(size, 0)
+            self._require_of(left, (size >= _NULL) & (at[left] <= self.ends[left]))
+        self.require(at == self.ends, _WHOLE)
+        return _Entries(counts, begins, sizes)
+
+    def _walked(self, counts: Int64) -> _Entries:
+        begins, sizes, content = [], [], self.content.data
+        rows = zip(self.begins.tolist(), self.ends.tolist(), counts.tolist(), strict=True)
+        for index, (begin, end, count) in enumerate(rows):
+            at = begin + 1 + _INT
+            for _ in range(count):
+                size = _INT_AT(content, at)[0] if at + _INT <= end else end
+                begins.append(at + _INT)
+                sizes.append(size)
+                at += _INT + max(size, 0)
+                if size < _NULL or at > end:
+                    raise self._not(index, _WHOLE)
+            if at != end:
+                raise self._not(index, _WHOLE)
+        return _Entries(counts, np.array(begins, np.int64), np.array(sizes, np.int64))
+
+    def require(self, good: npt.NDArray[np.bool_], expected: str) -> None:
+        """SerdeError with the index of the first row that is not ``good``."""
+        bad = np.flatnonzero(~good)
+        if len(bad):
+            raise self._not(int(bad[0]), expected)
+
+    def _require_of(self, which: Int64, good: npt.NDArray[np.bool_]) -> None:
+        if not good.all():
+            raise self._not(int(which[~good][0]), _WHOLE)
+
+    def _not(self, index: int, expected: str) -> SerdeError:
+        size = int(self.ends[index] - self.begins[index])
+        return SerdeError(f"a list of {size} bytes, expected {expected}", index=index)
+
+    def _ints(self, places: Int64) -> Int64:
+        """The numbers in the 4 bytes from each place on."""
+        found: Int64 = self.content[places[:, None] + np.arange(_INT)].view(">i4").astype(np.int64)
+        return found.reshape(-1)
+
+
+def _gathered(content: _Bytes, entries: _Entries) -> pa.Array:
+    """The bytes of each entry, null where it is."""
+    lengths = np.maximum(entries.sizes, 0)
+    offsets = pa.py_buffer(_starts(lengths).astype(np.int32))
+    found = pa.py_buffer(content[_ranges(entries.begins, lengths)])
+    data = pa.Array.from_buffers(pa.binary(), len(lengths), [None, offsets, found])
+    present = entries.sizes >= 0
+    return data if present.all() else pc.if_else(pa.array(present), data, None)
