@@ -207,8 +207,8 @@ class RecordTooLargeError(FatalError):
     (what the broker takes), or make the value smaller.
 
     Attributes: topics it may have been for; limit in bytes that it exceeds, None where it is not
-    known; place: topic, partition, offset of the record that it was made of, and the node, None
-    where there is no single one.
+    known; place: topic, partition, offset of the record that it was made of, and the node; of an
+    entry of a store, of the record that has made it so large. None where that is not known.
     """
 
     code = "EF-RECORD-TOO-LARGE"

@@ -42,7 +42,7 @@ from everflow.runtime.thread.table_printer import tables
 from everflow.runtime.topics.silence import Moves
 from everflow.runtime.worker.column_client import ColumnClient
 from everflow.runtime.worker.dead_letters import letter_headers, take_letters
-from everflow.runtime.worker.isolation import Isolated, reads_stores, trial_of
+from everflow.runtime.worker.isolation import Isolated, Trial, stores_of, trial_of
 from everflow.runtime.worker.log_decoder import LogDecoder
 from everflow.runtime.worker.resident_segments import (
     ColumnComputer,
@@ -387,7 +387,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
     def _step_result(self, rows: Sequence[tuple[RawRecord, int]]) -> StepResult:
         try:
             read = log_columns(rows, self._plan.headers)
-            batch = Isolated(self._decoder, reads_stores(self._steps))
+            batch = Isolated(self._decoder, stores_of(self._steps))
             batch.run(self._current(), read, self._computed)
         except (RecordFailure, UndecodableRecord) as error:
             raise ending(error.failure, 1, "") from (error.__cause__ or error)
@@ -395,8 +395,8 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
             raise ending(failure_of_said(error.failure), 1, "") from error
         return self._sink.take()
 
-    def _computed(self, request: BatchRequest, hop: HopInput, trial: bool) -> str:
-        steps = trial_of(self._steps) if trial else self._steps
+    def _computed(self, request: BatchRequest, hop: HopInput, trial: Trial | None) -> str:
+        steps = self._steps if trial is None else trial_of(self._steps, trial)
         return run_levels(self._segments, steps, self._columns, request, hop, {})
 
     def _deliver(self, result: StepResult) -> list[RawRecord]:

@@ -13,6 +13,8 @@ from integration.lifecycle.lifecycle_cluster import (
     Application,
     Cluster,
     Record,
+    last_by_key,
+    long,
     text,
     until_failed,
 )
@@ -58,6 +60,39 @@ def test_the_record_is_a_dead_letter_and_the_others_come_out_in_order(
         str(BAD_AT).encode(),
     )
     assert headers["__everflow.errors.stage"] == stage.encode()
+
+
+def test_the_record_that_makes_an_aggregate_too_large_is_a_dead_letter(
+    app: Application, cluster: Cluster
+) -> None:
+    """Its changelog does not take it; the others of its key and of its batch are in."""
+    source, output, dead = (cluster.topic(name, 1) for name in ("in", "out", "dead"))
+    values = [("big", f"{n}" * 6_000) if n % 2 else ("k", "v") for n in range(9)]
+    cluster.write(source, [text(key, value, 1_000 + n) for n, (key, value) in enumerate(values)])
+    builder = StreamsBuilder()
+    stream = builder.stream(source, key=serdes.string(), value=serdes.string())
+    lists = stream.group_by_key().aggregate(
+        initializer=lambda: "",
+        aggregator=lambda key, value, before: before + value,
+        returns="string",
+        store="lists",
+    )
+    lists.to_stream().map_values(lambda value: len(value), returns="bigint").to(output)
+    app.run_through(
+        builder.build(),
+        source,
+        errors_dead_letter_queue_topic_name=dead,
+        **{"producer.message.max.bytes": 20_000},
+    )
+    found = {key: long(value) for key, value in last_by_key(cluster.read(output)).items()}
+    assert found == {b"k": 5, b"big": 18_000}
+    (letter,) = cluster.read(dead)
+    headers = dict(letter.headers)
+    assert (letter.key, headers["__streams.errors.offset"]) == (b"big", b"7")
+    assert headers["__everflow.errors.stage"] == b"production"
+    message = (headers["__streams.errors.message"] or b"").decode()
+    assert "the value of key b'big' in store lists, partition 0" in message
+    assert f"Record {source}-0@7 has made it so large" in message
 
 
 def test_a_dead_letter_that_its_topic_does_not_take_is_made_smaller(

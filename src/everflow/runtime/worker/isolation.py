@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from everflow.errors import EverflowError
+from everflow.errors import EverflowError, RecordTooLargeError
 from everflow.kafka.reading.log_columns import LogColumns
 from everflow.records import Int64, TopicPartition
 from everflow.runtime.commit.batch import (
@@ -29,6 +30,7 @@ from everflow.runtime.step.spark_failure import failure_of_said
 from everflow.runtime.step.step_failure import SparkSays
 from everflow.runtime.step.step_functions import RecordFailure
 from everflow.runtime.step.task_step import StepResult, TaskStep
+from everflow.runtime.worker.large_records import largest_entry
 from everflow.runtime.worker.log_decoder import LogDecoder
 from everflow.runtime.worker.set_aside import Fault, Judge
 from everflow.serdes import SerdeError
@@ -53,16 +55,25 @@ _OF_DATA = (
 disk, a broker's errors are nobody's record.)"""
 
 _T = TypeVar("_T")
-Run = Callable[[BatchRequest, HopInput, bool], _T]
-"""Computes a batch; the third says that nothing may come of it: a trial (`trial_of`)."""
+Run = Callable[[BatchRequest, HopInput, "Trial | None"], _T]
+"""Computes a batch; the third says that nothing may come of it (`trial_of`)."""
+
+
+class Trial(NamedTuple):
+    """A run of which nothing may come. It fails where an entry for changelog ``topic`` has more
+    than ``most`` bytes; None: sizes do not matter."""
+
+    topic: str = ""
+    most: int | None = None
 
 
 @dataclass(frozen=True)
 class Isolated:
-    """A decoded micro-batch, and how it is computed. ``stores``: it reads some."""
+    """A decoded micro-batch, and how it is computed. ``stores``: those that it reads, and for each
+    who does."""
 
     decoder: LogDecoder
-    stores: bool = False
+    stores: Mapping[str, str] = field(default_factory=dict)
 
     def run(
         self,
@@ -78,12 +89,16 @@ class Isolated:
         runs = 0
         while True:
             try:
-                return compute(request, self.decoder.run(read, judge), False)
+                return compute(request, self.decoder.run(read, judge), None)
+            except RecordTooLargeError as error:
+                # The gate has answered, perhaps: whose fault it is counts for the next attempt.
+                found = self._enlarging(error, request, read, judge, compute)
+                raise found or error from error
             except Exception as error:
                 faults = named(error)
                 if faults and self.stores:
                     # Its record may only have the key of an entry that cannot be read.
-                    self._failing(None, request, read, judge, compute)
+                    self._failing(None, request, read, judge, compute, Trial())
                 faults = faults or self._searched(error, request, read, judge, compute)
                 if not faults:
                     raise
@@ -110,14 +125,72 @@ class Isolated:
         record's: nothing of it fails alone, or it fails without any."""
         if not of_data(error):
             return []
+        found = self._shortest(Trial(), request, read, judge, compute)
+        if found is None:
+            return []
+        place, cause = found
+        if known := named(cause):
+            return known
+        if not of_data(cause):
+            return []
+        failure = RecordFailure(place, None, cause)
+        failure.__cause__ = cause
+        return [Fault(failure.failure, failure)]
+
+    def _enlarging(
+        self,
+        error: RecordTooLargeError,
+        request: BatchRequest,
+        read: Mapping[TopicPartition, LogColumns],
+        judge: Judge,
+        compute: Run[_T],
+    ) -> RecordTooLargeError | None:
+        """``error``, which is about an entry of a store, with the record that has made the entry
+        too large; None where that is not known."""
+        store = next(
+            (
+                name
+                for task in request.tasks
+                for name, place in task.stores.items()
+                if place.changelog is not None and error.topics == (place.changelog,)
+            ),
+            None,
+        )
+        if error.place is not None or error.limit is None or store is None:
+            return None
+        trial = Trial(error.topics[0], error.limit)
+        found = self._shortest(trial, request, read, judge, compute)
+        if found is None or not isinstance(found[1], RecordTooLargeError):
+            return None
+        record = replace(found[0], node=self.stores.get(store, found[0].node))
+        text = (
+            f"{error}\n  Record {'-'.join(map(str, record.place[:2]))}@{record.offset} has made it "
+        )
+        return RecordTooLargeError(
+            f"{text}so large.",
+            topics=error.topics,
+            limit=error.limit,
+            place=(*record.place, record.node or ""),
+        )
+
+    def _shortest(
+        self,
+        trial: Trial,
+        request: BatchRequest,
+        read: Mapping[TopicPartition, LogColumns],
+        judge: Judge,
+        compute: Run[_T],
+    ) -> tuple[BadRecord, Exception] | None:
+        """The last record of the shortest beginning that fails, and what that fails with; None
+        where all succeeds, or no records at all fail."""
         order = _in_time(read)
 
         def failing(count: int) -> Exception | None:
-            return self._failing(order[:count], request, read, judge, compute)
+            return self._failing(order[:count], request, read, judge, compute, trial)
 
-        good, bad, cause = 0, len(order), error
-        if failing(0) is not None or failing(bad) is None:
-            return []
+        good, bad = 0, len(order)
+        if failing(0) is not None or (cause := failing(bad)) is None:
+            return None
         while bad - good > 1:
             middle = (good + bad) // 2
             found = failing(middle)
@@ -125,16 +198,10 @@ class Isolated:
                 good = middle
             else:
                 bad, cause = middle, found
-        if known := named(cause):
-            return known
-        if not of_data(cause):
-            return []
         at, row = order[good]
         tp, columns = list(read.items())[at]
-        place = BadRecord(tp.topic, tp.partition, int(columns.offsets[row]))
-        failure = RecordFailure(replace(place, node=_node(self.decoder.sources, tp)), None, cause)
-        failure.__cause__ = cause
-        return [Fault(failure.failure, failure)]
+        node = _node(self.decoder.sources, tp)
+        return BadRecord(tp.topic, tp.partition, int(columns.offsets[row]), node), cause
 
     def _failing(
         self,
@@ -143,11 +210,12 @@ class Isolated:
         read: Mapping[TopicPartition, LogColumns],
         judge: Judge,
         compute: Run[_T],
+        trial: Trial,
     ) -> Exception | None:
         """What a trial of these records (None: all) fails with. DamagedEntryError."""
         asked, part = _prefix(request, read, _in_time(read) if taken is None else taken)
         try:
-            compute(asked, self.decoder.run(part, judge), True)
+            compute(asked, self.decoder.run(part, judge), trial)
         except Exception as found:
             if (damage := damage_in(found)) is not None:
                 raise damage from damage.__cause__
@@ -175,12 +243,12 @@ def of_data(error: Exception) -> bool:
     return isinstance(error, _OF_DATA)
 
 
-def trial_of(steps: Sequence[TaskStep]) -> tuple[TaskStep, ...]:
+def trial_of(steps: Sequence[TaskStep], trial: Trial) -> tuple[TaskStep, ...]:
     """The same steps, of which nothing comes, and that look at what they read of stores."""
     return tuple(
         replace(
             step,
-            sink=None if step.sink is None else _nothing,
+            sink=None if step.sink is None else partial(_weighed, trial),
             stores=CheckedAccess.of(step.stores, step.ops),
         )
         for step in steps
@@ -193,22 +261,30 @@ def sound(steps: tuple[TaskStep, ...], run: Callable[[tuple[TaskStep, ...]], _T]
     try:
         return run(steps)
     except Exception as error:
-        if reads_stores(steps) and (named(error) or of_data(error)):
+        if stores_of(steps) and (named(error) or of_data(error)):
             try:
-                run(trial_of(steps))
+                run(trial_of(steps, Trial()))
             except Exception as found:
                 if (damage := damage_in(found)) is not None:
                     raise damage from damage.__cause__
         raise
 
 
-def reads_stores(steps: Sequence[TaskStep]) -> bool:
-    """Whether any of them does."""
+def stores_of(steps: Sequence[TaskStep]) -> dict[str, str]:
+    """The stores that they read, and for each who does: its owner, where that is one of them."""
     ops = [op for step in steps for op in step.ops if isinstance(op, StatefulOp)]
-    return any(op.stores or op.reads or op.looks_up for op in ops)
+    readers = {spec.name: op.name for op in ops for spec in (*op.reads, *op.looks_up)}
+    return readers | {spec.name: op.name for op in ops for spec in op.stores}
 
 
-def _nothing(request: BatchRequest, result: StepResult, sources: tuple[Source, ...]) -> BatchResult:
+def _weighed(
+    trial: Trial, request: BatchRequest, result: StepResult, sources: tuple[Source, ...]
+) -> BatchResult:
+    """A sink of which nothing comes."""
+    if trial.most is not None:
+        size = largest_entry(request, result, trial.topic)
+        if size > trial.most:
+            raise RecordTooLargeError(f"{size} bytes", topics=(trial.topic,), limit=trial.most)
     return BatchResult(outcome=COMMITTED)
 
 

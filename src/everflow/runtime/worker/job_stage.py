@@ -14,7 +14,7 @@ import pyarrow as pa
 from everflow.runtime.commit.batch import BatchRequest
 from everflow.runtime.step.task_step import TaskStep, failed
 from everflow.runtime.step.timings import timed
-from everflow.runtime.worker.isolation import Isolated, reads_stores, sound, trial_of
+from everflow.runtime.worker.isolation import Isolated, Trial, sound, stores_of, trial_of
 from everflow.runtime.worker.log_input import LogInput, Read, read_by_kept, settle
 from everflow.runtime.worker.resident_segments import TwinSegment, through_levels
 from everflow.topology.hops import HopError, HopInput, HopSchema
@@ -70,11 +70,13 @@ class JobStage:
         with timed(timings, "read"):
             request, read = self._read(self.input)
 
-        def compute(request: BatchRequest, hop: HopInput, trial: bool) -> list[pa.RecordBatch]:
-            steps = trial_of(self.steps) if trial else self.steps
+        def compute(
+            request: BatchRequest, hop: HopInput, trial: Trial | None
+        ) -> list[pa.RecordBatch]:
+            steps = self.steps if trial is None else trial_of(self.steps, trial)
             return self._through(steps, request, hop, timings)
 
-        rows = Isolated(self.input.decoder, reads_stores(self.steps)).run(request, read, compute)
+        rows = Isolated(self.input.decoder, stores_of(self.steps)).run(request, read, compute)
         settle(request)
         return rows
 

@@ -17,6 +17,8 @@ from everflow.runtime.worker.dead_letters import KAFKA_STREAMS, OWN, Letters
 from everflow.topology.physical_plan import Source
 
 _KEY_SHOWN = 60
+ENTRY_OVERHEAD = 36
+"""Lengths, times and numbers of a record without headers, as the writer counts them."""
 
 
 class Written(NamedTuple):
@@ -97,6 +99,21 @@ def _written(
                     f"partition {task.partition}"
                 )
                 yield Written(topic, _size(changes.keys[row], changes.values[row]), origin)
+
+
+def largest_entry(request: BatchRequest, result: StepResult, changelog: str) -> int:
+    """Bytes of the largest change for a changelog topic, as the record that it is written as."""
+    places = {task.task: task.stores for task in request.tasks}
+    return max(
+        (
+            _size(key, value) + ENTRY_OVERHEAD
+            for task, listed in result.changes.items()
+            for changes in listed
+            if places[task][changes.store].changelog == changelog
+            for key, value in zip(changes.keys, changes.values, strict=True)
+        ),
+        default=0,
+    )
 
 
 def _letter(letters: Letters) -> Written:

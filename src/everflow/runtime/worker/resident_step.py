@@ -25,7 +25,7 @@ from everflow.runtime.step.step_failure import failure_of
 from everflow.runtime.step.task_step import TaskStep
 from everflow.runtime.step.timings import timed
 from everflow.runtime.worker.column_client import ColumnClient
-from everflow.runtime.worker.isolation import Isolated, reads_stores, trial_of
+from everflow.runtime.worker.isolation import Isolated, Trial, stores_of, trial_of
 from everflow.runtime.worker.log_input import LogInput, settle
 from everflow.runtime.worker.resident_segments import (
     ResidentSegment,
@@ -119,11 +119,11 @@ class ResidentStep:
                 self.input.warm_up(reader)
             request, read = self.input.read(reader, request)
 
-        def compute(request: BatchRequest, hop: HopInput, trial: bool) -> str:
-            steps = trial_of(self.steps) if trial else self.steps
+        def compute(request: BatchRequest, hop: HopInput, trial: Trial | None) -> str:
+            steps = self.steps if trial is None else trial_of(self.steps, trial)
             return run_levels(self.segments, steps, columns, request, hop, timings)
 
-        answer = Isolated(self.input.decoder, reads_stores(self.steps)).run(request, read, compute)
+        answer = Isolated(self.input.decoder, stores_of(self.steps)).run(request, read, compute)
         settle(request)
         return answer
 

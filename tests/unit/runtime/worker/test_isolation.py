@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from everflow import serdes
-from everflow.errors import FatalError, RetriableError
+from everflow.errors import FatalError, RecordTooLargeError, RetriableError
 from everflow.handlers.given import Handlers
 from everflow.kafka.reading.log_columns import LogColumns
-from everflow.records import OffsetRange, TopicPartition
-from everflow.runtime.commit.batch import BatchRequest
+from everflow.records import OffsetRange, StoreChanges, TaskId, TopicPartition
+from everflow.runtime.commit.batch import BatchRequest, StorePlace, TaskContext
 from everflow.runtime.step.step_functions import RecordFailure
+from everflow.runtime.step.task_step import StepResult
 from everflow.runtime.worker.dead_letters import letter_headers
-from everflow.runtime.worker.isolation import HALVED_AFTER, Isolated
+from everflow.runtime.worker.isolation import HALVED_AFTER, Isolated, Trial
+from everflow.runtime.worker.large_records import largest_entry
 from everflow.runtime.worker.log_decoder import LogDecoder
 from everflow.topology.hops import HopInput
 from everflow.topology.physical_plan import DEAD_LETTER_SLOT, Source
@@ -79,9 +83,11 @@ class Batch:
         self.runs = self.trials = 0
         self.always = False
 
-    def compute(self, request: BatchRequest, hop: HopInput, trial: bool) -> tuple[list[str], int]:
-        self.trials += trial
-        self.runs += not trial
+    def compute(
+        self, request: BatchRequest, hop: HopInput, trial: Trial | None
+    ) -> tuple[list[str], int]:
+        self.trials += trial is not None
+        self.runs += trial is None
         values = [
             value
             for source in SOURCES
@@ -135,7 +141,7 @@ def test_an_error_whose_text_is_no_utf8_is_a_dead_letter_that_can_be_written() -
     batch = Batch(Tells)
     letters = []
 
-    def compute(request: BatchRequest, hop: HopInput, trial: bool) -> int:
+    def compute(request: BatchRequest, hop: HopInput, trial: Trial | None) -> int:
         made = batch.compute(request, hop, trial)
         letters.append(hop.batches[DEAD_LETTER_SLOT])
         return made[1]
@@ -173,3 +179,33 @@ def test_what_fails_without_any_record_is_no_records_fault() -> None:
     with pytest.raises(ArithmeticError):
         batch.run(a=log(["x", "y"]))
     assert (batch.runs, batch.trials) == (1, 1)
+
+
+@pytest.mark.parametrize(("limit", "at"), [(99, 0), (300, 5), (349, 5), (699, 12)])
+def test_the_record_that_makes_an_entry_of_a_store_too_large_is_found(limit: int, at: int) -> None:
+    """The entry grows by 50 bytes with each record; the writer refuses it, and names no record."""
+    changelog = "app-lists-changelog"
+    task = TaskContext(TaskId(0, 0), "", "", {}, {"lists": StorePlace("", changelog)})
+    trials = 0
+
+    def compute(request: BatchRequest, hop: HopInput, trial: Trial | None) -> None:
+        nonlocal trials
+        count = len(hop.batches[1])
+        changes = StoreChanges("lists", [b"k"], [b"v" * (50 * count + 13)], np.zeros(1, np.int64))
+        result = StepResult(changes={task.task: [changes] if count else []})
+        size = largest_entry(request, result, changelog)
+        assert size == (50 * (count + 1) if count else 0)
+        if trial is None:
+            raise RecordTooLargeError("too large", topics=(changelog,), limit=limit)
+        trials += 1
+        if trial.most is not None and size > trial.most:
+            raise RecordTooLargeError("too large", topics=(trial.topic,), limit=trial.most)
+
+    read = {A: log([f"v{n}" for n in range(20)])}
+    asked = replace(request(a=read[A]), tasks=[task])
+    decoder = LogDecoder(SOURCES[:1], False, Handlers("dead"))
+    with pytest.raises(RecordTooLargeError) as raised:
+        Isolated(decoder, {"lists": "aggregate"}).run(asked, read, compute)
+    assert raised.value.place == ("a", 0, 100 + at, "aggregate")
+    assert f"Record a-0@{100 + at} has made it so large." in str(raised.value)
+    assert trials < 9
