@@ -226,6 +226,31 @@ class RecordTooLargeError(FatalError):
         self.topics, self.limit, self.place = topics, limit, place
 
 
+class RecordRefusedError(FatalError):
+    """The broker refuses a record for what it is: a topic with ``cleanup.policy=compact`` takes
+    none without a key. The message names the topic, the record that it was made of, and the node.
+    Cure: give the result a key (``select_key``, ``map``), or filter such records out.
+
+    Attributes: topics; key and value that were refused; place: topic, partition, offset of the
+    record that it was made of, and the node, None where that is not known.
+    """
+
+    code = "EF-RECORD-REFUSED"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str | None = None,
+        topics: tuple[str, ...] = (),
+        key: bytes | None = None,
+        value: bytes | None = None,
+        place: tuple[str, int, int, str] | None = None,
+    ) -> None:
+        super().__init__(message, code=code)
+        self.topics, self.key, self.value, self.place = topics, key, value, place
+
+
 class DamagedEntryError(FatalError):
     """An entry of a store cannot be read: its bytes are not what the store's serdes write. No
     record of the input is to blame, and none was left out. Damage on this machine's disk mends

@@ -95,6 +95,26 @@ def test_the_record_that_makes_an_aggregate_too_large_is_a_dead_letter(
     assert f"Record {source}-0@7 has made it so large" in message
 
 
+@pytest.mark.slow
+def test_a_record_that_a_compacted_topic_refuses_is_a_dead_letter(
+    app: Application, cluster: Cluster
+) -> None:
+    source, dead = cluster.topic("in", 1), cluster.topic("dead", 1)
+    output = cluster.topic("out", 1, cleanup_policy="compact")
+    cluster.write(
+        source, [Record(None if n == 2 else b"k%d" % n, b"%d" % n, 1_000 + n) for n in range(5)]
+    )
+    builder = StreamsBuilder()
+    builder.stream(source, key=serdes.string(), value=serdes.string()).to(output)
+    app.run_through(builder.build(), source, errors_dead_letter_queue_topic_name=dead)
+    assert [record.value for record in cluster.read(output)] == [b"0", b"1", b"3", b"4"]
+    (letter,) = cluster.read(dead)
+    headers = dict(letter.headers)
+    assert (letter.value, headers["__streams.errors.offset"]) == (b"2", b"2")
+    assert headers["__everflow.errors.stage"] == b"production"
+    assert b"compacted topic" in (headers["__streams.errors.message"] or b"").lower()
+
+
 def test_a_dead_letter_that_its_topic_does_not_take_is_made_smaller(
     app: Application, cluster: Cluster
 ) -> None:

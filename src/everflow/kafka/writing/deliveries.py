@@ -32,7 +32,7 @@ _FIRST_PAUSE_S = 0.002
 _LONGEST_PAUSE_S = 0.25
 
 CORRUPT, UNKNOWN_TOPIC, TOO_LARGE, LIST_TOO_LARGE, DUPLICATE = 2, 3, 10, 18, 46
-NOT_AUTHORIZED = 29
+NOT_AUTHORIZED, INVALID_RECORD = 29, 87
 _OTHER_LEADER = frozenset({UNKNOWN_TOPIC, 5, 6, 9, 56, 74, 75, 100})
 _PASSING = _OTHER_LEADER | {CORRUPT, 7, 13, 14, 15, 16, 19, 20, CONCURRENT}
 
@@ -44,6 +44,8 @@ class Undelivered(NamedTuple):
     where: TopicPartition
     code: int | None
     text: str
+    record: tuple[bytes | None, bytes | None] | None = None
+    """Key and value of the first record that the broker refuses, where it says which (KIP-467)."""
 
 
 @dataclass
@@ -232,6 +234,8 @@ class Deliveries:
             one = codes.get(tp)
             if one is None:
                 self._stale.add(tp.topic)
+            elif one.error_code == INVALID_RECORD:
+                self._invalid(tp, one)
             elif one.error_code:
                 self._refused(tp, one.error_code, one.error_message or "")
             else:
@@ -267,6 +271,20 @@ class Deliveries:
                 self._transactions.held()
         else:
             self._fail(tp, code, text)
+
+    def _invalid(self, tp: TopicPartition, answer: Any) -> None:
+        """The broker refuses a batch for what some of its records are: a compacted topic, those
+        without a key."""
+        columns = self._queues[tp][0].records.columns
+        named = [one for one in answer.record_errors or () if one.batch_index < len(columns)]
+        record = None
+        if named:
+            row = min(one.batch_index for one in named)
+            record = (columns.keys[row].as_py(), columns.values[row].as_py())
+        said = [answer.error_message, *(one.batch_index_error_message for one in named)]
+        text = next((one for one in reversed(said) if one), "")
+        if self.failure is None:
+            self.failure = Undelivered(tp, INVALID_RECORD, text, record)
 
     def _split(self, tp: TopicPartition) -> None:
         """Two halves in the place of a batch that is too large for its topic; the records keep

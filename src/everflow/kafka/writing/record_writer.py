@@ -16,7 +16,13 @@ import numpy as np
 import pyarrow as pa
 from confluent_kafka import KafkaError
 
-from everflow.errors import EverflowError, RecordTooLargeError, RetriableError, UnknownOutcomeError
+from everflow.errors import (
+    EverflowError,
+    RecordRefusedError,
+    RecordTooLargeError,
+    RetriableError,
+    UnknownOutcomeError,
+)
 from everflow.kafka.broker_link import BrokerLink, LinkLostError, RefusedError
 from everflow.kafka.errors import classify, is_too_large
 from everflow.kafka.writing.deliveries import Deliveries, Undelivered
@@ -195,7 +201,8 @@ class RecordWriter:
             passing reason.
             TaskMigratedError: fenced. FatalError: a record was refused for good (topic and
             partition in the text);
-                RecordTooLargeError: it was too large for its topic.
+                RecordTooLargeError: it was too large for its topic; RecordRefusedError: its topic
+                takes no such record.
         """
         deadline = self._link.now() + timeout_s
         self._hand_over_all()
@@ -444,6 +451,15 @@ class RecordWriter:
         if failure is None:
             return
         where = failure.where
+        if failure.code == KafkaError.INVALID_RECORD and failure.record is not None:
+            key, value = failure.record
+            text = (
+                f"{self._name}: the broker refuses a record for {where}: "
+                f"{failure.text or KafkaError(failure.code).str()}"
+            )
+            raise self._discarded(
+                RecordRefusedError(text, topics=(where.topic,), key=key, value=value)
+            )
         missing = failure.code == KafkaError.UNKNOWN_TOPIC_OR_PART
         doing = f"delivering to {where.topic if missing else where}"
         raise self._refused(failure.code, failure.text, doing, [where.topic])

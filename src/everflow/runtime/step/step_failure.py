@@ -14,6 +14,7 @@ from everflow.errors import (
     FatalError,
     GenerationChanged,
     LogStartMovedError,
+    RecordRefusedError,
     RecordTooLargeError,
     RetriableError,
     StoreMismatchError,
@@ -73,7 +74,7 @@ def failure_of(error: Exception) -> BatchFailure:
         return replace(error.failure, details=error.failure.details or details)
     kind = next(kind for classes, kind in _KINDS if isinstance(error, classes))
     own = isinstance(error, EverflowError)
-    if isinstance(error, RecordTooLargeError) and error.place is not None:
+    if isinstance(error, RecordTooLargeError | RecordRefusedError) and error.place is not None:
         return BatchFailure(
             kind=kind,
             error=str(error),

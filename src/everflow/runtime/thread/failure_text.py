@@ -8,6 +8,7 @@ from everflow.errors import (
     DamagedEntryError,
     FatalError,
     RecordError,
+    RecordRefusedError,
     RecordTimeError,
     RecordTooLargeError,
     RepeatedFailureError,
@@ -46,7 +47,8 @@ _CURES = {
 }
 
 _FATAL: dict[str, type[FatalError]] = {
-    one.code: one for one in (RecordTimeError, RecordTooLargeError, StateDiskError)
+    one.code: one
+    for one in (RecordTimeError, RecordTooLargeError, RecordRefusedError, StateDiskError)
 }
 
 

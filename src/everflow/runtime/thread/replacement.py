@@ -22,6 +22,7 @@ from everflow.errors import (
     EverflowError,
     FatalError,
     RecordError,
+    RecordRefusedError,
     RecordTooLargeError,
     RepeatedFailureError,
     StateDiskError,
@@ -41,6 +42,7 @@ FIRST_REST_MS = 1_000.0
 LONGEST_REST_MS = 60_000.0
 _MAY_PASS = (
     RecordError,
+    RecordRefusedError,
     RecordTooLargeError,
     ColumnError,
     DamagedEntryError,

@@ -17,7 +17,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from everflow.errors import EverflowError, GenerationChanged, RecordTooLargeError
+from everflow.errors import (
+    EverflowError,
+    GenerationChanged,
+    RecordRefusedError,
+    RecordTooLargeError,
+)
 from everflow.memory.batch_memory import Taken
 from everflow.records import Bytes, Int64, StoreChanges, TaskId, TopicPartition, as_bytes
 from everflow.runtime.commit.batch import (
@@ -36,7 +41,7 @@ from everflow.runtime.step.timings import timed
 from everflow.runtime.worker.crash_points import BEFORE_TRANSACTION, FIRST_RECORD, OFFSETS_SENT
 from everflow.runtime.worker.crash_points import COMMITTED as POINT_COMMITTED
 from everflow.runtime.worker.dead_letters import Letters, Writes, headers_in, take_letters
-from everflow.runtime.worker.large_records import LetterTooLargeError, named
+from everflow.runtime.worker.large_records import LetterTooLargeError, named, refused
 from everflow.state.store_meta import Owner
 from everflow.topology.physical_plan import Source
 
@@ -168,11 +173,12 @@ class KafkaSink:
             # nothing to recover.
             self._abort(writer)
             return BatchResult(outcome=ABORTED, reason=f"generation: {error}")
-        except RecordTooLargeError as error:
+        except (RecordTooLargeError, RecordRefusedError) as error:
             self._abort(writer)
-            raise named(
-                error, request, result, sources, partial(self.ports.topic_limit, request), letters
-            ) from error
+            if isinstance(error, RecordRefusedError):
+                raise refused(error, result, sources) from error
+            limit = partial(self.ports.topic_limit, request)
+            raise named(error, request, result, sources, limit, letters) from error
         except Exception:
             self._abort(writer)
             raise

@@ -1,4 +1,4 @@
-"""Which of a micro-batch's records was too large: neither the client nor the broker says."""
+"""Which of a micro-batch's records was too large or refused: no client or broker says it all."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from everflow.errors import RecordTooLargeError
+from everflow.errors import RecordRefusedError, RecordTooLargeError
 from everflow.records import EdgeBatch, Int64
 from everflow.runtime.commit.batch import BatchRequest
 from everflow.runtime.step.task_step import SinkOutput, StepResult
@@ -75,6 +75,33 @@ def named(
         limit=limit or None,
         place=found.place,
     )
+
+
+def refused(
+    error: RecordRefusedError, result: StepResult, sources: Collection[Source]
+) -> RecordRefusedError:
+    """``error`` with the record that it is about: the first output with that key and value."""
+    for output in result.outputs:
+        names = (
+            [output.topics] * len(output.batch) if isinstance(output.topics, str) else output.topics
+        )
+        for row, name in enumerate(names):
+            if name not in error.topics or output.keys[row].as_py() != error.key:
+                continue
+            if output.values[row].as_py() == error.value:
+                topic, partition, offset = _place(output.batch, row, sources)
+                return RecordRefusedError(
+                    f"{error}\n"
+                    f"  made of record {topic}-{partition}@{offset}, by node {output.node}\n"
+                    f"  Nothing of its micro-batch was written. A compacted topic takes no record "
+                    f"without a key: give it one, or leave such records out, and start again: "
+                    f"processing goes on where it stopped.",
+                    topics=error.topics,
+                    key=error.key,
+                    value=error.value,
+                    place=(topic, partition, offset, output.node),
+                )
+    return error
 
 
 def _written(

@@ -7,11 +7,12 @@ import numpy as np
 import pyarrow as pa
 
 from everflow import serdes
-from everflow.errors import RecordTooLargeError
+from everflow.errors import RecordRefusedError, RecordTooLargeError
 from everflow.records import EdgeBatch, StoreChanges, TaskId
 from everflow.runtime.commit.batch import BatchRequest, StorePlace, TaskContext
+from everflow.runtime.step.step_failure import failure_of
 from everflow.runtime.step.task_step import SinkOutput, StepResult
-from everflow.runtime.worker.large_records import named
+from everflow.runtime.worker.large_records import named, refused
 from everflow.topology.physical_plan import Source
 
 SOURCES = [
@@ -106,3 +107,16 @@ def test_a_value_of_a_store_is_named_by_its_key() -> None:
     )
     assert lines[0].startswith("A record for topic app-totals-changelog is too large: 5,100 bytes")
     assert lines[1] == f"  the value of key b'{'b' * 60}'... in store totals, partition 2"
+
+
+def test_a_record_that_the_broker_refuses_is_named_by_its_bytes() -> None:
+    result = StepResult(outputs=[output("other", 10), output(["out", "far", "out"], 5, 7, 7)])
+    error = RecordRefusedError("no key", topics=("out",), key=b"k", value=b"v" * 7)
+    found = refused(error, result, SOURCES)
+    assert found.place == ("in", 2, 42, "sink")
+    assert "made of record in-2@42, by node sink" in str(found)
+    failure = failure_of(found)
+    assert failure.record is not None
+    assert (failure.stage, failure.record.place) == ("production", ("in", 2, 42))
+    unknown = RecordRefusedError("no key", topics=("out",), key=b"k", value=b"w")
+    assert refused(unknown, result, SOURCES) is unknown
