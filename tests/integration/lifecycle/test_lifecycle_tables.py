@@ -110,7 +110,10 @@ def by_the_driver(records: list[Record]) -> dict[str, list[Any]]:
         }
 
 
-@pytest.mark.parametrize("guarantee", GUARANTEES)
+@pytest.mark.parametrize(
+    "guarantee",
+    [pytest.param(one, marks=() if "exactly" in one else pytest.mark.slow) for one in GUARANTEES],
+)
 def test_tables_over_restarts_are_those_of_one_run(
     app: Application, cluster: Cluster, guarantee: str
 ) -> None:

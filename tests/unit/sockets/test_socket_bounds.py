@@ -177,13 +177,11 @@ def test_a_batch_whose_answer_is_too_large_has_failed() -> None:
 class Input:
     """What a step reads: nothing, in these tests."""
 
-    closed = False
+    opened = False
 
-    def reader(self) -> Any:
+    def reader(self, _client: object) -> Any:
+        self.opened = True
         return self
-
-    def close(self) -> None:
-        self.closed = True
 
 
 def too_large(connection: socket.socket) -> None:
@@ -196,7 +194,7 @@ def test_a_worker_refuses_a_request_that_is_too_large(tmp_path: Path) -> None:
         step = ResidentStep(steps=(), input=given, segments=(), columns="", channel=lambda: path)
         with pytest.raises(TooLargeError, match="the driver's request for a batch has 1,001 bytes"):
             step()
-    assert given.closed
+    assert not given.opened, "nothing is connected to for a request that is refused"
     with (
         listening(tmp_path / "f", too_large) as path,
         pytest.raises(TooLargeError, match="the driver's first request"),
