@@ -145,10 +145,11 @@ def _add_replay(dlq: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
             only = Filter(error, source, node, frozenset(map(LetterPlace.parse, places or ())))
             with _replaying(topic, servers, settings, dry_run, to) as (found, replayer):
                 wanted = [one for one in found.chosen(only) if not one.replayed]
-                refused = [(one, why) for one in wanted if (why := refusal(topic, one, to))]
+                judged = [(one, refusal(topic, one, to)) for one in wanted]
+                refused = [(one, why) for one, why in judged if why is not None]
                 if places and refused:
                     raise refused[0][1]
-                chosen = [one for one in wanted if refusal(topic, one, to) is None]
+                chosen = [one for one, why in judged if why is None]
                 if replayer is None:
                     for letter in chosen:
                         typer.echo(line_of(letter))
@@ -162,20 +163,18 @@ def _add_replay(dlq: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
 def _tell_left_out(topic: str, refused: list[DeadLetter]) -> None:
     from everflow.kafka.dead_letters import not_whole
 
-    for mine in (
-        [one for one in refused if one.parts_left_out],
-        [one for one in refused if not one.parts_left_out],
-    ):
-        if not mine:
-            continue
-        why = (
-            str(not_whole(topic, mine[0]))
-            if mine[0].parts_left_out
-            else f"no header says which topic they came from. `everflow dlq replay {topic} --to "
-            f"TOPIC` writes what is left into the one you name."
-        )
+    def tell(mine: list[DeadLetter], why: str) -> None:
         count = counted(len(mine), "dead letter")
         typer.echo(f"{count} left out, {topic}-{mine[0].place} first: {why}", err=True)
+
+    if cut := [one for one in refused if one.parts_left_out]:
+        tell(cut, str(not_whole(topic, cut[0])))
+    if homeless := [one for one in refused if not one.parts_left_out]:
+        tell(
+            homeless,
+            f"no header says which topic they came from. `everflow dlq replay {topic} --to TOPIC` "
+            f"writes what is left into the one you name.",
+        )
 
 
 @contextmanager

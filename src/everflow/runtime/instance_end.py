@@ -46,8 +46,6 @@ class InstanceEnd:
     told: Callable[[str], None]
     cut_off: bool = False
     """Workers were killed in the middle of a batch: a transaction may be open."""
-    at: str = ""
-    """The step that runs, in words."""
 
     def run(self) -> None:
         """Tasks are handed over -> batches end and commit -> offsets held back are committed ->
@@ -57,20 +55,23 @@ class InstanceEnd:
         failures: list[Exception] = []
         steps = {
             "handing the tasks over": self._drain,
-            "waiting for what it does this moment": self._bounded(self._end_loop),
+            "waiting for what it does this moment": self._end_loop,
             "waiting for the batches in flight": self._end_threads,
-            "waiting for restores and copies to stop": self._bounded(self._end_recoveries),
+            "waiting for restores and copies to stop": self._end_recoveries,
             "ending the transaction of a batch that was cut off": self._abort_cut_off,
             "committing offsets": self._commit_held,
-            "closing the stores": self._bounded(self._checkpoint),
+            "closing the stores": self._checkpoint,
             "telling the group that it leaves": self._leave,
         }
+        bounded = (self._end_loop, self._end_recoveries, self._checkpoint)
         for name, step in steps.items():
             self.told(name)
-            self.at = name
             try:
                 with waiting(name):
-                    step()
+                    if step in bounded:
+                        self._bounded(name, step)
+                    else:
+                        step()
             except Exception as error:
                 log.error(
                     "A step of the shutdown failed: %s",
@@ -81,31 +82,27 @@ class InstanceEnd:
         if failures:
             raise failures[0]
 
-    def _bounded(self, step: Callable[[], None]) -> Callable[[], None]:
-        """The step, which goes on by itself where it takes too long: FatalError, then."""
+    def _bounded(self, name: str, step: Callable[[], None]) -> None:
+        """Does the step, which goes on by itself where it takes too long: FatalError, then."""
+        failures: list[Exception] = []
 
-        def run() -> None:
-            failures: list[Exception] = []
+        def work() -> None:
+            try:
+                step()
+            except Exception as error:  # raised where the step is waited for
+                failures.append(error)
 
-            def work() -> None:
-                try:
-                    step()
-                except Exception as error:  # raised where the step is waited for
-                    failures.append(error)
-
-            instance = self.instance
-            running = instance.ports.spawn("everflow-shutdown-step", work)
-            limit = Deadline(instance.clock, STEP_MS)
-            while not running.join(LOOK_S):
-                if limit.expired():
-                    raise FatalError(
-                        f"{self.at[0].upper()}{self.at[1:]} has not ended within "
-                        f"{STEP_MS / 1000:g} s: the end goes on without it, and the group is left."
-                    )
-            if failures:
-                raise failures[0]
-
-        return run
+        instance = self.instance
+        running = instance.ports.spawn("everflow-shutdown-step", work)
+        limit = Deadline(instance.clock, STEP_MS)
+        while not running.join(LOOK_S):
+            if limit.expired():
+                raise FatalError(
+                    f"{name[0].upper()}{name[1:]} has not ended within {STEP_MS / 1000:g} s: the "
+                    f"end goes on without it, and the group is left."
+                )
+        if failures:
+            raise failures[0]
 
     def _drain(self) -> None:
         """D8: go on processing until every task has gone to a hot copy elsewhere, or nobody could

@@ -24,8 +24,19 @@ from everflow.serdes.base import (
 _INTEGERS = {16: pa.int16(), 32: pa.int32(), 64: pa.int64()}
 
 
+class _ReadAlone:
+    """Serdes that read one value faster by itself than in a column."""
+
+    def decode(self, data: bytes | None) -> Any:
+        raise NotImplementedError
+
+    def value_reader(self) -> Callable[[bytes], Any]:
+        """See `everflow.serdes.base.value_reader`."""
+        return self.decode
+
+
 @dataclass(frozen=True, repr=False)
-class BytesSerde:
+class BytesSerde(_ReadAlone):
     """Bytes as they are (Java's ByteArraySerializer)."""
 
     kind: str = "bytes"
@@ -44,10 +55,6 @@ class BytesSerde:
     def decode(self, data: bytes | None) -> Any:
         return data
 
-    def value_reader(self) -> Callable[[bytes], Any]:
-        """See `everflow.serdes.base.value_reader`."""
-        return self.decode
-
     def encode_array(self, values: pa.Array) -> pa.Array:
         return flat(values, pa.binary())
 
@@ -59,7 +66,7 @@ class BytesSerde:
 
 
 @dataclass(frozen=True, repr=False)
-class StringSerde:
+class StringSerde(_ReadAlone):
     """UTF-8 text (Java's StringSerializer). Unlike Java's, invalid UTF-8 is an error."""
 
     kind: str = "string"
@@ -86,10 +93,6 @@ class StringSerde:
         except UnicodeDecodeError as error:
             raise SerdeError(f"not UTF-8: {error}") from error
 
-    def value_reader(self) -> Callable[[bytes], Any]:
-        """See `everflow.serdes.base.value_reader`."""
-        return self.decode
-
     def encode_array(self, values: pa.Array) -> pa.Array:
         return flat(values, pa.string()).cast(pa.binary())
 
@@ -105,7 +108,7 @@ class StringSerde:
 
 
 @dataclass(frozen=True, repr=False)
-class IntegerSerde:
+class IntegerSerde(_ReadAlone):
     """Java's ShortSerializer (``bits=16``), IntegerSerializer (32) and LongSerializer (64): two's
     complement, big endian."""
 
@@ -138,10 +141,6 @@ class IntegerSerde:
             raise SerdeError(f"{self.kind} takes {self.width} bytes, found {len(data)}")
         return int.from_bytes(data, "big", signed=True)
 
-    def value_reader(self) -> Callable[[bytes], Any]:
-        """See `everflow.serdes.base.value_reader`."""
-        return self.decode
-
     def encode_array(self, values: pa.Array) -> pa.Array:
         values = flat(values, self.type)
         numbers = (
@@ -163,7 +162,7 @@ class IntegerSerde:
 
 
 @dataclass(frozen=True, repr=False)
-class BooleanSerde:
+class BooleanSerde(_ReadAlone):
     """Java's BooleanSerializer: a byte, 1 or 0; others are an error, as there."""
 
     kind: str = "boolean"
@@ -205,7 +204,7 @@ class BooleanSerde:
 
 
 @dataclass(frozen=True, repr=False)
-class _FloatingSerde:
+class _FloatingSerde(_ReadAlone):
     """IEEE 754, big endian, in ``width`` bytes."""
 
     kind: str
@@ -232,10 +231,6 @@ class _FloatingSerde:
         if len(data) != self.width:
             raise SerdeError(f"{self.kind} takes {self.width} bytes, found {len(data)}")
         return struct.unpack(self._code, data)[0]
-
-    def value_reader(self) -> Callable[[bytes], Any]:
-        """See `everflow.serdes.base.value_reader`."""
-        return self.decode
 
     def encode_array(self, values: pa.Array) -> pa.Array:
         values = flat(values, self.type)

@@ -27,9 +27,9 @@ _SEQUENCE_ZERO = b"\x00\x00\x00\x00"
 STORE_SUFFIX_BYTES = START_BYTES + len(_SEQUENCE_ZERO)
 _TWO_TIMES = struct.Struct(">qq")
 SESSION_SUFFIX_BYTES = _TWO_TIMES.size
+"""End and start of a session behind its key, in a store and on a topic."""
 TIME_MAX = (1 << 63) - 1
 """The highest time (ms) that a key can hold."""
-"""End and start of a session behind its key, in a store and on a topic."""
 
 
 @dataclass(frozen=True, repr=False)

@@ -17,6 +17,10 @@ from everflow.state.store import StoreSpec
 from everflow.windows import Duration, duration_ms
 
 
+def _written(call: str, more: str = "") -> str:
+    return f"Stores.{call}, key=serdes.string(), value=serdes.long(){more})"
+
+
 class Stores(Telling, metaclass=FittingClass):
     """Declares stores, for ``process(..., stores=[...])``. All have a changelog,
     ``<application.id>-<name>-changelog``, unless ``logging=False``: then a task that moves begins
@@ -26,13 +30,11 @@ class Stores(Telling, metaclass=FittingClass):
 
     _WRITTEN: ClassVar[Mapping[str, str]] = MappingProxyType(
         {
-            called: f"Stores.{name}, key=serdes.string(), value=serdes.long(){more})"
-            for called, name, more in (
-                *((called, "key_value('seen'", "") for called in ("Stores", "key_value")),
-                ("window", "window('hourly'", ", size='1 hour', retention='1 day'"),
-                ("session", "session('visits'", ", retention='1 day'"),
-                ("versioned", "versioned('prices'", ", history='1 hour'"),
-            )
+            "Stores": _written("key_value('seen'"),
+            "key_value": _written("key_value('seen'"),
+            "window": _written("window('hourly'", ", size='1 hour', retention='1 day'"),
+            "session": _written("session('visits'", ", retention='1 day'"),
+            "versioned": _written("versioned('prices'", ", history='1 hour'"),
         }
     )
 

@@ -25,7 +25,7 @@ from everflow.runtime.copies.copied_tasks import (
 )
 from everflow.runtime.copies.copy_lanes import CopyLanes, Follower
 from everflow.runtime.copies.late_copies import LateCopies, LateCopy, concerned
-from everflow.runtime.restore.restoration import FoldedChunk, PreparedStore, key_error
+from everflow.runtime.restore.restoration import FoldedChunk, PreparedStore, named_keys
 from everflow.runtime.restore.restore_listener import RestoreListener, RestoreProgress
 from everflow.runtime.restore.restore_plan import ChangelogState
 from everflow.runtime.restore.standby_listener import (
@@ -442,7 +442,8 @@ class StateUpdater:
     def _load(self, task: CopiedTask, store: CopiedStore, chunk: FoldedChunk) -> None:
         chunk = self._services.taken(task.task.id, store.progress.changelog, chunk)
         at_end = store.end is not None and chunk.next_position >= store.end
-        try:
+        of = store.progress
+        with named_keys(of.task, of.store, store.store, of.changelog, chunk):
             store.store.load_chunk(
                 chunk.keys,
                 chunk.values,
@@ -451,10 +452,6 @@ class StateUpdater:
                 incarnation=store.incarnation,
                 now_ms=self._clock.now_ms() if at_end else -1,
             )
-        except ValueError as error:
-            of = store.progress
-            named = key_error(of.task, of.store, store.store.kind, of.changelog, chunk)
-            raise named or error from error
         now_ms = self._clock.monotonic_ms()
         records = chunk.records
         store.progress = replace(

@@ -7,6 +7,7 @@ the next plan goes on from there.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
@@ -179,11 +180,8 @@ def restore(
                 told.restore_suspended(progress, "stopped")
                 return progress
             position = min(chunk.next_position, plan.end)
-            try:
+            with named_keys(job.task, job.store_name, job.store, job.changelog, chunk):
                 _load(job, chunk.keys, chunk.values, chunk.timestamps, position, clock)
-            except ValueError as error:
-                named = key_error(job.task, job.store_name, job.store.kind, job.changelog, chunk)
-                raise named or error from error
             progress = replace(
                 progress,
                 position=position,
@@ -225,7 +223,21 @@ def restore_all(
     return results
 
 
-def key_error(
+@contextmanager
+def named_keys(
+    task: TaskId, name: str, store: LmdbStore, changelog: TopicPartition, chunk: FoldedChunk
+) -> Iterator[None]:
+    """While a chunk is loaded: DamagedEntryError where it has a key that the store cannot have."""
+    try:
+        yield
+    except ValueError as error:
+        named = _key_error(task, name, store.kind, changelog, chunk)
+        if named is None:
+            raise
+        raise named from error
+
+
+def _key_error(
     task: TaskId, store: str, kind: str, changelog: TopicPartition, chunk: FoldedChunk
 ) -> DamagedEntryError | None:
     """The error of a chunk's first key that a store of this ``kind`` cannot have; None: there is

@@ -93,7 +93,9 @@ class Isolated:
             except RecordTooLargeError as error:
                 # The gate has answered, perhaps: whose fault it is counts for the next attempt.
                 found = self._enlarging(error, request, read, judge, compute)
-                raise found or error from error
+                if found is None:
+                    raise
+                raise found from error
             except Exception as error:
                 faults = named(error)
                 if faults and self.stores:
