@@ -451,9 +451,12 @@ class StreamThread:
         for task in tasks:
             task.to(TaskState.RUNNING)
         self.recovering = None
-        if failure.kind == "spark-gone":  # what its workers committed has just been replayed
+        committed = before != positions_of(tasks)
+        # What was committed has just been replayed, and is no progress that makes up for a cause
+        # which the next batch meets, too: Spark has ended, or the disk of the stores is full.
+        if failure.kind == "spark-gone" or (committed and failure.kind == "fatal"):
             raise ending(failure, 1, "")
-        if before != positions_of(tasks):
+        if committed:
             log.info(
                 "Stream thread %d: the failed batch had been committed, going on behind it",
                 self.number,

@@ -17,6 +17,7 @@ from everflow.errors import (
     RecordError,
     RepeatedFailureError,
     RetriableError,
+    StateDiskError,
     TaskTimeoutError,
     WorkerDiedError,
 )
@@ -210,6 +211,26 @@ def test_what_would_fail_again_ends_the_thread_at_once_with_the_cause_in_one_lin
     with pytest.raises(FatalError, match=r"\Atoo big for out\Z") as raised:
         world.turn()
     assert raised.value.code == "EF-RECORD-TOO-LARGE"
+    assert world.done[:4] == ["kill [99]", "fence app-p-0", "committed", "restore"]
+
+
+def test_a_full_disk_behind_each_commit_ends_the_thread_although_its_records_are_through(
+    world: World,
+) -> None:
+    """The recovery makes room for a moment: the batch counts, and the next one fails the same
+    way."""
+
+    def commit_and_fail_to_apply(request: BatchRequest) -> BatchResult:
+        world.commit(request)
+        raise failed("fatal", "no space left on device", code="EF-STATE-DISK")
+
+    world.behave = commit_and_fail_to_apply
+    world.give_task()
+    world.end = 10
+    world.turn()
+    with pytest.raises(StateDiskError, match="no space left"):
+        world.turn()
+    assert [r.ranges[IN] for r in world.requests] == [(0, 10)]
     assert world.done[:4] == ["kill [99]", "fence app-p-0", "committed", "restore"]
 
 
