@@ -59,6 +59,26 @@ def test_a_deletion_at_the_time_of_the_latest_version_is_a_version(told: Told) -
     assert ours == theirs
 
 
+@pytest.mark.parametrize("second", ["in0", "in1"], ids=["with itself", "with another"])
+def test_a_stream_merged_with_itself_comes_once(second: str, told: Told) -> None:
+    """A node of Kafka Streams has each of its parents once, and equal streams are one source."""
+    program = Program(
+        [
+            {"op": "stream", "id": "n0", "topic": "in0"},
+            {"op": "stream", "id": "n1", "topic": second},
+            {"op": "merge", "id": "n2", "left": "n0", "right": "n1"},
+            {"op": "merge", "id": "n3", "left": "n2", "right": "n2"},
+            {"op": "sink", "id": "n4", "in": "n3", "topic": "out0"},
+        ],
+        inputs=sorted({"in0", second}),
+        outputs=["out0"],
+    )
+    cut: list[Records] = [[["in0", "a", "x", 100, []]], [[second, "a", "y", 110, []]]]
+    [(ours, theirs)] = told(program, [cut])
+    assert ours == theirs
+    assert [value for _, value, *_ in ours["outputs"]["out0"]] == ["x", "y"]
+
+
 @pytest.mark.parametrize("count", [150, pytest.param(1_000, marks=pytest.mark.slow)])
 def test_scenario_16_streams_of_different_pace_in_one_batch(count: int, told: Told) -> None:
     """A minute of one stream and an hour of the other, 1,000 records each, in one batch: stream

@@ -238,7 +238,8 @@ class KStream(LookupJoins, Processing, Printing):
     @builder_call
     def merge(self, *others: KStream, name: str | None = None) -> KStream:
         """The records of all streams, which must have equal types; there is no order between them
-        but record time. Headers stay."""
+        but record time. A stream merged with itself comes once, as in the original. Headers
+        stay."""
         where = user_line()
         if not others:
             raise TopologyError("merge needs at least one other stream", where=where)
@@ -251,9 +252,8 @@ class KStream(LookupJoins, Processing, Printing):
         )
         edge = self.edge if same else self.edge.with_default_serdes()
         node_name = self.graph.node_name(name, "KSTREAM-MERGE-", where)
-        node = self.graph.add(
-            MergeNode(node_name, tuple(s.node for s in streams), edge.type, where)
-        )
+        nodes = tuple(dict.fromkeys(s.node for s in streams))
+        node = self.graph.add(MergeNode(node_name, nodes, edge.type, where))
         return KStream(self.graph, node, edge, key_changed=any(s.key_changed for s in streams))
 
     @builder_call
