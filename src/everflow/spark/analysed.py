@@ -33,9 +33,9 @@ class AnalysedPlan(NamedTuple):
     expressions: tuple[ExpressionNode, ...]
 
     @staticmethod
-    def of(plan: Any) -> AnalysedPlan:
-        """Of a logical plan in the JVM."""
-        nodes = json.loads(plan.toJSON())
+    def of(plan: str) -> AnalysedPlan:
+        """Of a logical plan as Spark's JSON."""
+        nodes = json.loads(plan)
         return AnalysedPlan(
             tuple(_class_name(node) for node in nodes),
             tuple(_tree(iter(each)) for node in nodes for each in _listed(node)),

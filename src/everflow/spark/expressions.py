@@ -8,11 +8,11 @@ to write instead.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any
 
 import pyarrow as pa
 from pyspark.errors import AnalysisException, ParseException
@@ -25,6 +25,7 @@ from everflow.columns.computation import Twin
 from everflow.columns.kernels import NoTwinError
 from everflow.errors import TopologyError
 from everflow.spark.analysed import AnalysedPlan, ExpressionNode
+from everflow.spark.analysis_cache import Analysis, keep, kept, key_of
 from everflow.spark.arrow_twins import twin_of
 from everflow.spark.session import get_session
 from everflow.topology.graph import ColumnExpr, EdgeType, columns_in_sight, joined_sides
@@ -122,19 +123,16 @@ def analyse(
         the alternative), wrong type.
     """
     text = _text(column)
-    frame = _empty_frame(get_session(), normal_type(edge.key), normal_type(edge.value))
-    try:
-        with without_error_log(), waiting("analysing a Column"):
-            selected = frame.select(column)
-            plan = selected._jdf.queryExecution().analyzed()
-    except (AnalysisException, ParseException) as error:
-        raise _not_analysable(text, edge, where, error) from None
-    analysed = AnalysedPlan.of(plan)
-    refused = _refused(analysed, plan.expressions())
+    schema = _schema(normal_type(edge.key), normal_type(edge.value))
+    key = key_of(column, schema)
+    known = kept(key)
+    analysis = known or _asked(column, schema, text, edge, where)
+    analysed = AnalysedPlan.of(analysis.plan)
+    refused = _refused(analysed, analysis.deterministic)
     if refused:
         what, instead = refused
         raise TopologyError(f"{text}: {what} cannot be used in a Column; {instead}", where=where)
-    fields = selected.schema.fields
+    fields = st.StructType.fromJson(json.loads(analysis.schema)).fields
     if len(fields) != 1:
         raise TopologyError(
             f"{text} gives {len(fields)} columns; wrap them: F.struct(...)", where=where
@@ -154,13 +152,31 @@ def analyse(
     (read,) = analysed.expressions
     uses = frozenset(node.says["name"] for node in read.walk() if node.kind == "AttributeReference")
     calls = any(node.kind == "PythonUDF" for node in read.walk())
-    sql = plan.expressions().apply(0).sql()
     twin, why = (
         (None, "it calls Python functions")
         if calls
-        else _twin(read, sql, columns_in_sight(edge, uses), type_)
+        else _twin(read, analysis.sql, columns_in_sight(edge, uses), type_)
     )
+    if known is None and not calls:
+        keep(key, analysis)
     return ColumnExpr(column=column, type=type_, uses=uses, calls=calls, twin=twin, why=why)
+
+
+def _asked(column: Column, schema: str, text: str, edge: EdgeType, where: str | None) -> Analysis:
+    """What Spark's analyser says."""
+    try:
+        with without_error_log(), waiting("analysing a Column"):
+            selected = _empty_frame(get_session(), schema).select(column)._jdf
+            plan = selected.queryExecution().analyzed()
+    except (AnalysisException, ParseException) as error:
+        raise _not_analysable(text, edge, where, error) from None
+    made = plan.expressions()
+    return Analysis(
+        schema=selected.schema().json(),
+        plan=plan.toJSON(),
+        sql=made.apply(0).sql(),
+        deterministic=all(made.apply(i).deterministic() for i in range(made.size())),
+    )
 
 
 def _twin(
@@ -196,11 +212,12 @@ def arrow_type(
 
 
 @lru_cache(maxsize=256)
-def _empty_frame(session: SparkSession, key: pa.DataType, value: pa.DataType) -> DataFrame:
+def _schema(key: pa.DataType, value: pa.DataType) -> str:
+    """Of the columns in sight, as Spark's JSON."""
     header = st.StructType(
         [st.StructField("key", st.StringType()), st.StructField("value", st.BinaryType())]
     )
-    schema = st.StructType(
+    return st.StructType(
         [
             st.StructField("key", from_arrow_type(key)),
             st.StructField("value", from_arrow_type(value)),
@@ -214,17 +231,21 @@ def _empty_frame(session: SparkSession, key: pa.DataType, value: pa.DataType) ->
                 for side, type_ in joined_sides(value).items()
             ],
         ]
-    )
+    ).json()
+
+
+@lru_cache(maxsize=256)
+def _empty_frame(session: SparkSession, schema: str) -> DataFrame:
     # Not by session.createDataFrame: that makes the session the thread's active one, which is the
     # user's to choose.
     java, jvm = session._jsparkSession, session._jvm
     assert jvm is not None
     return DataFrame(
-        java.createDataFrame(jvm.java.util.ArrayList(), java.parseDataType(schema.json())), session
+        java.createDataFrame(jvm.java.util.ArrayList(), java.parseDataType(schema)), session
     )
 
 
-def _refused(plan: AnalysedPlan, expressions: Any) -> tuple[str, str] | None:
+def _refused(plan: AnalysedPlan, deterministic: bool) -> tuple[str, str] | None:
     """Why the analysed plan may not run, and the alternative; None if it may.
 
     An accepted Column leaves exactly one projection above the frame; whatever else the analyser
@@ -242,7 +263,7 @@ def _refused(plan: AnalysedPlan, expressions: Any) -> tuple[str, str] | None:
     if plan.operators[0] != "Project" or len(plan.operators) != 2:
         # what is left that rewrites the plan: time windows become projections and filters
         return _WINDOWED_TIME
-    if any(not expressions.apply(i).deterministic() for i in range(expressions.size())):
+    if not deterministic:
         return _NOT_DETERMINISTIC
     return None
 

@@ -11,11 +11,12 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 
 from pyspark import SparkConf, SparkContext
+from pyspark.core.context import DEFAULT_CONFIGS
 from pyspark.sql import SparkSession
 
 from everflow import logs
@@ -87,8 +88,13 @@ _TOLD = (
 """Settings that change results and are often set: who has set one reads that a topology goes by its
 own."""
 
+_SQL_MAY_DIFFER = ("spark.sql.", "spark.jars", "spark.plugins", "spark.driver.extraClassPath")
+"""Beginnings of settings that may give SQL other functions, rules or defaults."""
+
 _lock = threading.RLock()
 _own: tuple[SparkContext, SparkSession] | None = None
+_plain: SparkContext | None = None
+"""The last one that everflow has started, where nothing but everflow has a say in its SQL."""
 
 
 def session(
@@ -178,6 +184,18 @@ def get_session() -> SparkSession:
         return _own[1]
 
 
+def plain_context() -> SparkContext | None:
+    """The running Spark, where it is everflow's own and nothing else has a say in its SQL (a user's
+    session, extension, catalog or library); None for any other, and where none runs."""
+    running = running_context()
+    return running if running is not None and running is _plain else None
+
+
+def users_session_runs() -> bool:
+    """Whether Spark SQL has started, be it for the user."""
+    return SparkSession._instantiatedSession is not None
+
+
 def slots_of(context: SparkContext) -> int:
     """How many tasks run at once. Not ``defaultParallelism``: that is a setting of its own."""
     cores = int(context._jsc.sc().schedulerBackend().totalCores())
@@ -196,6 +214,7 @@ def _running() -> SparkContext | None:
 def _start(
     slots: int, wanted: Mapping[str, str], stop: threading.Event | None = None
 ) -> SparkContext:
+    global _plain
     logs.install()
     hush_py4j()
     settings = _launch_settings(slots, wanted)
@@ -210,7 +229,15 @@ def _start(
         context.setLogLevel("ERROR")
         is_own(context)
         hush_accumulators(context)
+        _plain = context if is_plain(context.getConf().getAll()) else None
         return context
+
+
+def is_plain(settings: Iterable[tuple[str, str]]) -> bool:
+    """Whether a Spark of these settings has an SQL that only everflow has a say in; some may come
+    from ``spark-defaults.conf``."""
+    ours = {**context_settings(""), **DEFAULT_CONFIGS}
+    return all(key in ours or not key.startswith(_SQL_MAY_DIFFER) for key, _ in settings)
 
 
 def _launch_settings(slots: int, wanted: Mapping[str, str]) -> SparkConf:
