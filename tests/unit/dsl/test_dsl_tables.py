@@ -155,6 +155,19 @@ def test_a_session_closes_when_no_record_can_extend_it() -> None:
     ]
 
 
+def test_a_grouped_stream_that_comes_twice_is_aggregated_twice() -> None:
+    """In the original the second aggregator takes the first one's place."""
+    builder = StreamsBuilder()
+    groups = builder.stream("s", key=TEXT, value=TEXT).group_by_key()
+    first = groups.cogroup(lambda value, total: total + "1" + value)
+    both = first.cogroup(groups, lambda value, total: total + "2" + value)
+    both.aggregate(str, store="c", returns="string").to_stream().to("out")
+    with TopologyTestDriver(builder.build()) as driver:
+        driver.create_input_topic("s", TEXT, TEXT).pipe_input("a", "x")
+        records = driver.create_output_topic("out", TEXT, TEXT).read_records()
+    assert [record.value for record in records][-1] == "1x2x"
+
+
 def test_late_is_what_is_late_for_all_cogrouped_streams() -> None:
     builder = StreamsBuilder()
     left, right = (builder.stream(name, key=TEXT, value=LONG) for name in ("left", "right"))
