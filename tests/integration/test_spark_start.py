@@ -6,6 +6,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ PROGRAM = """
     counts = stream.map_values(lambda value: value, returns=serdes.json("amount bigint")).group_by_key().count(store="s")
     builder.build()
     print(*running())
-    column = F.col("value.amount") > 1
+    column = F.col("value.amount") > {least}
     print(*running())
     stream.filter(column).to("large")
     print(*running())
@@ -77,12 +78,16 @@ def run(program: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_sql_is_started_by_the_first_column() -> None:
-    """It takes seconds, and a program of functions and plain fields never needs it. The user's
-    session has Spark's settings, the one that computes Columns everflow's."""
-    done = run(PROGRAM)
-    said = ["False False", "True False", "True True", "3 True true", "false UTC True", "True True"]
-    assert done.stdout.splitlines() == said, done.stderr
+def test_sql_is_started_by_the_first_column_that_no_start_has_seen() -> None:
+    """It takes seconds, and a program of functions and plain fields never needs it, nor one that
+    was started before. The user's session has Spark's settings, the one that computes Columns
+    everflow's."""
+    program = PROGRAM.replace("{least}", str(time.time_ns()))
+    users = ["3 True true", "false UTC True", "True True"]
+    for sql in ("True", "False"):
+        done = run(program)
+        said = ["False False", "True False", f"True {sql}", *users]
+        assert done.stdout.splitlines() == said, done.stderr
 
 
 @pytest.mark.parametrize("program", [COUNTS, pytest.param(COLUMNS, marks=pytest.mark.slow)])
