@@ -13,7 +13,7 @@ from bench.apps.instance_app import Events
 from chaos.elastic_instance import BOUNCE, CLOSE_S
 from everflow import KafkaStreams, Topology
 from everflow.metrics import DROPPED_RECORDS
-from everflow.runtime.client_state import ENDED, ClientState
+from everflow.runtime.client_state import ENDED, ClientState, IllegalStateError
 
 
 def log_to_standard_error() -> None:
@@ -40,7 +40,11 @@ def run_noted(topology: Topology, path: Path, settings: Mapping[str, Any], look_
         streams.close(CLOSE_S, leave_group=told != BOUNCE)
 
     threading.Thread(target=listen, daemon=True).start()
-    streams.start()
+    try:
+        streams.start()
+    except IllegalStateError:
+        if streams.state not in ENDED:  # else it was told to end before it had begun
+            raise
     pause, dropped = threading.Event(), 0.0
     while streams.state not in ENDED:
         pause.wait(look_s)

@@ -301,7 +301,7 @@ class ChaosRun:
             with self._noted():
                 self.fleet.stop(process.instance)
                 ended = True
-            if not ended:
+            if not ended and process in self.fleet.living():
                 self.fleet.kill(process.instance, whole=True)
 
     def _settled_drops(self, wanted: int | None = None) -> int:

@@ -175,6 +175,7 @@ class Strikes:
         process = yield from self._busy(fault)
         tasks = self.fleet.active(fault.instance)
         pid = yield from self._caught(process, fault)
+        moves = self.fleet.moves()  # on a busy machine others begin while it ends
         family = [one for one in process.family() if one.pid != pid]
         process.gone_s = time.time()
         for one in family:
@@ -183,7 +184,6 @@ class Strikes:
         process.process.wait(30)
         psutil.wait_procs(family, timeout=30)
         _require(_lives(pid), fault, "the orphan died with its instance")
-        moves = self.fleet.moves()
         if not fault.early:
             self.fleet.launch(fault.instance)
         yield DONE
