@@ -168,10 +168,11 @@ class Fleet(Group):
         return tasks <= frozenset().union(*(view.active for view in views if view.running))
 
     def moves(self) -> int:
-        """How often a living instance has begun to take tasks over; its own clock may be wrong."""
+        """How often any life of an instance has begun to take tasks over, so it never becomes less;
+        their own clocks may be wrong."""
         return sum(
             event.kind == "state" and event.fields["state"] == ClientState.REBALANCING.name
-            for process in self.living()
+            for process in self.processes
             for event in process.events.read()
         )
 

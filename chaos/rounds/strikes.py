@@ -188,7 +188,9 @@ class Strikes:
             self.fleet.launch(fault.instance)
         yield DONE
         if fault.early:
-            yield from self._waits(lambda: self.fleet.moves() > moves, fault, "others to begin")
+            # Who is taking over others (of an instance that leaves, say) does not begin again.
+            begun = lambda: self.fleet.moves() > moves or self.fleet.run_somewhere(tasks)  # noqa: E731
+            yield from self._waits(begun, fault, "others to begin")
         elif fault.point != APPLYING:  # there it holds the store's lock: nobody gets on before it
             what = f"{', '.join(sorted(tasks))} to run again"
             yield from self._waits(lambda: self.fleet.run_somewhere(tasks), fault, what, TAKEN_S)
