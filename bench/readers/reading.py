@@ -4,8 +4,7 @@
 Point reads of windows at one pace, the page's events in many connections, and `/metrics` each
 second. One loop over epoll that looks every few milliseconds, so that the readers take little of
 the machine that they share with what is measured; an answer counts when it is looked at. It prints
-READY when all pages are open and a read was answered, and counts from
-then on.
+READY when all pages are open and a read was answered, and counts from then on.
 """
 
 from __future__ import annotations
@@ -52,12 +51,12 @@ class Exchange:
         body = self.data.find(HEAD_ENDS) + len(HEAD_ENDS)
         if body < len(HEAD_ENDS):
             return 0
-        length = self.data.lower().index(LENGTH, 0, body) + len(LENGTH)
-        if len(self.data) < body + int(self.data[length : self.data.index(b"\r\n", length)]):
+        head = self.data[:body].lower()
+        length = int(head.split(LENGTH, 1)[1].split(b"\r\n", 1)[0])
+        if len(self.data) < body + length:
             return 0
-        status = int(self.data[9:12])  # HTTP/1.1 200 OK
         self.data.clear()
-        return status
+        return int(head.split(b" ", 2)[1])
 
 
 @dataclass

@@ -22,7 +22,7 @@ from py4j.protocol import Py4JError
 from pyspark.sql import Column
 
 from everflow.jvm.jars import cache_root
-from everflow.spark.session import SQL_SETTINGS, plain_context, users_session_runs
+from everflow.spark.session import SQL_SETTINGS, plain_context, sql_runs
 
 MOST = 2_000
 """Files; of more the older half is deleted."""
@@ -67,7 +67,7 @@ def key_of(column: Column, schema: str) -> str | None:
 def kept(key: str | None) -> Analysis | None:
     """What was said of it before; None where nothing is known, and where Spark's SQL runs already:
     then it is asked, and says what there is to say about the user's own session."""
-    if key is None or users_session_runs():
+    if key is None or sql_runs():
         return None
     try:
         found = json.loads(_file(key).read_text())

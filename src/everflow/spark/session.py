@@ -191,8 +191,8 @@ def plain_context() -> SparkContext | None:
     return running if running is not None and running is _plain else None
 
 
-def users_session_runs() -> bool:
-    """Whether Spark SQL has started, be it for the user."""
+def sql_runs() -> bool:
+    """Whether Spark SQL has been started, by everflow or by the user."""
     return SparkSession._instantiatedSession is not None
 
 
@@ -229,15 +229,17 @@ def _start(
         context.setLogLevel("ERROR")
         is_own(context)
         hush_accumulators(context)
-        _plain = context if is_plain(context.getConf().getAll()) else None
+        # By one call: ``getConf().getAll()`` asks the JVM some hundred times.
+        told = context._conf.toDebugString().splitlines()
+        _plain = context if is_plain(line.partition("=")[0] for line in told) else None
         return context
 
 
-def is_plain(settings: Iterable[tuple[str, str]]) -> bool:
-    """Whether a Spark of these settings has an SQL that only everflow has a say in; some may come
-    from ``spark-defaults.conf``."""
+def is_plain(settings: Iterable[str]) -> bool:
+    """Whether a Spark with settings of these names has an SQL that only everflow has a say in; some
+    may come from ``spark-defaults.conf``."""
     ours = {**context_settings(""), **DEFAULT_CONFIGS}
-    return all(key in ours or not key.startswith(_SQL_MAY_DIFFER) for key, _ in settings)
+    return all(key in ours or not key.startswith(_SQL_MAY_DIFFER) for key in settings)
 
 
 def _launch_settings(slots: int, wanted: Mapping[str, str]) -> SparkConf:

@@ -44,7 +44,7 @@ def next_start(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         raise AssertionError("Spark SQL is started")
 
     def begin() -> None:
-        monkeypatch.setattr(analysis_cache, "users_session_runs", lambda: False)
+        monkeypatch.setattr(analysis_cache, "sql_runs", lambda: False)
         monkeypatch.setattr(expressions, "get_session", no_session)
 
     return begin
@@ -122,7 +122,7 @@ def test_only_settings_of_everflows_own_make_a_plain_spark() -> None:
 
     def plain(**more: str) -> bool:
         conf = {**ours, **{key.replace("_", "."): value for key, value in more.items()}}
-        return session.is_plain(list(conf.items()))
+        return session.is_plain(conf)
 
     assert plain()
     assert plain(spark_app_name="shop")
