@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.apps.instance_app import Events
-from chaos.elastic_instance import BOUNCE, CLOSE_S
+from chaos.elastic_instance import BOUNCE, CLOSE_S, start
 from everflow import KafkaStreams, Topology
 from everflow.metrics import DROPPED_RECORDS
-from everflow.runtime.client_state import ENDED, ClientState, IllegalStateError
+from everflow.runtime.client_state import ENDED, ClientState
 
 
 def log_to_standard_error() -> None:
@@ -40,11 +40,7 @@ def run_noted(topology: Topology, path: Path, settings: Mapping[str, Any], look_
         streams.close(CLOSE_S, leave_group=told != BOUNCE)
 
     threading.Thread(target=listen, daemon=True).start()
-    try:
-        streams.start()
-    except IllegalStateError:
-        if streams.state not in ENDED:  # else it was told to end before it had begun
-            raise
+    start(streams)
     pause, dropped = threading.Event(), 0.0
     while streams.state not in ENDED:
         pause.wait(look_s)
