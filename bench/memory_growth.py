@@ -31,6 +31,7 @@ from bench.results import Measurement
 from bench.topics import create_topics, delete_topics
 from everflow import KafkaStreams, StreamsBuilder, TimeWindows, Topology, metrics, serdes
 from everflow.runtime.client_state import ClientState
+from everflow.spark.launch.daemon import MODULE
 from everflow.testing import wait_until
 
 KINDS = ("driver", "jvm", "jvm live", "workers")
@@ -199,6 +200,10 @@ def _live_in_jvm_mib(jvm: Any) -> float:
     return used / 2**20
 
 
+_ABOVE_WORKERS = ("SparkSubmit", MODULE)
+"""A daemon that was started ahead is a child of the driver."""
+
+
 def kind_of(process: psutil.Process, driver: int) -> str | None:
     """Which of `KINDS` a process of the tree is; None for a broker that this process started."""
     if process.pid == driver:
@@ -210,7 +215,8 @@ def kind_of(process: psutil.Process, driver: int) -> str | None:
         return None
     if _has(command, "SparkSubmit"):
         return "jvm"
-    return "workers" if any(_has(parent, "SparkSubmit") for parent in above) else None
+    lineage = (command, *above)
+    return "workers" if any(_has(one, name) for one in lineage for name in _ABOVE_WORKERS) else None
 
 
 def _has(command: Sequence[str], name: str) -> bool:

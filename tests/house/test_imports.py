@@ -124,7 +124,7 @@ TABLE: tuple[tuple[str, frozenset[str], frozenset[str]], ...] = (
     ),
     # imported before the fork of the Python workers, so that each starts warm: it names what
     # workers will need
-    ("everflow.spark.daemon", BASE | {"everflow.spark"}, frozenset({"pyspark"})),
+    ("everflow.spark.launch.daemon", BASE | {"everflow.spark"}, frozenset({"pyspark"})),
     (
         "everflow.membership",
         BASE | PURE | {"everflow.membership", "everflow.kafka.group_channel"},

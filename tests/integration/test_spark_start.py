@@ -144,7 +144,7 @@ def test_whatever_asks_pyspark_for_its_spark_starts_it(asks: str) -> None:
 
 AHEAD = """
     import os
-    from everflow.spark import jvm_ahead
+    from everflow.spark.launch import jvm_ahead
     from everflow.spark.session import get_context, launch_ahead
 
     launch_ahead()
@@ -168,3 +168,26 @@ def test_spark_is_found_launched_unless_the_program_starts_its_own(
 ) -> None:
     done = run(AHEAD.format(program=program.strip()))
     assert done.stdout.split() == expected, done.stderr
+
+
+DAEMON = """
+    import os
+    from everflow.spark.job import SERVING_SLOT, _workers_of, launch_daemon_ahead
+    from everflow.spark.launch import daemon_ahead
+    from everflow.spark.session import get_context
+
+    launch_daemon_ahead()
+    context = get_context()
+    with _workers_of(context, SERVING_SLOT):
+        daemon = context.parallelize([0], 1).map(lambda _: os.getppid()).collect()
+    ahead = daemon_ahead._ahead[0].process
+    print(daemon == [ahead.pid], ahead.poll() is None)
+    context.stop()
+    ahead.wait(20)
+"""
+
+
+def test_the_workers_daemon_has_imported_while_spark_started() -> None:
+    """Spark's own environment and path make no other daemon of it."""
+    done = run(DAEMON)
+    assert done.stdout.split() == ["True", "True"], done.stderr

@@ -27,7 +27,7 @@ from everflow.runtime.client_state import ClientState
 from everflow.runtime.front.foreground import Foreground
 from everflow.runtime.task_words import summary, task_lines
 from everflow.runtime.thread.table_printer import tables
-from everflow.spark.job import workers_ahead
+from everflow.spark.job import launch_daemon_ahead, workers_ahead
 from everflow.spark.session import get_context
 from everflow.state.disk import require_usable
 from everflow.stop_signals import EXIT_BASE
@@ -77,6 +77,7 @@ def run_program(
     with StatusLine(console, stamp=time_of_day) as status, lines_to(status.line, verbose=debug):
 
         def start_spark() -> object:
+            launch_daemon_ahead()
             _ask_brokers(config, status)
             context = get_context()
             workers_ahead(context, min(config.num_stream_threads, os.cpu_count() or 1))

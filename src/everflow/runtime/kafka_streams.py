@@ -379,12 +379,19 @@ class KafkaStreams(
         directory.close(clean=clean)
 
     def _launch_spark_ahead(self) -> None:
-        """Spark's JVM starts beside what else a start does."""
-        from everflow.spark import jvm_ahead
+        """Spark's JVM, and its workers' daemon, start beside what else a start does."""
+        from everflow.spark.job import launch_daemon_ahead
+        from everflow.spark.later import running_context
+        from everflow.spark.launch import daemon_ahead, jvm_ahead
         from everflow.spark.session import launch_ahead
 
-        self._life.held.callback(jvm_ahead.discard)  # where the start ends before Spark's
+        if running_context() is not None:
+            return
+        # Where the start ends before Spark's.
+        self._life.held.callback(jvm_ahead.discard)
+        self._life.held.callback(daemon_ahead.discard)
         launch_ahead()
+        launch_daemon_ahead()
 
     def _spark(self) -> Any:
         """The SparkContext; a new one has slots for the threads, restores, and a spare."""

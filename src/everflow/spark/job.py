@@ -20,6 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from everflow.errors import EverflowError
 from everflow.spark.foreign import mark_as_ours
+from everflow.spark.launch import daemon_ahead
 from everflow.spark.segments import hop_out_of_step, segment, spark_schema
 from everflow.topology.physical_plan import PhysicalPlan
 from everflow.travel.own_code import program_folders
@@ -230,6 +231,13 @@ class ServingJob:
             self.ended.set()
 
 
+def launch_daemon_ahead() -> None:
+    """Let the workers' daemon import while Spark starts; returns at once. For whoever is about to
+    start Spark, with the path that the program has: a daemon of another one is not taken. Not for
+    several threads at once."""
+    daemon_ahead.launch(worker_environment(SERVING_SLOT))
+
+
 def workers_ahead(context: SparkContext, threads: int) -> None:
     """Start the workers of so many stream threads while the driver has other things to do: their
     imports and Spark's first job take 1.5 s. Returns at once; a failure is told by the job that
@@ -319,8 +327,8 @@ def worker_environment(slot: str) -> dict[str, str]:
     one daemon per distinct environment. Without it any process serves any hop, and a producer or a
     store would be open in several.
 
-    The program's folders come last on the workers' path (`everflow.spark.daemon`): its ``queue.py``
-    hides no library there.
+    The program's folders come last on the workers' path (`everflow.spark.launch.daemon`): its
+    ``queue.py`` hides no library there.
     """
     path = [os.path.abspath(entry) for entry in sys.path]  # "" is the current folder
     own = program_folders(path)
@@ -338,4 +346,5 @@ def worker_environment(slot: str) -> dict[str, str]:
         # their pages would be taken anew at 2 us each (joining 16,384 records: 3.5 ms, then 2.4).
         "MALLOC_MMAP_THRESHOLD_": str(64 << 20),
         "MALLOC_TRIM_THRESHOLD_": str(128 << 20),
+        **daemon_ahead.variable(),
     }

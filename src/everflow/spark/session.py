@@ -24,7 +24,6 @@ from everflow.errors import SetupError
 from everflow.jvm.class_archive import start_options
 from everflow.jvm.java import find_java
 from everflow.sockets import socket_folder_of_process
-from everflow.spark import jvm_ahead
 from everflow.spark.foreign import (
     adopt,
     differing,
@@ -35,8 +34,9 @@ from everflow.spark.foreign import (
     require_local,
     wanted_settings,
 )
-from everflow.spark.jvm_launch import jvm_ends_with_failure
 from everflow.spark.later import real_one_starts, running_context, stand_in
+from everflow.spark.launch import jvm_ahead
+from everflow.spark.launch.jvm_launch import jvm_ends_with_failure
 from everflow.waits import waiting
 
 log = logging.getLogger("everflow.spark")
@@ -297,7 +297,7 @@ def context_settings(socket_folder: str) -> dict[str, str]:
         "spark.ui.showConsoleProgress": "false",
         "spark.task.maxFailures": "1",
         "spark.speculation": "false",
-        "spark.python.daemon.module": "everflow.spark.daemon",
+        "spark.python.daemon.module": "everflow.spark.launch.daemon",
         "spark.python.unix.domain.socket.enabled": "true",
         "spark.python.unix.domain.socket.dir": socket_folder,
         "spark.python.sql.dataFrameDebugging.enabled": "false",

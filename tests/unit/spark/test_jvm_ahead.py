@@ -13,8 +13,8 @@ import pytest
 from pyspark import SparkConf, SparkContext, java_gateway
 
 from everflow.runtime.thread.worker_processes import alive
-from everflow.spark import jvm_ahead
-from everflow.spark.jvm_launch import jvm_ends_with_failure
+from everflow.spark.launch import jvm_ahead
+from everflow.spark.launch.jvm_launch import jvm_ends_with_failure
 
 LAUNCHED = """#!/bin/sh
 echo launched >> {log}

@@ -10,7 +10,7 @@ import pytest
 from pyspark import SparkContext, java_gateway
 
 from everflow.runtime.thread.worker_processes import alive
-from everflow.spark.jvm_launch import jvm_ends_with_failure
+from everflow.spark.launch.jvm_launch import jvm_ends_with_failure
 
 
 class Gateway:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from everflow.spark.daemon import program_last, without_archives
 from everflow.spark.job import worker_environment
+from everflow.spark.launch.daemon import program_last, without_archives
 
 
 def test_the_current_folder_and_relative_folders_reach_the_workers(
@@ -75,7 +75,7 @@ def test_a_program_with_a_queue_of_its_own_does_not_break_the_worker(
         "    print([json.dumps, queue.Queue, types.ModuleType, beside.__file__, "
         "os.environ.get('PYTHONSAFEPATH')])\n"
         "pyspark.daemon.manager = manager\n"
-        "from everflow.spark import daemon\n"
+        "from everflow.spark.launch import daemon\n"
         "daemon.main()\n"
     )
     done = subprocess.run(

@@ -1,7 +1,8 @@
 """Spark's Python daemon with our imports done before it forks (`spark.python.daemon.module`).
 
 Without this the first batch after a worker's death pays the imports again (1.6 s against 0.26 s
-measured).
+measured). Where another one has done them already, it is the daemon, and this one stands in for it
+(`everflow.spark.launch.handover`).
 """
 
 from __future__ import annotations
@@ -9,9 +10,18 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import socket
 import sys
 from collections.abc import Iterable
 from pathlib import PurePath
+
+from everflow.spark.launch.handover import SOCKET_VARIABLE, DaemonPlace, awaited, give, stand_in
+
+MODULE = "everflow.spark.launch.daemon"
+AHEAD = "--ahead"
+"""With the number of a listening socket: wait there for the daemon that Spark launches."""
+AHEAD_S = 300.0
+"""Nobody has asked for so long: Spark does not start, or has daemons of another kind."""
 
 PRELOADED = (
     "numpy",
@@ -55,16 +65,23 @@ def keep_for_good() -> None:
 
 
 def main() -> None:
-    """Import, then hand over to pyspark's daemon; runs as ``python -m everflow.spark.daemon``."""
+    """Import, then hand over to pyspark's daemon; runs as ``python -m`` with `MODULE`."""
     own = os.environ.get("EVERFLOW_PROGRAM_PATH", "").split(os.pathsep)
     sys.path[:] = without_archives(program_last(sys.path, filter(None, own), os.getcwd()))
     # Meant for this process, not for those that a function starts.
     os.environ.pop("PYTHONSAFEPATH", None)
+    ahead = sys.argv[1:2] == [AHEAD]
+    if not ahead and (path := os.environ.get(SOCKET_VARIABLE)):
+        elsewhere = give(path, DaemonPlace.of_this_process())
+        if elsewhere is not None:
+            stand_in(elsewhere)
     for name in PRELOADED:
         importlib.import_module(name)
     from pyspark.daemon import manager
 
     keep_for_good()
+    if ahead and not awaited(socket.socket(fileno=int(sys.argv[2])), AHEAD_S):
+        return
     sys.stderr.flush()
     manager()
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from pyspark import SparkConf, SparkContext, java_gateway
 
-from everflow.spark.jvm_output import JvmOutput
+from everflow.spark.launch.jvm_output import JvmOutput
 from everflow.stop_signals import NUMBERS
 
 _TOLD_IN = "_PYSPARK_DRIVER_CONN_INFO_PATH"
@@ -129,18 +129,24 @@ def recording(
         def __init__(self, *arguments: Any, **options: Any) -> None:
             launched.append(self)
             options = {"stderr": output.write_end, **options, "start_new_session": True}
-            options["preexec_fn"] = _deaf(options.get("preexec_fn"))
+            options["preexec_fn"] = _and_deaf(options.get("preexec_fn"))
             super().__init__(*arguments, **options)
 
     return Recorded
 
 
-def _deaf(given: Callable[[], None] | None) -> Callable[[], None]:
+def deaf() -> None:
+    """In a child, before it is another program: a signal to everything that a terminal or a
+    supervisor has started is not for it."""
+    for number in NUMBERS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _and_deaf(given: Callable[[], None] | None) -> Callable[[], None]:
     def prepare() -> None:
         if given is not None:
             given()
-        for number in NUMBERS:
-            signal.signal(number, signal.SIG_IGN)
+        deaf()
 
     return prepare
 

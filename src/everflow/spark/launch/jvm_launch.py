@@ -20,8 +20,8 @@ from typing import Any
 
 from pyspark import SparkContext, java_gateway
 
-from everflow.spark.jvm_ahead import WAIT_S, JvmAhead, recording, taken
-from everflow.spark.jvm_output import JvmOutput
+from everflow.spark.launch.jvm_ahead import WAIT_S, JvmAhead, recording, taken
+from everflow.spark.launch.jvm_output import JvmOutput
 
 log = logging.getLogger("everflow.spark")
 

@@ -1,0 +1,104 @@
+"""Starts a daemon of Spark's Python workers beside the start of Spark.
+
+Spark launches its daemon for the first job, when its JVM is up; the daemon's imports, 0.7 s of a
+processor, were waited for then, by everybody. One that has done them takes the place of the one
+that Spark launches (`handover`); where it is not the same, or has gone, nothing but time is lost.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from everflow.sockets import remove_socket_folder, socket_folder
+from everflow.spark.launch.daemon import AHEAD, MODULE
+from everflow.spark.launch.handover import SOCKET_VARIABLE
+from everflow.spark.launch.jvm_ahead import deaf
+
+_BY_SPARK = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "YES"}
+"""What Spark sets for a daemon and libraries read when they are imported."""
+_HASH_SEED = "PYTHONHASHSEED"
+_SPARKS_HASH_SEED = "0"
+"""PySpark's, where none is set."""
+
+
+@dataclass(frozen=True)
+class _Ahead:
+    process: subprocess.Popen[bytes]
+    folder: Path
+
+    @property
+    def socket(self) -> str:
+        return _socket_in(self.folder)
+
+    def wait(self) -> None:
+        """Until it has ended: it is this process's child, and nobody else's to be reaped."""
+        self.process.wait()
+        remove_socket_folder(self.folder)
+
+
+_ahead: list[_Ahead] = []
+"""One at the most; it stays here when it has become the daemon."""
+
+
+def launch(workers: Mapping[str, str]) -> None:
+    """Let a daemon start for workers of this environment; returns at once. Nothing happens where
+    there is one. Whatever goes wrong with it is found, and told, by the one that Spark launches.
+    Not for several threads at once."""
+    if _ahead and _ahead[0].process.poll() is None:
+        return
+    _ahead.clear()
+    folder = socket_folder()
+    environment = {
+        **os.environ,
+        _HASH_SEED: os.environ.get(_HASH_SEED, _SPARKS_HASH_SEED),
+        **workers,
+        **_BY_SPARK,
+        SOCKET_VARIABLE: _socket_in(folder),
+    }
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        listening.bind(_socket_in(folder))
+        listening.listen(1)
+        number = listening.fileno()
+        options: dict[str, Any] = {"process_group": 0, "preexec_fn": deaf}
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-m", MODULE, AHEAD, str(number)],
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=(number,),
+                **options,
+            )
+        except OSError:
+            remove_socket_folder(folder)
+            return
+    _ahead.append(_Ahead(process, folder))
+    atexit.register(remove_socket_folder, folder)
+    threading.Thread(target=_ahead[0].wait, name="everflow-daemon-ahead", daemon=True).start()
+
+
+def variable() -> dict[str, str]:
+    """For the environment of workers: where their daemon finds one that has started ahead. The same
+    from the launch on, as Spark has a daemon for each environment."""
+    return {SOCKET_VARIABLE: _ahead[0].socket} if _ahead else {}
+
+
+def discard() -> None:
+    """End it, if it is no daemon yet; Spark has ended then, or is somebody else's. Idempotent."""
+    for one in _ahead:
+        if one.process.stdin is not None:
+            one.process.stdin.close()
+
+
+def _socket_in(folder: Path) -> str:
+    return str(folder / "p")
