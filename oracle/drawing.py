@@ -9,6 +9,8 @@ from typing import Any
 from oracle.processors import CHILDREN
 from oracle.programs import BRANCHES, Node, Program
 
+NEVER_LATE_MS = 100_000
+"""A script's last records are ten seconds behind the others."""
 _DOES = ("timed", "windows", "sessions", "versions", "split")
 
 
@@ -421,6 +423,9 @@ class Draw:
         )
 
     def _join_streams(self, kind: str) -> None:
+        if kind == "inner" and len(self._streams) > 1 and self._drawn.random() < 0.6:
+            self._join_streams_of_any_times()
+            return
         plain = [name for name, (plain, _) in self._streams.items() if plain]
         if len(plain) < 2:
             return
@@ -442,6 +447,16 @@ class Draw:
         else:
             self._sink(name)
             self.program.unordered.append(self.program.outputs[-1])
+
+    def _join_streams_of_any_times(self) -> None:
+        """Nothing is ever late for it."""
+        left, right = self._two_of(self._streams)
+        before, after = self._drawn.choice([0, 5, 25]), self._drawn.choice([0, 5, 25])
+        windows = {"before": before, "after": after, "grace": NEVER_LATE_MS}
+        name = self._add(
+            "join", left=left, right=right, kind="inner", windows=windows, store=self._store()
+        )
+        self._stream(name, plain=False)
 
     def _sinks(self) -> None:
         for table in [name for name in self._tables + self._views if name not in self._used]:
