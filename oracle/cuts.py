@@ -102,12 +102,17 @@ class InTurn(NamedTuple):
 
 
 def taken_in_turn(program: Program) -> InTurn:
-    """Nodes whose results depend on which of several repartition topics a task takes from first,
-    and those behind them: one record has made several of equal times, which come to one place
-    through two topics. Which is first no broker says; the original takes the topics in turn, as far
-    as they have been fetched. In a join of tables each key's results are in order."""
+    """Nodes whose results depend on which of several topics a task takes from first, and those
+    behind them. Which is first no broker says; the original takes the topics in turn, as far as
+    they have been fetched.
+
+    One record has made several of equal times, which come to one place through two repartition
+    topics; in a join of tables each key's results are in order. Or it has made several entries of
+    one key, which come to the left side of a join by a foreign key through a topic: an entry is
+    answered before the next one comes, or is gone by then."""
     found, above = InTurn(set(), set()), dict[str, set[str]]()
     routes, changed, several = dict[str, set[str]](), set[str](), set[str]()
+    of_one_key, apart = set[str](), set[str]()
     for node in program.nodes:
         name, op = node["id"], node["op"]
         sides = [node[side] for side in ("in", "left", "right") if side in node]
@@ -120,12 +125,19 @@ def taken_in_turn(program: Program) -> InTurn:
         meet = len(sides) > 1 and bool(above[sides[0]] & above[sides[-1]])
         if meet or _gives_several(node) or several.intersection(sides):
             several.add(name)
+        crossed = [side for side, by in zip(sides, came, strict=True) if by != routes[side]]
+        if apart.intersection(sides) or of_one_key.intersection(crossed):
+            apart.add(name)
+        two_keys = op.startswith("group_")  # what was and what is: one key has one of them
+        if meet or (_gives_several(node) and not two_keys) or of_one_key.intersection(sides):
+            of_one_key.add(name)
         two = meet and len(routes[name] - {""}) > 1
         kept = "store" in node or "tables" in node
         of_tables = op == "join" and kept and not {"grace", "windows"} & node.keys()
         keyed = of_tables or (op in _OF_KEYS and "windows" not in node)
         folds = op == "cogroup"  # one record comes to it by two topics
         open_order = two and not of_tables and (folds or bool(several.intersection(sides)))
+        open_order |= op == "foreign" and node["left"] in apart
         one_of_keys = bool(found.of_keys.intersection(sides))
         if found.unknown.intersection(sides) or open_order or (one_of_keys and not keyed):
             found.unknown.add(name)

@@ -66,6 +66,21 @@ def grouped(name: str) -> Node:
             "",
             "j",
         ),
+        # Two entries of a group by one record, through a topic: the first one is answered, or not.
+        (
+            [
+                *(STREAM, TABLE),
+                {"op": "map_values", "id": "k", "in": "s"},
+                {"op": "merge", "id": "m", "left": "k", "right": "s"},
+                {"op": "to_table", "id": "u", "in": "m", "store": "u"},
+                {"op": "group_aggregate", "id": "g", "in": "u", "store": "g"},
+                {"op": "foreign", "id": "f", "left": "g", "right": "t", "store": "f"},
+                {"op": "foreign", "id": "n", "left": "t", "right": "g", "store": "n"},
+                {"op": "foreign", "id": "o", "left": "u", "right": "t", "store": "o"},
+            ],
+            "",
+            "f",
+        ),
     ],
 )
 def test_only_what_a_broker_says_is_compared(nodes: list[Node], of_keys: str, unknown: str) -> None:
