@@ -62,12 +62,6 @@ def _never() -> Iterator[tuple[str, str]]:
     for kind in STATEFUL:
         # Its results without a match have another order in the original: they go to a sink.
         yield "outer join of streams", kind
-    # What is late for it is told otherwise on purpose, and it has to end some of its windows, so
-    # its inputs are of times that are known.
-    known = {"join with table", "join with global table", "processor", "table", "versioned table"}
-    for kind in STATEFUL:
-        if kind not in known:
-            yield kind, "outer join of streams"
 
 
 NEVER = frozenset(_never())

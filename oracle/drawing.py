@@ -11,6 +11,8 @@ from oracle.programs import BRANCHES, Node, Program
 
 NEVER_LATE_MS = 100_000
 """A script's last records are ten seconds behind the others."""
+WIDE_MS = 1_000
+"""Longer than a script without these, and than anything that is held back in it."""
 _DOES = ("timed", "windows", "sessions", "versions", "split")
 
 
@@ -423,8 +425,8 @@ class Draw:
         )
 
     def _join_streams(self, kind: str) -> None:
-        if kind == "inner" and len(self._streams) > 1 and self._drawn.random() < 0.6:
-            self._join_streams_of_any_times()
+        if len(self._streams) > 1 and self._drawn.random() < 0.6:
+            self._join_streams_of_any_times(kind)
             return
         plain = [name for name, (plain, _) in self._streams.items() if plain]
         if len(plain) < 2:
@@ -439,6 +441,19 @@ class Draw:
         # What is late for a join is told otherwise here, on purpose (docs/differences.md).
         late = min(before, after) + grace - 1 if kind == "inner" else min(before, after, grace)
         self.program.jitter_ms = min(self.program.jitter_ms, late)
+        self._joined(left, right, kind, windows)
+
+    def _join_streams_of_any_times(self, kind: str) -> None:
+        """Nothing is ever late for it. Where a record waits for a match the windows are wide, too:
+        whoever comes when the window has ended is told otherwise (docs/differences.md)."""
+        left, right = self._two_of(self._streams)
+        if kind == "inner":
+            sizes = [self._drawn.choice([0, 5, 25]), self._drawn.choice([0, 5, 25]), NEVER_LATE_MS]
+        else:
+            sizes = [WIDE_MS] * 3
+        self._joined(left, right, kind, dict(zip(("before", "after", "grace"), sizes, strict=True)))
+
+    def _joined(self, left: str, right: str, kind: str, windows: dict[str, int]) -> None:
         name = self._add(
             "join", left=left, right=right, kind=kind, windows=windows, store=self._store()
         )
@@ -447,16 +462,6 @@ class Draw:
         else:
             self._sink(name)
             self.program.unordered.append(self.program.outputs[-1])
-
-    def _join_streams_of_any_times(self) -> None:
-        """Nothing is ever late for it."""
-        left, right = self._two_of(self._streams)
-        before, after = self._drawn.choice([0, 5, 25]), self._drawn.choice([0, 5, 25])
-        windows = {"before": before, "after": after, "grace": NEVER_LATE_MS}
-        name = self._add(
-            "join", left=left, right=right, kind="inner", windows=windows, store=self._store()
-        )
-        self._stream(name, plain=False)
 
     def _sinks(self) -> None:
         for table in [name for name in self._tables + self._views if name not in self._used]:
