@@ -14,9 +14,9 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from everflow.operators.joins import StreamStreamJoin, StreamTableJoin, TableTableJoin
+from everflow.operators.joins import StreamStreamJoin, StreamTableJoin, table_table
 from everflow.operators.joins.foreign_keys import ForeignKeys
-from everflow.operators.joins.joined_table import JoinedTable
+from everflow.operators.joins.joined_table import Held, JoinedTable
 from everflow.operators.joins.stream_global import StreamGlobalJoin
 from everflow.operators.joins.waiting_records import WaitingRecords
 from everflow.operators.processors.stores import KeyValueStore
@@ -97,7 +97,7 @@ def _of_the_first(call: Callable[..., Any]) -> Callable[..., Any]:
 
 QUICK = ("a window without its begin", "a processor's store keeps what is deleted")
 """Those of every run; the others with ``--all``."""
-MUTATIONS: dict[str, tuple[str, type, str, Callable[[Any], Any]]] = {
+MUTATIONS: dict[str, tuple[str, Any, str, Callable[[Any], Any]]] = {
     "a window without its begin": (
         "inner join of streams",
         StreamStreamJoin,
@@ -187,11 +187,11 @@ MUTATIONS: dict[str, tuple[str, type, str, Callable[[Any], Any]]] = {
     ),
     "the earlier time": (
         "join of tables",
-        TableTableJoin,
-        "_in_order",
-        lambda merge: (
-            lambda self, left, right: merge(
-                self, replace(left, timestamp=left.timestamp - 1), right
+        table_table,
+        "_results",
+        lambda results: (
+            lambda changes, *rest: results(
+                replace(changes, other=Held(changes.other.values, changes.other.times - 1)), *rest
             )
         ),
     ),

@@ -8,7 +8,7 @@ import pickle
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pyarrow as pa
@@ -18,10 +18,11 @@ from pyspark.errors import PySparkException
 from pyspark.logger import PySparkLogger
 from pyspark.sql import DataFrame, SparkSession
 
-from everflow.errors import EverflowError
+from everflow.errors import EverflowError, SetupError
 from everflow.spark.foreign import mark_as_ours
 from everflow.spark.launch import daemon_ahead
 from everflow.spark.segments import hop_out_of_step, segment, spark_schema
+from everflow.spark.session import prepare_environment
 from everflow.topology.physical_plan import PhysicalPlan
 from everflow.travel.own_code import program_folders
 
@@ -235,7 +236,9 @@ def launch_daemon_ahead() -> None:
     """Let the workers' daemon import while Spark starts; returns at once. For whoever is about to
     start Spark, with the path that the program has: a daemon of another one is not taken. Not for
     several threads at once."""
-    daemon_ahead.launch(worker_environment(SERVING_SLOT))
+    with suppress(SetupError):  # told by whoever starts Spark
+        prepare_environment()
+        daemon_ahead.launch(worker_environment(SERVING_SLOT))
 
 
 def workers_ahead(context: SparkContext, threads: int) -> None:

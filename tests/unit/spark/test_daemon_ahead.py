@@ -4,6 +4,7 @@ the same one."""
 from __future__ import annotations
 
 import os
+import pty
 import struct
 import subprocess
 import sys
@@ -193,3 +194,64 @@ def test_it_ends_with_a_process_that_is_killed(ahead: subprocess.Popen[bytes]) -
 
 def test_the_terminals_signals_are_not_for_it(ahead: subprocess.Popen[bytes]) -> None:
     assert os.getpgid(ahead.pid) == ahead.pid
+
+
+AS_A_JVMS = """
+import os, resource
+from everflow.spark.launch.daemon import as_a_jvms
+_, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, most))
+os.close(os.open("/dev/tty", os.O_RDWR))
+as_a_jvms()
+assert resource.getrlimit(resource.RLIMIT_NOFILE) == (most, most)
+try:
+    os.open("/dev/tty", os.O_RDWR)
+except OSError:
+    print("none")
+"""
+WITH_A_TERMINAL = """
+import fcntl, os, subprocess, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+apart = lambda: os.setpgid(0, 0)
+subprocess.run([sys.executable, "-c", sys.argv[1]], preexec_fn=apart, check=True)
+"""
+
+
+def test_it_has_no_terminal_and_all_the_files_that_a_jvms_has() -> None:
+    terminal, end = pty.openpty()
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", WITH_A_TERMINAL, AS_A_JVMS],
+            stdin=end,
+            capture_output=True,
+            text=True,
+            start_new_session=True,
+        )
+    finally:
+        os.close(terminal)
+        os.close(end)
+    assert (done.stdout, done.returncode) == ("none\n", 0), done.stderr
+
+
+def test_it_is_the_python_that_spark_launches(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    python = str(Path(sys.executable).with_name("python3"))
+    monkeypatch.setenv("PYSPARK_PYTHON", python)
+    ahead: subprocess.Popen[bytes] = request.getfixturevalue("ahead")
+    assert psutil.Process(ahead.pid).cmdline()[0] == python
+
+
+def no_room() -> Path:
+    raise OSError("no space left on device")
+
+
+def test_what_cannot_be_launched_is_no_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")  # somebody else's JVM, as by spark-submit
+    daemon_ahead.launch({})
+    monkeypatch.delenv("PYSPARK_GATEWAY_PORT")
+    monkeypatch.setenv("PYSPARK_PYTHON", "/not/there/python3")
+    daemon_ahead.launch({})
+    monkeypatch.setattr(daemon_ahead, "socket_folder", no_room)
+    daemon_ahead.launch({})
+    assert not daemon_ahead._ahead

@@ -7,12 +7,16 @@ measured). Where another one has done them already, it is the daemon, and this o
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import importlib
 import os
+import resource
 import socket
 import sys
+import termios
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import PurePath
 
 from everflow.spark.launch.handover import SOCKET_VARIABLE, DaemonPlace, awaited, give, stand_in
@@ -64,6 +68,19 @@ def keep_for_good() -> None:
     gc.freeze()
 
 
+def as_a_jvms() -> None:
+    """What a daemon has that Spark's JVM launches, and a child of the driver has not: no terminal,
+    where one who asks for a password would stop all workers, and as many open files as are
+    allowed."""
+    with suppress(OSError):
+        terminal = os.open("/dev/tty", os.O_RDWR)
+        fcntl.ioctl(terminal, termios.TIOCNOTTY)
+        os.close(terminal)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 def main() -> None:
     """Import, then hand over to pyspark's daemon; runs as ``python -m`` with `MODULE`."""
     own = os.environ.get("EVERFLOW_PROGRAM_PATH", "").split(os.pathsep)
@@ -71,7 +88,9 @@ def main() -> None:
     # Meant for this process, not for those that a function starts.
     os.environ.pop("PYTHONSAFEPATH", None)
     ahead = sys.argv[1:2] == [AHEAD]
-    if not ahead and (path := os.environ.get(SOCKET_VARIABLE)):
+    if ahead:
+        as_a_jvms()
+    elif path := os.environ.get(SOCKET_VARIABLE):
         elsewhere = give(path, DaemonPlace.of_this_process())
         if elsewhere is not None:
             stand_in(elsewhere)

@@ -14,9 +14,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from everflow.sockets import remove_socket_folder, socket_folder
 from everflow.spark.launch.daemon import AHEAD, MODULE
@@ -51,12 +51,26 @@ _ahead: list[_Ahead] = []
 
 def launch(workers: Mapping[str, str]) -> None:
     """Let a daemon start for workers of this environment; returns at once. Nothing happens where
-    there is one. Whatever goes wrong with it is found, and told, by the one that Spark launches.
-    Not for several threads at once."""
-    if _ahead and _ahead[0].process.poll() is None:
+    there is one, and where this process's JVM was launched by somebody else, with variables of its
+    own. Whatever goes wrong is found, and told, by the one that Spark launches. Not for several
+    threads at once."""
+    running = bool(_ahead) and _ahead[0].process.poll() is None
+    if running or "PYSPARK_GATEWAY_PORT" in os.environ:
         return
     _ahead.clear()
-    folder = socket_folder()
+    with suppress(OSError):
+        folder = socket_folder()
+        atexit.register(remove_socket_folder, folder)
+        try:
+            _ahead.append(_Ahead(_launched(folder, workers), folder))
+        except OSError:
+            remove_socket_folder(folder)
+            return
+        waiting = threading.Thread(target=_ahead[0].wait, name="everflow-daemon-ahead", daemon=True)
+        waiting.start()
+
+
+def _launched(folder: Path, workers: Mapping[str, str]) -> subprocess.Popen[bytes]:
     environment = {
         **os.environ,
         _HASH_SEED: os.environ.get(_HASH_SEED, _SPARKS_HASH_SEED),
@@ -68,23 +82,21 @@ def launch(workers: Mapping[str, str]) -> None:
         listening.bind(_socket_in(folder))
         listening.listen(1)
         number = listening.fileno()
-        options: dict[str, Any] = {"process_group": 0, "preexec_fn": deaf}
-        try:
-            process = subprocess.Popen(
-                [sys.executable, "-m", MODULE, AHEAD, str(number)],
-                env=environment,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=(number,),
-                **options,
-            )
-        except OSError:
-            remove_socket_folder(folder)
-            return
-    _ahead.append(_Ahead(process, folder))
-    atexit.register(remove_socket_folder, folder)
-    threading.Thread(target=_ahead[0].wait, name="everflow-daemon-ahead", daemon=True).start()
+        python = os.environ.get("PYSPARK_PYTHON", sys.executable)
+        return subprocess.Popen(
+            [python, "-m", MODULE, AHEAD, str(number)],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=(number,),
+            preexec_fn=_apart,
+        )
+
+
+def _apart() -> None:
+    deaf()
+    os.setpgid(0, 0)
 
 
 def variable() -> dict[str, str]:
