@@ -59,10 +59,10 @@ def _asked(url: str, token: str, content: Any, timeout_s: float) -> dict[str, An
 
 def flame_lines(found: Mapping[str, Any]) -> list[str]:
     """The user's lines by their part of the time, for people."""
-    whole = max(found["ms"], 0.1)
+    whole = max(found["tree"]["ms"], 0.1)
     head = (
-        f"{found['worker']}: {found['samples']} looks in {whole / 1000:.1f} s. Your lines, by "
-        f"their part of the time:"
+        f"{found['worker']}: {found['samples']} looks in {found['ms'] / 1000:.1f} s. Your lines, "
+        f"by their part of the time:"
     )
     rows = [[f"{row['ms'] / whole:.1%}", row["line"]] for row in found["lines"]]
     return [head, *(table(rows) if rows else ["none of your lines ran"])]

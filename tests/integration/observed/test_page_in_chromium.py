@@ -428,7 +428,7 @@ class Workers:
             [430.0, 0, 6],
             [120.0, 0, 2, 7],
         ]
-        return {"samples": 494, "frames": frames, "stacks": stacks}
+        return {"samples": 494, "ms": 4_940.0, "frames": frames, "stacks": stacks}
 
 
 def test_a_flame_graph_is_drawn_when_it_is_asked_for(tmp_path: Path) -> None:

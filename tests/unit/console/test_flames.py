@@ -39,8 +39,9 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_lines_have_their_part_of_the_time() -> None:
-    assert flame_lines(FOUND) == [
-        "t9-0: 10 looks in 0.1 s. Your lines, by their part of the time:",
+    """Of the threads' time; the seconds are those that were looked, however many they are."""
+    assert flame_lines({**FOUND, "ms": 5_000.0}) == [
+        "t9-0: 10 looks in 5.0 s. Your lines, by their part of the time:",
         "80.0%  price (shop.py:7)",
     ]
     assert flame_lines({**FOUND, "lines": []})[1:] == ["none of your lines ran"]

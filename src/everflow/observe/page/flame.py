@@ -30,9 +30,9 @@ class WorkerDesk(Protocol):
         """Slot (``t0-1``: the second hop of stream thread 0) -> its process."""
 
     def sample(self, worker: str, seconds: float) -> Mapping[str, Any]:
-        """What it runs from now on: ``samples``, ``frames`` ([name, whether it is the user's]),
-        ``stacks`` ([ms, places in ``frames``...], the outermost first). Blocks for so long and
-        more; raises EverflowError."""
+        """What it runs from now on: ``samples``, ``ms`` that were looked, ``frames`` ([name,
+        whether it is the user's]), ``stacks`` ([ms, places in ``frames``...], the outermost first;
+        of all threads that worked). Blocks for so long and more; raises EverflowError."""
 
 
 @dataclass
@@ -63,7 +63,8 @@ class Box:
 
 def flame(told: Mapping[str, Any], worker: str) -> dict[str, Any]:
     """The tree of boxes, and the user's lines by the time that they took, theirs and that of what
-    they called. Pure."""
+    they called; ``ms`` is for how long was looked, the tree's is the sum of the threads that worked
+    then, of which each has its part. Pure."""
     frames = [(str(name), bool(own)) for name, own in told["frames"]]
     root = Box(worker, False)
     lines: dict[str, float] = {}
@@ -83,7 +84,7 @@ def flame(told: Mapping[str, Any], worker: str) -> dict[str, Any]:
     return {
         "worker": worker,
         "samples": int(told["samples"]),
-        "ms": round(root.ms, 1),
+        "ms": float(told["ms"]),
         "tree": root.plain(least_ms),
         "lines": [{"line": line, "ms": round(ms, 1)} for line, ms in ranked[:MOST_LINES]],
     }

@@ -278,7 +278,7 @@ async function flameOf(worker) {
   at("flame-said").textContent = `Looks at ${slotName(worker)} for 5 s.`;
   try {
     const found = await asked("page/flame", { worker, seconds: 5 });
-    const share = (ms) => `${(100 * ms / Math.max(1, found.ms)).toFixed(1)} %`;
+    const share = (ms) => `${(100 * ms / Math.max(1, found.tree.ms)).toFixed(1)} %`;
     fill("flame-lines", [["your line", false], ["of the time", true]], found.lines.map((row) => [row.line, share(row.ms)]), "None of your lines ran.");
     flameDraw(found.tree, found.tree);
     at("flame-said").textContent = `${slotName(worker)} at ${clock(Date.now())}: ${whole(found.samples)} looks in ${seconds(found.ms / 1000)}. A box opens when it is pressed.`;

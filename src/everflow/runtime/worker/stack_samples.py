@@ -25,6 +25,17 @@ DEPTH = 96
 MOST_NAME = 160
 LEFT_OUT = "..."
 BESIDES = "(stacks that are too many)"
+WAITING = frozenset(
+    (
+        "concurrent.futures.thread",
+        "multiprocessing.connection",
+        "queue",
+        "selectors",
+        "subprocess",
+        "threading",
+    )
+)
+"""Whoever is in Python code of these modules waits for a lock, a socket or a process."""
 
 
 class StackFrame(NamedTuple):
@@ -37,9 +48,11 @@ class StackFrame(NamedTuple):
 
 @dataclass
 class StackCounts:
-    """For how long each stack ran. One thread writes."""
+    """For how long each stack ran. One thread writes. ``looked_ms``: for how long was looked; the
+    stacks of two threads that work have twice that."""
 
     samples: int = 0
+    looked_ms: float = 0.0
     _ms: dict[tuple[StackFrame, ...], float] = field(default_factory=dict)
 
     def add(self, stack: Sequence[StackFrame], elapsed_ms: float) -> None:
@@ -54,8 +67,8 @@ class StackCounts:
         self._ms[whole] = self._ms.get(whole, 0.0) + elapsed_ms
 
     def told(self) -> dict[str, Any]:
-        """For the way to another process: ``samples``, ``frames`` ([name, own]), and ``stacks``: ms
-        and places in ``frames``, those that ran longest first."""
+        """For the way to another process: ``samples``, ``ms`` that were looked, ``frames`` ([name,
+        own]), and ``stacks``: ms and places in ``frames``, those that ran longest first."""
         places: dict[StackFrame, int] = {}
         ranked = sorted(self._ms.items(), key=lambda item: -item[1])
         stacks = [
@@ -63,7 +76,8 @@ class StackCounts:
             for stack, ms in ranked
         ]
         frames = [[place.name, place.own] for place in places]
-        return {"samples": self.samples, "frames": frames, "stacks": stacks}
+        looked_ms = round(self.looked_ms, 1)
+        return {"samples": self.samples, "ms": looked_ms, "frames": frames, "stacks": stacks}
 
 
 def sampled(seconds: float, hertz: int = HERTZ) -> StackCounts:
@@ -80,13 +94,17 @@ def sampled(seconds: float, hertz: int = HERTZ) -> StackCounts:
 
 
 def look(counts: StackCounts, elapsed_ms: float) -> None:
-    """Once, for the time since the look before."""
+    """Once, for the time since the look before. A helper thread that waits (Kafka's client, a pool
+    without work) is no work and is left out; the main thread's wait keeps a batch from ending."""
     counts.samples += 1
+    counts.looked_ms += elapsed_ms
     main = threading.main_thread().ident
     names = {one.ident: one.name for one in threading.enumerate()}
     for ident, frame in sys._current_frames().items():
         name = names.get(ident, "a thread")
         if ident == threading.get_ident() or name.startswith(SAMPLER):
+            continue
+        if ident != main and frame.f_globals.get("__name__") in WAITING:
             continue
         stack = list(places(frame))
         counts.add(

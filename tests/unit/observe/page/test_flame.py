@@ -16,6 +16,7 @@ from unit.observe.page.test_page_routes import served
 
 TOLD: dict[str, Any] = {
     "samples": 10,
+    "ms": 50.0,
     "frames": [["run", False], ["price (shop.py:7)", True], ["round", False], ["wait", False]],
     "stacks": [[60.0, 0, 1, 2], [20.0, 0, 1], [19.9, 0, 3], [0.1, 3]],
 }
@@ -23,7 +24,8 @@ TOLD: dict[str, Any] = {
 
 def test_what_is_called_stands_on_its_caller_and_has_its_part() -> None:
     found = flame(TOLD, "t0-0")
-    assert (found["worker"], found["samples"], found["ms"]) == ("t0-0", 10, 100.0)
+    assert (found["worker"], found["samples"], found["ms"]) == ("t0-0", 10, 50.0)
+    assert found["tree"]["ms"] == 100.0, "of two threads"
     (run,) = found["tree"]["children"]
     assert (run["name"], run["ms"]) == ("run", 99.9)
     assert [(box["name"], box["own"], box["ms"]) for box in run["children"]] == [
@@ -40,6 +42,7 @@ def test_a_line_of_the_users_has_what_it_called_too() -> None:
 def test_the_innermost_line_counts() -> None:
     told = {
         "samples": 1,
+        "ms": 8.0,
         "frames": [["outer (a.py:1)", True], ["inner (a.py:9)", True]],
         "stacks": [[5.0, 0, 1], [3.0, 0]],
     }
@@ -50,18 +53,19 @@ def test_the_innermost_line_counts() -> None:
 
 
 def test_nothing_was_seen() -> None:
-    found = flame({"samples": 0, "frames": [], "stacks": []}, "w")
+    found = flame({"samples": 0, "ms": 0.0, "frames": [], "stacks": []}, "w")
     assert found["tree"] == {"name": "w", "own": False, "ms": 0.0, "children": []}
 
 
 def test_it_is_bounded_and_leaves_out_the_smallest() -> None:
     frames = [[f"f{number} (a.py:{number})", True] for number in range(20_000)]
     stacks = [[float(1 + number % 7), number] for number in range(20_000)]
-    found = flame({"samples": 1, "frames": frames, "stacks": stacks}, "w")
+    told = {"samples": 1, "ms": 9.0, "frames": frames}
+    found = flame({**told, "stacks": stacks}, "w")
     assert found["tree"]["children"] == [], f"none has a share of {LEAST_SHARE}"
     assert len(found["lines"]) == MOST_LINES
     deep = [[1.0, *range(start, start + 90)] for start in range(0, 9_000, 90)]
-    boxes = json.dumps(flame({"samples": 1, "frames": frames, "stacks": deep}, "w")["tree"])
+    boxes = json.dumps(flame({**told, "stacks": deep}, "w")["tree"])
     assert 0 < boxes.count('"name"') <= MOST_BOXES + len(deep) * 90
 
 

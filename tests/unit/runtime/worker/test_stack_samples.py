@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import queue
+import selectors
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
 
 from everflow.runtime.step.user_line import of_user
 from everflow.runtime.worker.stack_samples import (
@@ -71,8 +75,8 @@ def test_a_file_of_the_user_is_none_of_pythons_or_of_packages() -> None:
 
 
 @contextmanager
-def waits_here(until: threading.Event) -> Iterator[None]:
-    thread = threading.Thread(target=until.wait, name="stands-there", daemon=True)
+def stands(until: threading.Event, work: Callable[[], object], name: str) -> Iterator[None]:
+    thread = threading.Thread(target=work, name=name, daemon=True)
     thread.start()
     try:
         yield
@@ -81,14 +85,49 @@ def waits_here(until: threading.Event) -> Iterator[None]:
         thread.join(60)
 
 
-def test_another_thread_is_named_and_the_one_that_looks_is_left_out() -> None:
-    def names() -> list[list[str]]:
-        counts = StackCounts()
-        look(counts, 10.0)
-        assert counts.samples == 1
-        told = counts.told()
-        return [[told["frames"][one][0] for one in stack[1:]] for stack in told["stacks"]]
+def names() -> list[list[str]]:
+    """Of a look at this process."""
+    counts = StackCounts()
+    look(counts, 10.0)
+    assert counts.samples == 1
+    told = counts.told()
+    assert told["ms"] == 10.0, "however many threads there are"
+    return [[told["frames"][one][0] for one in stack[1:]] for stack in told["stacks"]]
 
-    with waits_here(threading.Event()):
-        wait_until(lambda: any(one[0] == "thread stands-there" for one in names()), 60, "it to run")
+
+def test_another_thread_is_named_and_the_one_that_looks_is_left_out() -> None:
+    until = threading.Event()
+
+    def works() -> None:
+        while not until.is_set():
+            sum(range(1_000))
+
+    with stands(until, works, "works-there"):
+        wait_until(lambda: any(one[0] == "thread works-there" for one in names()), 60, "it to run")
         assert not any("names" in name for stack in names() for name in stack)
+
+
+def in_select(until: threading.Event) -> None:
+    """As a client of Kafka waits."""
+    with selectors.DefaultSelector() as selector:
+        while not until.is_set():
+            selector.select(0.05)
+
+
+def in_a_queue(until: threading.Event) -> None:
+    found = queue.Queue[int]()
+    while not until.is_set():
+        with suppress(queue.Empty):
+            found.get(timeout=0.05)
+
+
+def in_a_lock(until: threading.Event) -> None:
+    until.wait()
+
+
+@pytest.mark.parametrize("wait", [in_select, in_a_queue, in_a_lock])
+def test_a_helper_thread_that_waits_is_left_out(wait: Callable[[threading.Event], None]) -> None:
+    """It halved the part of the main thread's lines."""
+    until = threading.Event()
+    with stands(until, lambda: wait(until), "waits-there"):
+        wait_until(lambda: all(one[0] != "thread waits-there" for one in names()), 10, "it to wait")
