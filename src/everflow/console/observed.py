@@ -2,22 +2,46 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
-from everflow.errors import RetriableError
+from everflow.errors import ConfigError, EverflowError, RetriableError
+from everflow.moves import counted
+from everflow.observe.page.verdict import brokers_away
 
 ASK_S = 10.0
 MOST_BYTES = 64 << 20
 
 
 def url_of(address: str) -> str:
-    """Where an instance is watched, as a URL without a slash at its end."""
-    url = address if address.startswith(("http://", "https://")) else f"http://{address}"
-    return url.rstrip("/")
+    """Where an instance is watched, as a URL without a slash at its end. ConfigError for what is no
+    address."""
+    whole = address.startswith(("http://", "https://"))
+    url = (address if whole else f"http://{address}").rstrip("/")
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:  # a port that is no number, half of the brackets around an IPv6 address
+        raise _no_address(
+            address, "its port is no number up to 65535, or its host is none"
+        ) from None
+    if not host:
+        raise _no_address(address, "it names no host")
+    if port is None and not whole:  # a URL has the port of its scheme
+        raise _no_address(address, "it names no port")
+    return url
+
+
+def _no_address(address: str, why: str) -> ConfigError:
+    return ConfigError(
+        f"{address!r} is no address of an instance: {why}. Write HOST:PORT, as http.listen has it, "
+        f"such as 127.0.0.1:9464, or a URL."
+    )
 
 
 def nobody_at(url: str, error: Exception) -> RetriableError:
@@ -29,21 +53,79 @@ def nobody_at(url: str, error: Exception) -> RetriableError:
 
 
 def status_at(address: str) -> dict[str, Any]:
-    """The JSON of an instance. RetriableError where none answers, with what to check."""
+    """The JSON of an instance. RetriableError where none answers, with what to check; ConfigError
+    for what is no address, or not where an instance is watched."""
     url = url_of(address)
     try:
         with urllib.request.urlopen(f"{url}/status", timeout=ASK_S) as answer:
             found = json.loads(answer.read(MOST_BYTES))
-    except (OSError, urllib.error.URLError, ValueError) as error:
+    except urllib.error.HTTPError as error:
+        raise _not_watched(url, error.code) from None
+    except OSError as error:
         raise nobody_at(url, error) from None
+    except (http.client.HTTPException, ValueError):
+        found = None
     if not isinstance(found, dict) or "state" not in found:
         raise RetriableError(f"what answered at {url} is no everflow instance.")
     return {"address": address, **found}
 
 
+def _not_watched(url: str, code: int) -> EverflowError:
+    if code == 401:
+        return ConfigError(
+            f"what answered at {url} asks for a token ({code}), which no instance does where it is "
+            f"watched. Is it its query.listen? Name its http.listen: it says both when it starts."
+        )
+    return RetriableError(
+        f"what answered at {url} does not say how an instance does: it answers {code}. Is this its "
+        f"http.listen?"
+    )
+
+
+def ask(addresses: Iterable[str]) -> list[dict[str, Any]]:
+    """What each says, in their order: its status, or ``address``, ``code`` and ``error`` of one
+    that did not answer (`answered`). ConfigError for what is no address; where none answers, the
+    first one's error."""
+    asked = list(addresses)
+    for address in asked:
+        url_of(address)
+    found: list[dict[str, Any]] = []
+    first: EverflowError | None = None
+    for address in asked:
+        try:
+            found.append(status_at(address))
+        except EverflowError as error:
+            first = first or error
+            found.append({"address": address, "code": error.code, "error": str(error)})
+    if first is not None and not any(map(answered, found)):
+        raise first
+    return found
+
+
+def answered(status: Mapping[str, Any]) -> bool:
+    """Whether it is a status: see `ask`."""
+    return "state" in status
+
+
+def is_well(status: Mapping[str, Any]) -> bool:
+    """Whether it answered, is ready, and hears its brokers."""
+    return answered(status) and status["ready"]["ok"] and not _brokers_away(status)
+
+
+def _brokers_away(status: Mapping[str, Any]) -> str:
+    said = brokers_away(status.get("silent_s", 0.0))
+    return said[:1].lower() + said[1:]
+
+
 def status_lines(statuses: Sequence[Mapping[str, Any]]) -> list[str]:
     """One line for each instance."""
-    return [_status_line(status) for status in statuses]
+    return [
+        _status_line(status) if answered(status) else _error_line(status) for status in statuses
+    ]
+
+
+def _error_line(status: Mapping[str, Any]) -> str:
+    return f"{status['address']} · {status['error'].splitlines()[0]}"
 
 
 def _status_line(status: Mapping[str, Any]) -> str:
@@ -59,13 +141,14 @@ def _status_line(status: Mapping[str, Any]) -> str:
         status["application_id"],
         status["state"],
         ready,
+        *([away] if (away := _brokers_away(status)) else ()),
         lag,
         ", ".join(f"{count} {role}" for role, count in sorted(roles.items())) or "no tasks",
     ]
     if busy:
         parts.append(f"busy {sum(busy) / len(busy):.0%}")
     if status["members"] is not None:
-        parts.append(f"{status['members']} instances in the group")
+        parts.append(f"{counted(status['members'], 'instance')} in the group")
     if status["desired_instances"] is not None:
         parts.append(f"{status['desired_instances']} desired")
     if status["error"]:
@@ -74,9 +157,13 @@ def _status_line(status: Mapping[str, Any]) -> str:
 
 
 def task_rows(statuses: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """All tasks of these instances, those that do not get on first, then by how far behind."""
+    """All tasks of the instances that answered: those that do not get on first, then by how far
+    behind."""
     rows = [
-        {"address": status["address"], **task} for status in statuses for task in status["tasks"]
+        {"address": status["address"], **task}
+        for status in statuses
+        if answered(status)
+        for task in status["tasks"]
     ]
     return sorted(
         rows,
@@ -97,6 +184,17 @@ def tasks_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """See `task_rows`."""
     head = ("task", "role", "state", "lag", "rate", "left", "disk", "instance", "trouble")
     return table([head, *(_task_cells(row) for row in rows)])
+
+
+def warnings(statuses: Iterable[Mapping[str, Any]]) -> list[str]:
+    """What stands below the tasks of instances: who did not answer, and whose brokers do not."""
+    lines = []
+    for status in statuses:
+        if not answered(status):
+            lines.append(_error_line(status))
+        elif away := _brokers_away(status):
+            lines.append(f"{status['address']} · {away}: lags are as they were then")
+    return lines
 
 
 def _task_cells(row: Mapping[str, Any]) -> tuple[str, ...]:

@@ -6,12 +6,16 @@ import json
 from collections.abc import Iterator
 
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
 from typer.testing import CliRunner
 
 from everflow.cli.app import app
 from everflow.cli.watching.group_lag import lag_table
 from everflow.console.observed import status_at, task_rows, tasks_table
-from everflow.errors import RetriableError
+from everflow.errors import ConfigError, RetriableError
 from everflow.observe.http_server import HttpServer, application
 from unit.observe.observations import FULL, WHOLE, changed
 
@@ -63,6 +67,94 @@ def test_nobody_there_is_told_with_the_cure(servers: list[str]) -> None:
     code, said = command("status", "127.0.0.1:1")
     assert code == 1
     assert "http.listen" in said
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_those_that_answer_are_shown_beside_one_that_does_not(
+    servers: list[str], order: int
+) -> None:
+    asked = [servers[0], "127.0.0.1:1"][::order]
+    code, said = command("status", *asked)
+    assert code == 1
+    lines = said.splitlines()[::order]
+    assert lines[0].startswith(f"{servers[0]} · orders · RUNNING")
+    assert lines[1].startswith("127.0.0.1:1 · no instance answered at http://127.0.0.1:1 ")
+    code, said = command("status", *asked, "--output", "json")
+    found = json.loads(said)
+    assert code == 1
+    assert [one["address"] for one in found] == asked
+    silent = found[::order][1]
+    assert silent["code"] == "EF-RETRIABLE"
+    assert "http.listen" in silent["error"]
+
+
+def test_tasks_of_those_that_answer_are_listed_beside_one_that_does_not(
+    servers: list[str],
+) -> None:
+    code, said = command("tasks", "127.0.0.1:1", servers[0])
+    assert code == 1
+    lines = said.splitlines()
+    assert [line.split()[0] for line in lines] == ["task", "1_0", "1_2", "127.0.0.1:1"]
+    assert "no instance answered" in lines[-1]
+    code, said = command("tasks", "127.0.0.1:1", servers[0], "--output", "json")
+    assert code == 1
+    rows = json.loads(said)
+    assert [row.get("task") for row in rows] == ["1_0", "1_2", None]
+    assert rows[-1]["address"] == "127.0.0.1:1"
+    assert "no instance answered" in rows[-1]["error"]
+
+
+def test_brokers_that_are_away_are_told() -> None:
+    away = changed(silent_s=34.2, members=1)
+    server = HttpServer("127.0.0.1:0", application(lambda: away, ""))
+    try:
+        code, said = command("status", server.address)
+        assert code == 1
+        assert " · ready · the brokers have not answered for 34 s · lag 3 · " in said
+        assert " · 1 instance in the group" in said
+        assert command("status", server.address, "--output", "json")[0] == 1
+        code, said = command("tasks", server.address)
+        assert code == 0
+        assert said.splitlines()[-1] == (
+            f"{server.address} · the brokers have not answered for 34 s: lags are as they were then"
+        )
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize(
+    ("address", "why"),
+    [
+        ("localhost:abc", "its port is no number"),
+        ("localhost:70000", "its port is no number"),
+        ("127.0.0.1", "it names no port"),
+        ("[::1", "its host is none"),
+        (":9464", "it names no host"),
+    ],
+)
+def test_what_is_no_address_is_told(servers: list[str], address: str, why: str) -> None:
+    for name in ("status", "tasks"):
+        code, said = command(name, servers[0], address)
+        assert code == 2
+        assert f"[EF-CONFIG] '{address}' is no address of an instance: " in said
+        assert why in said
+        assert "HOST:PORT" in said
+
+
+def test_a_port_that_is_not_http_listen_is_told_from_nobody_there() -> None:
+    async def asks(_: Request) -> Response:
+        return PlainTextResponse("a token", 401)
+
+    server = HttpServer("127.0.0.1:0", Starlette(routes=[Route("/status", asks)]))
+    other = HttpServer("127.0.0.1:0", Starlette())
+    try:
+        with pytest.raises(ConfigError, match=r"asks for a token \(401\).* query\.listen\?"):
+            status_at(server.address)
+        with pytest.raises(RetriableError, match=r"it answers 404\. Is this its http\.listen\?"):
+            status_at(other.address)
+    finally:
+        server.close()
+        other.close()
 
 
 def test_an_instance_without_tasks_is_shown() -> None:

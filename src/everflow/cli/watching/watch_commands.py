@@ -38,25 +38,30 @@ def _add_status(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
     @app.command()
     def status(addresses: Addresses, output: Form = Output.text, debug: Debug = False) -> None:
         """Say how instances do: state, readiness, lag, tasks, how busy they are. Exit code 1 where
-        one is not ready."""
+        one does not answer, is not ready, or has no answer from its brokers."""
         with errors_for_people(debug):
-            from everflow.console.observed import status_at, status_lines
+            from everflow.console.observed import ask, is_well, status_lines
 
-            found = [status_at(address) for address in addresses]
+            found = ask(addresses)
             show(output, found, status_lines(found))
-        if not all(one["ready"]["ok"] for one in found):
+            well = all(map(is_well, found))
+        if not well:
             raise typer.Exit(1)
 
 
 def _add_tasks(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
     @app.command()
     def tasks(addresses: Addresses, output: Form = Output.text, debug: Debug = False) -> None:
-        """List the tasks of instances: those in trouble first, then those furthest behind."""
+        """List the tasks of instances: those in trouble first, then those furthest behind. Exit
+        code 1 where an instance does not answer."""
         with errors_for_people(debug):
-            from everflow.console.observed import status_at, task_rows, tasks_table
+            from everflow.console.observed import answered, ask, task_rows, tasks_table, warnings
 
-            rows = task_rows(status_at(address) for address in addresses)
-            show(output, rows, tasks_table(rows))
+            found = ask(addresses)
+            rows, silent = task_rows(found), [one for one in found if not answered(one)]
+            show(output, [*rows, *silent], [*tasks_table(rows), *warnings(found)])
+        if silent:
+            raise typer.Exit(1)
 
 
 def _add_flame(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:

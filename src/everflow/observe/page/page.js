@@ -382,7 +382,7 @@ function instances(view) {
 
 function instance(view) {
   const parts = [view.application_id, view.client_id, view.state, view.ready.ok ? "ready" : `not ready: ${view.ready.why}`];
-  if (known(view.members)) parts.push(`${view.members} instances in the group`);
+  if (known(view.members)) parts.push(`${view.members} instance${view.members === 1 ? "" : "s"} in the group`);
   if (known(view.desired)) parts.push(`${view.desired} desired`);
   parts.push(`${whole(view.application_tasks)} tasks in all`, `everflow ${view.version}`, clock(view.now_ms));
   at("instance").textContent = parts.join(" · ");

@@ -72,9 +72,8 @@ def hindered(seen: Observation) -> VerdictLine | None:
         return VerdictLine(BAD, f"It has stopped ({seen.state})" + _reason(seen.error))
     if seen.state in ENDING:
         return VerdictLine(BUSY, f"It ends: {_tasks(len(seen.tasks))} still here")
-    if seen.silent_s >= SILENT_S:
-        told = f"The brokers have not answered for {duration(seen.silent_s)}"
-        return VerdictLine(BAD, f"{told}: lag and ends are as they were then")
+    if away := brokers_away(seen.silent_s):
+        return VerdictLine(BAD, f"{away}: lag and ends are as they were then")
     troubled = [task for task in seen.tasks if task.trouble]
     if troubled:
         first = troubled[0]
@@ -90,6 +89,12 @@ def hindered(seen: Observation) -> VerdictLine | None:
     if not seen.active:
         return _without_tasks(seen)
     return None
+
+
+def brokers_away(silent_s: float) -> str:
+    """For how long the brokers have not answered; empty where they are not away."""
+    away = silent_s >= SILENT_S
+    return f"The brokers have not answered for {duration(silent_s)}" if away else ""
 
 
 def _reason(error: str) -> str:
