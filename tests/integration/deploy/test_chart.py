@@ -76,6 +76,14 @@ def container(objects: list[dict[str, Any]]) -> dict[str, Any]:
     return dict(found)
 
 
+def settings(found: dict[str, Any]) -> dict[str, str]:
+    """What a container's arguments set, with the pod's name written out as the kubelet does."""
+    (pod,) = [one for one in found["env"] if one["name"] == "POD_NAME"]
+    assert pod["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.name"
+    given = [one.removeprefix("--set=") for one in found["args"] if one.startswith("--set=")]
+    return assignments("--set", [one.replace("$(POD_NAME)", "orders-2") for one in given])
+
+
 @pytest.mark.parametrize(
     "values",
     [
@@ -108,9 +116,7 @@ def test_the_instances_command_is_read_and_its_settings_are_settings(helm: str) 
     assert program == "app:topology"
     options = dict(one.removeprefix("--").split("=", 1) for one in arguments if "--set=" not in one)
     assert options.pop("settings-folder") == "/run/everflow"
-    given = assignments(
-        "--set", [one.removeprefix("--set=") for one in arguments if "--set=" in one]
-    )
+    given = settings(found)
     run = get_command(app).commands["run"]  # type: ignore[attr-defined]
     known = {text for parameter in run.params for text in parameter.opts}
     assert {f"--{option}" for option in options} <= known
@@ -123,7 +129,7 @@ def test_the_instances_command_is_read_and_its_settings_are_settings(helm: str) 
             "client.tag.zone": "b",
         }
     )
-    assert config.group_instance_id == "$(POD_NAME)"
+    assert config.group_instance_id == "orders-2"
     assert config.topic() == {"segment.bytes": "52428800", "min.insync.replicas": "2"}
     grace_ms = of_kind(rendered(helm), "StatefulSet")["spec"]["template"]["spec"][
         "terminationGracePeriodSeconds"
