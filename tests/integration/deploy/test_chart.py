@@ -167,6 +167,26 @@ def test_autoscalers_own_the_number_of_replicas(helm: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("values", "job"),
+    [((), "shop/orders"), (("prometheusRule.job=mine",), "mine")],
+)
+def test_alerts_watch_the_job_that_the_pod_monitor_makes(
+    helm: str, values: tuple[str, ...], job: str
+) -> None:
+    objects = rendered(helm, "podMonitor.enabled=true", "prometheusRule.enabled=true", *values)
+    monitor = of_kind(objects, "PodMonitor")
+    assert monitor["metadata"]["name"] == "orders"
+    assert "jobLabel" not in monitor["spec"], "the job is <namespace>/<name> of the PodMonitor"
+    (group,) = of_kind(objects, "PrometheusRule")["spec"]["groups"]
+    (written,) = yaml.safe_load((CHART / "alerts.yaml").read_text())["groups"]
+    for rule, source in zip(group["rules"], written["rules"], strict=True):
+        assert rule == source | {"expr": source["expr"].replace('"everflow"', f'"{job}"')}
+    expressions = {rule["alert"]: rule["expr"] for rule in group["rules"]}
+    assert expressions["EverflowInstanceGone"] == f'up{{job="{job}"}} == 0'
+    assert f'{{job="{job}"}}' in expressions["EverflowAllInstancesGone"]
+
+
+@pytest.mark.parametrize(
     ("values", "said"),
     [
         (("streams.brokers=",), "streams.brokers must be set"),

@@ -15,8 +15,17 @@ from everflow.observe.figures import FIGURES
 
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
 NAMES = {figure.name: figure for figure in FIGURES}
-USED = re.compile(r"\b(?:kafka_|everflow_)\w+")
-MADE_BY_PROMETHEUS = {"namespace", "pod", "statefulset", "instance", "job"}
+USED = re.compile(r"\b(?:kafka_|everflow_)\w+|\bup\b(?={)")
+MADE_BY_PROMETHEUS = {"up"}
+"""What Prometheus says of a scrape by itself."""
+SCRAPED = {"instance", "job"}
+"""Labels that it gives to what it scrapes."""
+NEEDED = {
+    "up": "an instance that has ended with an error takes its /metrics with it",
+    "absent(kafka_streams_stream_metrics_client_state{": "nobody is scraped any more",
+    "everflow_brokers_silent_seconds": "the lag is NaN while brokers are away",
+    "everflow_task_troubled": "one task of several stands still",
+}
 
 
 def alerts() -> list[dict[str, object]]:
@@ -37,23 +46,41 @@ def expressions() -> Iterator[tuple[str, str]]:
 def test_expressions_name_figures_and_labels_that_there_are(where: str, expression: str) -> None:
     used = USED.findall(expression)
     assert used, where
-    assert set(used) <= set(NAMES), where
-    labels = {label for name in used for label in ("client_id", *NAMES[name].labels)}
+    assert set(used) <= set(NAMES) | MADE_BY_PROMETHEUS, where
+    figures = [NAMES[name] for name in used if name in NAMES]
+    labels = {label for figure in figures for label in ("client_id", *figure.labels)}
     for inside in re.findall(r"by \(([^)]*)\)", expression):
         assert set(filter(None, map(str.strip, inside.split(",")))) <= labels, where
     for matched in re.findall(r"(\w+)\s*(?:=~|!=|=)\s*\"", expression):
-        assert matched in labels, where
+        assert matched in labels | SCRAPED, where
     assert expression.count("(") == expression.count(")"), where
-    for name in used:
-        counts = NAMES[name].kind == "counter"
-        rated = re.search(rf"(?:rate|increase)\({name}\b", expression)
-        assert bool(rated) is counts, f"{where}: {name} is a {NAMES[name].kind}"
+    for figure in figures:
+        counts = figure.kind == "counter"
+        rated = re.search(rf"(?:rate|increase)\({figure.name}\b", expression)
+        assert bool(rated) is counts, f"{where}: {figure.name} is a {figure.kind}"
 
 
 def test_alerts_say_what_to_do() -> None:
     for rule in alerts():
         assert set(rule) >= {"alert", "expr", "labels", "annotations"}
         assert set(rule["annotations"]) == {"summary", "runbook"}  # type: ignore[call-overload]
+
+
+def test_an_outage_and_an_instance_that_is_gone_raise_an_alert() -> None:
+    critical = [
+        str(rule["expr"])
+        for rule in alerts()
+        if rule["labels"]["severity"] == "critical"  # type: ignore[index]
+    ]
+    for needed, why in NEEDED.items():
+        assert any(
+            re.match(rf"(\w+ by \(.*?\) \()?{re.escape(needed)}", one) for one in critical
+        ), why
+
+
+def test_alerts_that_name_a_job_name_the_one_that_the_chart_replaces() -> None:
+    jobs = {job for rule in alerts() for job in re.findall(r"job=~?(\S+?)[,}]", str(rule["expr"]))}
+    assert jobs == {'"everflow"'}
 
 
 def test_the_dashboard_is_made_of_its_program() -> None:
