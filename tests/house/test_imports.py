@@ -259,7 +259,7 @@ TABLE: tuple[tuple[str, frozenset[str], frozenset[str]], ...] = (
         "everflow.runtime.serving",
         BASE
         | {f"everflow.runtime.{name}" for name in ("query", "serving")}
-        | {"everflow.observe.http_server"},
+        | {"everflow.observe.http_server", "everflow.client.key_forms"},
         frozenset({"starlette", "pyarrow", "orjson"}),
     ),
     # the instance: joins rooms and engines, and uses no engine's package itself

@@ -6,7 +6,7 @@ import http.client
 import json
 import ssl
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -70,8 +70,8 @@ class Connections:
         self._clock, self._pause = clock, pause
         self._open: dict[str, http.client.HTTPConnection] = {}
 
-    def ask(self, path: str, body: Mapping[str, Any] | None = None, at: str | None = None) -> Any:
-        """The answer's content, from whoever has it; ``at`` is asked first. Raises
+    def ask(self, path: str, body: bytes | None = None, at: str | None = None) -> Any:
+        """The answer's content, from whoever has it; ``body``: JSON; ``at`` is asked first. Raises
         QueryRefusedError, QueryUnavailableError."""
         until_s, pause_s = self._clock() + self._patience_s, FIRST_PAUSE_S
         while True:
@@ -93,7 +93,7 @@ class Connections:
             connection.close()
         self._open.clear()
 
-    def _followed(self, server: str, path: str, body: Mapping[str, Any] | None) -> tuple[Any, str]:
+    def _followed(self, server: str, path: str, body: bytes | None) -> tuple[Any, str]:
         """The content, or None and why there is none for now."""
         for _ in range(MOST_REDIRECTIONS):
             try:
@@ -113,12 +113,11 @@ class Connections:
             raise QueryRefusedError(message, status=reply.status, code=str(error.get("code", "")))
         return None, "each instance names another one"
 
-    def _sent(self, server: str, path: str, body: Mapping[str, Any] | None) -> Reply:
+    def _sent(self, server: str, path: str, body: bytes | None) -> Reply:
         kept = server in self._open
         connection = self._connection(server)
-        data = None if body is None else json.dumps(body).encode()
         try:
-            connection.request("GET" if data is None else "POST", path, data, self._headers)
+            connection.request("GET" if body is None else "POST", path, body, self._headers)
             answer = connection.getresponse()
         except (ConnectionError, http.client.RemoteDisconnected):
             if not kept:

@@ -6,15 +6,18 @@ import base64
 import json
 import ssl
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from numbers import Integral, Real
 from types import TracebackType
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
+from everflow.client import key_forms
 from everflow.client.connections import Connections, QueryRefusedError
 from everflow.windows import Windowed
 
 PAGE = 1_000
 NO_ENTRY = "EF-NO-ENTRY"
+WRONG_KEY = "EF-SERDE"
 
 
 class StoreInfo(NamedTuple):
@@ -47,8 +50,8 @@ class QueryClient:
 
     Every instance may be asked: one that does not have a key names the owner, and the client goes
     there; what moves is asked for again for ``patience`` seconds. Keys are given as the table has
-    them: text, bytes, numbers, dicts. Values come as JSON says them: a timestamp as text, bytes in
-    base64.
+    them: text, bytes, numbers, dicts; one of another type is refused, as 12 is where keys are text.
+    Values come as JSON says them: a timestamp as text, bytes in base64.
 
     Owned by one thread at a time. Every call may raise QueryRefusedError (it will not be answered)
     and QueryUnavailableError (nobody has answered in time). ``stale`` also lets copies answer,
@@ -71,6 +74,7 @@ class QueryClient:
         context = ssl.create_default_context(cafile=ca) if tls or ca is not None else None
         given = [servers] if isinstance(servers, str) else list(servers)
         self._connections = Connections(given, token, context, timeout, patience)
+        self._keys_of: dict[str, tuple[str, str]] = {}  # by store: words and form
 
     def stores(self) -> list[StoreInfo]:
         """All of them, as one instance sees them."""
@@ -78,7 +82,7 @@ class QueryClient:
 
     def owner(self, store: str, key: Any) -> KeyOwner:
         """Who has a key."""
-        found = self._ask(f"/stores/{_quoted(store)}/owner/{_key(key)}")
+        found = self._ask(f"/stores/{_quoted(store)}/owner/{self._key(store, key)}")
         return KeyOwner(found["active"], tuple(found["standbys"]), found["partition"], found["lag"])
 
     def get(
@@ -93,7 +97,7 @@ class QueryClient:
         """The value of a key, None where there is none; of a versioned store also as of a time (ms
         since the epoch)."""
         asked = _asked(stale, max_lag, as_of=as_of)
-        found = self._entry(f"/stores/{_quoted(store)}/entries/{_key(key)}", asked)
+        found = self._entry(f"/stores/{_quoted(store)}/entries/{self._key(store, key)}", asked)
         return None if found is None else found["value"]
 
     def get_many(
@@ -102,6 +106,7 @@ class QueryClient:
         """The value of each key, None where there is none, in the keys' order; up to 1,000 keys
         travel together, as many as their values fit into an answer."""
         wanted = list(keys)
+        self._form(store, wanted)
         found: list[Any] = [None] * len(wanted)
         path = _with(f"/stores/{_quoted(store)}/entries", _asked(stale, max_lag))
         asks: list[tuple[str | None, list[int]]] = [(None, list(range(len(wanted))))]
@@ -110,7 +115,8 @@ class QueryClient:
             start = 0
             while start < len(places):
                 part = places[start : start + PAGE]
-                body = {"keys": [_text(wanted[place]) for place in part]}
+                asked_for = {"keys": [wanted[place] for place in part]}
+                body = json.dumps(asked_for, default=_json).encode()
                 answer = self._connections.ask(path, body, at)
                 told = answer["entries"]
                 for place, one in zip(part[: answer.get("next")], told, strict=True):
@@ -140,8 +146,8 @@ class QueryClient:
     ) -> Iterator[tuple[Any, Any]]:
         """Keys with values of all instances, in order of key bytes within each partition, one
         partition after the other; both ends included, None leaves one open."""
-        asked = _asked(stale, max_lag, reverse=reverse, **_keys(first=first, last=last))
-        asked |= _keys(prefix=prefix)
+        asked = _asked(stale, max_lag, reverse=reverse)
+        asked |= self._ends(store, first=first, last=last, prefix=prefix)
         for row in self._everywhere(store, "entries", asked):
             yield row["key"], row["value"]
 
@@ -150,7 +156,7 @@ class QueryClient:
     ) -> list[dict[str, Any]]:
         """What a key of a versioned store was: ``value``, ``timestamp``, ``valid_to``, in order of
         time."""
-        path = f"/stores/{_quoted(store)}/versions/{_key(key)}"
+        path = f"/stores/{_quoted(store)}/versions/{self._key(store, key)}"
         found: list[dict[str, Any]] = []
         while True:
             page = self._ask(path, _asked(False, None, **_between(time_from, time_to)))
@@ -163,7 +169,7 @@ class QueryClient:
         self, store: str, key: Any, start: int, *, stale: bool = False, max_lag: int | None = None
     ) -> Any:
         """The value of a key in the window that begins at ``start`` (ms), None if there is none."""
-        path = f"/stores/{_quoted(store)}/window/{start}/{_key(key)}"
+        path = f"/stores/{_quoted(store)}/window/{start}/{self._key(store, key)}"
         found = self._entry(path, _asked(stale, max_lag))
         return None if found is None else found["value"]
 
@@ -181,7 +187,7 @@ class QueryClient:
         """Windows of a key that begin in an interval of time (ms, both ends included), in order of
         time."""
         asked = _asked(stale, max_lag, reverse=reverse, **_between(time_from, time_to))
-        return map(_windowed, self._pages(store, "windows", "/" + _key(key), asked))
+        return map(_windowed, self._pages(store, "windows", "/" + self._key(store, key), asked))
 
     def fetch_all(
         self,
@@ -196,7 +202,7 @@ class QueryClient:
     ) -> Iterator[tuple[Windowed, Any]]:
         """`fetch` of all keys, or of those from ``first`` to ``last``, of all instances."""
         asked = _asked(stale, max_lag, **_between(time_from, time_to))
-        asked |= _keys(first=first, last=last)
+        asked |= self._ends(store, first=first, last=last)
         return map(_windowed, self._everywhere(store, "windows", asked))
 
     def find_sessions(
@@ -212,7 +218,7 @@ class QueryClient:
     ) -> Iterator[tuple[Windowed, Any]]:
         """Sessions of a key that touch an interval of time (ms), in order of time."""
         asked = _asked(stale, max_lag, reverse=reverse, **_between(time_from, time_to))
-        return map(_windowed, self._pages(store, "sessions", "/" + _key(key), asked))
+        return map(_windowed, self._pages(store, "sessions", "/" + self._key(store, key), asked))
 
     def close(self) -> None:
         """End the connections to all instances; a question that is asked later makes new ones."""
@@ -230,6 +236,35 @@ class QueryClient:
         self.close()
 
     # --- inside -----------------------------------------------------------------------------------
+
+    def _key(self, store: str, key: Any) -> str:
+        return _quoted(_text(key, self._form(store, [key])))
+
+    def _ends(self, store: str, **keys: Any) -> dict[str, str]:
+        """Ends of a range, without those that are left open."""
+        given = {name: key for name, key in keys.items() if key is not None}
+        form = self._form(store, list(given.values())) if given else ""
+        return {name: _text(key, form) for name, key in given.items()}
+
+    def _form(self, store: str, keys: Sequence[Any]) -> str:
+        """What the store's keys are in JSON, which a path does not say: it is asked for once, and
+        again before ``keys`` are refused, as a store may have been made anew meanwhile."""
+        refused = self._refusal(store, keys)
+        if refused or store not in self._keys_of:
+            self._keys_of = {
+                one["name"]: (one["key"], one["key_form"]) for one in self._ask("/stores")["stores"]
+            }
+            refused = self._refusal(store, keys)
+        if refused:
+            raise QueryRefusedError(refused, status=400, code=WRONG_KEY)
+        return self._keys_of[store][1] if store in self._keys_of else key_forms.TEXT
+
+    def _refusal(self, store: str, keys: Sequence[Any]) -> str | None:
+        """Of the first key that is none; what there is no store for, the service refuses."""
+        if store not in self._keys_of:
+            return None
+        found = (key_forms.refusal(store, *self._keys_of[store], key) for key in keys)
+        return next(filter(None, found), None)
 
     def _ask(self, path: str, asked: Mapping[str, Any] | None = None) -> Any:
         return self._connections.ask(_with(path, asked or {}))
@@ -278,21 +313,21 @@ def _between(time_from: int | None, time_to: int | None) -> dict[str, int | None
     return {"from": time_from, "to": time_to}
 
 
-def _keys(**keys: Any) -> dict[str, str]:
-    return {name: _text(key) for name, key in keys.items() if key is not None}
+def _text(key: Any, form: str) -> str:
+    """A key as a path has it: text as it is, bytes in base64, everything else as JSON."""
+    said = _json(key) if isinstance(key, bytes) else key
+    if isinstance(said, str) and form in (key_forms.TEXT, key_forms.BYTES):
+        return said
+    return json.dumps(said, default=_json)
 
 
-def _text(key: Any) -> str:
-    """A key as the service reads it: text as it is, bytes in base64, everything else as JSON."""
-    if isinstance(key, str):
-        return key
-    if isinstance(key, bytes):
-        return base64.urlsafe_b64encode(key).decode()
-    return json.dumps(key, default=str)
-
-
-def _key(key: Any) -> str:
-    return _quoted(_text(key))
+def _json(value: Any) -> Any:
+    """What JSON has no form for: bytes, numbers that are not Python's own (NumPy's), times."""
+    if isinstance(value, bytes):
+        return base64.urlsafe_b64encode(value).decode()
+    if isinstance(value, Integral):
+        return int(value)
+    return float(value) if isinstance(value, Real) else str(value)
 
 
 def _quoted(text: str) -> str:

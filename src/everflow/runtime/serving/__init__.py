@@ -2,5 +2,6 @@
 
 `parameters` reads requests, `answers` asks the stores, `routes` are the paths, `point_reads` the
 short way to one key, `openapi` describes them, `served` opens the port. May import
-`everflow.runtime.query` and `everflow.observe.http_server`; it knows nothing of the instance.
+`everflow.runtime.query`, `everflow.client.key_forms` and `everflow.observe.http_server`; it knows
+nothing of the instance.
 """

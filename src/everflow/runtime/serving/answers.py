@@ -25,6 +25,7 @@ from everflow.runtime.serving.parameters import (
     CopyChoice,
     Parameters,
     RefusedRequest,
+    form_of,
     malformed,
     read_key,
     read_keys,
@@ -132,7 +133,7 @@ class ServedStores:
                 return {"key": key, "host": None, "error": str(error)}
 
         page = BoundedPage(MOST_KEYS)
-        keys = read_keys(site.spec.key_serde, body)
+        keys = read_keys(store, site.spec.key_serde, body)
         told = next((number for number, key in enumerate(keys) if not page.add(entry(key))), None)
         return {"entries": page.rows, "next": told}
 
@@ -284,6 +285,7 @@ class ServedStores:
             "name": site.spec.name,
             "kind": site.spec.kind,
             "key": repr(site.spec.key_serde),
+            "key_form": form_of(site.spec.key_serde),
             "partitions": site.partitions,
             "here": list(view.partitions),
             "copies": sorted(set(copies.partitions) - set(view.partitions)),

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import orjson
 import pyarrow as pa
 
+from everflow.client import key_forms
 from everflow.runtime.query.query_errors import StoreKindError
 from everflow.runtime.query.store_query import EntryPlace
 from everflow.serdes import JsonSerde, Serde, SerdeError
@@ -183,8 +184,24 @@ def place_of(token: str) -> EntryPlace:
     return EntryPlace(int.from_bytes(data[:4], "big"), data[4:])
 
 
-def read_keys(serde: Serde, body: bytes) -> list[Any]:
-    """The keys of a body ``{"keys": [...]}``."""
+def form_of(serde: Serde) -> str:
+    """What keys of ``serde`` are in JSON, one of `everflow.client.key_forms`."""
+    type_ = serde.type
+    forms = (
+        (pa.types.is_string, key_forms.TEXT),
+        (pa.types.is_binary, key_forms.BYTES),
+        (pa.types.is_integer, key_forms.WHOLE),
+        (pa.types.is_floating, key_forms.NUMBER),
+        (pa.types.is_boolean, key_forms.TRUTH),
+        (pa.types.is_struct, key_forms.OBJECT),
+        (pa.types.is_list, key_forms.LIST),
+    )
+    return next((form for is_one, form in forms if is_one(type_)), key_forms.OTHER)
+
+
+def read_keys(store: str, serde: Serde, body: bytes) -> list[Any]:
+    """The keys of a body ``{"keys": [...]}``. SerdeError for one of another type: JSON says what a
+    key is, and 12 is not "12"."""
     try:
         content = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -194,8 +211,13 @@ def read_keys(serde: Serde, body: bytes) -> list[Any]:
         raise malformed('The body is {"keys": [...]}.')
     if len(keys) > MOST_KEYS:
         raise RefusedRequest(413, "EF-QUERY", f"{len(keys)} keys: {MOST_KEYS} are the most.")
-    texts = [key if isinstance(key, str) else orjson.dumps(key).decode() for key in keys]
-    return [read_key(serde, text) for text in texts]
+    form = form_of(serde)
+    for key in keys:
+        refused = key_forms.refusal(store, repr(serde), form, key)
+        if refused is not None:
+            raise SerdeError(refused)
+    as_text = form in (key_forms.TEXT, key_forms.BYTES)
+    return [read_key(serde, key if as_text else orjson.dumps(key).decode()) for key in keys]
 
 
 def require_kind(name: str, kind: str, *kinds: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +52,9 @@ ORDERS = StoreSpec(
     key_serde=serdes.json("shop string, number bigint"),
     value_serde=serdes.json("price double, note binary, at timestamp"),
 )
+NUMBERS = StoreSpec(
+    name="numbers", kind="key_value", key_serde=serdes.long(), value_serde=serdes.long()
+)
 WINDOWS = StoreSpec(
     name="windows",
     kind="window",
@@ -78,7 +81,7 @@ SITES = {
     spec.name: StoreSite(
         spec=spec, subtopology=0, partitions=PARTITIONS, decode=spec.value_serde.decode
     )
-    for spec in (COUNTS, ORDERS, WINDOWS, SESSIONS, PAGES)
+    for spec in (COUNTS, ORDERS, NUMBERS, WINDOWS, SESSIONS, PAGES)
 }
 WORDS = {f"word {number}/ä": number for number in range(2_500)}
 LARGE = 600_000
@@ -151,13 +154,16 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
                 partition,
                 {k.encode(): v for k, v in WORDS.items() if home(COUNTS, k) == partition},
             )
-            for spec in (ORDERS, WINDOWS, SESSIONS, PAGES):
+            for spec in (ORDERS, NUMBERS, WINDOWS, SESSIONS, PAGES):
                 made.put(spec, partition, {})
         order = {"shop": "s/1", "number": 7}
         data = ORDERS.key_serde.encode(order)
         assert data is not None
         value = {"price": 1.5, "note": b"\x00\xff", "at": None}
         made.put(ORDERS, home(ORDERS, order), {data: value})
+        data = NUMBERS.key_serde.encode(1)
+        assert data is not None
+        made.put(NUMBERS, home(NUMBERS, 1), {data: 11})
         for key in (-5, 12):
             data = WINDOWS.key_serde.encode(key)
             assert data is not None
@@ -375,6 +381,58 @@ def test_what_is_not_understood_is_said(world: World, path: str, status: int, te
     found, told, _ = raw(world, path)
     assert found == status, told
     assert text in told["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "key", "text"),
+    [
+        (COUNTS, 12, "Keys of store 'counts' are string: expected text, found int 12"),
+        (COUNTS, None, "Keys of store 'counts' are string, never null."),
+        (COUNTS, {"a": 1}, "expected text, found dict"),
+        (NUMBERS, "1", "Keys of store 'numbers' are long: expected a whole number, found str '1'"),
+        (NUMBERS, 1.0, "found float 1.0"),
+        (NUMBERS, True, "found bool True"),
+        (NUMBERS, None, "never null"),
+        (ORDERS, "s/1", "expected an object with the key's fields, found str 's/1'"),
+    ],
+    ids=lambda value: value.name if isinstance(value, StoreSpec) else repr(value)[:40],
+)
+def test_a_key_of_another_type_is_no_key_that_has_no_entry(
+    world: World, spec: StoreSpec, key: Any, text: str
+) -> None:
+    world.settle(dict.fromkeys(range(PARTITIONS), 0))
+    asked = json.dumps({"keys": [key]}).encode()
+    status, told, _ = raw(world, f"/stores/{spec.name}/entries", "POST", asked)
+    assert (status, told["error"]["code"]) == (400, "EF-SERDE"), told
+    assert text in told["error"]["message"]
+    calls: list[Callable[[QueryClient], Any]] = [
+        lambda client: client.get(spec.name, key),
+        lambda client: client.get_many(spec.name, [key]),
+        lambda client: client.owner(spec.name, key),
+    ]
+    if key is not None:  # an open end
+        calls.append(lambda client: list(client.range(spec.name, key)))
+    with world.client() as client:
+        for call in calls:
+            with pytest.raises(QueryRefusedError) as refused:
+                call(client)
+            assert text in str(refused.value)
+            assert (refused.value.status, refused.value.code) == (400, "EF-SERDE")
+
+
+def test_a_key_of_the_type_is_found_by_all_ways(world: World) -> None:
+    world.settle(dict.fromkeys(range(PARTITIONS), 0))
+    asked = json.dumps({"keys": [1, 2]}).encode()
+    status, told, _ = raw(world, "/stores/numbers/entries", "POST", asked)
+    assert (status, [one.get("value") for one in told["entries"]]) == (200, [11, None])
+    assert raw(world, "/stores/numbers/entries/1")[1]["value"] == 11
+    with world.client() as client:
+        assert client.get("numbers", 1) == client.get("numbers", np.int64(1)) == 11
+        assert client.get_many("numbers", [np.int64(1), 2]) == [11, None]
+        assert dict(client.range("numbers", 0, 1)) == {1: 11}
+        order = {"shop": "s/1", "number": np.int64(7)}
+        assert client.get("orders", order)["price"] == 1.5
+        assert client.get_many("orders", [order])[0]["price"] == 1.5
 
 
 @pytest.mark.parametrize(
