@@ -17,6 +17,7 @@ from typer.main import get_command
 from everflow import StreamsConfig
 from everflow.cli.app import app
 from everflow.cli.cluster import assignments
+from everflow.runtime.serving.served import NO_TOKEN
 
 pytestmark = [pytest.mark.slow]
 
@@ -91,6 +92,7 @@ def settings(found: dict[str, Any]) -> dict[str, str]:
         ("persistence.enabled=false", "rack.enabled=false", "staticMembership=false"),
         ("podMonitor.enabled=true", "prometheusRule.enabled=true"),
         ("autoscaling.enabled=true", "streams.secretName=passwords"),
+        ("query.enabled=true", "query.tokenSecretName=tokens"),
         (
             "autoscaling.enabled=true",
             "autoscaling.kind=keda",
@@ -135,6 +137,58 @@ def test_the_instances_command_is_read_and_its_settings_are_settings(helm: str) 
         "terminationGracePeriodSeconds"
     ]
     assert grace_ms * 1000 > config.drain_timeout_ms + 60_000
+
+
+def test_nothing_answers_queries_unless_it_is_asked_for(helm: str) -> None:
+    found = container(rendered(helm))
+    assert not {"query.listen", "query.token.file", "application.server"} & set(settings(found))
+    assert [port["name"] for port in found["ports"]] == ["http"]
+    assert "token" not in {volume["name"] for volume in found["volumeMounts"]}
+
+
+def test_queries_are_answered_at_the_name_of_the_pod(helm: str) -> None:
+    """Its governing service's name is in it, which has no address of its own and lists it also
+    while it is not ready: an instance that restores is asked how it does."""
+    objects = rendered(helm, "query.enabled=true", "query.tokenSecretName=t", "query.port=7000")
+    found = container(objects)
+    config = StreamsConfig(
+        {"application.id": "orders", "bootstrap.servers": "broker:9092", **settings(found)},
+    )
+    assert config.query_listen == "0.0.0.0:7000"
+    assert config.application_server == "orders-2.orders.shop.svc:7000"
+    service = of_kind(objects, "Service")
+    assert of_kind(objects, "StatefulSet")["spec"]["serviceName"] == service["metadata"]["name"]
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["publishNotReadyAddresses"]
+    port = {"name": "query", "port": 7000, "targetPort": "query"}
+    assert port in service["spec"]["ports"]
+    assert {"name": "query", "containerPort": 7000} in found["ports"]
+
+
+@pytest.mark.parametrize("enabled", ["true", "false"])
+def test_a_token_is_a_file_that_the_user_can_read(helm: str, enabled: str) -> None:
+    """The page asks for it, too: it is there without the query service."""
+    objects = rendered(
+        helm,
+        *(f"query.enabled={enabled}", "query.tokenSecretName=tokens", "query.tokenSecretKey=mine"),
+    )
+    found, pod = container(objects), of_kind(objects, "StatefulSet")["spec"]["template"]["spec"]
+    (volume,) = [one for one in pod["volumes"] if one["name"] == "token"]
+    secret = volume["secret"]
+    assert secret["secretName"] == "tokens"
+    assert secret["defaultMode"] == 0o440
+    assert pod["securityContext"]["fsGroup"] == pod["securityContext"]["runAsGroup"]
+    (mount,) = [one for one in found["volumeMounts"] if one["name"] == "token"]
+    (item,) = secret["items"]
+    assert item["key"] == "mine"
+    assert settings(found)["query.token.file"] == f"{mount['mountPath']}/{item['path']}"
+
+
+def test_that_no_token_is_wanted_has_to_be_said(helm: str) -> None:
+    objects = rendered(helm, "query.enabled=true", "query.tokenSecretName=none")
+    assert settings(container(objects))["query.token.file"] == NO_TOKEN
+    volumes = of_kind(objects, "StatefulSet")["spec"]["template"]["spec"]["volumes"]
+    assert "token" not in {one["name"] for one in volumes}
 
 
 def test_the_pre_stop_hook_tells_a_scale_in_from_a_restart(helm: str) -> None:
@@ -191,6 +245,7 @@ def test_alerts_watch_the_job_that_the_pod_monitor_makes(
     [
         (("streams.brokers=",), "streams.brokers must be set"),
         (("streams.applicationId=",), "streams.applicationId must be set"),
+        (("query.enabled=true",), "query.tokenSecretName must name a Secret"),
         (("autoscaling.enabled=true", "autoscaling.kind=x"), "autoscaling.kind is hpa or keda"),
         (("autoscaling.enabled=true", "autoscaling.kind=keda"), "autoscaling.topics must name"),
     ],

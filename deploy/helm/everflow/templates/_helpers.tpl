@@ -17,3 +17,8 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- define "everflow.number" -}}
 {{- if kindIs "float64" . -}}{{ . | int64 }}{{- else -}}{{ . }}{{- end -}}
 {{- end -}}
+
+{{- /* The Secret that holds tokens; empty where there is none. */ -}}
+{{- define "everflow.tokenSecret" -}}
+{{- if ne .Values.query.tokenSecretName "none" }}{{ .Values.query.tokenSecretName }}{{ end -}}
+{{- end -}}
