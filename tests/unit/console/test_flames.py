@@ -62,7 +62,7 @@ def test_the_first_worker_is_asked_unless_one_is_named(address: str, desk: Desk)
 
 
 def test_what_is_refused_says_why(address: str, desk: Desk) -> None:
-    with pytest.raises(ConfigError, match="token"):
+    with pytest.raises(ConfigError, match="is not one that the page knows"):
         flame_at(address, "not-the-one-that-is-asked-for", "", 1.0)
     with pytest.raises(ConfigError, match="no worker t7-7"):
         flame_at(address, TOKEN, "t7-7", 1.0)

@@ -104,8 +104,12 @@ class Page:
         tokens = [token.encode() for token in self.tokens]
 
         async def guarded(request: Request) -> Response:
-            if not allowed(tokens, request.headers.get("authorization", "")):
-                return PlainTextResponse("the page asks for a token\n", 401, {**HEADERS, **ASKS})
+            authorization = request.headers.get("authorization", "")
+            if not allowed(tokens, authorization):
+                text = "the page asks for a token\n"
+                if authorization:
+                    text = "the token that was sent is not one that the page knows\n"
+                return PlainTextResponse(text, 401, {**HEADERS, **ASKS})
             return await answer(request)
 
         return guarded

@@ -154,10 +154,10 @@ def _endpoint(
     keyless = path.answer in ("windows", "sessions") and "{key" not in path.path
 
     async def endpoint(request: Request) -> Response:
-        if not guard(request.headers.get("authorization", "")):
-            missing = "This service asks for a token: send the header Authorization: Bearer TOKEN."
+        authorization = request.headers.get("authorization", "")
+        if not guard(authorization):
             told = {"WWW-Authenticate": "Bearer"}
-            return _json(_error("EF-QUERY-TOKEN", missing), 401, told)
+            return _json(_error("EF-QUERY-TOKEN", _no_entry(authorization)), 401, told)
         try:
             arguments: dict[str, Any] = dict(request.path_params)
             if keyless:
@@ -179,6 +179,13 @@ def allowed(tokens: Sequence[bytes], authorization: str) -> bool:
     kind, _, given = authorization.partition(" ")
     found = [hmac.compare_digest(given.strip().encode(), token) for token in tokens]
     return kind.lower() == "bearer" and any(found)
+
+
+def _no_entry(authorization: str) -> str:
+    kind, _, given = authorization.partition(" ")
+    if kind.lower() == "bearer" and given.strip():
+        return "The token that was sent is not one that this service knows (query.token.file)."
+    return "This service asks for a token: send the header Authorization: Bearer TOKEN."
 
 
 async def _body(request: Request) -> bytes:

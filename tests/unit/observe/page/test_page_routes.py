@@ -165,6 +165,10 @@ def test_with_a_token_nobody_sees_the_page_without_it() -> None:
             status, headers, text = get(address, path)
             assert (status, "svg" in text) == (401, False)
             assert headers["www-authenticate"].startswith("Basic")
+            assert text == "the page asks for a token\n"
+            _, headers, text = get(address, path, Authorization="Bearer another")
+            assert headers["www-authenticate"].startswith("Basic")
+            assert text == "the token that was sent is not one that the page knows\n"
         assert get(address, "/live")[0] == get(address, "/metrics")[0] == 200, "as before"
         named = base64.b64encode(f"anybody:{TOKEN}".encode()).decode()
         assert get(address, "/page", Authorization=f"Basic {named}")[0] == 200
