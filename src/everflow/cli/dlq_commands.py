@@ -66,7 +66,7 @@ def _add_list(dlq: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
         with errors_for_people(debug), _letters(topic, servers, settings) as found:
             from everflow.kafka.dead_letters import Filter, line_of
 
-            for letter in found.chosen(Filter(error, source, node)):
+            for letter in _without_plain(topic, found.chosen(Filter(error, source, node))):
                 typer.echo(line_of(letter))
 
 
@@ -110,7 +110,8 @@ def _add_group(dlq: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
         with errors_for_people(debug), _letters(topic, servers, settings) as found:
             from everflow.kafka.dead_letters import Filter, groups, line_of
 
-            for (kind, at, came_from), members in groups(found.chosen(Filter(error, source, node))):
+            shown = _without_plain(topic, found.chosen(Filter(error, source, node)))
+            for (kind, at, came_from), members in groups(shown):
                 open_ = sum(not letter.replayed for letter in members)
                 typer.echo(f"{len(members):,} ({open_:,} not replayed)\t{kind}\t{at}\t{came_from}")
                 typer.echo(f"  {line_of(members[0])}")
@@ -144,7 +145,8 @@ def _add_replay(dlq: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
 
             only = Filter(error, source, node, frozenset(map(LetterPlace.parse, places or ())))
             with _replaying(topic, servers, settings, dry_run, to) as (found, replayer):
-                wanted = [one for one in found.chosen(only) if not one.replayed]
+                taken = found.chosen(only)
+                wanted = [one for one in taken if not one.replayed]
                 judged = [(one, refusal(topic, one, to)) for one in wanted]
                 refused = [(one, why) for one, why in judged if why is not None]
                 if places and refused:
@@ -157,7 +159,29 @@ def _add_replay(dlq: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
                     replayer.replay(chosen, to)
             told = "would be replayed" if dry_run else "replayed"
             typer.echo(f"{counted(len(chosen), 'dead letter')} {told}", err=True)
+            _tell_replayed_before(topic, [one for one in taken if one.replayed])
             _tell_left_out(topic, [one for one, _ in refused])
+
+
+def _without_plain(topic: str, found: list[DeadLetter]) -> list[DeadLetter]:
+    """Those that say something of an error; of the others it is told how many they are."""
+    plain = [one for one in found if one.is_plain]
+    if plain:
+        records = "a record" if len(plain) == 1 else f"{len(plain):,} records"
+        typer.echo(
+            f"{topic} holds {records} without a dead letter's headers, {topic}-{plain[0].place} "
+            f"first. `everflow dlq show {topic} {plain[0].place}` shows it.",
+            err=True,
+        )
+    return [one for one in found if not one.is_plain]
+
+
+def _tell_replayed_before(topic: str, done: list[DeadLetter]) -> None:
+    if done:
+        was = "was" if len(done) == 1 else "were"
+        count = counted(len(done), "dead letter")
+        first = f"{topic}-{done[0].place}" + (" first" if len(done) > 1 else "")
+        typer.echo(f"{count} {was} already replayed before: {first}", err=True)
 
 
 def _tell_left_out(topic: str, refused: list[DeadLetter]) -> None:

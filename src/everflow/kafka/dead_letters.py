@@ -76,6 +76,11 @@ class DeadLetter:
     replayed: bool = False
 
     @property
+    def is_plain(self) -> bool:
+        """Whether no header says anything of an error: it may be any topic's record."""
+        return not self.about
+
+    @property
     def origin(self) -> str:
         """Which record it was."""
         about = self.about

@@ -101,13 +101,31 @@ def test_letters_are_replayed_into_another_topic(dlq: Dlq) -> None:
     assert "no such topic: not-there-at-all" in missing.output
 
 
-def test_a_record_without_the_headers_is_listed_too(cluster: Cluster) -> None:
-    """Records without the headers are shown as what they are."""
-    plain = cluster.topic("plain", 1)
-    cluster.write(plain, [Record(b"k", b"v")])
-    result = Dlq(cluster)("list", plain)
-    assert result.exit_code == 0, result.output
-    assert result.stdout.startswith("0@0\t")
+def test_records_without_the_headers_are_counted_and_not_listed(dlq: Dlq) -> None:
+    """Whoever names a wrong topic is told so."""
+    plain = dlq.cluster.topic("plain", 1)
+    dlq.cluster.write(plain, [Record(b"k", b"v"), Record(b"k", b"w")])
+    for name in ("list", "group"):
+        result = dlq(name, plain)
+        assert result.exit_code == 0, result.output
+        assert result.stdout == ""
+        assert f"{plain} holds 2 records without a dead letter's headers" in result.stderr
+    assert "b'v'" in dlq("show", plain, "0@0").stdout
+    dlq.cluster.write(dlq.topic, [Record(b"k", b"v")])
+    mixed = dlq("list", dlq.topic)
+    assert len(mixed.stdout.splitlines()) == 3
+    assert f"{dlq.topic} holds a record without" in mixed.stderr
+    assert f"`everflow dlq show {dlq.topic} 0@3`" in mixed.stderr
+
+
+def test_a_letter_that_was_replayed_is_told_to_be(dlq: Dlq) -> None:
+    assert "already" not in dlq("replay", dlq.topic, "--letter", "0@0").output
+    again = dlq("replay", dlq.topic, "--letter", "0@0")
+    assert again.exit_code == 0, again.output
+    assert f"1 dead letter was already replayed before: {dlq.topic}-0@0" in again.output
+    rest = dlq("replay", dlq.topic, "--dry-run")
+    assert "2 dead letters would be replayed" in rest.output
+    assert "1 dead letter was already replayed before" in rest.output
 
 
 def test_letters_without_a_source_are_left_out_unless_a_topic_is_named(dlq: Dlq) -> None:
