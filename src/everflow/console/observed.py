@@ -197,6 +197,11 @@ def warnings(statuses: Iterable[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
+def _rate(rate: float) -> str:
+    """Nothing of none; of few with a decimal."""
+    return f"{rate:,.{int(rate < 10)}f}/s" if rate else ""
+
+
 def _task_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     size = sum(store["bytes"] for store in row["stores"])
     return (
@@ -204,7 +209,7 @@ def _task_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
         row["role"],
         row["state"],
         "?" if row["lag"] is None else f"{row['lag']:,}",
-        f"{row['rate']:,.0f}/s" if row["rate"] else "",
+        _rate(row["rate"]),
         f"{row['remaining_s']:.0f} s" if row["remaining_s"] else "",
         f"{size / (1 << 20):,.1f} MB" if size else "",
         row["address"],

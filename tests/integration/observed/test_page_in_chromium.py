@@ -35,6 +35,7 @@ from everflow.observe.page.letters import (
 )
 from everflow.observe.page.peers import Peer
 from everflow.observe.page.routes import Page
+from everflow.observe.task_rates import with_rates
 from everflow.topology.drawing import as_svg
 from everflow.topology.program import Topology
 from integration.observed.chromium import Browser, browser
@@ -234,10 +235,11 @@ def facts_of(old: Observation, seen: Observation) -> Facts:
         )
         for n in range(119, -1, -1)
     ]
-    return Facts(
-        now_ms=NOW_MS,
-        before=TimedLook(0.0, old),
-        now=TimedLook(10_000.0, seen),
+    before, now = TimedLook(0.0, old), TimedLook(10_000.0, seen)
+    looked = Facts(now_ms=NOW_MS, before=before, now=now)
+    return replace(
+        looked,
+        now=now._replace(seen=replace(seen, tasks=with_rates(looked))),
         spans=spans,
         trend=trend,
         events=EVENTS,

@@ -17,6 +17,7 @@ from everflow.cli.watching.group_lag import lag_table
 from everflow.console.observed import status_at, task_rows, tasks_table
 from everflow.errors import ConfigError, RetriableError
 from everflow.observe.http_server import HttpServer, application
+from everflow.observe.status import status_of
 from unit.observe.observations import FULL, WHOLE, changed
 
 
@@ -59,6 +60,16 @@ def test_tasks_in_trouble_come_first(servers: list[str]) -> None:
     code, said = command("tasks", servers[1], "--output", "json")
     assert code == 0
     assert [row["task"] for row in json.loads(said)] == [row["task"] for row in rows]
+
+
+def test_the_rate_of_a_slow_task_is_no_zero() -> None:
+    row = {**status_of(WHOLE)["tasks"][0], "address": "a:1"}
+    shown = [tasks_table([{**row, "rate": rate}])[1] for rate in (0.4, 1_234.5, 0.0)]
+    assert ["  0.4/s  " in shown[0], "  1,234/s  " in shown[1], "/s" in shown[2]] == [
+        True,
+        True,
+        False,
+    ]
 
 
 def test_nobody_there_is_told_with_the_cure(servers: list[str]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from everflow import metrics as names
@@ -151,15 +151,17 @@ class LookHistory:
         for task in gone:
             del self._spans[task]
 
+    def pair(self, seen: Observation, monotonic_ms: float, now_ms: int) -> Facts:
+        """Only this look and the one before, for rates: it copies nothing."""
+        now = TimedLook(monotonic_ms, seen)
+        return Facts(now_ms=now_ms, before=self._samples[0] if self._samples else now, now=now)
+
     def facts(
         self, seen: Observation, monotonic_ms: float, now_ms: int, events: Sequence[Event] = ()
     ) -> Facts:
         """Of this look, with what was before."""
-        now = TimedLook(monotonic_ms, seen)
-        return Facts(
-            now_ms=now_ms,
-            before=self._samples[0] if self._samples else now,
-            now=now,
+        return replace(
+            self.pair(seen, monotonic_ms, now_ms),
             spans={task: list(spans) for task, spans in self._spans.items()},
             trend=list(self._trend),
             events=events,

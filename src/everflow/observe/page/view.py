@@ -8,7 +8,7 @@ says how many more there are: an instance may have ten thousand tasks.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -121,9 +121,6 @@ def _topology(facts: Facts) -> View:
 
 def _tasks(facts: Facts, peers: Sequence[Peer]) -> View:
     """The worst first; what each was over the last hour, as long as it was looked at."""
-    rates: dict[str, float] = defaultdict(float)
-    for (_, task, _), rate in facts.growth(names.PROCESSED).items():
-        rates[task] += rate
     here = [(facts, "", task) for task in facts.seen.tasks]
     there = [(peer.facts or facts, peer.host, task) for peer, task in elsewhere(facts, peers)]
     ranked = sorted([*here, *there], key=lambda one: _badness(one[2]))
@@ -133,8 +130,7 @@ def _tasks(facts: Facts, peers: Sequence[Peer]) -> View:
         "counts": {kind: counts[kind] for kind in ORDER if counts[kind]},
         "begin_ms": int(max(begin, min((p.at_ms for p in facts.trend), default=facts.now_ms))),
         "rows": [
-            {**_task_row(task, rates if not host else {}, seen), "host": host}
-            for seen, host, task in ranked[:MOST_TASKS]
+            {**_task_row(task, seen), "host": host} for seen, host, task in ranked[:MOST_TASKS]
         ],
         "more": max(0, len(ranked) - MOST_TASKS),
     }
@@ -154,12 +150,12 @@ def _percent(task: ObservedTask) -> int | None:
     return 100 * task.copied // whole if whole else 100
 
 
-def _task_row(task: ObservedTask, rates: Mapping[str, float], facts: Facts) -> View:
+def _task_row(task: ObservedTask, facts: Facts) -> View:
     return {
         "task": task.task,
         "kind": kind_of(task),
         "lag": task.lag,
-        "rate": task.rate or rates.get(task.task, 0.0),
+        "rate": task.rate,
         "percent": _percent(task),
         "remaining_s": task.remaining_s,
         "thread": task.thread,

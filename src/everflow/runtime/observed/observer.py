@@ -36,6 +36,7 @@ from everflow.observe.observation import (
 from everflow.observe.page.events import EventBook
 from everflow.observe.page.history import Facts, LookHistory
 from everflow.observe.status import status_of
+from everflow.observe.task_rates import with_rates
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.instance import Instance
 from everflow.runtime.observed.broker_facts import BrokerFacts, BrokerPorts
@@ -154,7 +155,9 @@ class Observer:
         with self._lock:
             now_ms = self.clock.monotonic_ms()
             if self._seen is None or now_ms - self._seen[0] >= FRESH_MS:
-                self._seen = now_ms, self._look(now_ms)
+                seen = self._look(now_ms)
+                facts = self._history.pair(seen, now_ms, self.clock.now_ms())
+                self._seen = now_ms, replace(seen, tasks=with_rates(facts))
             return self._seen[1]
 
     def watch(self) -> Observation:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +13,7 @@ from everflow.errors import EverflowError
 from everflow.metrics import LEFT_OUT, Metrics
 from everflow.moves import moves
 from everflow.observe.desired_instances import ScalingRules
+from everflow.observe.page.view import page_view
 from everflow.records import TaskId
 from everflow.runtime.client_state import ClientState
 from everflow.runtime.observed.observer import Observer, Subject
@@ -29,9 +31,10 @@ class Looked:
     state = ClientState.REBALANCING
     error: EverflowError | None = None
     consumed = 0.0
+    task = RESTORING
 
     def all_tasks(self) -> dict[TaskId, TaskStatus]:
-        return {TaskId(0, 1): RESTORING}
+        return {TaskId(0, 1): self.task}
 
     def metrics(self) -> dict[str, float | str]:
         return {names.RECORDS_CONSUMED: self.consumed, names.CLIENT_STATE: "REBALANCING"}
@@ -81,6 +84,21 @@ def test_rates_and_spans_are_between_the_looks_of_its_thread(
     assert facts.total_growth(names.RECORDS_CONSUMED) == 100.0
     assert [(span.since_ms, span.kind) for span in facts.spans["0_1"]] == [(1_000_000, "restoring")]
     assert facts.now_ms == 1_010_000
+
+
+def test_an_active_task_has_the_rate_at_which_it_processes(
+    observer: Observer, looked: Looked
+) -> None:
+    """For `/status`, `everflow tasks` and the pages of other instances, which know no counters."""
+    looked.task = replace(RESTORING, state=TaskState.RUNNING, lag=3_000, rate=0.0, remaining_s=0.0)
+    observer.sample()
+    advance(observer, 5_000)
+    observer.raw.add_series(names.PROCESSED, {("0", "0_1", "in"): 500.0})
+    looked.task = replace(looked.task, lag=2_000)
+    (task,) = observer.status()["tasks"]
+    assert (task["rate"], task["remaining_s"]) == (100.0, 10.0)
+    (row,) = page_view(observer.facts())["tasks"]["rows"]
+    assert (row["rate"], row["remaining_s"]) == (100.0, 10.0)
 
 
 def test_samples_of_what_failed_are_looked_at(observer: Observer) -> None:
