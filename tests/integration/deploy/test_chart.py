@@ -52,8 +52,9 @@ def helm() -> str:
     return str(made)
 
 
-def rendered(helm: str, *values: str) -> list[dict[str, Any]]:
+def rendered(helm: str, *values: str, file: Path | None = None) -> list[dict[str, Any]]:
     arguments = [part for value in (*GIVEN, *values) for part in ("--set", value)]
+    arguments += [] if file is None else ["--values", str(file)]
     ran = subprocess.run(
         [
             *(helm, "template", "orders", str(CHART), "--namespace", "shop"),
@@ -137,6 +138,13 @@ def test_the_instances_command_is_read_and_its_settings_are_settings(helm: str) 
         "terminationGracePeriodSeconds"
     ]
     assert grace_ms * 1000 > config.drain_timeout_ms + 60_000
+
+
+def test_a_tag_of_digits_is_a_tag(helm: str, tmp_path: Path) -> None:
+    """A number of a file of values is a float to Helm, and printed with an exponent."""
+    file = tmp_path / "values.yaml"
+    file.write_text("imageTag: 20260101")
+    assert container(rendered(helm, file=file))["image"] == "everflow-app:20260101"
 
 
 def test_nothing_answers_queries_unless_it_is_asked_for(helm: str) -> None:
@@ -245,6 +253,8 @@ def test_alerts_watch_the_job_that_the_pod_monitor_makes(
     [
         (("streams.brokers=",), "streams.brokers must be set"),
         (("streams.applicationId=",), "streams.applicationId must be set"),
+        (("replicaCont=3",), "replicaCont"),
+        (("autoscaling.enable=true",), "enable"),
         (("query.enabled=true",), "query.tokenSecretName must name a Secret"),
         (("autoscaling.enabled=true", "autoscaling.kind=x"), "autoscaling.kind is hpa or keda"),
         (("autoscaling.enabled=true", "autoscaling.kind=keda"), "autoscaling.topics must name"),
