@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple
 
@@ -62,16 +62,22 @@ def roads(plan: PhysicalPlan, jobs: str = "") -> list[Road]:
     return list(dict.fromkeys(found))  # behind a merge a node is there once per path
 
 
-def as_text(plan: PhysicalPlan, jobs: str = "") -> str:
-    """One line per node: the road, the node, why, and the line of the program (see `roads`)."""
+def as_text(plan: PhysicalPlan, subtopology_of: Mapping[str, int], jobs: str = "") -> str:
+    """By sub-topology, one line per node: the road, the node, why, and the line of the program (see
+    `roads`)."""
     listed = roads(plan, jobs)
     if not listed:
         return "nothing is computed\n"
     wide = max(len(road.node) for road in listed)
     lines = [f"computed in {summary(listed)}"]
+    within: dict[int, list[Road]] = {}
     for road in listed:
-        at = f"  ({road.where})" if road.where else ""
-        lines.append(f"  {road.road:<9}  {road.node:<{wide}}  {road.why}{at}")
+        within.setdefault(subtopology_of[road.node], []).append(road)
+    for number in sorted(within):
+        lines.append(f"  Sub-topology {number} (tasks {number}_0, {number}_1, ...)")
+        for road in within[number]:
+            at = f"  ({road.where})" if road.where else ""
+            lines.append(f"    {road.road:<9}  {road.node:<{wide}}  {road.why}{at}")
     return "\n".join(lines) + "\n"
 
 

@@ -78,6 +78,23 @@ def test_lines_of_the_program_stand_behind_the_nodes() -> None:
     assert text.startswith("computed in Arrow ")
 
 
+def test_nodes_stand_under_the_number_that_their_tasks_have() -> None:
+    builder = StreamsBuilder()
+    stream = builder.stream("in", key=TEXT, value=TEXT).map_values(shout, returns="string")
+    moved = stream.select_key(shout, returns="string").group_by_key(name="by-value")
+    moved.aggregate(n=agg.count(), store="sums")
+    topology = builder.build()
+    heads, found = [], {}
+    for line in topology.describe_physical().splitlines()[1:]:
+        if line.startswith("  Sub-topology "):
+            heads.append(line.strip())
+        else:
+            found[line.split()[1]] = len(heads) - 1
+    assert heads == [f"Sub-topology {n} (tasks {n}_0, {n}_1, ...)" for n in (0, 1)]
+    assert len(found) > 4
+    assert found == {name: cut(topology).index_of[name] for name in found}
+
+
 def test_a_serde_of_the_user_is_called_for_each_record() -> None:
     builder = StreamsBuilder()
     builder.stream("in", key=TEXT, value=DIGITS).to("out")

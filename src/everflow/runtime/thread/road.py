@@ -90,12 +90,13 @@ def resident_road(plan: PhysicalPlan) -> ResidentRoad:
 
 def physical_road(topology: Graph) -> str:
     """`Topology.describe_physical` for the Spark that is here, which is asked."""
-    planned = plan(topology, cut(topology).index_of, "")
+    index_of = cut(topology).index_of
+    planned = plan(topology, index_of, "")
     try:
         resident_road(planned)
     except NotComputableError as error:
-        return as_text(planned, str(error))
-    return as_text(planned)
+        return as_text(planned, index_of, str(error))
+    return as_text(planned, index_of)
 
 
 def job_segments(plan: PhysicalPlan) -> tuple[ResidentSegment, ...]:
