@@ -106,7 +106,11 @@ class Connections:
             if reply.status == 307 and reply.location is not None:
                 server = urlsplit(reply.location).netloc
                 continue
-            error = reply.content.get("error", {}) if isinstance(reply.content, dict) else {}
+            error = reply.content.get("error") if isinstance(reply.content, dict) else None
+            if not isinstance(error, dict):
+                if reply.status >= 500:  # of a proxy, for example
+                    return None, f"status {reply.status}"
+                raise _stranger(server, reply.status)
             message = str(error.get("message", f"status {reply.status}"))
             if reply.status >= 500:
                 return None, message
@@ -132,7 +136,12 @@ class Connections:
                 f"for fewer entries at once (limit), or for fewer keys.",
                 status=answer.status,
             )
-        found = json.loads(content) if content else None
+        try:
+            found = json.loads(content) if content else None
+        except ValueError as error:
+            if answer.status < 500:
+                raise _stranger(server, answer.status) from error
+            found = None
         return Reply(answer.status, found, answer.getheader("Location"))
 
     def _connection(self, server: str) -> http.client.HTTPConnection:
@@ -149,3 +158,11 @@ class Connections:
         connection = self._open.pop(server, None)
         if connection is not None:
             connection.close()
+
+
+def _stranger(server: str, status: int) -> QueryRefusedError:
+    return QueryRefusedError(
+        f"What answered at {server} (status {status}) is no query service: give the address of "
+        f"query.listen, which is not that of http.listen.",
+        status=status,
+    )

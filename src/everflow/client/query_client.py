@@ -13,6 +13,7 @@ from urllib.parse import quote, urlencode
 
 from everflow.client import key_forms
 from everflow.client.connections import Connections, QueryRefusedError
+from everflow.errors import ConfigError
 from everflow.windows import Windowed
 
 PAGE = 1_000
@@ -70,9 +71,15 @@ class QueryClient:
     ) -> None:
         """``servers``: host:port of one or more instances. ``tls``: the service speaks https;
         ``ca``: file of the authority that signed its certificate (PEM), which means ``tls``.
-        ``timeout``: seconds that one answer may take."""
+        ``timeout``: seconds that one answer may take. Raises ConfigError where there is nobody to
+        ask."""
         context = ssl.create_default_context(cafile=ca) if tls or ca is not None else None
         given = [servers] if isinstance(servers, str) else list(servers)
+        if not given or not all(given):
+            raise ConfigError(
+                f"QueryClient({servers!r}) has nobody to ask: give host:port of one instance or "
+                f"more, the address of query.listen."
+            )
         self._connections = Connections(given, token, context, timeout, patience)
         self._keys_of: dict[str, tuple[str, str]] = {}  # by store: words and form
 
