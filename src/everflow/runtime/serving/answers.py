@@ -21,6 +21,7 @@ from everflow.runtime.query.store_query import (
 from everflow.runtime.serving.parameters import (
     MOST_ENTRIES,
     MOST_KEYS,
+    MOST_SHOWN,
     BoundedPage,
     CopyChoice,
     Parameters,
@@ -29,10 +30,12 @@ from everflow.runtime.serving.parameters import (
     malformed,
     read_key,
     read_keys,
+    read_start,
     require_kind,
     token_of,
 )
 from everflow.serdes.windowed import TIME_MAX, window_store_key
+from everflow.user_texts import shown
 from everflow.windows import Windowed
 
 KEY_VALUE = ("key_value", "versioned")
@@ -174,14 +177,15 @@ class ServedStores:
 
     # --- windows and sessions ---------------------------------------------------------------------
 
-    def window(self, asked: Parameters, store: str, key: str, start: int) -> dict[str, Any]:
+    def window(self, asked: Parameters, store: str, key: str, start: str) -> dict[str, Any]:
         """The window of a key that begins at a time."""
         self._kind(store, "window")
         fresh = asked.freshness()
         asked.done()
+        time = read_start(start)
         found = self._key(store, key)
-        value = self._view(store, fresh).fetch_window(found, start)
-        return {"key": found, "start": start, "value": _present(value, store, f"{key}@{start}")}
+        value = self._view(store, fresh).fetch_window(found, time)
+        return {"key": found, "start": time, "value": _present(value, store, f"{key}@{start}")}
 
     def windows(self, asked: Parameters, store: str, key: str | None) -> dict[str, Any]:
         """Windows of a key, or of all keys here, that begin in an interval of time."""
@@ -306,5 +310,7 @@ def _version(found: Any) -> dict[str, Any]:
 
 def _present(value: Any, store: str, key: str) -> Any:
     if value is None:
-        raise RefusedRequest(404, "EF-NO-ENTRY", f"Store {store!r} has nothing under {key!r}.")
+        raise RefusedRequest(
+            404, "EF-NO-ENTRY", f"Store {store!r} has nothing under {shown(key, MOST_SHOWN)}."
+        )
     return value

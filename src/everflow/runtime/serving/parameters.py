@@ -22,6 +22,8 @@ MOST_KEYS = 1_000
 MOST_BODY_BYTES = 1 << 20
 MOST_PAGE_BYTES = 4 << 20
 """Of a page's entries as JSON. One that is larger by itself is a page of its own."""
+MOST_SHOWN = 100
+"""Characters of what a request has that a refusal says again."""
 _TRUE, _FALSE = ("", "true", "1"), ("false", "0")
 
 
@@ -35,6 +37,21 @@ class RefusedRequest(Exception):
 
 def malformed(message: str) -> RefusedRequest:
     return RefusedRequest(400, "EF-QUERY", message)
+
+
+def shortened(text: str) -> str:
+    """Of what was sent, as much as a refusal repeats."""
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
+
+
+def read_start(text: str) -> int:
+    """Where a window begins, as a path says it. Raises RefusedRequest."""
+    if text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= TIME_MAX:
+        return int(text)
+    raise malformed(
+        f"{shortened(text)!r} is no time: a window is asked for by its start, ms since the epoch "
+        f"(window/START/KEY)."
+    )
 
 
 def read_key(serde: Serde, text: str) -> Any:
@@ -52,14 +69,14 @@ def read_key(serde: Serde, text: str) -> Any:
             return base64.b64decode(text, altchars=b"-_", validate=True)
         except ValueError as error:
             raise malformed(
-                f"{text!r} is no base64, as which keys of bytes are written."
+                f"{shortened(text)!r} is no base64, as which keys of bytes are written."
             ) from error
     try:
         return JsonSerde(type_).decode(text.encode())
     except SerdeError as error:
-        raise malformed(f"{text!r} is no key, which are {serde!r}, written as JSON: {error}") from (
-            error
-        )
+        raise malformed(
+            f"{shortened(text)!r} is no key, which are {serde!r}, written as JSON: {error}"
+        ) from error
 
 
 def shown(value: Any) -> Any:
@@ -112,7 +129,7 @@ class Parameters:
         self._known: set[str] = set()
         for name, value in given:
             if name in self._given:
-                raise malformed(f"{name} is given twice.")
+                raise malformed(f"{shortened(name)} is given twice.")
             self._given[name] = value
 
     def text(self, name: str) -> str | None:
@@ -127,7 +144,7 @@ class Parameters:
         try:
             value = int(text)
         except ValueError as error:
-            raise malformed(f"{name}={text!r} is no whole number.") from error
+            raise malformed(f"{name}={shortened(text)!r} is no whole number.") from error
         if not least <= value <= most:
             raise malformed(f"{name}={value}: it is at least {least} and at most {most}.")
         return value
@@ -138,7 +155,7 @@ class Parameters:
             return False
         if text in _TRUE:
             return True
-        raise malformed(f"{name}={text!r}: it is true or false.")
+        raise malformed(f"{name}={shortened(text)!r}: it is true or false.")
 
     def key(self, name: str, serde: Serde) -> Any:
         """A key; None where it is left out."""
@@ -164,7 +181,8 @@ class Parameters:
         unknown = sorted(self._given.keys() - self._known)
         if unknown:
             have = ", ".join(sorted(self._known)) or "none"
-            raise malformed(f"{', '.join(unknown)}: no such parameter here; there is: {have}.")
+            names = shortened(", ".join(unknown))
+            raise malformed(f"{names}: no such parameter here; there is: {have}.")
 
 
 def token_of(place: EntryPlace) -> str:
@@ -180,7 +198,7 @@ def place_of(token: str) -> EntryPlace:
     except ValueError:
         data = b""
     if len(data) < 4:
-        raise malformed(f"after={token!r} is not what a page before this one gave.")
+        raise malformed(f"after={shortened(token)!r} is not what a page before this one gave.")
     return EntryPlace(int.from_bytes(data[:4], "big"), data[4:])
 
 

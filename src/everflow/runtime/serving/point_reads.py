@@ -74,7 +74,10 @@ class PointReads:
         path = first[len(BEGIN) : -len(END)]
         if b"?" in path or b"#" in path or b" " in path or not path.isascii():
             return None
-        parts = unquote(path.decode("ascii")).split("/", 2)
+        try:
+            parts = unquote(path.decode("ascii"), errors="strict").split("/", 2)
+        except UnicodeDecodeError:
+            return None
         if len(parts) < 3 or "\n" in parts[2]:
             return None
         return _point(*parts)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -33,6 +34,8 @@ from everflow.runtime.serving.parameters import (
     Parameters,
     RefusedRequest,
     as_json,
+    malformed,
+    shortened,
 )
 from everflow.serdes import SerdeError
 
@@ -97,7 +100,7 @@ PATHS: Sequence[ServicePath] = (
         ("first", "last", "from", "to", "reverse", *PAGED),
     ),
     ServicePath(
-        "/stores/{store}/window/{start:int}/{key:path}",
+        "/stores/{store}/window/{start}/{key:path}",
         "window",
         "The window of a key that begins at a time.",
         COPIES,
@@ -159,6 +162,7 @@ def _endpoint(
             told = {"WWW-Authenticate": "Bearer"}
             return _json(_error("EF-QUERY-TOKEN", _no_entry(authorization)), 401, told)
         try:
+            _require_text(request)
             arguments: dict[str, Any] = dict(request.path_params)
             if keyless:
                 arguments["key"] = None
@@ -186,6 +190,20 @@ def _no_entry(authorization: str) -> str:
     if kind.lower() == "bearer" and given.strip():
         return "The token that was sent is not one that this service knows (query.token.file)."
     return "This service asks for a token: send the header Authorization: Bearer TOKEN."
+
+
+def _require_text(request: Request) -> None:
+    """RefusedRequest for bytes that are no text: another key would be looked for, with a sign for
+    what is unknown in their place."""
+    sent = request.scope.get("raw_path") or b"", request.scope["query_string"]
+    for part, words in zip(sent, ("path", "part behind the ?"), strict=True):
+        try:
+            unquote_to_bytes(part).decode()
+        except UnicodeDecodeError as error:
+            raise malformed(
+                f"The {words} is not UTF-8 ({error}): quote a key's text as UTF-8; keys that are "
+                f"bytes stand in base64."
+            ) from error
 
 
 async def _body(request: Request) -> bytes:
@@ -231,7 +249,7 @@ async def _unknown(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
     if status == 405:
         return _json(_error("EF-QUERY", f"{request.method} is not asked for here."), 405)
-    text = f"There is no {request.url.path}; / lists what can be asked."
+    text = f"There is no {shortened(request.url.path)}; / lists what can be asked."
     return _json(_error("EF-QUERY", text), status)
 
 

@@ -34,7 +34,7 @@ from everflow.runtime.serving.parameters import (
     MOST_PAGE_BYTES,
 )
 from everflow.runtime.serving.routes import COPIES, PATHS
-from everflow.runtime.serving.served import reached_at, served, tokens_of
+from everflow.runtime.serving.served import served
 from everflow.runtime.tasks.task import TaskStore
 from everflow.serdes.windowed import session_key, window_store_key
 from everflow.state.lmdb_store import LmdbStore
@@ -356,7 +356,11 @@ BAD = [
     ("/stores/counts/windows/a", 400, "ask /stores/counts/entries instead"),
     ("/stores/windows/entries/1", 400, "ask /stores/windows/windows instead"),
     ("/stores/windows/windows/abc", 400, "'abc' is no key"),
-    ("/stores/windows/window/soon/1", 404, "There is no"),
+    ("/stores/windows/window/soon/1", 400, "'soon' is no time"),
+    ("/stores/windows/window/-1/1", 400, "'-1' is no time"),
+    (f"/stores/windows/window/{10**19}/1", 400, "is no time"),
+    ("/stores/counts/entries/%ff", 400, "is not UTF-8"),
+    ("/stores/counts/entries?first=%ff", 400, "is not UTF-8"),
     ("/stores/orders/entries/%7B%22shop%22", 400, "is no key"),
     ("/stores/counts/versions/a", 400, "is a key_value store"),
     ("/stores/counts/entries?limit=0", 400, "limit=0: it is at least 1"),
@@ -467,11 +471,28 @@ def test_the_client_says_what_was_refused(world: World) -> None:
         with pytest.raises(QueryRefusedError, match="it has: counts") as refused:
             client.get("none", "a")
         assert (refused.value.status, refused.value.code) == (404, "EF-NO-STORE")
-    with (
-        QueryClient("127.0.0.1:1", patience=0.0) as away,
-        pytest.raises(QueryUnavailableError, match=r"127\.0\.0\.1:1"),
-    ):
-        away.stores()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/stores/counts/entries?" + "n" * 60_000,
+        "/stores/counts/entries?limit=" + "n" * 60_000,
+        "/stores/counts/entries?after=" + "n" * 60_001,
+        "/stores/counts/entries?" + "&".join(f"n{number}" for number in range(10_000)),
+        "/stores/windows/window/" + "n" * 60_000 + "/1",
+        "/stores/windows/windows/" + "n" * 15_000,
+        "/stores/counts/entries/" + "n" * 15_000,
+        "/" + "n" * 60_000,
+    ],
+    ids=lambda path: path[:40],
+)
+def test_a_refusal_says_the_beginning_of_what_was_sent(world: World, path: str) -> None:
+    world.settle(dict.fromkeys(range(PARTITIONS), 0))
+    status, told, _ = raw(world, path)
+    assert status in (400, 404)
+    assert "n" * 90 in told["error"]["message"] or "n0, n1, n10" in told["error"]["message"]
+    assert len(told["error"]["message"]) < 400
 
 
 def test_its_description_has_every_path(world: World) -> None:
@@ -582,16 +603,3 @@ def test_an_address_that_is_taken_is_told_by_its_setting(world: World) -> None:
         served(world.instances[0], world.instances[0]._asked, config),
     ):
         pass
-
-
-def test_others_are_told_an_address_that_they_reach() -> None:
-    assert reached_at("0.0.0.0:80", "host-7") == "host-7:80"
-    assert reached_at("[::]:80", "host-7") == "host-7:80"
-    assert reached_at("10.0.0.1:80", "host-7") == "10.0.0.1:80"
-    config = StreamsConfig(
-        application_id="a",
-        bootstrap_servers="b:1",
-        query_listen="0.0.0.0:0",
-        query_token_file="none",
-    )
-    assert tokens_of(config) == []
