@@ -565,35 +565,6 @@ def test_a_token_is_asked_for(tmp_path: Path, world: World) -> None:
             assert refused.value.status == 401
 
 
-@pytest.mark.parametrize(
-    ("settings", "text"),
-    [
-        ({"query_listen": "0.0.0.0:0"}, "lets everybody who reaches this address"),
-        ({"query_listen": "[::]:0"}, "lets everybody who reaches this address"),
-        ({"query_listen": "127.0.0.1:0", "query_token_file": "/nowhere"}, "cannot be read"),
-        ({"query_listen": "127.0.0.1:0", "query_token_file": "/dev/null"}, "holds no token"),
-        ({"query_listen": "127.0.0.1:0", "query_ssl_key_location": "k"}, "go together"),
-        (
-            {
-                "query_listen": "127.0.0.1:0",
-                "query_ssl_key_location": "/nowhere",
-                "query_ssl_certificate_location": "/nowhere",
-            },
-            "cannot be used",
-        ),
-    ],
-)
-def test_a_service_that_keeps_nobody_out_is_refused(
-    world: World, settings: Mapping[str, str], text: str
-) -> None:
-    config = StreamsConfig(application_id="a", bootstrap_servers="b:1", **settings)
-    with (
-        pytest.raises(ConfigError, match=text),
-        served(world.instances[0], world.instances[0]._asked, config),
-    ):
-        pass
-
-
 def test_an_address_that_is_taken_is_told_by_its_setting(world: World) -> None:
     config = StreamsConfig(
         application_id="a", bootstrap_servers="b:1", query_listen=world.addresses[0]
