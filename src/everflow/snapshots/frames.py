@@ -63,8 +63,8 @@ def read_state(
     What compaction has removed cannot be shown; where that may be, a warning says so. Committed
     records only. Blocks until all is read. Raises StoreNotFoundError; NoChangelogError;
     StatePointError for a point that the log does not have; SerdeError for bytes that the serdes do
-    not read, with topic, partition and offset; StateDiskError; RetriableError if the brokers do not
-    answer.
+    not read, with topic, partition and offset; StateDiskError; TaskTimeoutError if no broker
+    answers within 20 seconds, RetriableError if they cease to.
     """
     return _frame(lambda reader: reader.rows(at), topology, store, spark, _path(folder), settings)
 
