@@ -63,6 +63,8 @@ class EntryColumns:
     results: ResultDecoder
     lag: bool = False
     """Whether a column says how far behind the copy is."""
+    by_options: bool = False
+    """Whether the serdes are options that a user has written, and not a topology's."""
 
     @property
     def schema(self) -> pa.Schema:
@@ -99,7 +101,7 @@ class EntryColumns:
         starts, ends = (np.array([one[at] for _, one in page], np.int64) for at in (0, 1))
         columns = {
             **self._keys(keys, blame),
-            "value": _decoded("value", self.results.decode_array, raw, keys, blame),
+            "value": self._decoded("value", self.results.decode_array, raw, keys, blame),
             "valid_from": _instants(starts),
             "valid_to": _instants(ends, ends == OPEN),
         }
@@ -139,7 +141,7 @@ class EntryColumns:
         """The key's columns: itself, and the window that it is of."""
         raw, inner = pa.array(keys, pa.binary()), self.spec.key_serde
         if not self.spec.expires:
-            return {"key": _decoded("key", inner.decode_array, raw, keys, blame)}
+            return {"key": self._decoded("key", inner.decode_array, raw, keys, blame)}
         if self.spec.kind == "session":
             serde: SessionWindowedSerde | TimeWindowedSerde = SessionWindowedSerde(inner)
         else:
@@ -147,7 +149,7 @@ class EntryColumns:
             kept = np.maximum(0, lengths - _SEQUENCE_BYTES)
             raw = slices(raw, np.zeros(len(raw), np.int64), kept)
             serde = TimeWindowedSerde(inner, self.spec.window_size_ms or 0)
-        key, start, end = _decoded("key", serde.decode_array, raw, keys, blame).flatten()
+        key, start, end = self._decoded("key", serde.decode_array, raw, keys, blame).flatten()
         unknown = self.spec.kind == "window" and self.spec.window_size_ms is None
         return {
             "key": key,
@@ -162,8 +164,31 @@ class EntryColumns:
         raw = pa.array([None if one is None else one[TIMESTAMP_BYTES:] for one in stored], _BINARY)
         times = b"".join([_NO_TIME if one is None else one[:TIMESTAMP_BYTES] for one in stored])
         missing = np.array([one is None for one in stored], bool)
-        value = _decoded("value", self.results.decode_array, raw, keys, blame)
+        value = self._decoded("value", self.results.decode_array, raw, keys, blame)
         return value, _instants(np.frombuffer(times, ">i8").astype(np.int64), missing)
+
+    def _decoded(
+        self,
+        half: str,
+        decode: Callable[[pa.Array], pa.Array],
+        raw: pa.Array,
+        keys: Sequence[bytes],
+        blame: Blame,
+    ) -> pa.Array:
+        try:
+            return decode(raw)
+        except SerdeError as error:
+            place = "" if error.index is None else f" of {blame(keys[error.index])}"
+            text = (
+                f"The {half}{place} does not fit the option {half}.serde: {error}. Give the serde "
+                f"that the store is written with: of aggregates but a single count that is packed, "
+                f"with the fields under 'Fields of aggregates' in docs/QUERIES.md, or the option "
+                f"topology, which knows them."
+                if self.by_options
+                else f"The {half}{place} is not what the topology says: {error}. Either another "
+                f"program wrote it, or the serdes were changed since."
+            )
+            raise EntryError(text, index=error.index) from error
 
     def _place(self, count: int, partition: int, lag: int | None) -> dict[str, pa.Array]:
         place = {"partition": pa.array(np.full(count, partition, np.int32))}
@@ -214,24 +239,6 @@ def compared(before: Iterator[Entry], after: Iterator[Entry]) -> Iterator[Differ
 def _batch(*parts: Mapping[str, pa.Array]) -> pa.RecordBatch:
     columns = {name: column for part in parts for name, column in part.items()}
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
-
-
-def _decoded(
-    half: str,
-    decode: Callable[[pa.Array], pa.Array],
-    raw: pa.Array,
-    keys: Sequence[bytes],
-    blame: Blame,
-) -> pa.Array:
-    try:
-        return decode(raw)
-    except SerdeError as error:
-        place = "" if error.index is None else f" of {blame(keys[error.index])}"
-        raise EntryError(
-            f"The {half}{place} is not what the topology says: {error}. Either another program "
-            f"wrote it, or the serdes were changed since.",
-            index=error.index,
-        ) from error
 
 
 def _instants(times: Int64, missing: npt.NDArray[np.bool_] | None = None) -> pa.Array:

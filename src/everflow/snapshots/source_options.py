@@ -143,7 +143,8 @@ def _store_of_serdes(name: str, own: Mapping[str, str], application_id: str) -> 
         window_size_ms=_milliseconds(own, "window.size.ms"),
         source_topic=own.get("changelog.topic"),
     )
-    return LoggedStore(EntryColumns(spec, value), spec.changelog_topic(application_id))
+    columns = EntryColumns(spec, value, by_options=True)
+    return LoggedStore(columns, spec.changelog_topic(application_id))
 
 
 def _serde(own: Mapping[str, str], option: str) -> Serde:

@@ -82,7 +82,7 @@ def test_a_cluster_reads_a_store_by_module_and_by_serdes(
             "The option topology: state_of:programme was not loaded",
             f"There is no topic {changelog(app, 'nowhere')}",
             f"{changelog(app, 'means')}-0 ends at offset",
-            "is not what the topology says",
+            "does not fit the option value.serde",
         ],
         strict=True,
     ):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from datetime import datetime, timezone
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from everflow import serdes
+from everflow import agg, serdes
+from everflow.operators.aggregate import AggregateSpec
 from everflow.serdes.windowed import session_key, window_store_key
 from everflow.snapshots import entry_columns
 from everflow.snapshots.entry_columns import (
@@ -21,6 +23,7 @@ from everflow.snapshots.entry_columns import (
 from everflow.state.changelog import pack_value
 from everflow.state.store import StoreSpec
 from everflow.state.versions import OPEN, Version
+from markdown_pages import ROOT
 
 UTC_US = pa.timestamp("us", tz="UTC")
 
@@ -107,6 +110,47 @@ def test_bytes_that_are_not_the_serdes_name_their_record() -> None:
         )
     with pytest.raises(EntryError, match="beyond what a timestamp holds"):
         columns("key_value").entries([(b"a", pack_value(2**62, long(1)))], 0, repr)
+
+
+def test_a_serde_of_the_options_that_does_not_fit_is_no_word_of_a_topology() -> None:
+    packed = serdes.packed("orders bigint, mean_sum double, mean_count bigint")
+    stored = packed.encode({"orders": 2, "mean_sum": 3.0, "mean_count": 2})
+    assert stored is not None
+    page = [(b"a", pack_value(1, stored))]
+
+    def read(serde: Any) -> Any:
+        shown = dataclasses.replace(columns("key_value", serde), by_options=True)
+        return shown.entries(page, 0, lambda _: "topic-0@7").column("value").to_pylist()
+
+    for serde in (
+        serdes.json("orders bigint, mean double"),
+        serdes.packed("orders bigint, mean double"),
+    ):
+        with pytest.raises(EntryError) as caught:
+            read(serde)
+        said = str(caught.value)
+        assert "The value of topic-0@7 does not fit the option value.serde" in said
+        assert "what the topology says" not in said
+        assert "packed" in said
+        assert "docs/QUERIES.md" in said
+    assert read(packed) == [{"orders": 2, "mean_sum": 3.0, "mean_count": 2}]
+
+
+def test_the_page_has_the_fields_that_aggregates_are_stored_with() -> None:
+    type_ = pa.struct([("amount", pa.float64()), ("name", pa.string()), ("at", pa.int64())])
+    asked = {
+        "orders": agg.count(),
+        "total": agg.sum("amount"),
+        "mean": agg.avg("amount"),
+        "best": agg.max_by("name", "at"),
+    }
+    spec = AggregateSpec.of("s", serdes.string(), list(asked.values()), list(asked), type_)
+    fields = "orders bigint, total double, mean_sum double, mean_count bigint, best string"
+    written = serdes.packed(f"{fields}, best_by bigint")
+    assert [one.type for one in spec.value_serde.type] == [one.type for one in written.type]
+    page = (ROOT / "docs" / "QUERIES.md").read_text()
+    for part in ("mean_sum double, mean_count bigint", "best string, best_by bigint"):
+        assert part in page
 
 
 def test_differences_are_found_by_key_and_say_what_happened() -> None:
