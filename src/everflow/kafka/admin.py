@@ -38,11 +38,13 @@ from everflow.kafka.admin_answers import (
     code_of,
     metadata_of,
     offset_answers,
+    refusal,
     stale,
     unanswered,
 )
 from everflow.kafka.client_log import UNPOLLED
 from everflow.kafka.errors import OffsetsUnstableError
+from everflow.kafka.group_members import client_ids_of
 from everflow.records import CommittedOffset, TopicPartition
 
 Isolation = Literal["read_committed", "read_uncommitted"]
@@ -236,10 +238,7 @@ class ClusterAdmin:
         """Client ids of a group's members, whatever state the group is in."""
 
         def once(left: float) -> frozenset[str]:
-            described = self._answer(
-                self._admin.describe_consumer_groups([group], request_timeout=left)[group], left + 1
-            )
-            return frozenset(str(member.client_id) for member in described.members)
+            return client_ids_of(self._config, group, left)
 
         return self._retry(once, timeout_s, f"asking who is in group {group}")
 
@@ -449,12 +448,12 @@ class ClusterAdmin:
                 answers = reader.committed(asked, timeout=min(left, _COMMITTED_ATTEMPT_S))
             except KafkaException as failure:
                 if code_of(failure) == KafkaError._TIMED_OUT:
-                    # librdkafka also repeats the question where the group is forbidden; this one's
-                    # answer says so.
-                    self._answer(
-                        self._admin.describe_consumer_groups([group], request_timeout=left)[group],
-                        left + 1,
-                    )
+                    # librdkafka repeats the question where the group is forbidden, too.
+                    refused = refusal(reader)
+                    if refused is not None:
+                        with self._clients_lock:  # this one says it once
+                            self._readers.pop((group, stable), None)
+                        raise refused from failure
                 raise
             for answer in answers:
                 if answer.error is not None:
@@ -511,7 +510,8 @@ class ClusterAdmin:
 
         Not the admin client's ListConsumerGroupOffsets: where the coordinator is still loading or
         has moved, librdkafka 2.16 crashes in its answer (a null group handle, SIGSEGV), for
-        instance on a broker that has just started. read_committed makes it ask for stable offsets.
+        instance on a broker that has just started, and see `group_members`. read_committed makes it
+        ask for stable offsets.
         """
         with self._clients_lock:
             if (group, stable) not in self._readers:

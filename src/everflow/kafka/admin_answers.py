@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, TypeAlias
 
-from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException
+from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as ClientTopicPartition
 from confluent_kafka.admin import OffsetSpec
 
@@ -112,6 +112,16 @@ def classified(failure: BaseException, doing: str) -> EverflowError:
     if isinstance(failure, KafkaException):
         return classify_exception(failure, doing)
     return RetriableError(f"{doing}: no answer in time")
+
+
+def refusal(reader: Consumer) -> KafkaException | None:
+    """What a consumer that is not polled otherwise, and never subscribes, was told about its group:
+    that it is forbidden. A consumer says so once."""
+    while (told := reader.poll(0)) is not None:
+        error = told.error()
+        if error is not None and error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+            return KafkaException(error)
+    return None
 
 
 def metadata_of(answer: ClientTopicPartition) -> str:
