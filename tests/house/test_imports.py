@@ -107,6 +107,7 @@ TABLE: tuple[tuple[str, frozenset[str], frozenset[str]], ...] = (
                 "token_endpoint",
                 "errors",
                 "group_channel",
+                "group_members",
             )
         },
         KAFKA | {"numpy"},
