@@ -8,12 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
-
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException
-from confluent_kafka import TopicPartition as ClientTopicPartition
-from confluent_kafka.admin import AdminClient
 
 from everflow.errors import EverflowError
 from everflow.kafka.admin import ClusterAdmin
@@ -106,33 +102,15 @@ class PauseWatch:
         self._thread.join()
 
     def _run(self) -> None:
-        groups = AdminClient(dict(self._settings))
-        topics = ClusterAdmin(dict(self._settings))
+        admin = ClusterAdmin(self._settings)
         while not self._stop.wait(_PERIOD_S):
             try:
-                committed = _committed(groups, self._group, self._partitions)
+                # Not stable ones: asked this often, a transaction is nearly always under way.
+                found = admin.committed(self._group, self._partitions, _ANSWER_S, stable=False)
                 at_s = time.monotonic()
-                self.pauses.add(
-                    at_s, committed, topics.end_offsets(self._partitions, "read_committed")
-                )
-            except (EverflowError, KafkaException):
+                committed = {tp: one.offset for tp, one in found.items()}
+                ends = admin.end_offsets(self._partitions, "read_committed")
+                self.pauses.add(at_s, committed, ends)
+            except EverflowError:
                 continue
-        topics.close()
-
-
-def _committed(
-    admin: AdminClient, group: str, partitions: Sequence[TopicPartition]
-) -> dict[TopicPartition, int]:
-    """What is committed, without waiting for transactions under way: asked this often, one nearly
-    always is."""
-    asked = ConsumerGroupTopicPartitions(
-        group, [ClientTopicPartition(tp.topic, tp.partition) for tp in partitions]
-    )
-    answer = admin.list_consumer_group_offsets(
-        [asked], require_stable=False, request_timeout=_ANSWER_S
-    )[group].result(_ANSWER_S)
-    return {
-        TopicPartition(tp.topic, tp.partition): tp.offset
-        for tp in answer.topic_partitions
-        if tp.offset >= 0
-    }
+        admin.close()
