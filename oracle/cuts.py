@@ -63,9 +63,7 @@ def unsettled(program: Program) -> set[str]:
     for node in program.nodes:
         name, op = node["id"], node["op"]
         sides = [node[side] for side in ("in", "left", "right") if side in node]
-        came = [_routes(node, side, routes[side], side in changed) for side in sides]
-        crossed = [side for side, by in zip(sides, came, strict=True) if by != routes[side]]
-        routes[name] = set[str]().union(*came)
+        routes[name], crossed = _arrivals(node, sides, routes, changed)
         if old.intersection(crossed) or late.intersection(sides):
             late.add(name)
         if _gives_old_times(node) or old.intersection(sides):
@@ -117,15 +115,13 @@ def taken_in_turn(program: Program) -> InTurn:
         name, op = node["id"], node["op"]
         sides = [node[side] for side in ("in", "left", "right") if side in node]
         above[name] = {name}.union(*(above[side] for side in sides))
-        came = [_routes(node, side, routes[side], side in changed) for side in sides]
-        routes[name] = set[str]().union(*came)
+        routes[name], crossed = _arrivals(node, sides, routes, changed)
         stays = op not in _BY_KEY and not _goes_through(node)
         if _changes_key(node) or (stays and any(side in changed for side in sides)):
             changed.add(name)
         meet = len(sides) > 1 and bool(above[sides[0]] & above[sides[-1]])
         if meet or _gives_several(node) or several.intersection(sides):
             several.add(name)
-        crossed = [side for side, by in zip(sides, came, strict=True) if by != routes[side]]
         if apart.intersection(sides) or of_one_key.intersection(crossed):
             apart.add(name)
         two_keys = op.startswith("group_")  # what was and what is: one key has one of them
@@ -151,6 +147,16 @@ _OF_KEYS = (
     *("repartition", "to_stream", "to_table", "count", "reduce", "aggregate", "sink"),
 )
 """Where the results of each key depend on the records of that key alone."""
+
+
+def _arrivals(
+    node: Node, sides: list[str], routes: dict[str, set[str]], changed: set[str]
+) -> tuple[set[str], list[str]]:
+    """Through which topics records come to a node, and which of its sides come through one of their
+    own."""
+    came = [_routes(node, side, routes[side], side in changed) for side in sides]
+    crossed = [side for side, by in zip(sides, came, strict=True) if by != routes[side]]
+    return set[str]().union(*came), crossed
 
 
 def _routes(node: Node, side: str, before: set[str], changed: bool) -> set[str]:

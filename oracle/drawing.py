@@ -447,11 +447,11 @@ class Draw:
         """Nothing is ever late for it. Where a record waits for a match the windows are wide, too:
         whoever comes when the window has ended is told otherwise (docs/differences.md)."""
         left, right = self._two_of(self._streams)
+        before = after = grace = WIDE_MS
         if kind == "inner":
-            sizes = [self._drawn.choice([0, 5, 25]), self._drawn.choice([0, 5, 25]), NEVER_LATE_MS]
-        else:
-            sizes = [WIDE_MS] * 3
-        self._joined(left, right, kind, dict(zip(("before", "after", "grace"), sizes, strict=True)))
+            before, after = self._drawn.choice([0, 5, 25]), self._drawn.choice([0, 5, 25])
+            grace = NEVER_LATE_MS
+        self._joined(left, right, kind, {"before": before, "after": after, "grace": grace})
 
     def _joined(self, left: str, right: str, kind: str, windows: dict[str, int]) -> None:
         name = self._add(

@@ -381,12 +381,9 @@ class KafkaStreams(
     def _launch_spark_ahead(self) -> None:
         """Spark's JVM, and its workers' daemon, start beside what else a start does."""
         from everflow.spark.job import launch_daemon_ahead
-        from everflow.spark.later import running_context
         from everflow.spark.launch import daemon_ahead, jvm_ahead
         from everflow.spark.session import launch_ahead
 
-        if running_context() is not None:
-            return
         # Where the start ends before Spark's.
         self._life.held.callback(jvm_ahead.discard)
         self._life.held.callback(daemon_ahead.discard)

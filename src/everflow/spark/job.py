@@ -20,6 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from everflow.errors import EverflowError, SetupError
 from everflow.spark.foreign import mark_as_ours
+from everflow.spark.later import running_context
 from everflow.spark.launch import daemon_ahead
 from everflow.spark.segments import hop_out_of_step, segment, spark_schema
 from everflow.spark.session import prepare_environment
@@ -234,8 +235,10 @@ class ServingJob:
 
 def launch_daemon_ahead() -> None:
     """Let the workers' daemon import while Spark starts; returns at once. For whoever is about to
-    start Spark, with the path that the program has: a daemon of another one is not taken. Not for
-    several threads at once."""
+    start Spark, with the path that the program has: a daemon of another one is not taken. Nothing
+    happens where a Spark runs. Not for several threads at once."""
+    if running_context() is not None:
+        return
     with suppress(SetupError):  # told by whoever starts Spark
         prepare_environment()
         daemon_ahead.launch(worker_environment(SERVING_SLOT))

@@ -252,6 +252,6 @@ def test_what_cannot_be_launched_is_no_matter(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delenv("PYSPARK_GATEWAY_PORT")
     monkeypatch.setenv("PYSPARK_PYTHON", "/not/there/python3")
     daemon_ahead.launch({})
-    monkeypatch.setattr(daemon_ahead, "socket_folder", no_room)
+    monkeypatch.setattr(daemon_ahead, "socket_folder_of_process", no_room)
     daemon_ahead.launch({})
     assert not daemon_ahead._ahead

@@ -160,7 +160,7 @@ def _endpoint(
         authorization = request.headers.get("authorization", "")
         if not guard(authorization):
             told = {"WWW-Authenticate": "Bearer"}
-            return _json(_error("EF-QUERY-TOKEN", _no_entry(authorization)), 401, told)
+            return _json(_error("EF-QUERY-TOKEN", _token_refused(authorization)), 401, told)
         try:
             _require_text(request)
             arguments: dict[str, Any] = dict(request.path_params)
@@ -185,7 +185,7 @@ def allowed(tokens: Sequence[bytes], authorization: str) -> bool:
     return kind.lower() == "bearer" and any(found)
 
 
-def _no_entry(authorization: str) -> str:
+def _token_refused(authorization: str) -> str:
     kind, _, given = authorization.partition(" ")
     if kind.lower() == "bearer" and given.strip():
         return "The token that was sent is not one that this service knows (query.token.file)."

@@ -7,18 +7,16 @@ that Spark launches (`handover`); where it is not the same, or has gone, nothing
 
 from __future__ import annotations
 
-import atexit
 import os
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from everflow.sockets import remove_socket_folder, socket_folder
+from everflow.sockets import remove_socket_folder, socket_folder_of_process
 from everflow.spark.launch.daemon import AHEAD, MODULE
 from everflow.spark.launch.handover import SOCKET_VARIABLE
 from everflow.spark.launch.jvm_ahead import deaf
@@ -58,16 +56,13 @@ def launch(workers: Mapping[str, str]) -> None:
     if running or "PYSPARK_GATEWAY_PORT" in os.environ:
         return
     _ahead.clear()
-    with suppress(OSError):
-        folder = socket_folder()
-        atexit.register(remove_socket_folder, folder)
-        try:
-            _ahead.append(_Ahead(_launched(folder, workers), folder))
-        except OSError:
-            remove_socket_folder(folder)
-            return
-        waiting = threading.Thread(target=_ahead[0].wait, name="everflow-daemon-ahead", daemon=True)
-        waiting.start()
+    try:
+        folder = socket_folder_of_process()
+        one = _Ahead(_launched(folder, workers), folder)
+    except OSError:
+        return
+    _ahead.append(one)
+    threading.Thread(target=one.wait, name="everflow-daemon-ahead", daemon=True).start()
 
 
 def _launched(folder: Path, workers: Mapping[str, str]) -> subprocess.Popen[bytes]:

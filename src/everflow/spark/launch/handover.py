@@ -101,7 +101,6 @@ def give(path: str, place: DaemonPlace) -> socket.socket | None:
 def stand_in(connection: socket.socket) -> None:
     """Be there for as long as the other one is; does not return. Not as a Python, which takes ten
     times the memory."""
-    os.set_inheritable(connection.fileno(), True)
     os.dup2(connection.fileno(), STREAMS[0])
     with open(os.devnull, "wb") as nowhere:
         for stream in STREAMS[1:]:
