@@ -138,6 +138,8 @@ class MemberAssignor:
         """Tell the others, from the next join on, that this member wants to leave."""
         self.shutting_down_all = False
         """Ask, from the next join on, every member of the group to end."""
+        self.all_asked = False
+        """Whether this member led the last generation, and every member of it asked that."""
         self._subtopologies = {index: tuple(topics) for index, topics in subtopologies.items()}
         self._subtopology_of = {
             topic: index for index, topics in self._subtopologies.items() for topic in topics
@@ -231,6 +233,7 @@ class MemberAssignor:
         self._used_version = min(self._latest_version, data.latest_version)
         if not self._led:  # what another leader decided meanwhile is not remembered here
             self._delay, self._known = Delay(), {}
+            self.all_asked = False
         self._led = False
         return data
 
@@ -275,6 +278,7 @@ class MemberAssignor:
         self, screening: Screening, counts: Mapping[str, int]
     ) -> dict[str, AssignmentData]:
         accepted = screening.accepted
+        self.all_asked = all(_asks_to_end(data) for data in accepted.values())
         common = screening.common_version
         base = AssignmentData(topology=screening.topology, version=common, latest_version=common)
         reference = self.identity.topology if self._digest == screening.topology else ()
@@ -414,15 +418,15 @@ def _said(failure: BaseException) -> str:
     return str(failure) if isinstance(failure, (EverflowError, ValueError)) else repr(failure)
 
 
+def _asks_to_end(data: UserData) -> bool:
+    return data.error is AnswerError.SHUTDOWN_REQUESTED
+
+
 def _group_error(
     members: Mapping[str, UserData], missing: Sequence[str]
 ) -> tuple[AnswerError, str]:
     """What stops the whole group, if anything does."""
-    asking = sorted(
-        member_id
-        for member_id, data in members.items()
-        if data.error is AnswerError.SHUTDOWN_REQUESTED
-    )
+    asking = sorted(member_id for member_id, data in members.items() if _asks_to_end(data))
     if asking:
         return (
             AnswerError.SHUTDOWN_REQUESTED,

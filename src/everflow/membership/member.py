@@ -29,7 +29,7 @@ from everflow.kafka.group_channel import (
 )
 from everflow.membership.assignor import Claims, MemberAssignor
 from everflow.membership.follow_ups import FollowUps
-from everflow.membership.refused import refusal_error
+from everflow.membership.refused import refusal_error, unheard_error
 from everflow.moves import ABOUT_ASSIGNMENT, moves
 from everflow.records import MemberMetadata, TaskId, TopicPartition
 from everflow.threads import Running, on_thread
@@ -41,6 +41,8 @@ METADATA_TIMEOUT_MS = 30_000
 CLASH_MARGIN_MS = 3_000
 """How long after the session's time-out a former life of this instance may still be named as a
 clash."""
+SPREADS_MS = 30_000.0
+"""For so long at most who asked all to end stays until the others have heard it."""
 FINISHING_MS = 1_000.0
 """For so long at most a join is put off for a batch that runs again."""
 _POLL_MS = 50.0
@@ -196,8 +198,8 @@ class GroupMember:
         self._leave_group: bool | None = None
         self._error: EverflowError | None = None
         self._incomplete_since: float | None = None
-        self._clash: tuple[float, EverflowError] | None = (
-            None  # since when, and what to say if it stays
+        self._ending: tuple[float, EverflowError] | None = (
+            None  # when this member gives up waiting, and what to say then
         )
         self._drive = drive or (lambda member: on_thread("everflow-membership", member._run))
         self._running: Running | None = None
@@ -231,8 +233,9 @@ class GroupMember:
     @property
     def stable(self) -> bool:
         """True while a member of a completed generation, with no rebalance known to be under way or
-        wanted, and not one that was refused and waits for the end of its former life."""
-        settled = self._clash is None and not self._held.is_set() and not self._follow_ups.pending
+        wanted, and neither one that waits for the end of its former life nor one that asked all to
+        end."""
+        settled = self._ending is None and not self._held.is_set() and not self._follow_ups.pending
         return self._channel is not None and self._channel.stable and settled
 
     @property
@@ -311,8 +314,14 @@ class GroupMember:
 
     def shut_down_application(self) -> None:
         """Ask every instance to end, this one too: each gets Failed(ShutdownRequestedError)
-        (KIP-671)."""
+        (KIP-671).
+
+        This one is the last: while it is in the group each generation is told, so also a member
+        that missed the answer of the first one (another had left before it came to it).
+        """
         self._assignor.shutting_down_all = True
+        gives_up_ms = self._clock.monotonic_ms() + SPREADS_MS
+        self._ending = gives_up_ms, unheard_error(self._settings.group_id, SPREADS_MS / 1000)
         self.request_rejoin("the whole application is to shut down")
 
     def leave(self, timeout_s: float = 5.0, leave_group: bool | None = None) -> None:
@@ -375,9 +384,9 @@ class GroupMember:
         """Leave as ``leave`` said and give up everything; no events follow."""
         self._silent = True
         try:
-            # Who was refused owns nothing that could wait for its return, and the others'
-            # rebalances would wait for it.
-            leave_group = True if self._clash is not None else self._leave_group
+            # Who was refused owns nothing that could wait for its return, who ends all has nothing
+            # to return to, and the others' rebalances would wait for it.
+            leave_group = True if self._ending is not None else self._leave_group
             if self._channel is not None and not self._channel.close(timeout_s, leave_group):
                 moves.warning(
                     (
@@ -414,7 +423,7 @@ class GroupMember:
             channel.subscribe(topics)
             self._subscribed = topics
             self.request_rejoin("topics came that a pattern names")
-        self._give_up_clash()
+        self._give_up()
         with self._asking:
             why = self._follow_ups.due(self._clock.monotonic_ms(), channel.joining)
         if why is not None:
@@ -482,7 +491,9 @@ class GroupMember:
         if data.error is not AnswerError.NONE:
             self._refused(data)
             return
-        self._incomplete_since = self._clash = None
+        self._incomplete_since = None
+        if not self._assignor.shutting_down_all:
+            self._ending = None
         partitions = self._assignor.known(partitions)
         stale = self._assignor.is_stale(data)
         taken = self._taken_from_stale(partitions, data) if stale else partitions
@@ -546,6 +557,8 @@ class GroupMember:
             error = refusal_error(self._settings.group_id, data, self._assignor.identity)
             if data.error is AnswerError.PROCESS_ID_CLASH and not self._owned:
                 self._await_former_life(now_ms, error)
+            elif self._is_awaited(data):
+                moves.info("%s This instance ends when the others have left.", error)
             else:
                 self._end_with(error)
 
@@ -553,21 +566,23 @@ class GroupMember:
         """Killed while it joined and started again, this instance meets itself: its former life
         counts until its session ends, and the group rebalances then. A clone of a running instance
         (scenario 31) is still there after that."""
-        if self._clash is None:
-            wait_s = (self._settings.session_timeout_ms + CLASH_MARGIN_MS) / 1000
-            log.warning(
-                "%s Waiting %g s in case it is a former life of this instance.", error, wait_s
-            )
-            self._clash = (now_ms, error)
+        if self._ending is None:
+            wait_ms = self._settings.session_timeout_ms + CLASH_MARGIN_MS
+            log.warning("%s Waiting %g s: it may be its own former life.", error, wait_ms / 1000)
+            self._ending = (now_ms + wait_ms, error)
 
-    def _give_up_clash(self) -> None:
-        if self._clash is not None:
-            since, error = self._clash
-            if (
-                self._clock.monotonic_ms() - since
-                >= self._settings.session_timeout_ms + CLASH_MARGIN_MS
-            ):
-                self._end_with(error)
+    def _is_awaited(self, data: AssignmentData) -> bool:
+        """Whether this member asked all to end, and is needed to tell it again to those that did
+        not hear the answer: its leaving starts a generation that knows nothing of it."""
+        return (
+            data.error is AnswerError.SHUTDOWN_REQUESTED
+            and self._assignor.shutting_down_all
+            and not self._assignor.all_asked
+        )
+
+    def _give_up(self) -> None:
+        if self._ending is not None and self._clock.monotonic_ms() >= self._ending[0]:
+            self._end_with(self._ending[1])
 
     def _end_with(self, error: EverflowError) -> None:
         self._leave_group = True

@@ -1,4 +1,4 @@
-"""What a refusal by the leader means to the one who started this instance. Pure."""
+"""What the end of a membership means to the one who started this instance. Pure."""
 
 from __future__ import annotations
 
@@ -38,6 +38,14 @@ def refusal_error(group_id: str, data: AssignmentData, identity: Identity) -> Ev
         return ShutdownRequestedError(f"Application {group_id} shuts down: {data.message}.")
     return AssignmentFailedError(
         f"Application {group_id}: {data.message}. No task was assigned, so this instance stops."
+    )
+
+
+def unheard_error(group_id: str, waited_s: float) -> ShutdownRequestedError:
+    """For one that asked all to end and is not alone in the group after ``waited_s`` seconds."""
+    return ShutdownRequestedError(
+        f"Application {group_id} shuts down, as this instance asked. Not all others were seen to "
+        f"end within {waited_s:g} s: look whether some still run."
     )
 
 

@@ -75,8 +75,6 @@ log = logging.getLogger("everflow")
 
 END_S = 60.0
 """What an end may take besides the draining."""
-SPREADS_MS = 30_000.0
-"""How long an instance that has asked all to end stays for it."""
 
 
 class KafkaStreams(
@@ -427,20 +425,14 @@ class KafkaStreams(
         )
 
     def _shut_down_all(self, error: EverflowError) -> None:
-        """The handler of uncaught errors wants all instances to end: this one, too, with the
-        rebalance that tells the others, or without it where none comes."""
+        """The handler of uncaught errors wants all instances to end: this one, too, when the
+        others have heard it (see `GroupMember.shut_down_application`)."""
         try:
             self.shut_down_application()
         except IllegalStateError as refused:
             log.error("%s", refused)
             return
         self._spreading = self._life.error = error
-
-        def end_alone() -> None:
-            self._clock.wait(self._life.stop, SPREADS_MS)
-            self._life.fail(error)
-
-        on_thread("everflow-shut-down-all", end_alone)
 
     def _on_failed(self, error: EverflowError) -> None:
         if self.state in STOPPING:

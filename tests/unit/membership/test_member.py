@@ -36,6 +36,7 @@ from everflow.membership.member import (
     CLASH_MARGIN_MS,
     FINISHING_MS,
     METADATA_TIMEOUT_MS,
+    SPREADS_MS,
     Assigned,
     Failed,
     GroupMember,
@@ -444,6 +445,42 @@ def test_a_refused_member_fails_with_what_to_do_and_leaves(
     assert not driven.alive
     driven.member.close()
     assert driven.channel.closed == [True]
+
+
+def asked_to_end(driven: Driven) -> None:
+    driven.given(T0)
+    driven.member.shut_down_application()
+    assert not driven.member.stable
+    assert driven.given(error=AnswerError.SHUTDOWN_REQUESTED, message="as told") == []
+    assert driven.channel.said[-1].error is AnswerError.SHUTDOWN_REQUESTED
+    assert driven.alive, "a member that missed the answer has to be told again"
+
+
+def test_who_ends_the_whole_application_stays_until_all_that_are_left_ask_for_it(
+    driven: Driven,
+) -> None:
+    asked_to_end(driven)
+    driven.channel.assignor.assign({"m-1": driven.channel.assignor.user_data()}, {"a": 3}, {})
+    driven.member.request_rejoin()  # the group does, once the others have left
+    told = driven.given(error=AnswerError.SHUTDOWN_REQUESTED, message="as told")
+    assert [type(event) for event in told] == [Lost, Failed]
+    assert isinstance(told[1].error, ShutdownRequestedError)  # type: ignore[union-attr]
+    driven.member.close()
+    assert driven.channel.closed == [True]
+
+
+def test_who_ends_the_whole_application_does_not_wait_for_a_silent_member_for_ever(
+    driven: Driven,
+) -> None:
+    asked_to_end(driven)
+    driven.member.request_rejoin()
+    driven.given(T0)  # by a leader that had joined before it was asked
+    driven.clock.advance(SPREADS_MS - 1)
+    assert driven.step() == []
+    driven.clock.advance(1)
+    told = driven.step()
+    assert [type(event) for event in told] == [Lost, Failed]
+    assert "look whether some still run" in str(told[1].error)  # type: ignore[union-attr]
 
 
 def test_a_newcomer_that_meets_its_former_life_waits_for_the_end_of_that_session(

@@ -344,13 +344,17 @@ def test_a_missing_topic_is_told_to_everyone_and_one_asks_again() -> None:
 
 def test_one_member_can_end_the_whole_application() -> None:
     asking = replace(member("y"), error=AnswerError.SHUTDOWN_REQUESTED)
+    leader = assignor()
     told = answers(
-        assignor().assign(
+        leader.assign(
             {"m1": encode(member("x", TASK_0, generation=1)), "m2": encode(asking)}, {"a": 2}
         )
     )
     assert {data.error for data in told.values()} == {AnswerError.SHUTDOWN_REQUESTED}
     assert all("m2" in data.message for data in told.values())
+    assert not leader.all_asked
+    leader.assign({"m2": encode(asking)}, {"a": 2})
+    assert leader.all_asked
 
 
 @pytest.mark.parametrize("others", [False, True])
