@@ -236,7 +236,7 @@ def test_a_refused_static_clone_that_is_closed_while_it_waits_is_out_of_the_grou
     clone = join(source, "a", instance_id="two")
     await_told(
         [first, clone],
-        lambda: "in case it is a former life" in caplog.text,
+        lambda: "it may be its own former life" in caplog.text,
         "the clone is refused, and waits",
     )
     clone.member.leave()
