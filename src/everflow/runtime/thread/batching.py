@@ -31,9 +31,10 @@ steps of a second or two."""
 REST_SHARE = 0.25
 """How long a thread that is caught up rests at the least, by what its last batch took: a fifth of
 the batches is saved, and a record comes a quarter of a batch later at the most (note 018)."""
-MANY_TASKS = 16
+MANY_TASKS = 8
 """Behind a batch of records of so many tasks it rests for as long as that took: reading, storing
-and committing cost by the task, and more records of each then share it."""
+and committing cost by the task, and more records of each then share it. Behind half as many it
+still rests the least: a chain of re-keys over few partitions pays each rest several times."""
 
 
 ENDINGS = 4
@@ -111,7 +112,7 @@ class BatchSize:
         the broker to end its transaction; 0 behind a full one. ``tasks``: that had records."""
         if self._full(limits, records) or not limits.most_rest_ms:
             return 0.0
-        share = min(max(REST_SHARE, tasks / MANY_TASKS), 1.0)
+        share = min(max(REST_SHARE, (tasks / MANY_TASKS) ** 2), 1.0)
         return min(elapsed_ms * share, limits.most_rest_ms) + self.held_ms
 
     def shrunk(self, records: int) -> BatchSize:
