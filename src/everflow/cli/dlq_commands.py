@@ -20,7 +20,7 @@ from everflow.errors import ConfigError
 from everflow.moves import counted
 
 if TYPE_CHECKING:
-    from everflow.kafka.dead_letters import DeadLetter, Filter, Replayer
+    from everflow.kafka.dead_letters import DeadLetter, Filter, LetterPlace, Replayer
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="A topic of dead letters.")]
 Error = Annotated[str | None, typer.Option(help="Those with this text in the error.")]
@@ -36,6 +36,13 @@ class _Letters:
 
     def chosen(self, only: Filter) -> list[DeadLetter]:
         return [letter for letter in self.found if only.takes(letter)]
+
+    def at(self, topic: str, places: frozenset[LetterPlace]) -> None:
+        """ConfigError for the first of these places that no letter is at."""
+        for place in sorted(places - {letter.place for letter in self.found}):
+            raise ConfigError(
+                f"no dead letter {place} in {topic}; `everflow dlq list {topic}` shows them."
+            )
 
 
 def register(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
@@ -85,14 +92,11 @@ def _add_show(dlq: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
         with errors_for_people(debug):
             from everflow.kafka.dead_letters import Filter, LetterPlace, text_of
 
-            wanted = LetterPlace.parse(place)
+            wanted = frozenset({LetterPlace.parse(place)})
             with _letters(topic, servers, settings) as found:
-                chosen = found.chosen(Filter(places=frozenset({wanted})))
-            if not chosen:
-                raise ConfigError(
-                    f"no dead letter {wanted} in {topic}; `everflow dlq list {topic}` shows them."
-                )
-            typer.echo(text_of(chosen[0]))
+                found.at(topic, wanted)
+                (letter,) = found.chosen(Filter(places=wanted))
+            typer.echo(text_of(letter))
 
 
 def _add_group(dlq: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
@@ -145,6 +149,7 @@ def _add_replay(dlq: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
 
             only = Filter(error, source, node, frozenset(map(LetterPlace.parse, places or ())))
             with _replaying(topic, servers, settings, dry_run, to) as (found, replayer):
+                found.at(topic, only.places)
                 taken = found.chosen(only)
                 wanted = [one for one in taken if not one.replayed]
                 judged = [(one, refusal(topic, one, to)) for one in wanted]

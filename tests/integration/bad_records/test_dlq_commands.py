@@ -91,6 +91,13 @@ def test_each_letter_is_replayed_once(dlq: Dlq) -> None:
     assert dlq("list", dlq.topic).stdout.count("(replayed)") == 3
 
 
+def test_a_letter_that_is_not_there_is_not_replayed_in_silence(dlq: Dlq) -> None:
+    done = dlq("replay", dlq.topic, "--letter", "0@1", "--letter", "0@77")
+    assert done.exit_code == 2, done.output
+    assert f"no dead letter 0@77 in {dlq.topic}" in done.output
+    assert dlq.cluster.read(dlq.source) == [], "nor are the others"
+
+
 def test_letters_are_replayed_into_another_topic(dlq: Dlq) -> None:
     other = dlq.cluster.topic("other", 1)
     done = dlq("replay", dlq.topic, "--to", other, "--letter", "0@2")
