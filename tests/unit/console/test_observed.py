@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -14,9 +15,10 @@ from typer.testing import CliRunner
 
 from everflow.cli.app import app
 from everflow.cli.watching.group_lag import lag_table
-from everflow.console.observed import status_at, task_rows, tasks_table
+from everflow.console.observed import answered, ask, status_at, task_rows, tasks_table
 from everflow.errors import ConfigError, RetriableError
 from everflow.observe.http_server import HttpServer, application
+from everflow.observe.observation import Observation
 from everflow.observe.status import status_of
 from unit.observe.observations import FULL, WHOLE, changed
 
@@ -113,6 +115,21 @@ def test_tasks_of_those_that_answer_are_listed_beside_one_that_does_not(
     assert [row.get("task") for row in rows] == ["1_0", "1_2", None]
     assert rows[-1]["address"] == "127.0.0.1:1"
     assert "no instance answered" in rows[-1]["error"]
+
+
+def test_one_that_hangs_does_not_hold_up_the_question_to_the_next() -> None:
+    both = threading.Barrier(2, timeout=10)
+
+    def look() -> Observation:
+        both.wait()
+        return changed()
+
+    servers = [HttpServer("127.0.0.1:0", application(look, "")) for _ in range(2)]
+    try:
+        assert all(map(answered, ask([server.address for server in servers])))
+    finally:
+        for server in servers:
+            server.close()
 
 
 def test_brokers_that_are_away_are_told() -> None:
