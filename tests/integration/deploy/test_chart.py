@@ -192,6 +192,30 @@ def test_a_token_is_a_file_that_the_user_can_read(helm: str, enabled: str) -> No
     assert settings(found)["query.token.file"] == f"{mount['mountPath']}/{item['path']}"
 
 
+def test_https_takes_its_certificate_from_files(helm: str) -> None:
+    plain, named = "query.enabled=true", ("query.tokenSecretName=t", "query.tlsSecretName=cert")
+    objects = rendered(helm, plain, *named)
+    found, pod = container(objects), of_kind(objects, "StatefulSet")["spec"]["template"]["spec"]
+    (volume,) = [one for one in pod["volumes"] if one["name"] == "tls"]
+    (mount,) = [one for one in found["volumeMounts"] if one["name"] == "tls"]
+    assert volume["secret"]["secretName"] == "cert"
+    assert volume["secret"]["defaultMode"] == 0o440
+    config = StreamsConfig(
+        {"application.id": "orders", "bootstrap.servers": "broker:9092", **settings(found)},
+    )
+    files = {item["path"]: item["key"] for item in volume["secret"]["items"]}
+    assert files == {"tls.crt": "tls.crt", "tls.key": "tls.key", "ca.crt": "ca.crt"}
+    assert {
+        config.query_ssl_certificate_location,
+        config.query_ssl_key_location,
+        config.query_ssl_ca_location,
+    } == {f"{mount['mountPath']}/{path}" for path in files}
+    other = container(rendered(helm, plain, *named, "query.tlsAuthorityKey="))
+    assert "query.ssl.ca.location" not in settings(other)
+    closed = container(rendered(helm, *named))
+    assert not any(name.startswith("query.ssl") for name in settings(closed))
+
+
 def test_that_no_token_is_wanted_has_to_be_said(helm: str) -> None:
     objects = rendered(helm, "query.enabled=true", "query.tokenSecretName=none")
     assert settings(container(objects))["query.token.file"] == NO_TOKEN
