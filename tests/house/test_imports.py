@@ -104,10 +104,11 @@ TABLE: tuple[tuple[str, frozenset[str], frozenset[str]], ...] = (
                 "broker_link",
                 "client_log",
                 "connection_settings",
+                "connection_trouble",
+                "coordinator_questions",
                 "token_endpoint",
                 "errors",
                 "group_channel",
-                "group_members",
             )
         },
         KAFKA | {"numpy"},

@@ -12,11 +12,15 @@ from everflow.cli.option_names import named_as_typed
 from everflow.config import StreamsConfig
 from everflow.console.status import StatusLine
 from everflow.console.terminal import parse_settings
-from everflow.errors import ConfigError, TaskTimeoutError
+from everflow.errors import ConfigError
 from everflow.kafka.admin import ClusterAdmin
 
 REACH_S = 20.0
 _SILENT_S = 1.0
+_CHECK = (
+    "--bootstrap-servers (or EVERFLOW_BOOTSTRAP_SERVERS), that the broker runs, and security "
+    "settings (--set). For development `everflow broker` starts one"
+)
 
 
 def client_config(servers: str, settings: Sequence[str] | None) -> StreamsConfig:
@@ -56,18 +60,10 @@ def connected(config: StreamsConfig, status: StatusLine) -> Iterator[ClusterAdmi
     seconds."""
     servers = config.bootstrap_servers
     with closing(ClusterAdmin(config.admin())) as admin:
-        try:
-            with status.waiting(
-                f"waiting for Kafka at {servers} (for {REACH_S:g} s at most)", after_s=_SILENT_S
-            ):
-                admin.wait_until_reachable(REACH_S, lambda _: None)
-        except TaskTimeoutError:
-            raise TaskTimeoutError(
-                f"no Kafka broker answered at {servers} within {REACH_S:g} s.\n"
-                "Check --bootstrap-servers (or EVERFLOW_BOOTSTRAP_SERVERS), that the broker runs, "
-                "and security settings (--set).\n"
-                "For development `everflow broker` starts one."
-            ) from None
+        with status.waiting(
+            f"waiting for Kafka at {servers} (for {REACH_S:g} s at most)", after_s=_SILENT_S
+        ):
+            admin.wait_until_reachable(REACH_S, check=_CHECK)
         yield admin
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -31,7 +30,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from everflow.errors import EverflowError, FatalError, RetriableError, TaskTimeoutError
+from everflow.errors import EverflowError, RetriableError, TaskTimeoutError
 from everflow.kafka.admin_answers import (
     ASKING,
     classified,
@@ -43,8 +42,9 @@ from everflow.kafka.admin_answers import (
     unanswered,
 )
 from everflow.kafka.client_log import UNPOLLED
+from everflow.kafka.connection_trouble import ConnectionTrouble
+from everflow.kafka.coordinator_questions import client_ids_of, committed_of
 from everflow.kafka.errors import OffsetsUnstableError
-from everflow.kafka.group_members import client_ids_of
 from everflow.records import CommittedOffset, TopicPartition
 
 Isolation = Literal["read_committed", "read_uncommitted"]
@@ -62,14 +62,8 @@ _REQUEST_S = 10.0
 _ATTEMPT_S = 1.0
 _COMMITTED_ATTEMPT_S = 2.0
 _LOOK_S = 0.1
-_TOLD_KEPT = 20
-_NO_TOKEN = "Failed to acquire"
-"""In what librdkafka says of a token endpoint that does not answer: an outage."""
-_CURES = {
-    KafkaError._AUTHENTICATION: "Check sasl.mechanism, the user's name and password (or token).",
-    KafkaError._SSL: "Check that ssl.ca.location holds the authority of the brokers' certificates.",
-}
 _REACH_ATTEMPT_S = 3.0
+CHECK = "bootstrap.servers, that the broker runs, and the security settings"
 
 
 @dataclass(frozen=True)
@@ -111,8 +105,7 @@ class ClusterAdmin:
         soon."""
         self._bootstrap = str(config["bootstrap.servers"])
         self._config = {"socket.connection.setup.timeout.ms": 5000, **config}
-        self._told: deque[KafkaError] = deque(maxlen=_TOLD_KEPT)
-        self._said = ""
+        self._trouble = ConnectionTrouble(self._bootstrap)
         self._client: AdminClient | None = self._new_client()
         self._readers: dict[tuple[str, bool], Consumer] = {}
         self._clients_lock = threading.Lock()
@@ -128,20 +121,30 @@ class ClusterAdmin:
 
     # --- cluster ----------------------------------------------------------------------------------
 
-    def wait_until_reachable(self, timeout_s: float, on_retry: Callable[[str], None]) -> str:
+    def wait_until_reachable(
+        self,
+        timeout_s: float,
+        on_retry: Callable[[str], None] = lambda _: None,
+        *,
+        limit: str = "",
+        check: str = CHECK,
+    ) -> str:
         """Block until a broker answers; returns the cluster id.
 
         Args:
-            timeout_s: seconds, from ``task.timeout.ms``.
+            timeout_s: seconds.
             on_retry: called with a line for people while no broker answers, about every 3 s,
             oftener if ``timeout_s`` is short.
+            limit: the setting that ``timeout_s`` is from, if it is one.
+            check: what a person looks at where nothing answers, as the caller names it.
 
         Raises:
             TaskTimeoutError: nothing answered in time; the message says what to check.
             FatalError: brokers answer, and twice refuse this client, or it their certificate.
         """
         deadline = self._clock() + timeout_s
-        refusals: Counter[int] = Counter()
+        named = f" ({limit})" if limit else ""
+        self._trouble.expect()
         # So that a short time-out says something too before it is over.
         attempt_s = min(_REACH_ATTEMPT_S, timeout_s / 3)
         while True:
@@ -151,38 +154,17 @@ class ClusterAdmin:
             except RetriableError as failure:
                 if self.stop.is_set():
                     raise
-                said = self._why_not(refusals)
-                left = deadline - self._clock()
-                if left <= 0:
+                self._admin.poll(0)
+                said = self._trouble.sentence()
+                if deadline <= self._clock():
                     raise TaskTimeoutError(
-                        f"no Kafka broker answered at {self._bootstrap} within {timeout_s:g} s "
-                        f"(task.timeout.ms). "
-                        f"Check bootstrap.servers, that the broker runs, and the security settings."
-                        f"{said}"
+                        f"no Kafka broker answered at {self._bootstrap} within {timeout_s:g} s"
+                        f"{named}. Check {check}.{said}"
                     ) from failure
                 on_retry(
                     f"no answer from Kafka at {self._bootstrap} yet: does a broker run there? "
-                    f"Tried for {timeout_s:g} s in all "
-                    f"(task.timeout.ms).{said}"
+                    f"Tried for {timeout_s:g} s in all{named}.{said}"
                 )
-
-    def _why_not(self, refusals: Counter[int]) -> str:
-        """What the client says of its connections, as a sentence. FatalError where a broker refused
-        it, or it the broker's certificate, a second time: that does not pass."""
-        self._admin.poll(0)
-        said = [error for error in self._told if error.code() != KafkaError._ALL_BROKERS_DOWN]
-        self._told.clear()
-        if not said:
-            return self._said  # it does not repeat itself
-        code, text = said[-1].code(), said[-1].str()
-        refusals[code] += 1
-        if code in _CURES and _NO_TOKEN not in text and refusals[code] > 1:
-            raise FatalError(
-                f"the brokers at {self._bootstrap} and this client do not come together: {text}. "
-                f"{_CURES[code]}"
-            )
-        self._said = f" The client says: {text}"
-        return self._said
 
     def cluster_id(self, timeout_s: float = _REQUEST_S) -> str:
         """The cluster's id; another id under known state means another cluster (D5)."""
@@ -236,11 +218,17 @@ class ClusterAdmin:
 
     def client_ids(self, group: str, timeout_s: float = _REQUEST_S) -> frozenset[str]:
         """Client ids of a group's members, whatever state the group is in."""
+        return self._of_group(client_ids_of, group, timeout_s)
 
-        def once(left: float) -> frozenset[str]:
-            return client_ids_of(self._config, group, left)
+    def all_committed(self, group: str, timeout_s: float = _REQUEST_S) -> dict[TopicPartition, int]:
+        """Every offset that ``group`` has committed, of whichever topics."""
+        return self._of_group(committed_of, group, timeout_s)
 
-        return self._retry(once, timeout_s, f"asking who is in group {group}")
+    def _of_group(
+        self, ask: Callable[[Mapping[str, Any], str, float], T], group: str, timeout_s: float
+    ) -> T:
+        doing = f"asking the coordinator of group {group}"
+        return self._retry(lambda left: ask(self._config, group, left), timeout_s, doing)
 
     def replica_racks(
         self, names: Iterable[str], timeout_s: float = _REQUEST_S
@@ -496,7 +484,7 @@ class ClusterAdmin:
         return client
 
     def _new_client(self) -> AdminClient:
-        settings: dict[str, Any] = {**UNPOLLED, **self._config, "error_cb": self._told.append}
+        settings: dict[str, Any] = {**UNPOLLED, **self._config, "error_cb": self._trouble.heard}
         return AdminClient(settings)
 
     def _renew_client(self) -> None:
@@ -510,8 +498,8 @@ class ClusterAdmin:
 
         Not the admin client's ListConsumerGroupOffsets: where the coordinator is still loading or
         has moved, librdkafka 2.16 crashes in its answer (a null group handle, SIGSEGV), for
-        instance on a broker that has just started, and see `group_members`. read_committed makes it
-        ask for stable offsets.
+        instance on a broker that has just started, and see `coordinator_questions`. read_committed
+        makes it ask for stable offsets.
         """
         with self._clients_lock:
             if (group, stable) not in self._readers:

@@ -65,9 +65,7 @@ def prepare_cluster(
     """
     topology = _with_times(topology, config)
     # 2. A broker answers, or says for how long it has not.
-    cluster_id = admin.wait_until_reachable(
-        config.task_timeout_ms / 1000, lambda line: log.warning("%s", line)
-    )
+    cluster_id = _reached(admin, config)
     # 3. Earlier processes on this folder may have left transactions open; they hide committed
     #    offsets until fenced (D6).
     _fence_recorded(config, directory, clock, stop)
@@ -132,7 +130,7 @@ def with_existing_topics(
     broker), TopologyError (none matches, or one that another source reads)."""
     if not pattern_sources(topology):
         return topology
-    admin.wait_until_reachable(config.task_timeout_ms / 1000, lambda line: log.warning("%s", line))
+    _reached(admin, config)
     found = with_topics(topology, admin.list_topics(), config.application_id)
     for source in pattern_sources(found):
         assert source.reading.pattern is not None
@@ -242,6 +240,15 @@ def _require_outputs(
 def transactional_id(config: StreamsConfig, process_id: str, thread: int) -> str:
     """One id per stream thread, the same after a restart on the same state folder (D6)."""
     return f"{config.application_id}-{process_id}-{thread}"
+
+
+def _reached(admin: ClusterAdmin, config: StreamsConfig) -> str:
+    """The cluster's id, once a broker answers."""
+    return admin.wait_until_reachable(
+        config.task_timeout_ms / 1000,
+        lambda line: log.warning("%s", line),
+        limit="task.timeout.ms",
+    )
 
 
 def _fence_recorded(

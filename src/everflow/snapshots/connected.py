@@ -7,7 +7,6 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from everflow.config import StreamsConfig
-from everflow.errors import TaskTimeoutError
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.reading.log_reader import LogReader
 from everflow.snapshots.logged_stores import LoggedStore
@@ -25,7 +24,7 @@ def reading(
 ) -> Iterator[StateReader]:
     """Of the whole store. TaskTimeoutError where no broker answers within ``REACH_S`` seconds."""
     with closing(ClusterAdmin(config.admin())) as admin:
-        _reach(admin, config.bootstrap_servers)
+        admin.wait_until_reachable(REACH_S)
         with LogReader(config.consumer(), latest=True) as reader:
             yield StateReader(store=store, admin=admin, reader=reader, folder=folder)
 
@@ -37,14 +36,3 @@ def reading_parts(
     """Of parts that somebody else has looked for."""
     with room(folder) as home, LogReader(config.consumer(), latest=True) as reader:
         yield PartReader(store, reader, home)
-
-
-def _reach(admin: ClusterAdmin, servers: str) -> None:
-    """In one line: it is the last one of what Spark says of a data source."""
-    try:
-        admin.wait_until_reachable(REACH_S, lambda _: None)
-    except TaskTimeoutError:
-        raise TaskTimeoutError(
-            f"no Kafka broker answered at {servers} within {REACH_S:g} s. Check bootstrap.servers, "
-            f"that the broker runs, and the security settings."
-        ) from None

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from contextlib import closing
 
 import psutil
 import pytest
+from confluent_kafka import Consumer, Producer
+from confluent_kafka import TopicPartition as ClientTopicPartition
+from typer.testing import CliRunner
 
+from everflow.cli.app import app as command
 from everflow.errors import RetriableError, TaskTimeoutError
 from everflow.kafka.admin import ClusterAdmin
 from everflow.records import TopicPartition
@@ -57,6 +63,33 @@ def test_offsets_by_time_and_of_an_unknown_group(
     assert admin.committed(name, [tp]) == {}
 
 
+def test_lag_is_told_of_all_that_a_group_has_committed(
+    admin: ClusterAdmin, bootstrap: str, topic: Topic, name: str
+) -> None:
+    """Of topics that nobody names, as `everflow lag` knows none."""
+    assert admin.all_committed(name) == {}
+    one, other = topic(2), topic(1)
+    with closing(Producer({"bootstrap.servers": bootstrap})) as producer:
+        for _ in range(5):
+            producer.produce(other, b"v", partition=0)
+        producer.flush(10)
+    with closing(Consumer({"bootstrap.servers": bootstrap, "group.id": name})) as consumer:
+        read = [(one, 1, 0), (other, 0, 3)]
+        offsets = [ClientTopicPartition(*place) for place in read]
+        consumer.commit(offsets=offsets, asynchronous=False)
+    assert admin.all_committed(name) == {
+        TopicPartition(topic, partition): offset for topic, partition, offset in read
+    }
+    said = CliRunner().invoke(
+        command, ["lag", name, "--bootstrap-servers", bootstrap, "--output", "json"]
+    )
+    assert said.exit_code == 0, said.output
+    assert [(row["topic"], row["lag"]) for row in json.loads(said.stdout)] == [(other, 2), (one, 0)]
+    unknown = CliRunner().invoke(command, ["lag", f"{name}-x", "--bootstrap-servers", bootstrap])
+    assert unknown.exit_code != 0
+    assert f"group {name}-x has committed nothing" in unknown.output
+
+
 def _connections_to(bootstrap: str) -> set[int]:
     """Local ports of this process' connections to the broker."""
     port = int(bootstrap.rsplit(":", 1)[1])
@@ -91,8 +124,10 @@ def test_a_closed_one_has_no_connection_and_says_so(name: str) -> None:
 def test_an_absent_broker_is_retried_visibly_and_given_up() -> None:
     nowhere = ClusterAdmin({"bootstrap.servers": "127.0.0.1:1", "log_level": 0})
     lines: list[str] = []
-    with pytest.raises(TaskTimeoutError, match=r"127\.0\.0\.1:1.*bootstrap\.servers"):
-        nowhere.wait_until_reachable(3.5, lines.append)
+    with pytest.raises(
+        TaskTimeoutError, match=r"127\.0\.0\.1:1.*task\.timeout\.ms.*bootstrap\.servers"
+    ):
+        nowhere.wait_until_reachable(3.5, lines.append, limit="task.timeout.ms")
     assert lines
     assert all("127.0.0.1:1" in line for line in lines)
 

@@ -1,5 +1,5 @@
 """Questions about a group that time out while no broker answers, and the broker is back: librdkafka
-aborts the process for some of them (`everflow.kafka.group_members`)."""
+aborts the process for some of them (`everflow.kafka.coordinator_questions`)."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ partitions = [TopicPartition("asked", 0)]
 questions = {
     "members": lambda: admin.client_ids("asking", 1.0),
     "offsets": lambda: admin.committed("asking", partitions, 1.0, stable=False),
+    "all": lambda: admin.all_committed("asking", 1.0),
 }
 while True:
     for name, ask in questions.items():
@@ -41,9 +42,9 @@ def test_who_asks_about_a_group_outlives_an_outage(tmp_path: Path) -> None:
     said = tmp_path / "said"
 
     def heard(answer: str) -> None:
-        """Both questions have this answer several times from now on, or nobody asks any more."""
+        """All questions have this answer several times from now on, or nobody asks any more."""
         since = len(said.read_text())
-        wanted = [f"members {answer}\n", f"offsets {answer}\n"]
+        wanted = [f"{question} {answer}\n" for question in ("members", "offsets", "all")]
         wait_until(
             lambda: (
                 asking.poll() is not None

@@ -28,7 +28,7 @@ class BusyCluster:
         self.kept: dict[str, tuple[int, Mapping[str, str]]] = {"a": (2, {}), "b": (2, {})}
         self.leaderless = 0
 
-    def wait_until_reachable(self, *_: object) -> str:
+    def wait_until_reachable(self, *_: object, **__: object) -> str:
         return "cluster"
 
     def describe_topics(self, names: Iterable[str]) -> dict[str, Any]:

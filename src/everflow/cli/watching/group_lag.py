@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException
-from confluent_kafka.admin import AdminClient
-
 from everflow.config import StreamsConfig
 from everflow.console.observed import table
-from everflow.errors import FatalError, RetriableError
+from everflow.errors import FatalError
 from everflow.kafka.admin import ClusterAdmin
-from everflow.records import TopicPartition
 
 ASK_S = 20.0
 
@@ -22,7 +18,7 @@ def lag_rows(
 ) -> list[dict[str, Any]]:
     """Topic, partition, committed, end and lag, worst first. FatalError where the group has
     committed nothing; RetriableError without an answer."""
-    committed = _committed(config, application_id)
+    committed = admin.all_committed(application_id, ASK_S)
     if not committed:
         raise FatalError(
             f"group {application_id} has committed nothing at {config.bootstrap_servers}. Is this "
@@ -40,22 +36,6 @@ def lag_rows(
         for tp, offset in committed.items()
     ]
     return sorted(rows, key=lambda row: (-row["lag"], row["topic"], row["partition"]))
-
-
-def _committed(config: StreamsConfig, group: str) -> dict[TopicPartition, int]:
-    client = AdminClient(config.admin())
-    asked = client.list_consumer_group_offsets(
-        [ConsumerGroupTopicPartitions(group)], request_timeout=ASK_S
-    )[group]
-    try:
-        found = asked.result(ASK_S)
-    except KafkaException as error:
-        raise RetriableError(f"the offsets of group {group}: {error.args[0].str()}") from error
-    return {
-        TopicPartition(str(tp.topic), int(tp.partition)): int(tp.offset)
-        for tp in found.topic_partitions or []
-        if tp.offset >= 0
-    }
 
 
 def lag_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
