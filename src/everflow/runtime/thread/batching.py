@@ -32,9 +32,9 @@ REST_SHARE = 0.25
 """How long a thread that is caught up rests at the least, by what its last batch took: a fifth of
 the batches is saved, and a record comes a quarter of a batch later at the most (note 018)."""
 MANY_TASKS = 8
-"""Behind a batch of records of so many tasks it rests for as long as that took: reading, storing
+"""Behind a batch of records of so many tasks it rests for longer than that took: reading, storing
 and committing cost by the task, and more records of each then share it. Behind half as many it
-still rests the least: a chain of re-keys over few partitions pays each rest several times."""
+rests the least."""
 
 
 ENDINGS = 4
@@ -107,12 +107,14 @@ class BatchSize:
         endings = (*self.endings, ending_ms)[-ENDINGS:]
         return BatchSize(bound, size, self.cold and not full, endings)
 
-    def rest_ms(self, limits: BatchLimits, records: int, elapsed_ms: float, tasks: int) -> float:
+    def rest_ms(
+        self, limits: BatchLimits, records: int, elapsed_ms: float, tasks: Collection[TaskId]
+    ) -> float:
         """How long to wait behind a batch for more records, so that they share a commit, and for
         the broker to end its transaction; 0 behind a full one. ``tasks``: that had records."""
         if self._full(limits, records) or not limits.most_rest_ms:
             return 0.0
-        share = min(max(REST_SHARE, (tasks / MANY_TASKS) ** 2), 1.0)
+        share = max(REST_SHARE, min(len(tasks) / MANY_TASKS, 1.0) ** 3 * _most_share(tasks))
         return min(elapsed_ms * share, limits.most_rest_ms) + self.held_ms
 
     def shrunk(self, records: int) -> BatchSize:
@@ -137,6 +139,12 @@ class BatchSize:
 
     def _full(self, limits: BatchLimits, records: int) -> bool:
         return records * 10 >= self.records(limits) * 9
+
+
+def _most_share(tasks: Collection[TaskId]) -> float:
+    """Of what a batch took, by how many sub-topologies it has: a record that is re-keyed meets a
+    rest in each."""
+    return 1.0 + 2.0 / max(1, len({task.subtopology for task in tasks}))
 
 
 def plan_ranges(

@@ -563,7 +563,7 @@ class StreamThread:
         self._silence.moved(self.tasks.values(), planned.idle, self._looked_ms)
         self._next = self._next._replace(counter=self._next.counter + 1)
         size, bounds = self._narrowing.size, self._narrowing.bounds
-        rest_ms = size.rest_ms(bounds, read, elapsed_ms, len(got_on))
+        rest_ms = size.rest_ms(bounds, read, elapsed_ms, got_on)
         self._rested_ms = self.clock.monotonic_ms() + rest_ms
         self._narrowing.after(result, read, elapsed_ms, self.tasks.values())
         told = (self.number, batch_id, read, elapsed_ms, result.timings, self._narrowing.memory)

@@ -10,7 +10,7 @@ import pytest
 
 from everflow.config import BatchLimits
 from everflow.errors import RetriableError
-from everflow.records import OffsetRange, TopicPartition
+from everflow.records import OffsetRange, TaskId, TopicPartition
 from everflow.runtime.commit.batch import (
     ABORTED,
     BatchFailedError,
@@ -74,11 +74,16 @@ def test_a_thread_that_is_caught_up_rests_so_that_records_share_a_commit(world: 
 
 def test_a_commit_of_many_tasks_is_rarer() -> None:
     """What a commit costs grows with the tasks that it touches, not with their records."""
-    limits = BatchLimits(100_000, 64 << 20, 500, most_rest_ms=100)
-    rests = [BatchSize().rest_ms(limits, 50, 40.0, tasks) for tasks in (1, 4, 6, 8, 100)]
-    assert rests == [10.0, 10.0, 22.5, 40.0, 40.0]
-    assert BatchSize().rest_ms(limits, 50, 400.0, 100) == 100, "commit.interval.ms holds"
-    assert BatchSize().rest_ms(limits, 100_000, 40.0, 100) == 0, "there is more to read"
+    limits = BatchLimits(100_000, 64 << 20, 500, most_rest_ms=150)
+
+    def rest_ms(tasks: int, subtopologies: int = 1, took_ms: float = 40.0, read: int = 50) -> float:
+        names = [TaskId(number % subtopologies, number) for number in range(tasks)]
+        return BatchSize().rest_ms(limits, read, took_ms, names)
+
+    assert [rest_ms(tasks) for tasks in (1, 4, 6, 8, 100)] == [10.0, 15.0, 50.625, 120.0, 120.0]
+    assert [rest_ms(24, deep) for deep in (1, 2, 4)] == [120.0, 80.0, 60.0], "a re-key rests again"
+    assert rest_ms(100, took_ms=400.0) == 150, "commit.interval.ms holds"
+    assert rest_ms(100, read=100_000) == 0, "there is more to read"
 
 
 def test_a_thread_rests_until_the_broker_has_ended_its_transaction(world: World) -> None:
