@@ -176,7 +176,10 @@ class Strikes:
         tasks = self.fleet.active(fault.instance)
         pid = yield from self._caught(process, fault)
         moves = self.fleet.moves()  # on a busy machine others begin while it ends
-        family = [one for one in process.family() if one.pid != pid]
+        # The daemon first: once its driver or its JVM is gone it ends its workers with itself.
+        daemon = psutil.Process(pid).ppid()
+        others = (one for one in process.family() if one.pid != pid)
+        family = sorted(others, key=lambda one: one.pid != daemon)
         process.gone_s = time.time()
         for one in family:
             with suppress(psutil.NoSuchProcess):
