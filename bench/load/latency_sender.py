@@ -77,13 +77,25 @@ def _send(
         due = min(phase.records, int((time.monotonic() - started) * phase.records_per_s) + 1)
         while sent < due:
             key, value = row(len(sent_ns))
-            now = time.monotonic_ns()
-            time_ms = (now + clock_offset_ns) // 1_000_000
-            producer.produce(topic, value, key, on_delivery=_check, timestamp=time_ms)
-            sent_ns.append(now)
+            sent_ns.append(_produced(producer, topic, key, value, clock_offset_ns))
             sent += 1
         producer.poll(0)
         time.sleep(TICK_S)
+
+
+def _produced(
+    producer: Producer, topic: str, key: bytes, value: bytes, clock_offset_ns: int
+) -> int:
+    """When it was sent (monotonic ns). A state of millions of keys is sent faster than brokers take
+    it: it waits for room then."""
+    while True:
+        now = time.monotonic_ns()
+        time_ms = (now + clock_offset_ns) // 1_000_000
+        try:
+            producer.produce(topic, value, key, on_delivery=_check, timestamp=time_ms)
+            return now
+        except BufferError:
+            producer.poll(TICK_S)
 
 
 def _check(error: Any, _message: Any) -> None:

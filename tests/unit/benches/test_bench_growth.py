@@ -6,7 +6,9 @@ from __future__ import annotations
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -16,6 +18,7 @@ from bench.growth import pages
 from bench.growth.cases import GrowthPlan, latency_cases, throughput_cases
 from bench.growth.inputs import LATEST, Input, check
 from bench.growth.limits import CannotMeasureError, limited, memory_group
+from bench.load import latency_sender
 from bench.programs import topologies
 from bench.systems import COUNT, Launch
 from bench.verify import WrongOutputError
@@ -131,3 +134,23 @@ def test_a_limited_system_has_no_more_memory_than_its_group() -> None:
     assert int(said) == child.pid
     assert child.returncode == -9
     assert not group.exists()
+
+
+def test_a_sender_waits_where_brokers_take_no_more() -> None:
+    """A state of ten million keys is sent faster than they do."""
+
+    class Full:
+        waited = 0
+
+        def produce(self, *_: object, **__: object) -> None:
+            if self.waited < 2:
+                raise BufferError("Local: Queue full")
+
+        def poll(self, _: float) -> None:
+            self.waited += 1
+
+    producer: Any = Full()
+    before = time.monotonic_ns()
+    sent_ns = latency_sender._produced(producer, "topic", b"k", b"v", 0)
+    assert producer.waited == 2
+    assert before <= sent_ns <= time.monotonic_ns(), "of the attempt that went through"
