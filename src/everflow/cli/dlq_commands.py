@@ -37,11 +37,12 @@ class _Letters:
     def chosen(self, only: Filter) -> list[DeadLetter]:
         return [letter for letter in self.found if only.takes(letter)]
 
-    def at(self, topic: str, places: frozenset[LetterPlace]) -> None:
-        """ConfigError for the first of these places that no letter is at."""
-        for place in sorted(places - {letter.place for letter in self.found}):
+    def require(self, topic: str, places: frozenset[LetterPlace]) -> None:
+        """ConfigError where no letter is at one of these places."""
+        missing = places - {letter.place for letter in self.found}
+        if missing:
             raise ConfigError(
-                f"no dead letter {place} in {topic}; `everflow dlq list {topic}` shows them."
+                f"no dead letter {min(missing)} in {topic}; `everflow dlq list {topic}` shows them."
             )
 
 
@@ -94,7 +95,7 @@ def _add_show(dlq: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
 
             wanted = frozenset({LetterPlace.parse(place)})
             with _letters(topic, servers, settings) as found:
-                found.at(topic, wanted)
+                found.require(topic, wanted)
                 (letter,) = found.chosen(Filter(places=wanted))
             typer.echo(text_of(letter))
 
@@ -149,7 +150,7 @@ def _add_replay(dlq: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
 
             only = Filter(error, source, node, frozenset(map(LetterPlace.parse, places or ())))
             with _replaying(topic, servers, settings, dry_run, to) as (found, replayer):
-                found.at(topic, only.places)
+                found.require(topic, only.places)
                 taken = found.chosen(only)
                 wanted = [one for one in taken if not one.replayed]
                 judged = [(one, refusal(topic, one, to)) for one in wanted]

@@ -63,7 +63,7 @@ _ATTEMPT_S = 1.0
 _COMMITTED_ATTEMPT_S = 2.0
 _LOOK_S = 0.1
 _REACH_ATTEMPT_S = 3.0
-CHECK = "bootstrap.servers, that the broker runs, and the security settings"
+_CHECK = "bootstrap.servers, that the broker runs, and the security settings"
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class ClusterAdmin:
         on_retry: Callable[[str], None] = lambda _: None,
         *,
         limit: str = "",
-        check: str = CHECK,
+        check: str = _CHECK,
     ) -> str:
         """Block until a broker answers; returns the cluster id.
 
