@@ -4,6 +4,7 @@ are commands."""
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -23,6 +24,9 @@ pytestmark = [pytest.mark.slow]
 
 CHART = Path(__file__).resolve().parents[3] / "deploy" / "helm" / "everflow"
 HELM = "helm.sh/helm/v3/cmd/helm@v3.18.4"
+ADAPTER = CHART.parents[1] / "prometheus-adapter.yaml"
+OPERATORS = {"namespace", "pod", "container", "endpoint", "job", "instance"}
+"""Labels that the Prometheus operator gives the series of a PodMonitor's pods."""
 KUBERNETES = "1.30"
 GIVEN = ("streams.applicationId=orders", "streams.brokers=broker:9092")
 OWN = {"PodMonitor", "PrometheusRule", "ScaledObject"}
@@ -133,7 +137,11 @@ def test_the_instances_command_is_read_and_its_settings_are_settings(helm: str) 
         }
     )
     assert config.group_instance_id == "orders-2"
-    assert config.topic() == {"segment.bytes": "52428800", "min.insync.replicas": "2"}
+    assert config.topic() == {
+        "segment.bytes": "52428800",
+        "min.cleanable.dirty.ratio": "0.2",
+        "min.insync.replicas": "2",
+    }
     grace_ms = of_kind(rendered(helm), "StatefulSet")["spec"]["template"]["spec"][
         "terminationGracePeriodSeconds"
     ]
@@ -145,6 +153,18 @@ def test_a_tag_of_digits_is_a_tag(helm: str, tmp_path: Path) -> None:
     file = tmp_path / "values.yaml"
     file.write_text("imageTag: 20260101")
     assert container(rendered(helm, file=file))["image"] == "everflow-app:20260101"
+
+
+def test_settings_are_the_numbers_that_were_written(helm: str, tmp_path: Path) -> None:
+    file = tmp_path / "values.yaml"
+    file.write_text(
+        "streams: {config: {linger.ms: 0.5, max.memory.bytes: 4000000000}, "
+        "topic: {min.cleanable.dirty.ratio: 0.3}}"
+    )
+    found = settings(container(rendered(helm, file=file)))
+    assert found["linger.ms"] == "0.5"
+    assert found["max.memory.bytes"] == "4000000000"
+    assert found["topic.min.cleanable.dirty.ratio"] == "0.3"
 
 
 def test_nothing_answers_queries_unless_it_is_asked_for(helm: str) -> None:
@@ -250,6 +270,65 @@ def test_autoscalers_own_the_number_of_replicas(helm: str) -> None:
     triggers = of_kind(keda, "ScaledObject")["spec"]["triggers"]
     assert [one["metadata"]["topic"] for one in triggers] == ["in", "other"]
     assert {one["metadata"]["consumerGroup"] for one in triggers} == {"orders"}
+
+
+@pytest.mark.parametrize("kind", ["hpa", "keda"])
+def test_an_autoscaler_goes_down_one_pod_at_a_time_and_late(helm: str, kind: str) -> None:
+    scaled = rendered(
+        helm,
+        *("autoscaling.enabled=true", f"autoscaling.kind={kind}", "autoscaling.topics={in}"),
+        "autoscaling.scaleDownStabilizationSeconds=400",
+    )
+    if kind == "hpa":
+        behavior = of_kind(scaled, "HorizontalPodAutoscaler")["spec"]["behavior"]
+    else:
+        advanced = of_kind(scaled, "ScaledObject")["spec"]["advanced"]
+        behavior = advanced["horizontalPodAutoscalerConfig"]["behavior"]
+    assert behavior["scaleDown"] == {
+        "stabilizationWindowSeconds": 400,
+        "policies": [{"type": "Pods", "value": 1, "periodSeconds": 60}],
+    }
+
+
+def test_keda_asks_brokers_with_a_password_and_may_have_no_pod(helm: str) -> None:
+    keda = ("autoscaling.enabled=true", "autoscaling.kind=keda", "autoscaling.topics={in}")
+    plain = of_kind(rendered(helm, *keda), "ScaledObject")["spec"]
+    assert "authenticationRef" not in plain["triggers"][0]
+    assert "idleReplicaCount" not in plain
+    more = ("autoscaling.authenticationRef=passwords", "autoscaling.idleReplicas=0")
+    scaled = of_kind(rendered(helm, *keda, *more), "ScaledObject")["spec"]
+    assert [one["authenticationRef"] for one in scaled["triggers"]] == [{"name": "passwords"}]
+    assert scaled["idleReplicaCount"] == 0
+
+
+def test_the_adapter_finds_the_figure_that_the_autoscaler_follows(helm: str) -> None:
+    """It knows an object by labels that the series themselves have: those that the Prometheus
+    operator gives each pod's, and those that the PodMonitor adds."""
+    objects = rendered(helm, "podMonitor.enabled=true", "autoscaling.enabled=true")
+    (endpoint,) = of_kind(objects, "PodMonitor")["spec"]["podMetricsEndpoints"]
+    labels = OPERATORS | {one["targetLabel"] for one in endpoint["relabelings"]}
+    (rule,) = yaml.safe_load(ADAPTER.read_text())["rules"]["custom"]
+    assert set(re.findall(r"(\w+)!?=", rule["seriesQuery"])) <= labels
+    assert set(rule["resources"]["overrides"]) <= labels
+    (metric,) = of_kind(objects, "HorizontalPodAutoscaler")["spec"]["metrics"]
+    wanted = metric["object"]["describedObject"]
+    (label,) = [
+        label
+        for label, about in rule["resources"]["overrides"].items()
+        if about.get("group", "") == wanted["apiVersion"].partition("/")[0]
+    ]
+    assert rule["resources"]["overrides"][label]["resource"] == wanted["kind"].lower()
+    assert rule["name"]["as"] == metric["object"]["metric"]["name"]
+    query = rule["metricsQuery"]
+    for field, text in (
+        ("Series", "everflow_desired_instances"),
+        ("LabelMatchers", f'namespace="shop",{label}="{wanted["name"]}"'),
+        ("GroupBy", label),
+    ):
+        query = query.replace(f"<<.{field}>>", text)
+    assert query == (
+        'max(everflow_desired_instances{namespace="shop",statefulset="orders"}) by (statefulset)'
+    )
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ import grafana_dashboard
 
 ROOT = Path(__file__).resolve().parents[3]
 ALERTS = ROOT / "deploy/helm/everflow/alerts.yaml"
+ADAPTER = ROOT / "deploy/prometheus-adapter.yaml"
 TESTS = Path(__file__).with_name("alerts.test.yaml")
 PROMTOOL = shutil.which("promtool")
 
@@ -55,6 +56,38 @@ def test_each_alert_has_both_tests() -> None:
     assert not any(one.get("exp_alerts") for one in well["alert_rule_test"])
     fired = [one for test in wrong for one in test["alert_rule_test"] if one.get("exp_alerts")]
     assert {one["alertname"] for one in fired} == rules
+
+
+@with_promtool
+def test_the_adapters_query_is_the_largest_of_a_stateful_set(tmp_path: Path) -> None:
+    """With what prometheus-adapter puts in for the StatefulSet orders of namespace shop."""
+    (rule,) = yaml.safe_load(ADAPTER.read_text())["rules"]["custom"]
+    query = rule["metricsQuery"]
+    for field, text in (
+        ("Series", "everflow_desired_instances"),
+        ("LabelMatchers", 'namespace="shop",statefulset="orders"'),
+        ("GroupBy", "statefulset"),
+    ):
+        query = query.replace(f"<<.{field}>>", text)
+    series = [
+        {
+            "series": f'everflow_desired_instances{{namespace="{space}", statefulset="{name}", '
+            f'pod="{name}-{number}"}}',
+            "values": f"{value}x5",
+        }
+        for space, name, number, value in (
+            ("shop", "orders", 0, 2),
+            ("shop", "orders", 1, 3),
+            ("shop", "bills", 0, 7),
+            ("other", "orders", 0, 9),
+        )
+    ]
+    wanted = [{"labels": '{statefulset="orders"}', "value": 3}]
+    asked = {"expr": query, "eval_time": "1m", "exp_samples": wanted}
+    test = {"interval": "1m", "input_series": series, "promql_expr_test": [asked]}
+    file = tmp_path / "adapter.test.yaml"
+    file.write_text(yaml.safe_dump({"evaluation_interval": "1m", "tests": [test]}))
+    assert "SUCCESS" in promtool("test", "rules", str(file))
 
 
 @with_promtool
