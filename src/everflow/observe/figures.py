@@ -206,9 +206,10 @@ FIGURES: tuple[Figure, ...] = (
         name=f"{OURS}batch_seconds_total",
         kind=COUNTER,
         labels=("thread_id", "phase"),
-        text="where the time of committed micro-batches went: `read` (fetch and decode), "
-        "`columns`, `operators`, `write` (encode and hand to the producer), `gate`, `offsets`, "
-        "`delivery`, `commit`, `apply` (to the stores), and `plan` (all else in the driver)",
+        text="where the time of committed micro-batches went: `read` (fetch), `decode` (by the "
+        "sources' serdes), `columns`, `operators`, `write` (encode and hand to the producer), "
+        "`gate`, `offsets`, `delivery`, `commit`, `apply` (to the stores), and `plan` (all else: "
+        "the driver, and the way there and back)",
         read=_series(names.BATCH_SECONDS),
     ),
     Figure(

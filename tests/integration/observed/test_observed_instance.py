@@ -91,6 +91,11 @@ def test_figures_are_the_true_counts(app: Application, cluster: Cluster) -> None
         busy = total(found, "everflow_busy_seconds_total")
         spent = total(found, "everflow_batch_seconds_total")
         assert 0 < spent <= busy * 1.001
+        phases = {labels["phase"] for labels, _ in found["everflow_batch_seconds_total"]}
+        assert phases == {
+            *("plan", "read", "decode", "columns", "operators"),
+            *("write", "gate", "offsets", "delivery", "commit", "apply"),
+        }
         lateness = [v for _, v in found[f"{TASK}record_lateness_max"]]
         assert max(lateness) >= 30
         status = json.loads(get(streams, "/status")[1])

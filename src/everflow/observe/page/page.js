@@ -3,7 +3,7 @@
 "use strict";
 
 const SVG = "http://www.w3.org/2000/svg";
-const PHASES = ["read", "columns", "operators", "write", "gate", "offsets", "delivery", "commit", "apply", "plan"];
+const PHASES = ["read", "decode", "columns", "operators", "write", "gate", "offsets", "delivery", "commit", "apply", "plan"];
 const AGAIN_MS = 5000;
 const at = (id) => document.getElementById(id);
 // Whole: an address that was opened with a password in it is no base for what is fetched.

@@ -30,6 +30,7 @@ from everflow.runtime.step.spark_failure import failure_of_said
 from everflow.runtime.step.step_failure import SparkSays
 from everflow.runtime.step.step_functions import RecordFailure
 from everflow.runtime.step.task_step import StepResult, TaskStep
+from everflow.runtime.step.timings import timed
 from everflow.runtime.worker.large_records import largest_entry
 from everflow.runtime.worker.log_decoder import LogDecoder
 from everflow.runtime.worker.set_aside import Fault, Judge
@@ -70,10 +71,11 @@ class Trial(NamedTuple):
 @dataclass(frozen=True)
 class Isolated:
     """A decoded micro-batch, and how it is computed. ``stores``: those that it reads, and for each
-    who does."""
+    who does; ``timings`` get how long decoding takes (ms)."""
 
     decoder: LogDecoder
     stores: Mapping[str, str] = field(default_factory=dict)
+    timings: dict[str, float] = field(default_factory=dict)
 
     def run(
         self,
@@ -89,7 +91,7 @@ class Isolated:
         runs = 0
         while True:
             try:
-                return compute(request, self.decoder.run(read, judge), None)
+                return compute(request, self._decoded(read, judge), None)
             except RecordTooLargeError as error:
                 # The gate has answered, perhaps: whose fault it is counts for the next attempt.
                 found = self._enlarging(error, request, read, judge, compute)
@@ -114,6 +116,10 @@ class Isolated:
             runs += 1
             if runs % HALVED_AFTER == 0:
                 request, read = _halved(request, read)
+
+    def _decoded(self, read: Mapping[TopicPartition, LogColumns], judge: Judge) -> HopInput:
+        with timed(self.timings, "decode"):
+            return self.decoder.run(read, judge)
 
     def _searched(
         self,
@@ -217,7 +223,7 @@ class Isolated:
         """What a trial of these records (None: all) fails with. DamagedEntryError."""
         asked, part = _prefix(request, read, _in_time(read) if taken is None else taken)
         try:
-            compute(asked, self.decoder.run(part, judge), trial)
+            compute(asked, self._decoded(part, judge), trial)
         except Exception as found:
             if (damage := damage_in(found)) is not None:
                 raise damage from damage.__cause__

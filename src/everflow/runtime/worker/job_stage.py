@@ -76,7 +76,8 @@ class JobStage:
             steps = self.steps if trial is None else trial_of(self.steps, trial)
             return self._through(steps, request, hop, timings)
 
-        rows = Isolated(self.input.decoder, stores_of(self.steps)).run(request, read, compute)
+        isolated = Isolated(self.input.decoder, stores_of(self.steps), timings)
+        rows = isolated.run(request, read, compute)
         settle(request)
         return rows
 

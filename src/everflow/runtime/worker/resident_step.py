@@ -123,7 +123,8 @@ class ResidentStep:
             steps = self.steps if trial is None else trial_of(self.steps, trial)
             return run_levels(self.segments, steps, columns, request, hop, timings)
 
-        answer = Isolated(self.input.decoder, stores_of(self.steps)).run(request, read, compute)
+        isolated = Isolated(self.input.decoder, stores_of(self.steps), timings)
+        answer = isolated.run(request, read, compute)
         settle(request)
         return answer
 

@@ -6,6 +6,7 @@ import base64
 import contextlib
 import http.client
 import json
+import re
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -13,10 +14,11 @@ from typing import Any
 
 import pytest
 
+from everflow.observe.figures import FIGURES
 from everflow.observe.http_server import HttpServer, application
 from everflow.observe.page.history import Facts
 from everflow.observe.page.readers import Readers
-from everflow.observe.page.routes import HEADERS, Page
+from everflow.observe.page.routes import FILES, HEADERS, Page
 from everflow.observe.page.tokens import allowed
 from everflow.testing import wait_until
 from unit.observe.observations import WHOLE
@@ -88,6 +90,17 @@ def test_the_script_makes_no_markup_of_texts() -> None:
         script = get(address, "/page/page.js")[2]
     for way in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("):
         assert way not in script
+
+
+def test_the_page_draws_each_phase_of_a_batch_in_a_colour_of_its_own() -> None:
+    (drawn,) = re.findall(r"const PHASES = \[(.*)\];", (FILES / "page.js").read_text())
+    phases = re.findall(r'"(\w+)"', drawn)
+    (figure,) = (one for one in FIGURES if one.name == "everflow_batch_seconds_total")
+    assert sorted(phases) == sorted(re.findall(r"`(\w+)`", figure.text))
+    style = (FILES / "page.css").read_text()
+    colours = [re.findall(rf"\.p{n} {{ background: (.*?); }}", style) for n in range(len(phases))]
+    assert [len(one) for one in colours] == [1] * len(phases)
+    assert len({one[0] for one in colours}) == len(phases)
 
 
 def test_a_browser_at_the_root_is_sent_to_the_page() -> None:

@@ -116,6 +116,15 @@ def test_a_record_that_no_error_names_is_found_in_log_n_trials(at: int) -> None:
     assert batch.trials <= 13
 
 
+def test_decoding_is_a_phase_of_its_own() -> None:
+    """Of a busy thread it is often the longest, and would be the driver's else (`plan`)."""
+    timings: dict[str, float] = {}
+    decoder = LogDecoder(SOURCES, False, Handlers("dead"))
+    read = {A: log([f"v{n}" for n in range(20_000)]), B: log([])}
+    Isolated(decoder, timings=timings).run(request(a=read[A], b=read[B]), read, Batch().compute)
+    assert timings["decode"] > 0
+
+
 def test_several_of_two_inputs() -> None:
     batch = Batch()
     found = batch.run(a=log(["x", "bad1", "y"], [1, 5, 6]), b=log(["bad2", "z"], [3, 9]))
