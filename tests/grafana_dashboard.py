@@ -54,6 +54,10 @@ LONGEST = {
 LAG = "kafka_consumer_fetch_manager_metrics_records_lag"
 STATES = {"{{role}} {{state}}": f"sum by (role, state) (everflow_task_state{WHERE})"}
 DISK = {"{{store}}": f"sum by (store) (everflow_store_bytes{WHERE})"}
+LEFT = {
+    "{{client_id}}": f"min by (client_id) (everflow_state_disk_free_bytes{WHERE} / "
+    f"everflow_state_disk_bytes{WHERE})"
+}
 REBALANCES = "kafka_consumer_coordinator_metrics_rebalance_total"
 
 ROWS: dict[str, tuple[Panel, ...]] = {
@@ -109,6 +113,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             each(f"{TASK}updating_remaining_records_total", "task_id", "role", most=10),
         ),
         Panel("Disk", DISK, "bytes"),
+        Panel("Disk that is left", LEFT, "percentunit"),
         Panel("Changes of stores", rate(f"{STREAM}state_metrics_put_total", "store")),
     ),
 }

@@ -406,6 +406,18 @@ FIGURES: tuple[Figure, ...] = (
         ],
     ),
     Figure(
+        name=f"{OURS}state_disk_bytes",
+        kind=GAUGE,
+        text="size of the disk of state.dir",
+        read=_one(lambda seen: None if seen.disk is None else seen.disk.bytes),
+    ),
+    Figure(
+        name=f"{OURS}state_disk_free_bytes",
+        kind=GAUGE,
+        text="what is left of it; stores are restored to it, too",
+        read=_one(lambda seen: None if seen.disk is None else seen.disk.free),
+    ),
+    Figure(
         name=f"{OURS}changelog_records_total",
         kind=COUNTER,
         text="records written to changelogs",

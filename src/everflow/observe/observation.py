@@ -48,6 +48,13 @@ class ObservedTask:
     stores: Sequence[ObservedStore] = ()
 
 
+class DiskSpace(NamedTuple):
+    """Bytes of a disk: all, and those that may still be written."""
+
+    bytes: int
+    free: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class ObservedHost:
     """What runs behind one ``application.server``, as of the last rebalance: ids of tasks."""
@@ -99,6 +106,7 @@ class Observation:
         held_back: (topic, partition) -> what an open transaction holds back there, of the running
             tasks' inputs; only where committed records are read.
         told_s: how old is what the brokers told for both; None: they have told nothing yet.
+        disk: the one of the state folder; None: not known.
     """
 
     application_id: str
@@ -123,6 +131,7 @@ class Observation:
     writers: Sequence[ObservedWriter] = ()
     held_back: Mapping[tuple[str, int], StableLag] = field(default_factory=dict)
     told_s: float | None = None
+    disk: DiskSpace | None = None
 
     @property
     def active(self) -> list[ObservedTask]:

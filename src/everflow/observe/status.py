@@ -42,6 +42,7 @@ def status_of(seen: Observation) -> dict[str, Any]:
         "desired_instances": seen.desired_instances,
         "threads": [asdict(thread) for thread in seen.threads],
         "transactions": transactions(seen),
+        "disk": None if seen.disk is None else seen.disk._asdict(),
         "tasks": [asdict(task) for task in seen.tasks],
     }
 

@@ -78,9 +78,14 @@ def test_an_outage_and_an_instance_that_is_gone_raise_an_alert() -> None:
         ), why
 
 
-def test_alerts_that_name_a_job_name_the_one_that_the_chart_replaces() -> None:
-    jobs = {job for rule in alerts() for job in re.findall(r"job=~?(\S+?)[,}]", str(rule["expr"]))}
-    assert jobs == {'"everflow"'}
+def test_alerts_are_of_one_application() -> None:
+    """Each release installs them: without a job all would tell of all."""
+    for rule in alerts():
+        expression = str(rule["expr"])
+        series = re.findall(r"\b(?:(?:kafka_|everflow_)\w+|up\b)(?:{(.*?)})?", expression)
+        assert series, rule["alert"]
+        for labels in series:
+            assert re.findall(r"job=~?(\S+?)(?:,|$)", labels) == ['"everflow"'], rule["alert"]
 
 
 def test_the_dashboard_is_made_of_its_program() -> None:

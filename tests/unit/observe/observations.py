@@ -8,6 +8,7 @@ from typing import Any
 from everflow import metrics as names
 from everflow.metrics import Seen
 from everflow.observe.observation import (
+    DiskSpace,
     Observation,
     ObservedStore,
     ObservedTask,
@@ -68,6 +69,7 @@ FULL = Observation(
     members=2,
     application_tasks=4,
     desired_instances=3,
+    disk=DiskSpace(1_000_000, 250_000),
 )
 WHOLE = replace(FULL, tasks=[ACTIVE, STANDBY])
 

@@ -202,7 +202,8 @@ function log(section, events, empty) {
 }
 
 function stores(view) {
-  hint("stores", `${size(view.bytes)} on disk, the largest first.${more(view.more)}`);
+  const free = known(view.free) ? `, ${size(view.free)} left there` : "";
+  hint("stores", `${size(view.bytes)} on disk${free}, the largest first.${more(view.more)}`);
   fill("stores", [["store"], ["task"], ["of"], ["disk", true], ["changes/s", true]],
     view.rows.map((row) => [row.store, row.task, row.kind, size(row.bytes), rate(row.puts)]), "No store here.");
 }

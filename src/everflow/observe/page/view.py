@@ -247,6 +247,7 @@ def _stores(facts: Facts) -> View:
     rows.sort(key=lambda row: (-row["bytes"], row["store"], row["task"]))
     return {
         "bytes": sum(row["bytes"] for row in rows),
+        "free": None if facts.seen.disk is None else facts.seen.disk.free,
         "rows": rows[:MOST_STORES],
         "more": max(0, len(rows) - MOST_STORES),
     }

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import shutil
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +28,7 @@ from everflow.metrics import Metrics
 from everflow.moves import moves
 from everflow.observe.desired_instances import DesiredInstances, Load, ScalingRules
 from everflow.observe.observation import (
+    DiskSpace,
     Observation,
     ObservedHost,
     ObservedStore,
@@ -98,13 +100,14 @@ class Observed(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """What does not change while an instance runs. ``tasks``: active ones of the application;
-    ``members`` asks how many are in the group."""
+    """What does not change while an instance runs. ``folder``: ``state.dir``; ``tasks``: active
+    ones of the application; ``members`` asks how many are in the group."""
 
     application_id: str
     client_id: str
     version: str
     roads: Mapping[str, int]
+    folder: Path | None = None
     tasks: int = 0
     members: Callable[[], int] = lambda: 0
 
@@ -208,6 +211,7 @@ class Observer:
             writers=() if brokers is None else brokers.writers(),
             held_back={} if brokers is None else brokers.held_back(now_ms),
             told_s=None if brokers is None else brokers.told_s(now_ms),
+            disk=None if subject.folder is None else _space(subject.folder),
         )
 
     def _threads(self, instance: Instance | None) -> Sequence[ObservedThread]:
@@ -347,6 +351,14 @@ def _size(folder: Path) -> int:
     return total
 
 
+def _space(folder: Path) -> DiskSpace | None:
+    try:
+        usage = shutil.disk_usage(folder)
+    except OSError:  # it is made by the start
+        return None
+    return DiskSpace(usage.total, usage.free)
+
+
 def _lags(instance: Instance | None) -> Mapping[tuple[str, int], int]:
     if instance is None:
         return {}
@@ -379,6 +391,7 @@ def subject_of(config: StreamsConfig, topology: Topology, process_id: str) -> Su
         client_id=client_id(config, process_id),
         version=version("everflow"),
         roads=dict(sorted(counted.items())),
+        folder=Path(config.state_dir).expanduser(),
     )
 
 

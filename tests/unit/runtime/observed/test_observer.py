@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -104,6 +105,17 @@ def test_an_active_task_has_the_rate_at_which_it_processes(
 def test_samples_of_what_failed_are_looked_at(observer: Observer) -> None:
     observer.raw.note(LEFT_OUT, {("E", "n", "t"): "t-0@1 (E: bad)"})
     assert observer.look().samples == {("E", "n", "t"): "t-0@1 (E: bad)"}
+
+
+def test_it_says_what_is_left_of_the_disk(observer: Observer, tmp_path: Path) -> None:
+    assert observer.status()["disk"] is None
+    advance(observer, 1_000)
+    observer.subject = replace(observer.subject, folder=tmp_path / "not-made-yet")
+    assert observer.status()["disk"] is None
+    advance(observer, 1_000)
+    observer.subject = replace(observer.subject, folder=tmp_path)
+    told = observer.status()["disk"]
+    assert 0 < told["free"] < told["bytes"]
 
 
 def test_lines_are_kept_from_its_start_to_its_stop(
