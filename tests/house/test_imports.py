@@ -74,6 +74,8 @@ TOP = frozenset(
         "everflow.cli",
     }
 )
+DIRECT = "everflow.client.direct"
+"""Asks a host over HTTP."""
 DEMO = frozenset({"confluent_kafka", "pandas", "pyspark", "rich"})
 
 # The longest matching prefix decides. (prefix, what of everflow it may import, what of other
@@ -143,7 +145,7 @@ TABLE: tuple[tuple[str, frozenset[str], frozenset[str]], ...] = (
     # asks an instance over HTTP, from anywhere
     ("everflow.client", BASE | {"everflow.client"}, frozenset()),
     # starts instances as processes, and knows none from inside
-    ("everflow.autoscale", BASE | {"everflow.autoscale"}, frozenset()),
+    ("everflow.autoscale", BASE | {"everflow.autoscale", DIRECT}, frozenset()),
     # the same in the places of a Spark cluster
     (
         "everflow.fleet",
@@ -153,7 +155,7 @@ TABLE: tuple[tuple[str, frozenset[str], frozenset[str]], ...] = (
         frozenset({"pyspark", "py4j", "starlette"}),
     ),
     # what runs on the hosts beside Spark knows no Spark
-    ("everflow.fleet.keeper", BASE | {"everflow.fleet", "everflow.autoscale"}, frozenset()),
+    ("everflow.fleet.keeper", BASE | {"everflow.fleet", "everflow.autoscale", DIRECT}, frozenset()),
     *(
         (f"everflow.fleet.{name}", BASE | {"everflow.fleet", "everflow.autoscale"}, frozenset())
         for name in ("decision", "messages", "places")
@@ -304,13 +306,17 @@ TABLE: tuple[tuple[str, frozenset[str], frozenset[str]], ...] = (
     ("everflow.testing", FRONT | {"everflow.testing"}, ARROW | KAFKA),
     # a secure broker's certificates, where somebody wants one
     ("everflow.testing.broker_security", BASE, frozenset({"cryptography", "trustme"})),
-    ("everflow.console", FRONT | {"everflow.console"}, frozenset({"rich"})),
+    ("everflow.console", FRONT | {"everflow.console", DIRECT}, frozenset({"rich"})),
     (
         "everflow.demo",
         FRONT | {"everflow.testing", "everflow.console", "everflow.demo"},
         ARROW | DEMO,
     ),
-    ("everflow.cli", FRONT | TOP, frozenset({"confluent_kafka", "pyspark", "rich", "typer"})),
+    (
+        "everflow.cli",
+        FRONT | TOP | {DIRECT},
+        frozenset({"confluent_kafka", "pyspark", "rich", "typer"}),
+    ),
     ("everflow", ALL_BELOW_CLI, frozenset()),
 )
 

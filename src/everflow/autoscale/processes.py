@@ -8,8 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from everflow.autoscale.decision import InstanceSeen
+from everflow.client.direct import asked
 
 COMMAND = "from everflow.cli import main; main()"
 """The command ``everflow``, of the package that this is."""
@@ -57,10 +56,9 @@ class AutoscaledInstance:
     def look(self) -> dict[str, Any] | None:
         """What its `/status` says; None: it does not answer, or not yet."""
         try:
-            with urllib.request.urlopen(f"http://{self.address}/status", timeout=LOOK_S) as answer:
-                found: dict[str, Any] = json.load(answer)
-                return found
-        except (OSError, urllib.error.URLError, ValueError):
+            found: dict[str, Any] = json.loads(asked(f"http://{self.address}/status", LOOK_S))
+            return found
+        except (OSError, ValueError):
             return None
 
     def seen(self) -> InstanceSeen:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from everflow.client.direct import asked, refused_with
 from everflow.console.observed import nobody_at, table, url_of
 from everflow.errors import ConfigError, RetriableError
 
@@ -45,14 +46,12 @@ def flame_at(address: str, token: str, worker: str, seconds: float) -> dict[str,
 def _asked(url: str, token: str, content: Any, timeout_s: float) -> dict[str, Any]:
     headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
     data = None if content is None else json.dumps(content).encode()
-    asked = urllib.request.Request(url, data=data, headers=headers)
+    request = urllib.request.Request(url, data=data, headers=headers)
     try:
-        with urllib.request.urlopen(asked, timeout=timeout_s) as answer:
-            return dict(json.loads(answer.read(MOST_BYTES)))
+        return dict(json.loads(asked(request, timeout_s, most_bytes=MOST_BYTES)))
     except urllib.error.HTTPError as error:
-        said = error.read(2_000).decode(errors="replace").strip()
         kind = RetriableError if error.code in (409, 503) else ConfigError
-        raise kind(f"{url}: {said} ({error.code})") from None
+        raise kind(f"{url}: {refused_with(error)} ({error.code})") from None
     except (OSError, ValueError) as error:
         raise nobody_at(url, error) from None
 

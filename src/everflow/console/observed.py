@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import urllib.error
-import urllib.request
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
 
+from everflow.client.direct import BrokenAnswerError, asked
 from everflow.errors import ConfigError, EverflowError, RetriableError
 from everflow.moves import counted
 from everflow.observe.page.verdict import brokers_away
@@ -18,7 +17,6 @@ from everflow.observe.page.verdict import brokers_away
 ASK_S = 10.0
 MOST_ASKED = 32
 """At a time."""
-MOST_BYTES = 64 << 20
 
 
 def url_of(address: str) -> str:
@@ -60,14 +58,13 @@ def status_at(address: str) -> dict[str, Any]:
     for what is no address, or not where an instance is watched."""
     url = url_of(address)
     try:
-        with urllib.request.urlopen(f"{url}/status", timeout=ASK_S) as answer:
-            found = json.loads(answer.read(MOST_BYTES))
+        found = json.loads(asked(f"{url}/status", ASK_S))
     except urllib.error.HTTPError as error:
         raise _not_watched(url, error.code) from None
+    except (BrokenAnswerError, ValueError):
+        found = None
     except OSError as error:
         raise nobody_at(url, error) from None
-    except (http.client.HTTPException, ValueError):
-        found = None
     if not isinstance(found, dict) or "state" not in found:
         raise RetriableError(f"what answered at {url} is no everflow instance.")
     return {"address": address, **found}
@@ -89,12 +86,12 @@ def ask(addresses: Iterable[str]) -> list[dict[str, Any]]:
     """What each says, in their order: its status, or ``address``, ``code`` and ``error`` of one
     that did not answer (`answered`). ConfigError for what is no address; where none answers, the
     first one's error."""
-    asked = list(addresses)
-    for address in asked:
+    every = list(addresses)
+    for address in every:
         url_of(address)
     # Beside each other: one that hangs takes `ASK_S`, and so do ten.
     with ThreadPoolExecutor(MOST_ASKED) as asking:
-        told = list(asking.map(_answer, asked))
+        told = list(asking.map(_answer, every))
     errors = [one for one in told if isinstance(one, EverflowError)]
     if errors and len(errors) == len(told):
         raise errors[0]
@@ -102,7 +99,7 @@ def ask(addresses: Iterable[str]) -> list[dict[str, Any]]:
         {"address": address, "code": one.code, "error": str(one)}
         if isinstance(one, EverflowError)
         else one
-        for address, one in zip(asked, told, strict=True)
+        for address, one in zip(every, told, strict=True)
     ]
 
 

@@ -38,7 +38,8 @@ def application(doors: Doors) -> Starlette:
     """The routes."""
 
     async def report(request: Request) -> Response:
-        if not secrets.compare_digest(request.headers.get(TOKEN_HEADER, ""), doors.token):
+        shown = request.headers.get(TOKEN_HEADER, "").encode()  # a text must be ASCII there
+        if not secrets.compare_digest(shown, doors.token.encode()):
             return PlainTextResponse("this is no keeper of this fleet\n", status_code=403)
         try:
             told = Report.from_json(json.loads(await _body(request)))

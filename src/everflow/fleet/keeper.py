@@ -18,7 +18,6 @@ import socket
 import sys
 import threading
 import time
-import urllib.error
 import urllib.request
 import zipfile
 from collections import deque
@@ -27,6 +26,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from everflow.autoscale.processes import LOOK_S, TAIL_LINES, AutoscaledInstance, start_instance
+from everflow.client.direct import asked
 from everflow.fleet.decision import (
     MOST_CHARACTERS,
     MOST_LINES,
@@ -230,26 +230,24 @@ class Keeper:
 
 
 def _told_to_drain(address: str) -> bool:
-    asked = urllib.request.Request(f"http://{address}/drain", method="POST")
     try:
-        with urllib.request.urlopen(asked, timeout=LOOK_S):
-            return True
+        asked(urllib.request.Request(f"http://{address}/drain", method="POST"), LOOK_S)
+        return True
     except OSError:  # it has not begun to listen: it has no tasks to hand over
         return False
 
 
 def posted_to(order: SlotOrder) -> Post:
-    """Asks the order's driver over HTTP, through no proxy."""
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    """Asks the order's driver over HTTP."""
 
     def post(report: Report) -> Wanted:
-        asked = urllib.request.Request(
+        told = urllib.request.Request(
             f"{order.url}/report",
             data=report.to_json().encode(),
             headers={"Content-Type": "application/json", TOKEN_HEADER: order.token},
         )
-        with direct.open(asked, timeout=POST_S) as answered:
-            return Wanted(json.load(answered)["wanted"])
+        found = json.loads(asked(told, POST_S))
+        return Wanted(found.get("wanted") if isinstance(found, dict) else found)
 
     return post
 

@@ -13,10 +13,13 @@ from typing import Any
 
 import pytest
 import trustme
+from starlette.applications import Starlette
 
+from everflow.cli.watching import drain as drain_command
 from everflow.cli.watching.drain import drain, returns
 from everflow.cli.watching.kubernetes import goes_for_good, read_stateful_set, write_rack
-from everflow.errors import FatalError, RetriableError
+from everflow.errors import ConfigError, FatalError, RetriableError
+from everflow.observe.http_server import HttpServer
 
 
 def stateful_set(replicas: int, **metadata: Any) -> dict[str, Any]:
@@ -117,3 +120,112 @@ def test_where_nothing_can_be_found_out_the_pod_comes_back() -> None:
 def test_nobody_to_drain_is_told() -> None:
     with pytest.raises(RetriableError, match=r"no instance of this host answered at 127"):
         drain("127.0.0.1:1", 1)
+    with pytest.raises(ConfigError, match="names no port"):
+        drain("127.0.0.1", 1)
+
+
+@pytest.mark.parametrize("name", ["https_proxy", "HTTPS_PROXY"])
+def test_the_api_server_is_asked_past_a_proxy(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a pod that has one in its environment would stay silent at a scale-in, too."""
+    monkeypatch.setenv(name, "http://127.0.0.1:1")
+    with api_server(tmp_path, 200, stateful_set(2)) as (environment, _):
+        assert read_stateful_set("orders", environment, tmp_path) == stateful_set(2)
+
+
+@contextmanager
+def draining(*looks: dict[str, Any] | None) -> Iterator[tuple[str, list[str]]]:
+    """An instance that says one after the other of itself, the last one again and again; None: it
+    is too busy to answer. Behind an empty one nobody is there. Its address, and what was asked."""
+    asked: list[str] = []
+    left = list(looks)
+    over = threading.Event()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked.append(self.path)
+            self.answer({}, 202)
+
+        def do_GET(self) -> None:
+            look = left.pop(0) if len(left) > 1 else left[0]
+            if look is None:
+                over.wait()
+            elif look:
+                self.answer(look, 200)
+            else:
+                server.socket.close()
+
+        def answer(self, content: Any, code: int) -> None:
+            self.send_response(code)
+            self.end_headers()
+            self.wfile.write(json.dumps(content).encode())
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"127.0.0.1:{server.server_address[1]}", asked
+    over.set()
+    server.shutdown()
+    server.server_close()
+
+
+def status(active: int, state: str = "RUNNING", error: str = "") -> dict[str, Any]:
+    standby = {"role": "standby"}
+    return {"state": state, "error": error, "tasks": [{"role": "active"}] * active + [standby]}
+
+
+def test_a_drain_says_how_far_it_is_until_nobody_answers() -> None:
+    said: list[str] = []
+    looks: tuple[dict[str, Any], ...] = (
+        status(2),
+        status(1),
+        status(0),
+        status(0, "PENDING_SHUTDOWN"),
+        {},
+    )
+    with draining(*looks) as (address, asked):
+        drain(address, 60, said.append)
+    assert asked == ["/drain"]
+    assert [line.rpartition(",")[0] for line in said] == [
+        "handing over: 2 active tasks still here",
+        "handing over: 1 active task still here",
+        *["handed over: it leaves the group and ends"] * 2,
+    ]
+
+
+def test_a_busy_instance_has_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pod would be killed while it hands over, and the hook would say that all went well."""
+    monkeypatch.setattr(drain_command, "ASK_S", 0.2)
+    said: list[str] = []
+    with draining(None, None, status(0, "NOT_RUNNING")) as (address, _):
+        drain(address, 60, said.append)
+    assert [line.rpartition(",")[0] for line in said] == ["waiting for its answer"] * 2
+
+
+def test_a_drain_that_ends_with_an_error_is_no_drain() -> None:
+    with (
+        draining(status(1), status(1, "ERROR", "[EF-FATAL] a disk is full")) as (address, _),
+        pytest.raises(FatalError, match=r"ended with an error: \[EF-FATAL\] a disk is full"),
+    ):
+        drain(address, 60)
+
+
+def test_one_that_does_not_end_in_time_is_told() -> None:
+    with (
+        draining(status(1)) as (address, _),
+        pytest.raises(RetriableError, match=r"still runs after 1\.5 s"),
+    ):
+        drain(address, 1.5)
+
+
+def test_what_does_not_drain_says_why() -> None:
+    """A refusal is no instance that is not there."""
+    server = HttpServer("127.0.0.1:0", Starlette())
+    try:
+        with pytest.raises(ConfigError, match=r"does not drain: Not Found \(404\)"):
+            drain(server.address, 1)
+    finally:
+        server.close()

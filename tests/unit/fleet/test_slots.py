@@ -248,6 +248,7 @@ def test_a_keeper_shows_its_token(door: Asked) -> None:
     body = RUNS.to_json()
     assert door("report", body).status == 403
     assert door("report", body, **{TOKEN_HEADER: "guess"}).status == 403
+    assert door("report", body, **{TOKEN_HEADER: "gu\u00e9ss"}).status == 403
     assert door("report", body, **{TOKEN_HEADER: "secret"}) == Answer(200, '{"wanted":"drain"}')
 
 

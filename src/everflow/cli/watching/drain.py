@@ -7,17 +7,24 @@ the same in both cases.
 
 from __future__ import annotations
 
+import json
 import os
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from everflow.cli.watching.kubernetes import goes_for_good, read_stateful_set
-from everflow.errors import EverflowError, RetriableError
+from everflow.client.direct import asked, refused_with
+from everflow.console.observed import url_of
+from everflow.errors import ConfigError, EverflowError, FatalError, RetriableError
+from everflow.moves import counted
+from everflow.observe.page.verdict import duration
 
 ASK_S = 10.0
 LOOK_EVERY_S = 0.5
+DONE, FAILED = "NOT_RUNNING", ("PENDING_ERROR", "ERROR")
 
 
 def returns(stateful_set: str, environment: Mapping[str, str] = os.environ) -> bool:
@@ -31,24 +38,61 @@ def returns(stateful_set: str, environment: Mapping[str, str] = os.environ) -> b
         return True
 
 
-def drain(address: str, timeout_s: float) -> None:
-    """Tell the instance, and wait until it has ended. RetriableError where none answers, or it
-    takes longer."""
+def drain(address: str, timeout_s: float, told: Callable[[str], object] = lambda _: None) -> None:
+    """Tell the instance, and wait until it has ended; ``told`` gets how far it is, about twice a
+    second.
+
+    RetriableError where none answers, or it takes longer; FatalError where it ends with an error;
+    ConfigError where it does not do it, with the reason.
+    """
+    url = url_of(address)
+    _tell(url, address)
+    began = time.monotonic()
+    while (passed_s := time.monotonic() - began) < timeout_s:
+        status = _status(url, timeout_s - passed_s)
+        if status is None or status.get("state") == DONE:
+            return
+        if status.get("state") in FAILED:
+            raise FatalError(f"the instance at {address} ended with an error: {status['error']}")
+        told(f"{progress(status)}, {duration(passed_s)}")
+        time.sleep(LOOK_EVERY_S)
+    raise RetriableError(f"the instance at {address} still runs after {timeout_s:g} s.")
+
+
+def progress(status: Mapping[str, Any]) -> str:
+    """What a drain waits for, of a status; of one that has none, that it has none. Pure."""
+    tasks = status.get("tasks")
+    if tasks is None:
+        return "waiting for its answer"
+    left = sum(task["role"] == "active" for task in tasks)
+    if left:
+        return f"handing over: {counted(left, 'active task')} still here"
+    return "handed over: it leaves the group and ends"
+
+
+def _tell(url: str, address: str) -> None:
     try:
-        asked = urllib.request.Request(f"http://{address}/drain", method="POST")
-        with urllib.request.urlopen(asked, timeout=ASK_S):
-            pass
-    except (OSError, urllib.error.URLError) as error:
+        asked(urllib.request.Request(f"{url}/drain", method="POST"), ASK_S)
+    except urllib.error.HTTPError as error:
+        raise ConfigError(
+            f"what answered at {address} does not drain: {refused_with(error)} ({error.code}). Is "
+            f"it an instance's http.listen? Name it by an address of this host, such as 127.0.0.1: "
+            f"nobody else may make it drain."
+        ) from None
+    except OSError as error:
         raise RetriableError(
             f"no instance of this host answered at {address} ({error}). Does it run, with "
             f"http.listen set to this address?"
         ) from None
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        try:
-            with urllib.request.urlopen(f"http://{address}/live", timeout=ASK_S):
-                pass
-        except OSError:  # 503, or nobody there: it has ended
-            return
-        time.sleep(LOOK_EVERY_S)
-    raise RetriableError(f"the instance at {address} still runs after {timeout_s:g} s.")
+
+
+def _status(url: str, left_s: float) -> dict[str, Any] | None:
+    """Empty while it is too busy to answer; None: nobody is there any more."""
+    try:
+        return dict(json.loads(asked(f"{url}/status", max(0.1, min(ASK_S, left_s)))))
+    except urllib.error.HTTPError:
+        return {}
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        late = isinstance(reason, TimeoutError)
+        return {} if late or isinstance(error, ValueError) else None

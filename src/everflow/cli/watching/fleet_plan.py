@@ -14,6 +14,7 @@ import typer
 from everflow.cli.cluster import assignments, own_status, settings_of
 from everflow.cli.program import put_current_folder_on_path
 from everflow.cli.program_source import FORM, require_name
+from everflow.client.direct import asked, refused_with
 from everflow.config import StreamsConfig
 from everflow.console.observed import table
 from everflow.errors import ConfigError, RetriableError, TopologyError
@@ -81,13 +82,10 @@ def asked_of(address: str, instances: int | None, most: int | None) -> dict[str,
         url = f"http://{address}/scale"
         data = json.dumps({"instances": instances, "max": most}).encode()
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, data), timeout=ASK_S) as answer:
-            found: dict[str, Any] = json.load(answer)
-            return found
+        found: dict[str, Any] = json.loads(asked(urllib.request.Request(url, data), ASK_S))
+        return found
     except urllib.error.HTTPError as error:
-        raise ConfigError(
-            f"the fleet at {address} refused: {error.read().decode().strip()}"
-        ) from None
+        raise ConfigError(f"the fleet at {address} refused: {refused_with(error)}") from None
     except (OSError, ValueError) as error:
         raise RetriableError(
             f"no fleet answered at {address} ({error}). Does it run on this host? It says its "

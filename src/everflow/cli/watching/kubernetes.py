@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from everflow.client.direct import asked
 from everflow.errors import FatalError, RetriableError
 
 ASK_S = 10.0
@@ -59,12 +60,11 @@ def _read(path: str, environment: Mapping[str, str], account: Path) -> Any:
         host, port = environment["KUBERNETES_SERVICE_HOST"], environment["KUBERNETES_SERVICE_PORT"]
         token = (account / "token").read_text().strip()
         host = f"[{host}]" if ":" in host else host
-        asked = urllib.request.Request(
+        request = urllib.request.Request(
             f"https://{host}:{port}{path}", headers={"Authorization": f"Bearer {token}"}
         )
         trusted = ssl.create_default_context(cafile=str(account / "ca.crt"))
-        with urllib.request.urlopen(asked, timeout=ASK_S, context=trusted) as answer:
-            return json.load(answer)
+        return json.loads(asked(request, ASK_S, tls=trusted))
     except urllib.error.HTTPError as error:
         if error.code == 404:
             return None

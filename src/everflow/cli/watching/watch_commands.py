@@ -131,13 +131,15 @@ def _add_drain(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
         """Make an instance of this host hand its tasks over, leave its group, also as a static
         member, and end."""
         with errors_for_people(debug):
+            from everflow.cli.cluster import own_status
             from everflow.cli.watching.drain import drain as ended
             from everflow.cli.watching.drain import returns
 
             if stateful_set is not None and returns(stateful_set):
                 typer.echo("the pod comes back: its tasks wait for it")
                 return
-            ended(address, timeout)
+            with own_status() as status:
+                ended(address, timeout, status.show)
             typer.echo("it has handed its tasks over and left")
 
 

@@ -1,0 +1,49 @@
+"""Asks a host over HTTP past any proxy: an instance, a fleet's driver, a pod's API server.
+
+What the environment names as a proxy (``HTTP_PROXY``) is the way out of a network. It knows neither
+127.0.0.1 of this host nor the pods of a cluster, and Python's ``NO_PROXY`` has no ranges of
+addresses.
+"""
+
+from __future__ import annotations
+
+import http.client
+import ssl
+import urllib.error
+import urllib.request
+
+MOST_BYTES = 64 << 20
+
+
+class BrokenAnswerError(ConnectionError):
+    """What came is no HTTP, or ended before its end."""
+
+
+def asked(
+    request: str | urllib.request.Request,
+    timeout_s: float,
+    *,
+    tls: ssl.SSLContext | None = None,
+    most_bytes: int = MOST_BYTES,
+) -> bytes:
+    """The body of the answer, or its first ``most_bytes``; ``timeout_s``: without a byte of it.
+    OSError where none came: HTTPError, which is one, for a refusal; BrokenAnswerError."""
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+    if tls is not None:
+        handlers.append(urllib.request.HTTPSHandler(context=tls))
+    try:
+        with urllib.request.build_opener(*handlers).open(request, timeout=timeout_s) as answer:
+            return bytes(answer.read(most_bytes))
+    except OSError:  # a connection that was closed before an answer is of both kinds
+        raise
+    except http.client.HTTPException as error:
+        raise BrokenAnswerError(f"{type(error).__name__}: {error}") from error
+
+
+def refused_with(error: urllib.error.HTTPError) -> str:
+    """What an answer that is a refusal says, in a line."""
+    try:
+        said = error.read(2_000).decode(errors="replace").split()
+    except (OSError, http.client.HTTPException):
+        said = []
+    return " ".join(said) or str(error.reason)
