@@ -33,6 +33,9 @@ def test_topics_are_created_listed_and_deleted(bootstrap: str, name: str) -> Non
     listed = [line.split() for line in everflow(bootstrap, "topic", "list").stdout.splitlines()]
     assert [f"{name}-a", "2", "1", "0"] in listed
     assert [f"{name}-b", "3", "1", "2"] in listed
+    told = json.loads(everflow(bootstrap, "topic", "list", "--output", "json").stdout)
+    (row,) = (one for one in told if one["topic"] == f"{name}-b")
+    assert (row["partitions"], row["replication_factor"], row["records"]) == (3, 1, 2)
 
     again = everflow(bootstrap, "topic", "create", f"{name}-c", f"{name}-a")
     assert again.exit_code == 2

@@ -220,6 +220,7 @@ def describe(
         from everflow.runtime.thread.road import physical_road
         from everflow.spark.session import get_context
         from everflow.topology import describe as described
+        from everflow.topology import describe_physical as computed
         from everflow.waits import shown_by
 
         forms = {
@@ -227,13 +228,16 @@ def describe(
             DescribeFormat.json: described.as_json,
             DescribeFormat.mermaid: described.as_mermaid,
         }
+        roads = {DescribeFormat.text: computed.as_text, DescribeFormat.json: computed.as_json}
+        if physical and form not in roads:
+            raise ConfigError(f"--physical is shown as text or json, not as {form.value}.")
         with (
             own_status() as status,
             shown_by(status.waiting),
             status.waiting(f"loading {target}", after_s=LOAD_SILENT_S),
         ):
             topology = load_topology(target, start_spark=get_context)
-            shown = physical_road(topology) if physical else forms[form](topology)
+            shown = physical_road(topology, roads[form]) if physical else forms[form](topology)
         typer.echo(shown.rstrip())
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -16,12 +17,17 @@ from everflow.cli.cluster_options import (
     ErrorsForPeople,
     Servers,
 )
+from everflow.cli.formats import Form, Output
+from everflow.cli.formats import show as shown
 from everflow.errors import ConfigError
 from everflow.moves import counted
 
 if TYPE_CHECKING:
-    from everflow.kafka.dead_letters import DeadLetter, Filter, LetterPlace, Replayer
+    from everflow.kafka.dead_letters import Cause, DeadLetter, Filter, LetterPlace, Replayer
 
+    Group = tuple[Cause, list[DeadLetter]]
+
+T = TypeVar("T")
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="A topic of dead letters.")]
 Error = Annotated[str | None, typer.Option(help="Those with this text in the error.")]
 Source = Annotated[str | None, typer.Option("--from", help="Those that came from this topic.")]
@@ -67,15 +73,16 @@ def _add_list(dlq: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
         error: Error = None,
         source: Source = None,
         node: Node = None,
+        output: Form = Output.text,
         settings: ClientSettings = None,
         debug: Debug = False,
     ) -> None:
         """Dead letters, a line each: its place, time, the record it was, node, error."""
         with errors_for_people(debug), _letters(topic, servers, settings) as found:
-            from everflow.kafka.dead_letters import Filter, line_of
+            from everflow.kafka.dead_letters import Filter, line_of, plain_of
 
-            for letter in _without_plain(topic, found.chosen(Filter(error, source, node))):
-                typer.echo(line_of(letter))
+            listed = _without_plain(topic, found.chosen(Filter(error, source, node)))
+            _show(output, listed, plain_of, line_of)
 
 
 def _add_show(dlq: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
@@ -86,18 +93,19 @@ def _add_show(dlq: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
             str, typer.Argument(metavar="PARTITION@OFFSET", help="As `everflow dlq list` has it.")
         ],
         servers: Servers = LOCAL_BROKER,
+        output: Form = Output.text,
         settings: ClientSettings = None,
         debug: Debug = False,
     ) -> None:
         """All there is of a dead letter: the error with its stack, the record with its bytes."""
         with errors_for_people(debug):
-            from everflow.kafka.dead_letters import Filter, LetterPlace, text_of
+            from everflow.kafka.dead_letters import Filter, LetterPlace, plain_of, text_of
 
             wanted = frozenset({LetterPlace.parse(place)})
             with _letters(topic, servers, settings) as found:
                 found.require(topic, wanted)
                 (letter,) = found.chosen(Filter(places=wanted))
-            typer.echo(text_of(letter))
+            shown(output, plain_of(letter), [text_of(letter)])
 
 
 def _add_group(dlq: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
@@ -108,18 +116,16 @@ def _add_group(dlq: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
         error: Error = None,
         source: Source = None,
         node: Node = None,
+        output: Form = Output.text,
         settings: ClientSettings = None,
         debug: Debug = False,
     ) -> None:
         """Dead letters by cause: how many of an error, a node and a topic, and one of them."""
         with errors_for_people(debug), _letters(topic, servers, settings) as found:
-            from everflow.kafka.dead_letters import Filter, groups, line_of
+            from everflow.kafka.dead_letters import Filter, groups
 
-            shown = _without_plain(topic, found.chosen(Filter(error, source, node)))
-            for (kind, at, came_from), members in groups(shown):
-                open_ = sum(not letter.replayed for letter in members)
-                typer.echo(f"{len(members):,} ({open_:,} not replayed)\t{kind}\t{at}\t{came_from}")
-                typer.echo(f"  {line_of(members[0])}")
+            listed = _without_plain(topic, found.chosen(Filter(error, source, node)))
+            _show(output, groups(listed), _plain_group, _group_lines)
 
 
 def _add_replay(dlq: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
@@ -138,6 +144,7 @@ def _add_replay(dlq: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
             typer.Option("--letter", metavar="PARTITION@OFFSET", help="This one; repeatable."),
         ] = None,
         dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell which.")] = False,
+        output: Form = Output.text,
         settings: ClientSettings = None,
         debug: Debug = False,
     ) -> None:
@@ -158,15 +165,72 @@ def _add_replay(dlq: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
                 if places and refused:
                     raise refused[0][1]
                 chosen = [one for one, why in judged if why is None]
-                if replayer is None:
+                if replayer is not None:
+                    replayer.replay(chosen, to)
+                elif output is Output.text:
                     for letter in chosen:
                         typer.echo(line_of(letter))
-                else:
-                    replayer.replay(chosen, to)
+            done = [one for one in taken if one.replayed]
+            if output is Output.json:
+                typer.echo(json.dumps(_replayed(chosen, done, refused, dry_run), indent=2))
             told = "would be replayed" if dry_run else "replayed"
             typer.echo(f"{counted(len(chosen), 'dead letter')} {told}", err=True)
-            _tell_replayed_before(topic, [one for one in taken if one.replayed])
+            _tell_replayed_before(topic, done)
             _tell_left_out(topic, [one for one, _ in refused])
+
+
+def _show(
+    output: Output,
+    found: Sequence[T],
+    plain: Callable[[T], dict[str, Any]],
+    text: Callable[[T], str],
+) -> None:
+    """Nothing of none, but for programs."""
+    if output is Output.json:
+        typer.echo(json.dumps([plain(one) for one in found], indent=2))
+        return
+    for one in found:
+        typer.echo(text(one))
+
+
+def _group_lines(group: Group) -> str:
+    from everflow.kafka.dead_letters import line_of
+
+    (kind, node, topic), members = group
+    head = f"{len(members):,} ({_open(members):,} not replayed)\t{kind}\t{node}\t{topic}"
+    return f"{head}\n  {line_of(members[0])}"
+
+
+def _plain_group(group: Group) -> dict[str, Any]:
+    from everflow.kafka.dead_letters import plain_of
+
+    (kind, node, topic), members = group
+    return {
+        "exception": kind,
+        "node": node,
+        "topic": topic,
+        "letters": len(members),
+        "not_replayed": _open(members),
+        "one": plain_of(members[0]),
+    }
+
+
+def _open(members: Sequence[DeadLetter]) -> int:
+    return sum(not letter.replayed for letter in members)
+
+
+def _replayed(
+    chosen: Sequence[DeadLetter],
+    before: Sequence[DeadLetter],
+    refused: Sequence[tuple[DeadLetter, ConfigError]],
+    dry_run: bool,
+) -> dict[str, Any]:
+    return {
+        "dry_run": dry_run,
+        "replayed": [str(one.place) for one in chosen],
+        "replayed_before": [str(one.place) for one in before],
+        "left_out": [{"letter": str(one.place), "why": str(why)} for one, why in refused],
+    }
 
 
 def _without_plain(topic: str, found: list[DeadLetter]) -> list[DeadLetter]:

@@ -14,6 +14,7 @@ from everflow.cli.cluster_options import (
     ErrorsForPeople,
     Servers,
 )
+from everflow.cli.formats import Form, Output, show
 from everflow.cli.topic_keys import add_keys
 from everflow.errors import ConfigError, EverflowError, FatalError
 
@@ -92,7 +93,10 @@ def _add_create(topic: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
 def _add_list(topic: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
     @topic.command(name="list")
     def list_(
-        servers: Servers = LOCAL_BROKER, settings: ClientSettings = None, debug: Debug = False
+        servers: Servers = LOCAL_BROKER,
+        output: Form = Output.text,
+        settings: ClientSettings = None,
+        debug: Debug = False,
     ) -> None:
         """List all topics with partitions, replication factor and records (roughly: markers of
         transactions and what compaction removed are counted)."""
@@ -105,8 +109,7 @@ def _add_list(topic: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
             ):
                 topics = admin.list_topics()
                 records = _records(admin, topics)
-            for line in table(topics, records):
-                typer.echo(line)
+            show(output, _rows(topics, records), table(topics, records))
 
 
 def _add_delete(topic: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
@@ -167,6 +170,20 @@ def table(topics: Mapping[str, TopicShape], records: Mapping[str, int]) -> list[
         + "  ".join(f"{row[n]:>{widths[n]}}" for n in (1, 2, 3))
         + f"  {row[4]}".rstrip()
         for row in rows
+    ]
+
+
+def _rows(topics: Mapping[str, TopicShape], records: Mapping[str, int]) -> list[dict[str, object]]:
+    """The same for programs, by name."""
+    return [
+        {
+            "topic": name,
+            "partitions": topics[name].partitions,
+            "replication_factor": topics[name].replication_factor,
+            "records": records[name],
+            "kind": kind(name),
+        }
+        for name in sorted(topics)
     ]
 
 

@@ -72,8 +72,8 @@ class QueryClient:
         """``servers``: host:port of one or more instances. ``tls``: the service speaks https;
         ``ca``: file of the authority that signed its certificate (PEM), which means ``tls``.
         ``timeout``: seconds that one answer may take. Raises ConfigError where there is nobody to
-        ask."""
-        context = ssl.create_default_context(cafile=ca) if tls or ca is not None else None
+        ask, or ``ca`` cannot be used."""
+        context = _trusting(ca) if tls or ca is not None else None
         given = [servers] if isinstance(servers, str) else list(servers)
         if not given or not all(given):
             raise ConfigError(
@@ -304,6 +304,16 @@ class QueryClient:
             after = found["next"]
             if after is None:
                 return
+
+
+def _trusting(ca: str | None) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=ca)
+    except OSError as error:  # of SSL, too
+        raise ConfigError(
+            f"QueryClient(ca={ca!r}) cannot be used ({error}): it is the file with the certificate "
+            f"of the authority (PEM) that signed the service's."
+        ) from error
 
 
 def _asked(stale: bool, max_lag: int | None, **others: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import closing
@@ -319,6 +320,28 @@ def text_of(letter: DeadLetter) -> str:
     ]
     stack = about.get("stacktrace", "").rstrip()
     return "\n".join([*lines, *([stack] if stack else [])])
+
+
+def plain_of(letter: DeadLetter) -> dict[str, Any]:
+    """All there is of a letter, for JSON: bytes in base64."""
+    about = letter.about
+    told = ("stage", "node", "task", "attempt", "exception", "message", "stacktrace")
+    return {
+        "letter": str(letter.place),
+        "timestamp": letter.timestamp,
+        "record": letter.origin,
+        "topic": letter.source,
+        **{name: about.get(name, "") for name in told},
+        "left_out": letter.parts_left_out,
+        "key": _base64(letter.key),
+        "value": _base64(letter.value),
+        "headers": [{"name": name, "value": _base64(data)} for name, data in letter.own],
+        "replayed": letter.replayed,
+    }
+
+
+def _base64(data: bytes | None) -> str | None:
+    return None if data is None else base64.b64encode(data).decode()
 
 
 def sample_of(letter: DeadLetter) -> str:

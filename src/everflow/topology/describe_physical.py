@@ -8,6 +8,7 @@ without one).
 from __future__ import annotations
 
 import inspect
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
@@ -79,6 +80,14 @@ def as_text(plan: PhysicalPlan, subtopology_of: Mapping[str, int], jobs: str = "
             at = f"  ({road.where})" if road.where else ""
             lines.append(f"    {road.road:<9}  {road.node:<{wide}}  {road.why}{at}")
     return "\n".join(lines) + "\n"
+
+
+def as_json(plan: PhysicalPlan, subtopology_of: Mapping[str, int], jobs: str = "") -> str:
+    """The same for programs: a list with an object for each node."""
+    found = [
+        {"sub_topology": subtopology_of[road.node], **road._asdict()} for road in roads(plan, jobs)
+    ]
+    return json.dumps(found, indent=2)
 
 
 def summary(listed: list[Road]) -> str:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import json
+from typing import Any
+
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -66,6 +70,31 @@ def test_letters_are_listed_filtered_shown_and_grouped(dlq: Dlq) -> None:
     assert grouped[2].startswith("1 (1 not replayed)\tKeyError\tlook-up\t")
     assert dlq("show", dlq.topic, "0@77").exit_code == 2
     assert dlq("show", dlq.topic, "seven").exit_code == 2
+
+
+def test_all_of_it_is_there_for_programs(dlq: Dlq) -> None:
+    def told(*arguments: str) -> Any:
+        return json.loads(dlq(*arguments, "--output", "json").stdout)
+
+    listed = told("list", dlq.topic)
+    assert [one["letter"] for one in listed] == ["0@0", "0@1", "0@2"]
+    shown = told("show", dlq.topic, "0@1")
+    assert shown == listed[1]
+    assert shown["record"] == f"{dlq.source}-1@4"
+    assert base64.b64decode(shown["value"]) == b"v4"
+    assert shown["headers"] == [{"name": "own", "value": base64.b64encode(b"header").decode()}]
+    assert (shown["exception"], shown["stacktrace"]) == ("ValueError", "Traceback: here")
+    grouped = told("group", dlq.topic)
+    assert [(one["letters"], one["not_replayed"], one["node"]) for one in grouped] == [
+        (2, 2, "parse"),
+        (1, 1, "look-up"),
+    ]
+    tried = told("replay", dlq.topic, "--dry-run", "--node", "parse")
+    assert (tried["dry_run"], tried["replayed"]) == (True, ["0@0", "0@1"])
+    assert told("replay", dlq.topic, "--node", "parse") == tried | {"dry_run": False}
+    again = told("replay", dlq.topic, "--node", "parse")
+    assert (again["replayed"], again["replayed_before"]) == ([], ["0@0", "0@1"])
+    assert told("list", dlq.topic, "--from", "elsewhere") == []
 
 
 def test_each_letter_is_replayed_once(dlq: Dlq) -> None:

@@ -83,6 +83,12 @@ def test_a_wrong_module_or_name_is_told_before_spark_starts(
     assert "starting Spark" not in done.output
 
 
+def test_a_form_that_a_description_does_not_have_is_refused() -> None:
+    done = CliRunner().invoke(app, ["describe", "a:b", "--physical", "--format", "mermaid"])
+    assert done.exit_code == 2
+    assert "--physical is shown as text or json, not as mermaid" in done.output
+
+
 @pytest.mark.parametrize(
     ("text", "shown"),
     [

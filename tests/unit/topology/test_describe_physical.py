@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StringType
 
 from everflow import StreamsBuilder, agg, serdes
-from everflow.topology.describe_physical import roads
+from everflow.topology.describe_physical import as_json, roads
 from everflow.topology.plan import plan
 from everflow.topology.program import Topology
 from everflow.topology.subtopologies import cut
@@ -93,6 +94,18 @@ def test_nodes_stand_under_the_number_that_their_tasks_have() -> None:
     assert heads == [f"Sub-topology {n} (tasks {n}_0, {n}_1, ...)" for n in (0, 1)]
     assert len(found) > 4
     assert found == {name: cut(topology).index_of[name] for name in found}
+
+
+def test_programs_get_the_same_as_json() -> None:
+    topology = program()
+    index_of = cut(topology).index_of
+    planned = plan(topology, index_of, "app")
+    told = json.loads(as_json(planned, index_of))
+    assert [(one["node"], one["road"], one["why"]) for one in told] == [
+        (road.node, road.road, road.why) for road in roads(planned)
+    ]
+    assert {one["sub_topology"] for one in told} == {0}
+    assert any(one["where"] and one["where"].startswith(__file__) for one in told)
 
 
 def test_a_serde_of_the_user_is_called_for_each_record() -> None:

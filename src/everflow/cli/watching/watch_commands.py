@@ -183,20 +183,25 @@ def _add_autoscale(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None
             list[str] | None,
             typer.Option("--set", metavar="KEY=VALUE", help="As for run; repeatable."),
         ] = None,
+        settings_folder: Annotated[
+            list[Path] | None, typer.Option(help="As for run; repeatable.")
+        ] = None,
         debug: Debug = False,
     ) -> None:
         """Run as many instances on this machine as they say that there should be; Ctrl-C ends all
         in order."""
         with errors_for_people(debug):
             from everflow.autoscale.loop import Autoscaler
-            from everflow.cli.cluster import assignments
+            from everflow.cli.cluster import assignments, settings_of
             from everflow.logs import time_of_day
             from everflow.stop_signals import owned
 
             if most < least:
                 raise ConfigError(f"--max {most} is below --min {least}.")
             assignments("--set", settings)
+            settings_of(settings_folder or [])
             given = [part for one in settings or [] for part in ("--set", one)]
+            given += [f"--settings-folder={one.absolute()}" for one in settings_folder or []]
             scaler = Autoscaler(
                 target=target,
                 options=[

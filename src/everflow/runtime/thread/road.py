@@ -5,7 +5,7 @@ Notes 004 and 014.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from everflow.runtime.thread.calling_road import calling, calls, part_plan, parts_of
@@ -88,15 +88,18 @@ def resident_road(plan: PhysicalPlan) -> ResidentRoad:
     return ResidentRoad(tuple(segment for _, segment in prepared), path)
 
 
-def physical_road(topology: Graph) -> str:
-    """`Topology.describe_physical` for the Spark that is here, which is asked."""
+def physical_road(
+    topology: Graph, form: Callable[[PhysicalPlan, Mapping[str, int], str], str] = as_text
+) -> str:
+    """`Topology.describe_physical` for the Spark that is here, which is asked; in the ``form`` of
+    text, or of `describe_physical.as_json`."""
     index_of = cut(topology).index_of
     planned = plan(topology, index_of, "")
     try:
         resident_road(planned)
     except NotComputableError as error:
-        return as_text(planned, index_of, str(error))
-    return as_text(planned, index_of)
+        return form(planned, index_of, str(error))
+    return form(planned, index_of, "")
 
 
 def job_segments(plan: PhysicalPlan) -> tuple[ResidentSegment, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -48,6 +49,14 @@ def test_another_service_is_told_from_that_of_queries(
 def test_a_client_needs_somebody_to_ask(servers: Any) -> None:
     with pytest.raises(ConfigError, match="has nobody to ask"):
         QueryClient(servers)
+
+
+def test_an_authority_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("no certificate")
+    for name in ("missing", "text"):
+        file = str(tmp_path / name)
+        with pytest.raises(ConfigError, match=rf"ca='{file}'\) cannot be used"):
+            QueryClient("a:1", ca=file)
 
 
 def test_who_is_away_is_named() -> None:
