@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
@@ -19,6 +20,7 @@ from everflow import StreamsConfig
 from everflow.cli.app import app
 from everflow.cli.cluster import assignments
 from everflow.runtime.serving.served import NO_TOKEN
+from integration.deploy.operators_schemas import SPECS
 
 pytestmark = [pytest.mark.slow]
 
@@ -29,8 +31,6 @@ OPERATORS = {"namespace", "pod", "container", "endpoint", "job", "instance"}
 """Labels that the Prometheus operator gives the series of a PodMonitor's pods."""
 KUBERNETES = "1.30"
 GIVEN = ("streams.applicationId=orders", "streams.brokers=broker:9092")
-OWN = {"PodMonitor", "PrometheusRule", "ScaledObject"}
-"""Kinds of operators, for which Kubernetes has no schema."""
 
 
 @pytest.fixture(scope="session")
@@ -103,6 +103,18 @@ def settings(found: dict[str, Any]) -> dict[str, str]:
             "autoscaling.kind=keda",
             "autoscaling.topics={in}",
             "autoscaling.internalTopics={by-item-repartition}",
+            "autoscaling.authenticationRef=passwords",
+            "autoscaling.idleReplicas=0",
+        ),
+        (
+            "query.enabled=true",
+            "query.tokenSecretName=tokens",
+            "query.tlsSecretName=certificate",
+            "persistence.storageClass=fast",
+            "nodeSelector.disk=ssd",
+            "env[0].name=HTTP_PROXY",
+            "env[0].value=http://proxy:3128",
+            "imagePullSecrets[0].name=registry",
         ),
     ],
 )
@@ -112,8 +124,11 @@ def test_what_is_rendered_fits_the_schemas(helm: str, values: tuple[str, ...]) -
     for one in objects:
         assert one["apiVersion"]
         assert one["metadata"]["labels"]["app.kubernetes.io/instance"] == "orders"
-        if one["kind"] not in OWN:
+        own = SPECS.get((one["apiVersion"], one["kind"]))
+        if own is None:
             kubernetes_validate.validate(one, KUBERNETES, strict=True)
+        else:
+            jsonschema.validate(one["spec"], own)
 
 
 def test_the_instances_command_is_read_and_its_settings_are_settings(helm: str) -> None:

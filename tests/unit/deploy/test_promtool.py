@@ -14,8 +14,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
 
 import grafana_dashboard
+from everflow.observe.exposition import exposition
+from unit.observe.observations import FULL
 
 ROOT = Path(__file__).resolve().parents[3]
 ALERTS = ROOT / "deploy/helm/everflow/alerts.yaml"
@@ -86,6 +89,35 @@ def test_the_adapters_query_is_the_largest_of_a_stateful_set(tmp_path: Path) -> 
     asked = {"expr": query, "eval_time": "1m", "exp_samples": wanted}
     test = {"interval": "1m", "input_series": series, "promql_expr_test": [asked]}
     file = tmp_path / "adapter.test.yaml"
+    file.write_text(yaml.safe_dump({"evaluation_interval": "1m", "tests": [test]}))
+    assert "SUCCESS" in promtool("test", "rules", str(file))
+
+
+def recorded() -> list[dict[str, str]]:
+    """What an instance with something of everything says, scraped for twenty minutes: counters
+    grow."""
+    series = []
+    for family in text_string_to_metric_families(exposition(FULL).decode()):
+        for sample in family.samples:
+            labels = {**sample.labels, "instance": "i", "job": "everflow"}
+            named = ", ".join(f'{name}="{value}"' for name, value in labels.items())
+            values = "0+10x20" if family.type == "counter" else f"{sample.value}x20"
+            series.append({"series": f"{sample.name}{{{named}}}", "values": values})
+    return series
+
+
+@with_promtool
+def test_each_line_of_the_dashboard_is_drawn_of_recorded_data(tmp_path: Path) -> None:
+    asked, wanted = [], [{"labels": "{}", "value": 1}]
+    for panel in json.loads(grafana_dashboard.FILE.read_text())["panels"]:
+        for target in panel.get("targets", ()):
+            expression = target["expr"].replace("$client", ".*")
+            assert "$" not in expression, panel["title"]
+            drawn = f"count({expression}) > bool 0"
+            asked.append({"expr": drawn, "eval_time": "15m", "exp_samples": wanted})
+    assert asked
+    test = {"interval": "1m", "input_series": recorded(), "promql_expr_test": asked}
+    file = tmp_path / "dashboard.test.yaml"
     file.write_text(yaml.safe_dump({"evaluation_interval": "1m", "tests": [test]}))
     assert "SUCCESS" in promtool("test", "rules", str(file))
 
