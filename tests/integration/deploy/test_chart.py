@@ -374,6 +374,12 @@ def test_alerts_watch_the_job_that_the_pod_monitor_makes(
         (("replicaCont=3",), "replicaCont"),
         (("autoscaling.enable=true",), "enable"),
         (("query.enabled=true",), "query.tokenSecretName must name a Secret"),
+        (
+            ("streams.config.drain\\.timeout\\.ms=600000",),
+            "terminationGracePeriodSeconds=180 is too short for drain.timeout.ms=600000: "
+            "Kubernetes would kill a pod that still hands its tasks over; give 660 at least",
+        ),
+        (("terminationGracePeriodSeconds=100",), "give 120 at least"),
         (("autoscaling.enabled=true", "autoscaling.kind=x"), "autoscaling.kind is hpa or keda"),
         (("autoscaling.enabled=true", "autoscaling.kind=keda"), "autoscaling.topics must name"),
     ],
