@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 import trustme
 from starlette.applications import Starlette
+from typer.testing import CliRunner
 
+from everflow.cli.app import app
 from everflow.cli.watching import drain as drain_command
 from everflow.cli.watching.drain import drain, returns
 from everflow.cli.watching.kubernetes import goes_for_good, read_stateful_set, write_rack
@@ -187,13 +189,21 @@ def test_a_drain_says_how_far_it_is_until_nobody_answers() -> None:
         {},
     )
     with draining(*looks) as (address, asked):
-        drain(address, 60, said.append)
+        assert drain(address, 60, said.append) == 0
     assert asked == ["/drain"]
     assert [line.rpartition(",")[0] for line in said] == [
         "handing over: 2 active tasks still here",
         "handing over: 1 active task still here",
         *["handed over: it leaves the group and ends"] * 2,
     ]
+
+
+def test_tasks_that_were_not_handed_over_are_told() -> None:
+    """Its time was over, or nobody could take them."""
+    with draining(status(2), status(1, "PENDING_SHUTDOWN"), {}) as (address, _):
+        done = CliRunner().invoke(app, ["drain", address])
+    assert done.exit_code == 0, done.output
+    assert "it has left; 1 active task had not been handed over" in done.stdout
 
 
 def test_a_busy_instance_has_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from everflow.moves import counted
 from everflow.observe.page.verdict import duration
 
 ASK_S = 10.0
-LOOK_EVERY_S = 0.5
+LOOK_EVERY_S = 0.25
 DONE, FAILED = "NOT_RUNNING", ("PENDING_ERROR", "ERROR")
 
 
@@ -38,20 +38,21 @@ def returns(stateful_set: str, environment: Mapping[str, str] = os.environ) -> b
         return True
 
 
-def drain(address: str, timeout_s: float, told: Callable[[str], object] = lambda _: None) -> None:
-    """Tell the instance, and wait until it has ended; ``told`` gets how far it is, about twice a
-    second.
+def drain(address: str, timeout_s: float, told: Callable[[str], object] = lambda _: None) -> int:
+    """Tell the instance, and wait until it has ended; ``told`` gets how far it is, some times a
+    second. How many active tasks it had when it was seen last.
 
     RetriableError where none answers, or it takes longer; FatalError where it ends with an error;
     ConfigError where it does not do it, with the reason.
     """
     url = url_of(address)
     _tell(url, address)
-    began = time.monotonic()
+    began, left = time.monotonic(), 0
     while (passed_s := time.monotonic() - began) < timeout_s:
         status = _status(url, timeout_s - passed_s)
         if status is None or status.get("state") == DONE:
-            return
+            return left
+        left = _active(status) if status else left
         if status.get("state") in FAILED:
             raise FatalError(f"the instance at {address} ended with an error: {status['error']}")
         told(f"{progress(status)}, {duration(passed_s)}")
@@ -61,13 +62,15 @@ def drain(address: str, timeout_s: float, told: Callable[[str], object] = lambda
 
 def progress(status: Mapping[str, Any]) -> str:
     """What a drain waits for, of a status; of one that has none, that it has none. Pure."""
-    tasks = status.get("tasks")
-    if tasks is None:
+    if not status:
         return "waiting for its answer"
-    left = sum(task["role"] == "active" for task in tasks)
-    if left:
+    if left := _active(status):
         return f"handing over: {counted(left, 'active task')} still here"
     return "handed over: it leaves the group and ends"
+
+
+def _active(status: Mapping[str, Any]) -> int:
+    return sum(task["role"] == "active" for task in status["tasks"])
 
 
 def _tell(url: str, address: str) -> None:

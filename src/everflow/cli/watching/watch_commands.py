@@ -20,6 +20,7 @@ from everflow.cli.cluster_options import (
 )
 from everflow.cli.formats import Form, Output, show
 from everflow.errors import ConfigError
+from everflow.moves import counted
 
 Addresses = Annotated[
     list[str],
@@ -139,8 +140,14 @@ def _add_drain(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
                 typer.echo("the pod comes back: its tasks wait for it")
                 return
             with own_status() as status:
-                ended(address, timeout, status.show)
-            typer.echo("it has handed its tasks over and left")
+                left = ended(address, timeout, status.show)
+            if left:
+                typer.echo(
+                    f"it has left; {counted(left, 'active task')} had not been handed over when it "
+                    f"was seen last: its log says more"
+                )
+            else:
+                typer.echo("it has handed its tasks over and left")
 
 
 def _add_rack(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
