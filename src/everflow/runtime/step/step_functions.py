@@ -123,6 +123,7 @@ def run_function(
     keys, values = python_keys(batch.key), batch.value.to_pylist()
     results: list[Any] = []
     fn, taken = op.fn, _TAKEN.get(op.op)
+    first: BaseException | None = None
     try:
         if taken is None:
             for key, value in zip(keys, values, strict=True):
@@ -132,11 +133,13 @@ def run_function(
                 results.append(taken(fn(key, value)))
     except BaseException as error:
         require_users(error)
-        failed = RecordFailure.at(op, sources, batch, len(results), error)
-        if every_failure:
-            failed.others = _other_failures(op, batch, sources, len(results) + 1, keys, values)
-        raise failed from error
-    return _SHAPES[op.op](op, batch, results, sources)
+        first = error
+    if first is None:
+        return _SHAPES[op.op](op, batch, results, sources)
+    failed = RecordFailure.at(op, sources, batch, len(results), first)
+    if every_failure:  # behind the except: in it, each would have the first one as its context
+        failed.others = _other_failures(op, batch, sources, len(results) + 1, keys, values)
+    raise failed from first
 
 
 def _other_failures(

@@ -3,6 +3,7 @@ D10)."""
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -204,3 +205,16 @@ def test_a_value_that_a_serde_of_the_user_cannot_write_names_record_and_line() -
     assert found.line is not None
     assert found.line.function == "encode"
     assert found.where == ("app.py:9",)
+
+
+def test_of_several_failures_each_has_its_own_stack_alone() -> None:
+    def fails(key: str, value: int) -> int:
+        raise ValueError(f"no {key}")
+
+    with pytest.raises(RecordFailure) as failure:
+        run_function(
+            function("map_values", fails), batch(["a", "b"], [1, 2]), SOURCES, every_failure=True
+        )
+    (other,) = failure.value.others
+    assert str(other.__cause__) == "no b"
+    assert "no a" not in "".join(traceback.format_exception(other.__cause__))
