@@ -76,13 +76,20 @@ class StateReader:
         return LogParts(parts, _deleted(self.store, spans, reaches))
 
     def look_at_two(self, first: At, second: At) -> LogParts:
-        """What `difference` reads."""
+        """What `difference` reads: where one point names partitions, those of the other one."""
         spans = self._spans()
-        before, after = (self._reaches(Point.of(at), spans) for at in (first, second))
-        if before.keys() != after.keys():
+        points = Point.of(first), Point.of(second)
+        named = [point.offsets.keys() for point in points if point.offsets is not None]
+        if len(named) == 2 and named[0] != named[1]:
             raise StatePointError(
-                "The two points name other partitions: a difference is of the same ones at both."
+                f"The two points name other partitions ({points[0]}; {points[1]}): a difference is "
+                f"of the same ones at both."
             )
+        of_both = {one: span for one, span in spans.items() if not named or one in named[0]}
+        before, after = (
+            self._reaches(point, spans if point.offsets is not None else of_both)
+            for point in points
+        )
         parts = [LogPart(one, reach, after[one]) for one, reach in before.items()]
         return LogParts(parts, _deleted(self.store, spans, before))
 

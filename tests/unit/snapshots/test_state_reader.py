@@ -146,8 +146,17 @@ def test_two_points_differ_in_keys_added_changed_and_removed(tmp_path: Path) -> 
     ], "backwards, too"
     assert changes(asked.difference("0=2", "0=2")) == []
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(StatePointError, match="name other partitions"):
-        asked.difference("0=2", "end")
+    with pytest.raises(StatePointError, match=r"name other partitions \(0=2; 1=1\)"):
+        asked.difference("0=2", "1=1")
+
+
+def test_where_one_point_names_partitions_the_difference_is_of_those(tmp_path: Path) -> None:
+    asked = reader(LOGS, tmp_path)
+    since = [("a", "changed", 1, 2), ("b", "removed", 1, None)]
+    assert changes(asked.difference("0=2", "end")) == since
+    assert changes(asked.difference(2_000, "0=4")) == [("a", "changed", 1, 2)]
+    with pytest.raises(StatePointError, match="has the partitions 0 to 1, not 9"):
+        asked.difference("9=2", "end")
 
 
 def test_the_later_point_goes_on_from_the_earlier(tmp_path: Path) -> None:
