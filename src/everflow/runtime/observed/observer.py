@@ -42,6 +42,7 @@ from everflow.observe.task_rates import with_rates
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.instance import Instance
 from everflow.runtime.observed.broker_facts import BrokerFacts, BrokerPorts
+from everflow.runtime.observed.busy_shares import BusyShares, keep
 from everflow.runtime.task_status import TaskStatus
 from everflow.runtime.task_words import trouble
 from everflow.runtime.tasks.blueprint import Blueprint
@@ -65,7 +66,6 @@ log = logging.getLogger("everflow")
 LOOK_S = 5.0
 """How often the load is looked at."""
 ASK_MEMBERS_S = 15.0
-BUSY_MS = 30_000.0
 FRESH_MS = 250.0
 """A look within this time is as good as another: many may watch one instance."""
 
@@ -125,7 +125,7 @@ class Observer:
     address: str | None = None
     """Where it is served."""
     rules: ScalingRules = field(default_factory=ScalingRules)
-    _busy: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
+    _busy: BusyShares = field(default_factory=BusyShares)
     _processed: list[tuple[float, float]] = field(default_factory=list)
     _seen: tuple[float, Observation] | None = None
 
@@ -220,19 +220,11 @@ class Observer:
                 number=thread.number,
                 alive=not thread.join(0),
                 tasks=len(thread.tasks),
-                busy=self._share(thread.number),
+                busy=self._busy.of(thread.number),
                 trouble="" if thread.trouble is None else trouble(thread.trouble),
             )
             for thread in ([] if instance is None else list(instance.threads))
         ]
-
-    def _share(self, thread: int) -> float:
-        """Of the time since the oldest of the samples, that in batches."""
-        samples = self._busy.get(thread, [])
-        if len(samples) < 2 or samples[-1][0] <= samples[0][0]:
-            return 0.0
-        (began_ms, before), (ended_ms, after) = samples[0], samples[-1]
-        return min(1.0, max(0.0, (after - before) * 1000 / (ended_ms - began_ms)))
 
     # --- how many there should be ----------------------------------------------------------------
 
@@ -257,13 +249,17 @@ class Observer:
     def sample(self) -> None:
         """Note how busy the instance is, and what follows."""
         now_ms = self.clock.monotonic_ms()
-        for (thread,), seconds in self.raw.series().get(names.BUSY_SECONDS, {}).items():
-            _keep(self._busy.setdefault(int(thread), []), now_ms, seconds)
+        instance = self.instance()
+        threads = [] if instance is None else list(instance.threads)
+        # Before what has ended: a batch that ends in between is in one of them at least.
+        since = {thread.number: thread.batch_since_ms for thread in threads}
+        ended = self.raw.series().get(names.BUSY_SECONDS, {})
+        self._busy.note(now_ms, {int(one): seconds for (one,), seconds in ended.items()}, since)
         seen = self.look()
         with self._lock:
             self._history.add(seen, now_ms, self.clock.now_ms())
         processed = float(self.raw.snapshot().get(names.RECORDS_CONSUMED, 0.0))
-        _keep(self._processed, now_ms, processed)
+        keep(self._processed, now_ms, processed)
         if now_ms >= self._next_members_ms:
             self._next_members_ms = now_ms + ASK_MEMBERS_S * 1000
             self._ask_members()
@@ -290,13 +286,6 @@ class Observer:
             members=members,
             tasks=seen.application_tasks,
         )
-
-
-def _keep(samples: list[tuple[float, float]], now_ms: float, value: float) -> None:
-    """One more; of the older ones those of the last half minute, and the one before."""
-    samples.append((now_ms, value))
-    while len(samples) > 2 and samples[1][0] <= now_ms - BUSY_MS:
-        samples.pop(0)
 
 
 def _tasks(
