@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from numbers import Integral, Real
 from types import TracebackType
 from typing import Any, NamedTuple
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, urlencode, urlsplit
 
 from everflow.client import key_forms
 from everflow.client.connections import Connections, QueryRefusedError
@@ -80,6 +80,8 @@ class QueryClient:
                 f"QueryClient({servers!r}) has nobody to ask: give host:port of one instance or "
                 f"more, the address of query.listen."
             )
+        for server in given:
+            _require_address(server)
         self._connections = Connections(given, token, context, timeout, patience)
         self._keys_of: dict[str, tuple[str, str]] = {}  # by store: words and form
 
@@ -304,6 +306,19 @@ class QueryClient:
             after = found["next"]
             if after is None:
                 return
+
+
+def _require_address(server: str) -> None:
+    try:
+        parts = urlsplit(f"//{server}")
+        fits = bool(parts.hostname) and (parts.port or 1) > 0 and parts.netloc == server
+    except ValueError:  # a port that is no number
+        fits = False
+    if not fits:
+        raise ConfigError(
+            f"QueryClient: {server!r} is no host:port. It is the address of query.listen, without "
+            f"http:// before it or a path behind it; tls=True asks by https."
+        )
 
 
 def _trusting(ca: str | None) -> ssl.SSLContext:

@@ -51,12 +51,26 @@ def test_a_client_needs_somebody_to_ask(servers: Any) -> None:
         QueryClient(servers)
 
 
+@pytest.mark.parametrize(
+    "server", ["http://a:1", "https://a", "a:1/stores", "a:port", "a:99999", ":1", "[::1", "a b:1/"]
+)
+def test_what_is_no_address_is_told_at_once(server: str) -> None:
+    """It would be asked for again for as long as the client has patience."""
+    with pytest.raises(ConfigError, match=r"is no host:port.*tls=True"):
+        QueryClient(["a:1", server], patience=3_600.0)
+
+
 def test_an_authority_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no certificate")
     for name in ("missing", "text"):
         file = str(tmp_path / name)
         with pytest.raises(ConfigError, match=rf"ca='{file}'\) cannot be used"):
             QueryClient("a:1", ca=file)
+
+
+def test_addresses_with_and_without_a_port_are_some() -> None:
+    for server in ("a", "a:1", "127.0.0.1:9465", "[::1]:9465", "orders-0.orders.shop.svc:9465"):
+        QueryClient(server)
 
 
 def test_who_is_away_is_named() -> None:
