@@ -3,6 +3,7 @@ answers."""
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable
 
@@ -75,6 +76,15 @@ def test_records_written_are_read_again(bootstrap: str, topic: Callable[..., str
         bootstrap, "consume", name, "--value", "json", "--count", "2", "--timeout", "30"
     )
     assert (read.exit_code, read.stdout) == (0, 'null\t{"n": 1}\nk\t{"n": 2}\n')
+
+    ended = ("--count", "2", "--timeout", "30", "--output", "json")
+    told = everflow(bootstrap, "consume", name, "--value", "json", *ended).stdout.splitlines()
+    first, second = map(json.loads, told)
+    assert (first["key"], first["value"], first["headers"]) == (None, {"n": 1}, [])
+    assert (second["key"], second["value"], second["topic"]) == ("k", {"n": 2}, name)
+    assert second["timestamp"] > 0
+    raw = everflow(bootstrap, "consume", name, "--value", "bytes", *ended).stdout.splitlines()
+    assert base64.b64decode(json.loads(raw[1])["value"]) == b'{"n": 2}'
 
     fewer = everflow(bootstrap, "consume", name, "--count", "3", "--timeout", "0.5")
     assert fewer.exit_code == 1

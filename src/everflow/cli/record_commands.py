@@ -14,7 +14,7 @@ from everflow.cli.cluster_options import (
     ErrorsForPeople,
     Servers,
 )
-from everflow.cli.formats import Format, WindowKind
+from everflow.cli.formats import Form, Format, Output, WindowKind
 from everflow.errors import ConfigError
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="An existing topic.")]
@@ -101,14 +101,15 @@ def _add_consume(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
                 ),
             ),
         ] = None,
+        output: Form = Output.text,
         settings: ClientSettings = None,
         debug: Debug = False,
     ) -> None:
-        """Print the committed records of a topic, key<TAB>value a line. Joins no group and commits
-        nothing."""
+        """Print the committed records of a topic, key<TAB>value a line (json: an object a line,
+        with place, time and headers). Joins no group and commits nothing."""
         with errors_for_people(debug):
             from everflow.cli.cluster import client_config, connected, own_status
-            from everflow.cli.records import partitions_of, records, text_of
+            from everflow.cli.records import json_of, partitions_of, records, text_of
 
             config = client_config(servers, settings)
             with own_status() as status, connected(config, status) as admin:
@@ -116,9 +117,9 @@ def _add_consume(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
                 starts = admin.list_offsets(
                     partitions, "earliest" if from_beginning else "latest", "read_committed"
                 )
-                seen = 0
+                seen, shown = 0, json_of if output is Output.json else text_of
                 for message in records(config, starts, count, timeout, status):
-                    typer.echo(text_of(message, key, value, window))
+                    typer.echo(shown(message, key, value, window))
                     seen += 1
             if count is not None and seen < count:
                 typer.echo(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -148,12 +150,54 @@ def windowed(data: bytes | None, form: Format, window: WindowKind) -> str:
 
 def text_of(message: Message, key: Format, value: Format, window: WindowKind | None) -> str:
     """A record's line. SerdeError names the record and what to ask for."""
-    data: bytes | None = message.key()
-    half = "key"
-    try:
+    with _named(message, "key"):
+        data: bytes | None = message.key()
         left = decoded(data, key) if window is None else windowed(data, key, window)
-        half = "value"
+    with _named(message, "value"):
         return f"{left}\t{decoded(message.value(), value)}"
+
+
+def json_of(message: Message, key: Format, value: Format, window: WindowKind | None) -> str:
+    """A record as a JSON object in a line: bytes in base64, numbers and JSON as they are.
+    SerdeError as of `text_of`."""
+    with _named(message, "key"):
+        data: bytes | None = message.key()
+        left = plain(data, key) if window is None else windowed(data, key, window)
+    with _named(message, "value"):
+        right = plain(message.value(), value)
+    own: Any = message.headers() or ()
+    headers = [{"name": name, "value": plain(data, Format.bytes)} for name, data in own]
+    return json.dumps(
+        {
+            "topic": message.topic(),
+            "partition": message.partition(),
+            "offset": message.offset(),
+            "timestamp": message.timestamp()[1],
+            "key": left,
+            "value": right,
+            "headers": headers,
+        }
+    )
+
+
+def plain(data: bytes | None, form: Format) -> Any:
+    """What JSON has for bytes; None for none. SerdeError where they are something else."""
+    if data is None:
+        return None
+    if form is Format.bytes:
+        return base64.b64encode(data).decode()
+    if form in _SINGLE:
+        found = _SINGLE[form][0].decode(data)
+        # JSON has no number for them.
+        return str(found) if isinstance(found, float) and not math.isfinite(found) else found
+    text = decoded(data, form)
+    return json.loads(text) if form is Format.json else text
+
+
+@contextmanager
+def _named(message: Message, half: str) -> Iterator[None]:
+    try:
+        yield
     except SerdeError as error:
         place = f"{message.topic()}-{message.partition()}@{message.offset()}"
         raise SerdeError(
