@@ -101,3 +101,22 @@ def test_a_first_batch_that_takes_for_ever_holds_the_next_back_for_three_batches
 def test_small_batches_say_nothing_about_what_a_large_one_could_take() -> None:
     limits = BatchLimits(500_000, 1 << 40, 3_000)
     assert BatchSize(200_000).after(limits, 20, 100).records(limits) == 200_000
+
+
+@given(st.floats(1, 30_000), st.integers(1, 5))
+def test_a_batch_that_was_made_small_grows_back_however_long_the_machine_takes(
+    elapsed_ms: float, share: int
+) -> None:
+    """A worker that is killed while a record is looked for leaves a bound of one. What each batch
+    takes whatever its size is no reason to stay there: a busy machine would take one record a
+    second or two for ever."""
+    limits = BatchLimits(500_000, 1 << 40, 3_000)
+    size = BatchSize(cold=False).shrunk(16)
+    for _ in range(5):
+        size = size.after(limits, size.records(limits), elapsed_ms, None, elapsed_ms / 1e4)
+    assert size.records(limits) >= SMALLEST_RECORDS
+    costly = BatchSize(100, cold=False)
+    for _ in range(5):
+        records = costly.records(limits)
+        assert records * 3.0 <= 3_000, "what its records cost bounds it"
+        costly = costly.after(limits, records, records * 3.0 * share, None, records * 3.0)

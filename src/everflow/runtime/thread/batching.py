@@ -56,7 +56,8 @@ class BatchSize:
     A bound instead of a measured rate: a batch costs a fixed part and a part per record, and the
     first full one also the warm-up, so records / time of a small or cold batch says little. The
     bound shrinks to what fits once a batch took too long, and grows while full batches end early,
-    to what would have fitted and by `GROWTH` at the most. ``bytes_per_record`` is smoothed, None
+    to what would have fitted and by `GROWTH` at the most. Below `SMALLEST_RECORDS` it grows
+    however long a batch takes, unless its records cost that. ``bytes_per_record`` is smoothed, None
     where unknown. ``endings``: for how many ms behind a batch the broker was still ending its
     transaction, at least, of the last ones.
     """
@@ -93,13 +94,10 @@ class BatchSize:
         full = self._full(limits, records)
         if self.cold and full:
             elapsed_ms = max(elapsed_ms - COLD_MS, elapsed_ms / 4)
-        if elapsed_ms > limits.target_ms:
+        if elapsed_ms > limits.target_ms and bound > SMALLEST_RECORDS:
             bound = max(SMALLEST_RECORDS, int(min(records, bound) * limits.target_ms / elapsed_ms))
         elif full:
-            bound = min(
-                int(bound * min(GROWTH, limits.target_ms / max(1.0, elapsed_ms))),
-                limits.max_records,
-            )
+            bound = self._grown(limits, records, elapsed_ms, computing_ms)
         if records > 0 and computing_ms > limits.target_ms:
             bound = min(bound, max(1, int(records * limits.target_ms / computing_ms)))
         rested_ms = 0.0 if full else self.held_ms
@@ -136,6 +134,17 @@ class BatchSize:
         if self.bytes_per_record:
             bound = min(bound, limits.max_bytes / self.bytes_per_record)
         return max(1, int(bound))
+
+    def _grown(
+        self, limits: BatchLimits, records: int, elapsed_ms: float, computing_ms: float
+    ) -> int:
+        """The bound behind a full batch: by what fits, or, of one that was made small in a search,
+        back to the smallest; no further than the records themselves leave time for."""
+        fitting = self.bound * min(GROWTH, limits.target_ms / max(1.0, elapsed_ms))
+        least = min(self.bound * GROWTH, SMALLEST_RECORDS)
+        affordable = records * limits.target_ms / max(1.0, computing_ms)
+        bound = max(self.bound, min(max(fitting, least), affordable))
+        return min(int(bound), limits.max_records)
 
     def _full(self, limits: BatchLimits, records: int) -> bool:
         return records * 10 >= self.records(limits) * 9
