@@ -39,6 +39,8 @@ class AutoscaledInstance:
     log: Path
     process: subprocess.Popen[bytes]
     ending: bool = False
+    log_begin: int = 0
+    """Where its own lines begin in the log: those of earlier ones of the number stand before."""
 
     @property
     def where(self) -> str:
@@ -88,7 +90,8 @@ class AutoscaledInstance:
     def tail(self) -> str:
         """The last lines of what it said."""
         with suppress(OSError):
-            return "\n".join(self.log.read_text(errors="replace").splitlines()[-TAIL_LINES:])
+            said = self.log.read_bytes()[self.log_begin :].decode(errors="replace")
+            return "\n".join(said.splitlines()[-TAIL_LINES:])
         return ""
 
 
@@ -109,6 +112,7 @@ def start_instance(
         *("--state-dir", str(folder / "state"), "--set", f"http.listen={address}"),
     ]
     with log.open("ab") as said:
+        begin = said.tell()
         # Ctrl-C is for the autoscaler, which ends its instances in their turn
         process = subprocess.Popen(
             command,
@@ -118,4 +122,6 @@ def start_instance(
             start_new_session=True,
             **more,
         )
-    return AutoscaledInstance(number=number, address=address, log=log, process=process)
+    return AutoscaledInstance(
+        number=number, address=address, log=log, process=process, log_begin=begin
+    )

@@ -11,6 +11,7 @@ import pytest
 
 from everflow.autoscale.decision import InstanceSeen
 from everflow.autoscale.loop import MOST_FAILURES, Autoscaler
+from everflow.autoscale.processes import start_instance
 from everflow.errors import FatalError
 
 
@@ -90,6 +91,17 @@ def test_instances_that_end_by_themselves_again_and_again_end_it(scaler: Autosca
     scaler.instances[0].code = 1  # type: ignore[misc]
     with pytest.raises(FatalError, match=r"3 instances ended by themselves.*\n.*it broke"):
         scaler.step()
+
+
+def test_the_last_words_of_an_instance_are_its_own(tmp_path: Path) -> None:
+    """Its log is that of its number: what an earlier one said is no reason for this one's end."""
+    (tmp_path / "instance.log").write_text("error: an earlier one\n")
+    instance = start_instance(1, "no.such:program", [], tmp_path)
+    assert instance.wait(60)
+    assert instance.code == 2
+    assert "earlier" not in instance.tail()
+    assert "error: [EF-" in instance.tail()
+    assert instance.log.read_text().startswith("error: an earlier one\n")
 
 
 def test_at_its_end_all_end(scaler: Autoscaler, desired: dict[str, int]) -> None:

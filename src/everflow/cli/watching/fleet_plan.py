@@ -12,15 +12,12 @@ from typing import Any
 import typer
 
 from everflow.cli.cluster import assignments, own_status, settings_of
-from everflow.cli.program import put_current_folder_on_path
-from everflow.cli.program_source import FORM, require_name
+from everflow.cli.watching.instance_checks import checked
 from everflow.client.direct import asked, refused_with
-from everflow.config import StreamsConfig
 from everflow.console.observed import table
-from everflow.errors import ConfigError, RetriableError, TopologyError
+from everflow.errors import ConfigError, RetriableError
 from everflow.fleet.command import Fleet, run_fleet
 from everflow.fleet.decision import require_not_own
-from everflow.kafka.client_settings import check_clients
 from everflow.logs import time_of_day
 from everflow.stop_signals import owned
 from everflow.waits import shown_by
@@ -32,16 +29,10 @@ def planned(
     target: str, settings: Mapping[str, object], *, least: int, most: int | None, **more: Any
 ) -> Fleet:
     """The fleet that is asked for. ConfigError, TopologyError: what no instance could run with."""
-    module, separator, name = target.partition(":")
-    if not (module and separator and name):
-        raise TopologyError(f"{target!r} does not name a topology: {FORM}", code="EF-PROGRAM")
     if most is not None and most < least:
         raise ConfigError(f"--max {most} is below --instances {least}.")
     require_not_own(settings)
-    put_current_folder_on_path()
-    require_name(module, name)
-    config = StreamsConfig(**settings)
-    check_clients(config)
+    config = checked(target, settings)
     return Fleet(
         target=target,
         application_id=config.application_id,

@@ -28,6 +28,12 @@ Addresses = Annotated[
 ]
 
 
+RunSettings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As for run; repeatable.")
+]
+RunSettingsFolders = Annotated[list[Path] | None, typer.Option(help="As for run; repeatable.")]
+
+
 def register(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
     """Add the commands to the ``everflow`` command."""
     for add in (_add_status, _add_tasks, _add_flame, _add_lag, _add_drain, _add_rack):
@@ -186,13 +192,8 @@ def _add_autoscale(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None
                 help="For the instances' states and logs. Default: everflow-APPLICATION_ID here."
             ),
         ] = None,
-        settings: Annotated[
-            list[str] | None,
-            typer.Option("--set", metavar="KEY=VALUE", help="As for run; repeatable."),
-        ] = None,
-        settings_folder: Annotated[
-            list[Path] | None, typer.Option(help="As for run; repeatable.")
-        ] = None,
+        settings: RunSettings = None,
+        settings_folder: RunSettingsFolders = None,
         debug: Debug = False,
     ) -> None:
         """Run as many instances on this machine as they say that there should be; Ctrl-C ends all
@@ -200,13 +201,20 @@ def _add_autoscale(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None
         with errors_for_people(debug):
             from everflow.autoscale.loop import Autoscaler
             from everflow.cli.cluster import assignments, settings_of
+            from everflow.cli.watching.instance_checks import (
+                OWN_OF_AUTOSCALE,
+                checked,
+                require_none_of,
+            )
             from everflow.logs import time_of_day
             from everflow.stop_signals import owned
 
             if most < least:
                 raise ConfigError(f"--max {most} is below --min {least}.")
-            assignments("--set", settings)
-            settings_of(settings_folder or [])
+            named = {**settings_of(settings_folder or []), **assignments("--set", settings)}
+            require_none_of(OWN_OF_AUTOSCALE, named, "everflow autoscale")
+            place = {"application.id": application_id, "bootstrap.servers": servers}
+            checked(target, {**named, **place})
             given = [part for one in settings or [] for part in ("--set", one)]
             given += [f"--settings-folder={one.absolute()}" for one in settings_folder or []]
             scaler = Autoscaler(
