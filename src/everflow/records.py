@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias, overload
@@ -10,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 Int64 = npt.NDArray[np.int64]
 Int32 = npt.NDArray[np.int32]
 Bytes: TypeAlias = pa.Array | Sequence[bytes | None]
@@ -43,6 +45,11 @@ class ByteColumn(Sequence[Any]):
         if self._listed is None:
             self._listed = self.column.to_pylist()
         return self._listed
+
+
+def names_a_topic(name: object) -> bool:
+    """Whether it is text that Kafka takes as a topic's name."""
+    return isinstance(name, str) and bool(_TOPIC.fullmatch(name)) and name not in (".", "..")
 
 
 def as_bytes(values: Sequence[bytes | None]) -> Bytes:

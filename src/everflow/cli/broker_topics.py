@@ -8,8 +8,8 @@ from contextlib import closing
 
 from everflow.errors import ConfigError
 from everflow.kafka.admin import ClusterAdmin
+from everflow.records import names_a_topic
 
-_LEGAL = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _MOST_PARTITIONS = 1_000
 """Enough for any program; a small node holds them all, each with files of its own."""
 
@@ -31,7 +31,7 @@ def parse_topics(
             name, count = argument, str(partitions)
         elif not separator or not re.fullmatch(r"[0-9]+", count):
             raise ConfigError(f"{option}{argument!r}: write it as name:partitions, e.g. orders:4.")
-        if not _LEGAL.fullmatch(name) or name in (".", ".."):
+        if not names_a_topic(name):
             raise ConfigError(
                 f"{option}{argument!r}: a topic's name is 1 to 249 letters, digits, '.', '_' or "
                 f"'-'; not {name!r}."

@@ -22,6 +22,7 @@ from everflow.dsl.options.materialized import (
 )
 from everflow.errors import TopologyError
 from everflow.location import place
+from everflow.records import names_a_topic
 from everflow.serdes import Serde
 from everflow.state.store import StoreSpec
 from everflow.topology.arrival import hands_on_first, reaches_first
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
     from everflow.dsl.kstream import KStream
     from everflow.dsl.ktable import KTable
 
-_LEGAL = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _PATTERN = re.compile(r"[*+?|()\[\]{}^$\\]")
 
 
@@ -417,7 +417,7 @@ def _travelling(node: Node) -> dict[str, object]:
 
 def check_name(what: str, name: object, where: str | None) -> None:
     """TopologyError unless ``name`` is text that Kafka allows in topic names."""
-    if not isinstance(name, str) or not _LEGAL.fullmatch(name) or name in (".", ".."):
+    if not names_a_topic(name):
         pattern = what == "topic" and isinstance(name, str) and _PATTERN.search(name)
         cure = f"; a pattern is given as stream(re.compile({name!r}))" if pattern else ""
         raise TopologyError(

@@ -25,6 +25,7 @@ from everflow.records import (
     TaskId,
     TasksResult,
     TopicPartition,
+    names_a_topic,
 )
 from everflow.runtime.commit.batch import (
     FAILED,
@@ -430,15 +431,17 @@ def _topics(
             except BaseException as error:
                 require_users(error)
                 raise RecordFailure.at(op, sources, batch, row, error) from error
+    legal = set[str]()
     for row, topic in enumerate(topics):
-        if not isinstance(topic, str) or not topic:
-            raise RecordFailure.at(
-                op,
-                sources,
-                batch,
-                row,
-                ValueError(f"the topic to write to is {shown(topic)}, not a name"),
+        if isinstance(topic, str) and topic in legal:
+            continue
+        if not names_a_topic(topic):
+            found = ValueError(
+                f"the topic to write to is {shown(topic)}, not a name: 1 to 249 letters, digits, "
+                f"'.', '_' or '-' are one"
             )
+            raise RecordFailure.at(op, sources, batch, row, found)
+        legal.add(topic)
     return topics, value
 
 
