@@ -228,11 +228,14 @@ class RecordTooLargeError(FatalError):
 
 class RecordRefusedError(FatalError):
     """The broker refuses a record for what it is: a topic with ``cleanup.policy=compact`` takes
-    none without a key. The message names the topic, the record that it was made of, and the node.
-    Cure: give the result a key (``select_key``, ``map``), or filter such records out.
+    none without a key, and no topic takes one whose time is further ahead of the broker's clock
+    than ``message.timestamp.after.max.ms`` (an hour) says. The message names the topic, the record
+    that it was made of, and the node. Cure: give the result a key (``select_key``, ``map``), or
+    filter such records out; correct what says the time (``timestamp=``, the producer's clock).
 
-    Attributes: topics; key and value that were refused; place: topic, partition, offset of the
-    record that it was made of, and the node, None where that is not known.
+    Attributes: topics; records: key, value and time (ms) of those that were refused; untimely: for
+    their times; place: topic, partition, offset of the record that the first was made of, and the
+    node, None where that is not known; others: the errors of the other ones.
     """
 
     code = "EF-RECORD-REFUSED"
@@ -243,12 +246,19 @@ class RecordRefusedError(FatalError):
         *,
         code: str | None = None,
         topics: tuple[str, ...] = (),
-        key: bytes | None = None,
-        value: bytes | None = None,
+        records: frozenset[tuple[bytes | None, bytes | None, int]] = frozenset(),
+        untimely: bool = False,
         place: tuple[str, int, int, str] | None = None,
+        others: tuple[RecordRefusedError, ...] = (),
     ) -> None:
         super().__init__(message, code=code)
-        self.topics, self.key, self.value, self.place = topics, key, value, place
+        self.topics, self.records, self.untimely = topics, records, untimely
+        self.place, self.others = place, others
+
+    @property
+    def times(self) -> frozenset[int]:
+        """Of those that were refused."""
+        return frozenset(time for _, _, time in self.records)
 
 
 class DamagedEntryError(FatalError):

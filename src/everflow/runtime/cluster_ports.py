@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from everflow.config import StreamsConfig
-from everflow.errors import EverflowError, RetriableError
+from everflow.errors import EverflowError, FatalError, RetriableError
 from everflow.kafka.reading.copy_follower import CopyFollower
 from everflow.kafka.reading.log_chunk import LogChunk
 from everflow.kafka.reading.tail_watch import TailWatch
@@ -63,6 +63,7 @@ from everflow.runtime.wiring import (
     states_of_global_topics,
     task_assignor,
 )
+from everflow.runtime.worker.global_records import GlobalRecords
 from everflow.state.lmdb_store import LmdbStore
 from everflow.threads import Running, on_thread
 from everflow.topology.sources.growth import TopicGrowth, growth
@@ -201,7 +202,7 @@ class ClusterPorts:
         )
         if not tasks:
             return GlobalTables((), None, instance.failed, clock, loaded)
-        intake = global_records(ground, self._held)
+        intake = global_records(ground, self._held, instance.metrics)
         specs = {table.store.name: table.store for table in ground.blueprint.plan.global_tables}
 
         def prepare(
@@ -220,15 +221,6 @@ class ClusterPorts:
             tables.prepared(task, found.store.path, found.plan.end)
             return found
 
-        def taken(task: TaskId, tp: TopicPartition, chunk: FoldedChunk) -> FoldedChunk:
-            try:
-                return intake.taken(tp, cast(LogChunk, chunk))
-            except UndecodableRecord as error:
-                tables.refused(ending(error.failure, 1, ""))
-                raise
-            except RetriableError as error:  # else its records would be passed over
-                raise EverflowError(str(error)) from error
-
         services = UpdaterServices(
             open_follower=lambda: CopyFollower(ground.reader, folds=False),
             states=lambda asked: states_of_global_topics(ground, asked),
@@ -240,7 +232,7 @@ class ClusterPorts:
             became_hot=lambda task: None,
             restores=SilentListener(),
             new_incarnation=new_incarnation,
-            taken=taken,
+            taken=lambda _, tp, chunk: _taken(intake, tables, tp, chunk),
             name="everflow-global-tables",
         )
         updater = StateUpdater(services, clock, sys.maxsize, ground.config.task_timeout_ms)
@@ -510,3 +502,20 @@ def instance_settings(config: StreamsConfig) -> InstanceSettings:
         purge_interval_ms=config.repartition_purge_interval_ms,
         memory=config.memory,
     )
+
+
+def _taken(
+    intake: GlobalRecords, tables: GlobalTables, tp: TopicPartition, chunk: FoldedChunk
+) -> FoldedChunk:
+    """What of a chunk enters a global table; ``tables`` are told why where that is not known."""
+    try:
+        return intake.taken(tp, cast(LogChunk, chunk))
+    except UndecodableRecord as error:
+        tables.refused(ending(error.failure, 1, ""))
+        raise
+    except FatalError as error:  # of its handler, or of the topic of dead letters
+        tables.refused(error)
+        raise
+    except RetriableError as error:  # else its records would be passed over
+        tables.waits(error)
+        raise EverflowError(str(error)) from error

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Collection
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from everflow.clock import Clock
@@ -21,7 +22,9 @@ from everflow.logs import LogFile, log_path
 from everflow.membership.assignor import Identity, LocalCopies, MemberAssignor, PartitionRacks
 from everflow.membership.own_assignor import decision
 from everflow.membership.own_code import patience_s
+from everflow.metrics import Metrics
 from everflow.records import TaskId, TopicPartition
+from everflow.runtime.copies.global_counts import count_left_out
 from everflow.runtime.restore.changelogs import Changelogs
 from everflow.runtime.restore.restore_plan import ChangelogState
 from everflow.runtime.start_up import FENCE_TIMEOUT_S
@@ -141,7 +144,7 @@ def states_of_global_topics(
     return found
 
 
-def global_records(ground: Ground, held: ExitStack) -> GlobalRecords:
+def global_records(ground: Ground, held: ExitStack, metrics: Metrics) -> GlobalRecords:
     """What takes the records of global tables' topics. What it opens is closed with ``held``."""
     config = ground.config
     opened: list[RecordWriter] = []
@@ -158,6 +161,7 @@ def global_records(ground: Ground, held: ExitStack) -> GlobalRecords:
         sources,
         config.handlers(),
         writer,
+        partial(count_left_out, metrics),
     )
 
 

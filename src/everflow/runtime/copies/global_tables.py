@@ -56,6 +56,7 @@ class GlobalTables:
         """The stores that were read up to that end."""
         self._started = False
         self._failure: EverflowError | None = None
+        self._waits: EverflowError | None = None
 
     # --- the updater's side ----------------------------------------------------------------------
 
@@ -71,6 +72,11 @@ class GlobalTables:
             self._failure = self._failure or error
         if told:
             self._failed(error)
+
+    def waits(self, error: EverflowError) -> None:
+        """A record cannot be taken now: it is tried again."""
+        with self._lock:
+            self._waits = error
 
     # --- the instance's side ---------------------------------------------------------------------
 
@@ -101,11 +107,7 @@ class GlobalTables:
                 if stop.is_set():
                     raise StoppedError("stopped while global tables were read")
                 if deadline.expired():
-                    raise TaskTimeoutError(
-                        f"Nothing more of the topics of global tables came for "
-                        f"{patience_ms / 1000:g} s (task.timeout.ms): the brokers do not answer, "
-                        f"or a transaction is open in them."
-                    )
+                    raise self._too_late(patience_ms)
                 self._clock.wait(stop, LOOK_MS)
                 read = sum(one.offset_sum for one in self.followed().values())
                 if read != before:
@@ -114,6 +116,19 @@ class GlobalTables:
             self._started = True
         if self._failure is not None:
             raise self._failure
+
+    def _too_late(self, patience_ms: float) -> TaskTimeoutError:
+        with self._lock:
+            waits = self._waits
+        text = (
+            f"Nothing more of the topics of global tables came for {patience_ms / 1000:g} s "
+            f"(task.timeout.ms): "
+        )
+        if waits is None:
+            return TaskTimeoutError(
+                f"{text}the brokers do not answer, or a transaction is open in them."
+            )
+        return TaskTimeoutError(f"{text}{waits}")
 
     @property
     def filled(self) -> bool:

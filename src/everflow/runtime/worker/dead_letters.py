@@ -7,7 +7,7 @@ it, what matters least goes first. The place of the record stays: it can be read
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -176,6 +176,12 @@ class Letters(NamedTuple):
         if most is not None:
             made = [letter.fitted(most) for letter in made]
         return Letters(topic, made, left_out.timestamp)
+
+    def at(self, now_ms: int, refused: Collection[int]) -> Letters:
+        """With this time where theirs is one of those that their topic has ``refused``: there it
+        was nearer, or nobody had looked."""
+        times = np.where(np.isin(self.times, list(refused)), now_ms, self.times)
+        return self._replace(times=times.astype(np.int64))
 
     def write(self, writer: Writes) -> None:
         """Raw key and value with Kafka Streams' headers (KIP-1034), inside the transaction if there

@@ -7,21 +7,27 @@ dead letters.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from everflow.errors import RecordTooLargeError
+from everflow.errors import RecordRefusedError, RecordTooLargeError
 from everflow.handlers.given import Handlers
 from everflow.kafka.reading.log_chunk import LogChunk
 from everflow.records import EdgeBatch, Int64, TopicPartition
+from everflow.runtime.commit.batch import LetterGroup
 from everflow.runtime.step.task_step import StepResult
 from everflow.runtime.worker.dead_letters import Letters, take_letters
 from everflow.runtime.worker.kafka_sink import FLUSH_TIMEOUT_S, SinkWriter
 from everflow.runtime.worker.log_decoder import decoded_records
 from everflow.runtime.worker.set_aside import Judge
 from everflow.topology.physical_plan import Source
+
+KEYLESS = "null-key"
+"""Why a record enters no table."""
 
 
 @dataclass(frozen=True)
@@ -35,22 +41,34 @@ class TakenRecords:
     records: int
 
 
+class LeftOut(NamedTuple):
+    """Records of a chunk that did not enter the store: how many are dead letters now; those that
+    are not, by node and reason; those that their handler left out, by cause, and the first few of
+    them in a line each."""
+
+    dead_letters: int
+    dropped: Mapping[str, Mapping[str, int]]
+    causes: Sequence[LetterGroup]
+    lines: Sequence[str]
+
+
 @dataclass(frozen=True)
 class GlobalRecords:
     """``sources`` by topic, each alone in its plan; ``writer``: connected for the first dead
-    letter."""
+    letter; ``tell``: what counts the records that are left out."""
 
     sources: Mapping[str, Source]
     handlers: Handlers
     writer: Callable[[], SinkWriter]
+    tell: Callable[[LeftOut], None] = lambda left_out: None
 
     def taken(self, tp: TopicPartition, chunk: LogChunk) -> TakenRecords:
         """What enters the store. UndecodableRecord for one that stops the application,
         RetriableError where its handler says RETRY."""
         source = self.sources[tp.topic]
         good, bad = decoded_records(source, _raw(tp, chunk), Judge(self.handlers))
-        if len(bad):
-            self._send(bad, source)
+        if len(bad) or good.key.null_count:
+            self._leave_out(bad, good.key.null_count, source)
         raw = chunk.held.arrow(headers=False).values
         return TakenRecords(
             source.key_serde.encode_array(good.key).to_pylist(),
@@ -60,22 +78,37 @@ class GlobalRecords:
             chunk.records,
         )
 
-    def _send(self, letters: EdgeBatch, source: Source) -> None:
-        result = StepResult(dead_letters=letters)
-        take_letters(result, (source,))
+    def _leave_out(self, bad: EdgeBatch, keyless: int, source: Source) -> None:
+        result = StepResult(dead_letters=bad if len(bad) else None)
+        lines = take_letters(result, (source,))
+        sent = self._sent(result, source)
+        if keyless:
+            result.dropped.setdefault(source.node, {})[KEYLESS] = keyless
+        self.tell(LeftOut(sent, result.dropped, result.letters, lines))
+
+    def _sent(self, result: StepResult, source: Source) -> int:
+        """How many dead letters there are."""
         most: int | None = None
+        untimely = frozenset[int]()
         while out := Letters.of(self.handlers.topic, result.dead_letters, (source,), most):
+            now_ms = int(time.time() * 1000)
+            out = out.at(now_ms, untimely)
             writer = self.writer()
             writer.begin()
             try:
                 out.write(writer)
                 writer.send()
                 writer.flush(FLUSH_TIMEOUT_S)
-                return
+                return len(out.letters)
             except RecordTooLargeError as error:
                 most = out.smaller(error, most)
                 if most is None:
                     raise
+            except RecordRefusedError as error:
+                if not error.untimely or error.times <= untimely | {now_ms}:
+                    raise
+                untimely |= error.times
+        return 0
 
 
 def _raw(tp: TopicPartition, chunk: LogChunk) -> EdgeBatch:
