@@ -17,7 +17,7 @@ _STATUS = ("status_code", "http_status_code", "code", "status")
 def is_outage(error: BaseException) -> bool:
     """Whether the record is not at fault: nobody answered, or the answer was 401, 403, 407, 408,
     425, 429 or 5xx. The errors that it came from are looked at, too."""
-    return any(map(_passing, _chain(error)))
+    return any(map(_passing, chain(error)))
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,8 @@ class RetryOutages:
         return Response.RETRY if is_outage(error) else self.otherwise(context, error)
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
+def chain(error: BaseException) -> Iterator[BaseException]:
+    """The error, and those that it came from."""
     seen: set[int] = set()
     found: BaseException | None = error
     while found is not None and id(found) not in seen:

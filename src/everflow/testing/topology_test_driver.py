@@ -32,7 +32,7 @@ from everflow.runtime.client_state import IllegalStateError
 from everflow.runtime.commit.batch import COMMITTED, BatchRequest, BatchResult, TaskContext
 from everflow.runtime.query.query_errors import StoreKindError, StoreNotFoundError
 from everflow.runtime.step.spark_failure import failure_of_said
-from everflow.runtime.step.step_failure import SparkSays
+from everflow.runtime.step.step_failure import EarlierStepFailed, SparkSays
 from everflow.runtime.step.step_functions import RecordFailure, UndecodableRecord
 from everflow.runtime.step.task_step import SinkOutput, StepResult, TaskStep
 from everflow.runtime.thread.failure_text import ending
@@ -389,7 +389,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
             read = log_columns(rows, self._plan.headers)
             batch = Isolated(self._decoder, stores_of(self._steps))
             batch.run(self._current(), read, self._computed)
-        except (RecordFailure, UndecodableRecord) as error:
+        except (RecordFailure, UndecodableRecord, EarlierStepFailed) as error:
             raise ending(error.failure, 1, "") from (error.__cause__ or error)
         except SparkSays as error:
             raise ending(failure_of_said(error.failure), 1, "") from error

@@ -32,7 +32,8 @@ _FIRST_PAUSE_S = 0.002
 _LONGEST_PAUSE_S = 0.25
 
 CORRUPT, UNKNOWN_TOPIC, TOO_LARGE, LIST_TOO_LARGE, DUPLICATE = 2, 3, 10, 18, 46
-NOT_AUTHORIZED, INVALID_RECORD = 29, 87
+NOT_AUTHORIZED, INVALID_RECORD, INVALID_TIMESTAMP = 29, 87, 32
+_FOR_WHAT_IT_IS = frozenset({INVALID_RECORD, INVALID_TIMESTAMP})
 _OTHER_LEADER = frozenset({UNKNOWN_TOPIC, 5, 6, 9, 56, 74, 75, 100})
 _PASSING = _OTHER_LEADER | {CORRUPT, 7, 13, 14, 15, 16, 19, 20, CONCURRENT}
 
@@ -44,8 +45,9 @@ class Undelivered(NamedTuple):
     where: TopicPartition
     code: int | None
     text: str
-    record: tuple[bytes | None, bytes | None] | None = None
-    """Key and value of the first record that the broker refuses, where it says which (KIP-467)."""
+    records: frozenset[tuple[bytes | None, bytes | None, int]] = frozenset()
+    """Key, value and time of those of a batch that the broker refuses, where it says which
+    (KIP-467)."""
 
 
 @dataclass
@@ -234,7 +236,7 @@ class Deliveries:
             one = codes.get(tp)
             if one is None:
                 self._stale.add(tp.topic)
-            elif one.error_code == INVALID_RECORD:
+            elif one.error_code in _FOR_WHAT_IT_IS:
                 self._invalid(tp, one)
             elif one.error_code:
                 self._refused(tp, one.error_code, one.error_message or "")
@@ -274,17 +276,18 @@ class Deliveries:
 
     def _invalid(self, tp: TopicPartition, answer: Any) -> None:
         """The broker refuses a batch for what some of its records are: a compacted topic, those
-        without a key."""
+        without a key; any topic, those whose time is too far from the broker's."""
         columns = self._queues[tp][0].records.columns
         named = [one for one in answer.record_errors or () if one.batch_index < len(columns)]
-        record = None
-        if named:
-            row = min(one.batch_index for one in named)
-            record = (columns.keys[row].as_py(), columns.values[row].as_py())
-        said = [answer.error_message, *(one.batch_index_error_message for one in named)]
+        rows = [one.batch_index for one in named]
+        records = frozenset(
+            (columns.keys[row].as_py(), columns.values[row].as_py(), int(columns.timestamps[row]))
+            for row in rows
+        )
+        said = [answer.error_message, *(one.batch_index_error_message for one in named[:1])]
         text = next((one for one in reversed(said) if one), "")
         if self.failure is None:
-            self.failure = Undelivered(tp, INVALID_RECORD, text, record)
+            self.failure = Undelivered(tp, answer.error_code, text, records)
 
     def _split(self, tp: TopicPartition) -> None:
         """Two halves in the place of a batch that is too large for its topic; the records keep

@@ -25,7 +25,7 @@ from everflow.errors import (
 )
 from everflow.kafka.broker_link import BrokerLink, LinkLostError, RefusedError
 from everflow.kafka.errors import classify, is_too_large
-from everflow.kafka.writing.deliveries import Deliveries, Undelivered
+from everflow.kafka.writing.deliveries import INVALID_TIMESTAMP, Deliveries, Undelivered
 from everflow.kafka.writing.java_partitions import java_partitions
 from everflow.kafka.writing.record_encoding import (
     RecordColumns,
@@ -57,6 +57,7 @@ _SENT_EARLY_BYTES = 256 << 10
 """So much is sent before ``flush``, while more is written."""
 _KEYLESS_RUN = 4_096
 """Records without a key that go to one partition in a row, as Java's sticky partitioner does it."""
+_UNTIMELY = " (message.timestamp.after.max.ms, message.timestamp.before.max.ms of the topic)"
 _ENDS_TRANSACTION = frozenset(
     {
         KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER,
@@ -451,14 +452,19 @@ class RecordWriter:
         if failure is None:
             return
         where = failure.where
-        if failure.code == KafkaError.INVALID_RECORD and failure.record is not None:
-            key, value = failure.record
+        if failure.records and failure.code is not None:
             text = (
                 f"{self._name}: the broker refuses a record for {where}: "
                 f"{failure.text or KafkaError(failure.code).str()}"
+                f"{_UNTIMELY if failure.code == INVALID_TIMESTAMP else ''}"
             )
             raise self._discarded(
-                RecordRefusedError(text, topics=(where.topic,), key=key, value=value)
+                RecordRefusedError(
+                    text,
+                    topics=(where.topic,),
+                    records=failure.records,
+                    untimely=failure.code == INVALID_TIMESTAMP,
+                )
             )
         missing = failure.code == KafkaError.UNKNOWN_TOPIC_OR_PART
         doing = f"delivering to {where.topic if missing else where}"

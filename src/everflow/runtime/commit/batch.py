@@ -439,6 +439,7 @@ class BatchFailure:
         code: stable identifier of the error where it has one (``EF-...``).
         record: the culprit where it is known.
         stage: of `everflow.handlers.response.STAGES`, which handler is asked about the record.
+        also: those of other records, told in one.
         judged: a handler has said FAIL.
         partitions: those whose brokers did not answer, where the failure says so.
         entry: of a store, where that is damaged.
@@ -460,6 +461,7 @@ class BatchFailure:
     judged: bool = False
     partitions: tuple[TopicPartition, ...] = ()
     entry: BadEntry | None = None
+    also: tuple[BatchFailure, ...] = ()
 
     KINDS: ClassVar[Mapping[str, str]] = {
         "record": "the user's code cannot take a record",
@@ -467,6 +469,7 @@ class BatchFailure:
         "column": "a Column cannot be computed for some record",
         "worker": "a Python worker died, or had no memory",
         "hang": "the batch did not end within max.poll.interval.ms, so its workers were ended",
+        "refused": "an entry of a store is refused by its changelog, for a record not yet known",
         "migrated": "fenced, or unknown to the group",
         "generation": "the group's generation moved on",
         "data-loss": "a range is no longer, or not yet, in the log",
@@ -501,6 +504,7 @@ class BatchFailure:
             "line": None if line is None else CodeLine(**line),
             "where": tuple(data["where"]),
             "partitions": tuple(TopicPartition(*tp) for tp in data["partitions"]),
+            "also": tuple(map(BatchFailure.from_dict, data["also"])),
         }
         return BatchFailure(**{**data, **parts})
 

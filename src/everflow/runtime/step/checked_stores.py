@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from everflow.errors import DamagedEntryError
+from everflow.handlers.outages import is_outage
 from everflow.runtime.commit.batch import StorePlace, TaskContext
 from everflow.runtime.step.step_stores import FollowedView, StoreAccess
 from everflow.serdes.base import ResultDecoder, SerdeError
@@ -204,6 +205,8 @@ class CheckedView:
                 try:
                     decoder.decode_array(pa.array([data], pa.binary()))
                 except UNREADABLE as error:
+                    if is_outage(error):  # of a schema registry: nobody knows what the bytes are
+                        raise
                     why = f"the {half} is {shown(data, 60)}, and {error_text(error)}"
                     raise self._accuse(key, why) from error
 

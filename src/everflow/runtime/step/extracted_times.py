@@ -30,6 +30,8 @@ from everflow.topology.timestamps import (
 from everflow.user_texts import shown
 
 SKIPPED = "negative-timestamp"
+MOST_NAMED = 500
+"""Records that are left to their handler at once."""
 _NOT_YET = -1
 """A partition time before the first record."""
 _UNTOLD = (
@@ -98,7 +100,7 @@ def extract_times(
     """Give the records of the ``ops``' slots their times; those that get a negative one leave.
     Changes ``hop``.
 
-    Raises RecordTimeError, and RecordFailure for a record of which an extractor says no time.
+    Raises RecordFailure for a record of which an extractor says no time, or one beyond `MOST_MS`.
     """
     if ops:
         hop.timestamp = hop.timestamp.copy()
@@ -106,10 +108,7 @@ def extract_times(
     for op in ops:
         batch, rows = hop.batches.pop(op.input), hop.rows.pop(op.input)
         times = _times(op, batch, sources, request)
-        beyond = np.flatnonzero(times > MOST_MS)
-        if len(beyond):
-            row = int(beyond[0])
-            raise far_time(_place(op, sources, batch, row), int(times[row]), extracted=True)
+        _require_near(op, batch, times, sources)
         topic = sources[op.source].topic
         found.append(_Extracted(op, topic, batch.partition, batch.offset, times))
         if op.extractor is None:
@@ -227,8 +226,23 @@ def _filled_in(
     unknown = np.flatnonzero(times < 0)
     if len(unknown):
         row = int(unknown[0])
-        raise no_time(_place(op, sources, batch, row), int(batch.timestamp[row]))
+        cause = no_time(int(batch.timestamp[row]))
+        raise RecordFailure.at(op, sources, batch, row, cause) from cause
     return times
+
+
+def _require_near(
+    op: TimeOp, batch: EdgeBatch, times: Int64, sources: Mapping[int, Source]
+) -> None:
+    """RecordFailure for the records whose times lie beyond `MOST_MS`."""
+    failures = []
+    for row in np.flatnonzero(times > MOST_MS)[:MOST_NAMED].tolist():
+        cause = far_time(None, int(times[row]), extracted=True)
+        failures.append(RecordFailure.at(op, sources, batch, row, cause))
+        failures[-1].__cause__ = cause
+    if failures:
+        failures[0].others = tuple(failures[1:])
+        raise failures[0]
 
 
 def _partition_times(op: TimeOp, request: BatchRequest) -> dict[int, int]:
@@ -241,8 +255,3 @@ def _partition_times(op: TimeOp, request: BatchRequest) -> dict[int, int]:
         for task in request.tasks
         if kept in task.stream_times and task.task.subtopology == op.subtopology
     }
-
-
-def _place(op: TimeOp, sources: Mapping[int, Source], batch: EdgeBatch, row: int) -> str:
-    topic = sources[op.source].topic
-    return f"{topic}-{int(batch.partition[row])}@{int(batch.offset[row])}"

@@ -5,12 +5,10 @@ The same on every road.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from everflow.errors import RecordTimeError
-from everflow.records import EdgeBatch
+from everflow.records import EdgeBatch, Int64
 from everflow.topology.hops import HopInput
 from everflow.topology.physical_plan import Source
 
@@ -21,19 +19,41 @@ _MOVE_ON = (
 )
 
 
-def odd_times(hop: HopInput, sources: Sequence[Source]) -> bool:
-    """Whether a time of the records that were read may have to be refused. RecordTimeError for the
-    first record whose time lies beyond `MOST_MS`."""
+def odd_times(times: Int64) -> bool:
+    """Whether some of the records that were read have a time that is negative or beyond
+    `MOST_MS`."""
     # One look at each record: a negative time is a high one without its sign.
-    if not (hop.timestamp.view(np.uint64) > MOST_MS).any():
-        return False
-    beyond = np.flatnonzero(hop.timestamp > MOST_MS)
-    if len(beyond):
-        row = int(beyond[0])
-        topic = next(one.topic for one in sources if one.index == int(hop.source[row]))
-        place = f"{topic}-{int(hop.partition[row])}@{int(hop.offset[row])}"
-        raise far_time(place, int(hop.timestamp[row]))
-    return True
+    return bool((times.view(np.uint64) > MOST_MS).any())
+
+
+def far_times(source: Source, raw: EdgeBatch) -> dict[int, RecordTimeError]:
+    """Why records of a source are left to their handler, by row: their time lies beyond
+    `MOST_MS`."""
+    return {
+        row: far_time(
+            f"{source.topic}-{int(raw.partition[row])}@{int(raw.offset[row])}",
+            int(raw.timestamp[row]),
+        )
+        for row in np.flatnonzero(raw.timestamp > MOST_MS).tolist()
+    }
+
+
+def timely(hop: HopInput, otherwise_ms: int) -> Int64:
+    """The times of a hop's rows. A record beyond `MOST_MS` has that of the one before it in its
+    partition, else of the next one, else ``otherwise_ms``: it is left out, and its dead letter
+    keeps its place."""
+    far = hop.timestamp > MOST_MS
+    times: Int64 = hop.timestamp.copy()
+    logs = zip(hop.source[far].tolist(), hop.partition[far].tolist(), strict=True)
+    for source, partition in {*logs}:
+        rows = np.flatnonzero((hop.source == source) & (hop.partition == partition))
+        good = ~far[rows]
+        if not good.any():
+            times[rows] = otherwise_ms
+            continue
+        before = np.maximum.accumulate(np.where(good, np.arange(len(rows)), -1))
+        times[rows] = times[rows[np.where(before < 0, int(np.argmax(good)), before)]]
+    return times
 
 
 def refuse_negative(source: Source, decoded: EdgeBatch) -> None:
@@ -52,13 +72,12 @@ def refuse_negative(source: Source, decoded: EdgeBatch) -> None:
         )
 
 
-def no_time(place: str, time_ms: int) -> RecordTimeError:
-    """The error of a partition's first record, ``in-0@7``, that has no time of its own."""
+def no_time(time_ms: int) -> RecordTimeError:
+    """The error of a partition's first record, that has no time of its own."""
     return RecordTimeError(
         f"A record's time is negative, {time_ms} ms, and UsePartitionTimeOnInvalidTimestamp knows "
-        f"none of an earlier record of its partition (record {place})\n"
-        f"  Give the source a function that knows one: timestamp=lambda key, value, record, "
-        f"partition_time: ...; or {_MOVE_ON}"
+        f"none of an earlier record of its partition; give the source a function that knows one: "
+        f"timestamp=lambda key, value, record, partition_time: ..."
     )
 
 

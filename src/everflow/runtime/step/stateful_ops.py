@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from everflow.handlers.outages import is_outage
 from everflow.operators.user_code import UserFunctionError
 from everflow.records import EdgeBatch, TaskId, TasksResult
 from everflow.runtime.commit.batch import BadRecord, BatchRequest
@@ -130,7 +131,7 @@ def _run(
     except (SerdeError, struct.error) as error:
         # Records are decoded by now, and what cannot be written fails as its record's: these bytes
         # are a store's, of a layout that only the operator knows.
-        if isinstance(stores.access, CheckedAccess):
+        if isinstance(stores.access, CheckedAccess) and not is_outage(error):
             owners = [stores.tasks[task] for task in tasks.values()]
             raise stores.access.unread(owners, (*op.stores, *op.reads), error) from error
         raise

@@ -21,10 +21,13 @@ from everflow.errors import (
     TaskMigratedError,
     UnknownOutcomeError,
 )
+from everflow.handlers.outages import chain, is_outage
 from everflow.handlers.response import PRODUCTION
+from everflow.records import TopicPartition
 from everflow.runtime.commit.batch import BadEntry, BadRecord, BatchFailure
 from everflow.runtime.step.step_functions import RecordFailure, UndecodableRecord
 from everflow.runtime.step.user_line import innermost_line
+from everflow.serdes import SerdeError
 from everflow.user_texts import class_of, error_text, writable
 
 MOST_DETAILS = 20_000
@@ -62,6 +65,22 @@ class SparkSays(EverflowError):
         )
 
 
+def serde_outage(error: Exception) -> RetriableError | None:
+    """What it means that a serde of the user got no answer from whom it asks (a schema registry,
+    say), wherever it was to read or write; None where that is not why. No record is at fault, and
+    no entry of a store: they are waited for, whatever the handlers say."""
+    record = error.failure.record if isinstance(error, RecordFailure) else None
+    written = isinstance(error, RecordFailure) and error.failure.stage == PRODUCTION
+    if not (is_outage(error) and (written or any(isinstance(e, SerdeError) for e in chain(error)))):
+        return None
+    where = [] if record is None else [TopicPartition(record.topic, record.partition)]
+    return RetriableError(
+        f"A serde gets no answer that would tell what is to be written or read: "
+        f"{writable(str(error))}",
+        where,
+    )
+
+
 def stack_of(error: BaseException) -> str:
     """Stack and message, as Python prints them; the end of it where it is long."""
     return writable("".join(traceback.format_exception(error)))[-MOST_DETAILS:]
@@ -83,6 +102,7 @@ def failure_of(error: Exception) -> BatchFailure:
             details=details,
             stage=PRODUCTION,
             exception=class_of(error),
+            also=tuple(map(failure_of, getattr(error, "others", ()))),
         )
     return BatchFailure(
         kind=kind,

@@ -24,7 +24,7 @@ TOLD_EVERY_MS = 5_000.0
 FIRST_WITH_FUNCTIONS = 1_000
 """Bound of the first batch of a thread whose plan has Python functions: nobody knows yet what one
 of their calls costs."""
-_ONE_OF_THEM = frozenset({"worker", "hang", "column"})
+_ONE_OF_THEM = frozenset({"worker", "hang", "column", "refused"})
 """Kinds of failure that fewer records may not meet, and that a single one may have caused."""
 _COMPUTING = ("operators", "columns")
 """Of a batch's timings, what grows with its records and with nothing else."""
@@ -81,7 +81,8 @@ class Narrowing:
     failed_after_ms: float = 0.0
     """How long the last batch ran that failed."""
     _part: int = 0
-    """Which task's records were last run alone, to find the one for which a Column fails."""
+    """Which task's records were last run alone, to find the one for which a Column fails, or an
+    entry of a store is refused."""
     _aside: dict[tuple[str, int, int], BatchFailure] = field(default_factory=dict)
 
     @staticmethod
@@ -126,7 +127,9 @@ class Narrowing:
             return False
         if not self.may_continue(failure.stage, record.node):
             return False
-        self._aside[record.place] = replace(failure, record=record)
+        for one in (replace(failure, record=record), *failure.also):
+            if one.record is not None:
+                self._aside.setdefault(one.record.place, replace(one, also=()))
         return True
 
     def after(
@@ -179,7 +182,8 @@ class Narrowing:
             self.search = self.search or RecordSearch(ends, now_ms)
             self.search.ends = ends
         self.size = self.size.bounded(records)
-        if failure.kind == "column" and planned.smallest and (parts := planned.parts(inputs)):
+        alone = failure.kind in ("column", "refused") and planned.smallest
+        if alone and (parts := planned.parts(inputs)):
             # Of one that does not fail the records are committed: the next one's turn.
             self._part += 1
             return parts[self._part % len(parts)]
@@ -189,7 +193,7 @@ class Narrowing:
     def _records(self, failure: BatchFailure, planned: PlannedBatch) -> int | None:
         """How many the next attempt takes; None: as many."""
         repeated = planned.attempt > 1 or self.search is not None
-        if failure.kind in ("hang", "column") or (failure.kind == "worker" and repeated):
+        if failure.kind in ("hang", "column", "refused") or (failure.kind == "worker" and repeated):
             fewer = self.size.shrunk(planned.records).bound
             return min(fewer, self._fitting(planned)) if failure.kind == "hang" else fewer
         if repeated and self.failed_after_ms > self.limits.target_ms:

@@ -20,9 +20,9 @@ ENDS_AFTER_MS = 2_000.0
 
 _PASSING = frozenset({"migrated", "generation", "data-loss", "retriable"})
 _AT_ONCE = frozenset({"record", "undecodable", "fatal", "spark-gone"})
-_SMALLER = frozenset({"worker", "hang", "column"})
+_SMALLER = frozenset({"worker", "hang", "column", "refused"})
 """What fewer records may not meet."""
-_CERTAIN = frozenset({"hang", "column", "damaged"})
+_CERTAIN = frozenset({"hang", "column", "damaged", "refused"})
 """What waiting does not change: it has waited long enough, or it computes the same again, or the
 store has been rebuilt meanwhile."""
 _ADDRESSES = re.compile(

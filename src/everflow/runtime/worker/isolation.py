@@ -16,7 +16,8 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from everflow.errors import EverflowError, RecordTooLargeError
+from everflow.errors import EverflowError, RecordRefusedError, RecordTooLargeError
+from everflow.handlers.response import PRODUCTION
 from everflow.kafka.reading.log_columns import LogColumns
 from everflow.records import Int64, TopicPartition
 from everflow.runtime.commit.batch import (
@@ -27,16 +28,28 @@ from everflow.runtime.commit.batch import (
 )
 from everflow.runtime.step.checked_stores import CheckedAccess, damage_in
 from everflow.runtime.step.spark_failure import failure_of_said
-from everflow.runtime.step.step_failure import SparkSays
+from everflow.runtime.step.step_failure import (
+    EarlierStepFailed,
+    SparkSays,
+    failure_of,
+    serde_outage,
+)
 from everflow.runtime.step.step_functions import RecordFailure
 from everflow.runtime.step.task_step import StepResult, TaskStep
 from everflow.runtime.step.timings import timed
-from everflow.runtime.worker.large_records import largest_entry
+from everflow.runtime.worker.large_records import (
+    LetterRefusedError,
+    LetterTooLargeError,
+    largest_entry,
+    refused_cure,
+    times_of_entries,
+)
 from everflow.runtime.worker.log_decoder import LogDecoder
 from everflow.runtime.worker.set_aside import Fault, Judge
 from everflow.serdes import SerdeError
 from everflow.topology.hops import HopInput
 from everflow.topology.physical_plan import Source, StatefulOp
+from everflow.user_texts import class_of
 
 HALVED_AFTER = 12
 """So many runs of a batch that found another record each, and it is made half as large: of records
@@ -62,10 +75,11 @@ Run = Callable[[BatchRequest, HopInput, "Trial | None"], _T]
 
 class Trial(NamedTuple):
     """A run of which nothing may come. It fails where an entry for changelog ``topic`` has more
-    than ``most`` bytes; None: sizes do not matter."""
+    than ``most`` bytes (None: sizes do not matter), or one of these ``times``."""
 
     topic: str = ""
     most: int | None = None
+    times: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -98,7 +112,14 @@ class Isolated:
                 if found is None:
                     raise
                 raise found from error
+            except RecordRefusedError as error:
+                late = self._untimely(error, request, read, judge, compute)
+                if late is None:
+                    raise
+                raise late from error
             except Exception as error:
+                if (away := serde_outage(error)) is not None:
+                    raise away from error
                 faults = named(error)
                 if faults and self.stores:
                     # Its record may only have the key of an entry that cannot be read.
@@ -155,15 +176,7 @@ class Isolated:
     ) -> RecordTooLargeError | None:
         """``error``, which is about an entry of a store, with the record that has made the entry
         too large; None where that is not known."""
-        store = next(
-            (
-                name
-                for task in request.tasks
-                for name, place in task.stores.items()
-                if place.changelog is not None and error.topics == (place.changelog,)
-            ),
-            None,
-        )
+        store = _store_of(request, error.topics)
         if error.place is not None or error.limit is None or store is None:
             return None
         trial = Trial(error.topics[0], error.limit)
@@ -180,6 +193,46 @@ class Isolated:
             limit=error.limit,
             place=(*record.place, record.node or ""),
         )
+
+    def _untimely(
+        self,
+        error: RecordRefusedError,
+        request: BatchRequest,
+        read: Mapping[TopicPartition, LogColumns],
+        judge: Judge,
+        compute: Run[_T],
+    ) -> RecordRefusedError | None:
+        """``error``, which is about entries of a store whose times their changelog does not take,
+        with the records that have given them those, some of them where there are many; None where
+        that is not known."""
+        store = _store_of(request, error.topics)
+        if error.place is not None or not error.untimely or store is None:
+            return None
+        trial = Trial(error.topics[0], times=error.times)
+        found: list[RecordRefusedError] = []
+        while len(found) < HALVED_AFTER:
+            one = self._shortest(trial, request, read, judge, compute)
+            if one is None or not isinstance(one[1], RecordRefusedError):
+                break
+            record = replace(one[0], node=self.stores.get(store, one[0].node))
+            time_ms = min(one[1].times)
+            text = (
+                f"{error}\n  Record {'-'.join(map(str, record.place[:2]))}@{record.offset} gives "
+                f"an entry of store {store} that time.\n  "
+                f"{refused_cure(error, trial.topic, time_ms)}"
+            )
+            place = (*record.place, record.node or "")
+            told = RecordRefusedError(
+                text, topics=error.topics, records=error.records, untimely=True, place=place
+            )
+            found.append(told)
+            fault = Fault(failure_of(told), told)
+            if judge.in_vain(fault) or not judge.set_aside(fault):
+                break
+        if not found:
+            return None
+        found[0].others = tuple(found[1:])
+        return found[0]
 
     def _shortest(
         self,
@@ -265,10 +318,18 @@ def trial_of(steps: Sequence[TaskStep], trial: Trial) -> tuple[TaskStep, ...]:
 
 def sound(steps: tuple[TaskStep, ...], run: Callable[[tuple[TaskStep, ...]], _T]) -> _T:
     """``run(steps)``, of which no input is here any more. DamagedEntryError where it fails for what
-    a store holds; else what it fails with."""
+    a store holds, RetriableError for an outage of what a serde asks; else what it fails with. An
+    entry of a store that its changelog refuses is looked for in smaller batches."""
     try:
         return run(steps)
+    except (RecordTooLargeError, RecordRefusedError) as error:
+        if error.place is not None or isinstance(error, LetterTooLargeError | LetterRefusedError):
+            raise
+        found = replace(failure_of(error), kind="refused", stage=PRODUCTION)
+        raise EarlierStepFailed(replace(found, exception=class_of(error))) from error
     except Exception as error:
+        if (away := serde_outage(error)) is not None:
+            raise away from error
         if stores_of(steps) and (named(error) or of_data(error)):
             try:
                 run(trial_of(steps, Trial()))
@@ -289,11 +350,22 @@ def _weighed(
     trial: Trial, request: BatchRequest, result: StepResult, sources: tuple[Source, ...]
 ) -> BatchResult:
     """A sink of which nothing comes."""
+    if trial.times:
+        met = trial.times.intersection(times_of_entries(request, result, trial.topic).tolist())
+        if met:
+            records = frozenset((None, None, time) for time in met)
+            raise RecordRefusedError("its time", topics=(trial.topic,), records=records)
     if trial.most is not None:
         size = largest_entry(request, result, trial.topic)
         if size > trial.most:
             raise RecordTooLargeError(f"{size} bytes", topics=(trial.topic,), limit=trial.most)
     return BatchResult(outcome=COMMITTED)
+
+
+def _store_of(request: BatchRequest, topics: tuple[str, ...]) -> str | None:
+    """Whose changelog alone ``topics`` are."""
+    stores = (one for task in request.tasks for one in task.stores.items())
+    return next((name for name, place in stores if topics == (place.changelog,)), None)
 
 
 def _in_time(read: Mapping[TopicPartition, LogColumns]) -> list[tuple[int, int]]:

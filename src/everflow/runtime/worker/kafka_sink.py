@@ -41,7 +41,12 @@ from everflow.runtime.step.timings import timed
 from everflow.runtime.worker.crash_points import BEFORE_TRANSACTION, FIRST_RECORD, OFFSETS_SENT
 from everflow.runtime.worker.crash_points import COMMITTED as POINT_COMMITTED
 from everflow.runtime.worker.dead_letters import Letters, Writes, headers_in, take_letters
-from everflow.runtime.worker.large_records import LetterTooLargeError, named, refused
+from everflow.runtime.worker.large_records import (
+    LetterRefusedError,
+    LetterTooLargeError,
+    named,
+    refused,
+)
 from everflow.state.store_meta import Owner
 from everflow.topology.physical_plan import Source
 
@@ -133,8 +138,11 @@ class KafkaSink:
             return _of_nothing(request, result)
         left_out = take_letters(result, sources)
         most: int | None = None
+        untimely = frozenset[int]()
         while True:
             letters = Letters.of(self.dead_letter_topic, result.dead_letters, sources, most)
+            if letters is not None and untimely:
+                letters = letters.at(request.wall_clock_ms, untimely)
             try:
                 done = self._transacted(request, result, sources, touched, letters)
                 return replace(done, left_out=left_out) if done.committed else done
@@ -143,6 +151,10 @@ class KafkaSink:
                 most = letters.smaller(error, most)
                 if most is None:
                     raise
+            except LetterRefusedError as error:
+                if not error.untimely or error.times <= untimely | {request.wall_clock_ms}:
+                    raise
+                untimely |= error.times
 
     def _transacted(
         self,
@@ -176,7 +188,7 @@ class KafkaSink:
         except (RecordTooLargeError, RecordRefusedError) as error:
             self._abort(writer)
             if isinstance(error, RecordRefusedError):
-                raise refused(error, result, sources) from error
+                raise refused(error, result, sources, letters) from error
             limit = partial(self.ports.topic_limit, request)
             raise named(error, request, result, sources, limit, letters) from error
         except Exception:

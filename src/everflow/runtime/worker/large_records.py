@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from everflow.clock import instant
 from everflow.errors import RecordRefusedError, RecordTooLargeError
 from everflow.records import EdgeBatch, Int64
 from everflow.runtime.commit.batch import BatchRequest
@@ -17,6 +18,8 @@ from everflow.runtime.worker.dead_letters import KAFKA_STREAMS, OWN, Letters
 from everflow.topology.physical_plan import Source
 
 _KEY_SHOWN = 60
+MOST_NAMED = 500
+"""Records that are left to their handlers at once."""
 ENTRY_OVERHEAD = 36
 """Lengths, times and numbers of a record without headers, as the writer counts them."""
 
@@ -35,6 +38,11 @@ class Written(NamedTuple):
 
 class LetterTooLargeError(RecordTooLargeError):
     """It is a dead letter, which can be made smaller. Shown to users where it cannot."""
+
+
+class LetterRefusedError(RecordRefusedError):
+    """It is a dead letter, which can have another time. Shown to users where that does not
+    help."""
 
 
 def named(
@@ -78,30 +86,66 @@ def named(
 
 
 def refused(
-    error: RecordRefusedError, result: StepResult, sources: Collection[Source]
+    error: RecordRefusedError,
+    result: StepResult,
+    sources: Collection[Source],
+    letters: Letters | None = None,
 ) -> RecordRefusedError:
-    """``error`` with the record that it is about: the first output with that key and value."""
+    """``error`` with the records that it is about: the outputs with those keys, values and times;
+    else it may be a letter."""
+    found = []
     for output in result.outputs:
-        names = (
-            [output.topics] * len(output.batch) if isinstance(output.topics, str) else output.topics
-        )
-        for row, name in enumerate(names):
-            if name not in error.topics or output.keys[row].as_py() != error.key:
+        rows = np.flatnonzero(np.isin(output.batch.timestamp, list(error.times)))
+        for row in rows.tolist():
+            name = output.topics if isinstance(output.topics, str) else output.topics[row]
+            known = (output.keys[row].as_py(), output.values[row].as_py())
+            if name not in error.topics or (*known, _time(output, row)) not in error.records:
                 continue
-            if output.values[row].as_py() == error.value:
-                topic, partition, offset = _place(output.batch, row, sources)
-                return RecordRefusedError(
-                    f"{error}\n"
-                    f"  made of record {topic}-{partition}@{offset}, by node {output.node}\n"
-                    f"  Nothing of its micro-batch was written. A compacted topic takes no record "
-                    f"without a key: give it one, or leave such records out, and start again: "
-                    f"processing goes on where it stopped.",
-                    topics=error.topics,
-                    key=error.key,
-                    value=error.value,
-                    place=(topic, partition, offset, output.node),
-                )
+            place = (*_place(output.batch, row, sources), output.node)
+            found.append(_made_of(error, name, place, _time(output, row)))
+            if len(found) == MOST_NAMED:
+                break
+    if found:
+        found[0].others = tuple(found[1:MOST_NAMED])
+        return found[0]
+    if letters is not None and letters.topic in error.topics:
+        return LetterRefusedError(
+            str(error), topics=error.topics, records=error.records, untimely=error.untimely
+        )
     return error
+
+
+def _made_of(
+    error: RecordRefusedError, topic: str, place: tuple[str, int, int, str], time_ms: int
+) -> RecordRefusedError:
+    origin = f"made of record {place[0]}-{place[1]}@{place[2]}, by node {place[3]}"
+    return RecordRefusedError(
+        f"{error}\n  {origin}\n  {refused_cure(error, topic, time_ms)}",
+        topics=error.topics,
+        records=error.records,
+        untimely=error.untimely,
+        place=place,
+    )
+
+
+def refused_cure(error: RecordRefusedError, topic: str, time_ms: int) -> str:
+    """What to do about a record for ``topic`` with this time."""
+    again = "and start again: processing goes on where it stopped."
+    if not error.untimely:
+        return (
+            f"Nothing of its micro-batch was written. A compacted topic takes no record without a "
+            f"key: give it one, or leave such records out, {again}"
+        )
+    return (
+        f"Nothing of its micro-batch was written. Its time is {time_ms} ms ({instant(time_ms)}), "
+        f"and {topic} takes none so far from the broker's clock. Correct what says the time "
+        f"(timestamp= of the source, or the clock of who wrote the record), or that setting of the "
+        f"topic, {again}"
+    )
+
+
+def _time(output: SinkOutput, row: int) -> int:
+    return int(output.batch.timestamp[row])
 
 
 def _written(
@@ -126,6 +170,18 @@ def _written(
                     f"partition {task.partition}"
                 )
                 yield Written(topic, _size(changes.keys[row], changes.values[row]), origin)
+
+
+def times_of_entries(request: BatchRequest, result: StepResult, changelog: str) -> Int64:
+    """Of all changes for a changelog topic, in ms."""
+    places = {task.task: task.stores for task in request.tasks}
+    found = [
+        changes.timestamps
+        for task, listed in result.changes.items()
+        for changes in listed
+        if places[task][changes.store].changelog == changelog
+    ]
+    return np.concatenate(found) if found else np.empty(0, np.int64)
 
 
 def largest_entry(request: BatchRequest, result: StepResult, changelog: str) -> int:

@@ -6,12 +6,12 @@ One decoder per serde is one truth: what a record's bytes say does not depend on
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 
-from everflow.errors import EverflowError, RetriableError
+from everflow.errors import EverflowError, RecordTimeError, RetriableError
 from everflow.handlers.given import Handlers
 from everflow.handlers.outages import is_outage
 from everflow.handlers.response import DESERIALIZATION
@@ -19,7 +19,7 @@ from everflow.kafka.reading.log_columns import LogColumns
 from everflow.operators.user_code import require_users
 from everflow.records import EdgeBatch, Int64, TopicPartition
 from everflow.runtime.commit.batch import BadRecord, BatchFailure
-from everflow.runtime.step.record_times import odd_times, refuse_negative
+from everflow.runtime.step.record_times import far_times, odd_times, refuse_negative, timely
 from everflow.runtime.step.step_failure import stack_of
 from everflow.runtime.worker.set_aside import Fault, Judge
 from everflow.serdes import Serde
@@ -48,8 +48,9 @@ class LogDecoder:
         return LogDecoder(plan.sources, plan.headers, handlers)
 
     def run(self, read: Mapping[TopicPartition, LogColumns], judge: Judge) -> HopInput:
-        """Undecodable records, and those that are set aside, are live on the dead letter slot
-        alone. Raises RecordTimeError, and what `Judge.letters` raises."""
+        """Undecodable records, those whose time nothing holds, and those that are set aside, are
+        live on the dead letter slot alone. Raises RecordTimeError for a negative time, and what
+        `Judge.letters` raises."""
         index = {source.topic: source.index for source in self.sources}
         lengths = [len(columns) for columns in read.values()]
         hop = HopInput(
@@ -62,27 +63,36 @@ class LogDecoder:
             control="{}",
         )
         letters = []
-        odd = odd_times(hop, self.sources)
+        odd = odd_times(hop.timestamp)
         for source in self.sources:
             mine = LogColumns.concat(
                 [found for tp, found in read.items() if tp.topic == source.topic]
             )
             raw = _raw(mine, np.flatnonzero(hop.source == source.index), hop)
-            decoded, bad = decoded_records(source, raw, judge)
+            decoded, bad = decoded_records(source, raw, judge, odd)
             if odd and source.own_times:
                 refuse_negative(source, decoded)
             hop.batches[source.slot], hop.rows[source.slot] = decoded, decoded.seq
             letters.append(bad)
             hop.bytes += raw.key.nbytes + raw.value.nbytes
         dead = concat(letters)
+        if odd:
+            hop.timestamp = timely(hop, judge.wall_clock_ms)
+            dead = replace(dead, timestamp=hop.timestamp[dead.seq])
         hop.batches[DEAD_LETTER_SLOT], hop.rows[DEAD_LETTER_SLOT] = dead, dead.seq
         return hop
 
 
-def decoded_records(source: Source, raw: EdgeBatch, judge: Judge) -> tuple[EdgeBatch, EdgeBatch]:
+def decoded_records(
+    source: Source, raw: EdgeBatch, judge: Judge, odd: bool = False
+) -> tuple[EdgeBatch, EdgeBatch]:
     """Raw records of a source -> the decoded ones, and those that are left out as dead letters,
-    whose bytes are as they came. Raises what `Judge.letters` raises."""
+    whose bytes are as they came. ``odd``: those with a time that nothing holds are among these.
+    Raises what `Judge.letters` raises."""
     faults: dict[int, Fault] = judge.aside(source, raw)
+    if odd:
+        far = far_times(source, raw).items()
+        faults.update((row, _far(source, raw, row, error)) for row, error in far)
     for serde, column, part in (
         (source.key_serde, raw.key, "key"),
         (source.value_serde, raw.value, "value"),
@@ -156,6 +166,19 @@ def _fault(
         stage=DESERIALIZATION,
         exception=class_of(error),
         details=stack_of(error) if error.__traceback__ is not None else "",
+    )
+    return Fault(failure, error)
+
+
+def _far(source: Source, raw: EdgeBatch, row: int, error: RecordTimeError) -> Fault:
+    record = BadRecord(source.topic, int(raw.partition[row]), int(raw.offset[row]), source.node)
+    failure = BatchFailure(
+        kind="fatal",
+        error=str(error),
+        code=error.code,
+        record=record,
+        stage=DESERIALIZATION,
+        exception=class_of(error),
     )
     return Fault(failure, error)
 

@@ -56,13 +56,15 @@ class Judge:
 
     handlers: Handlers = field(default_factory=Handlers)
     attempt: int = 0
+    wall_clock_ms: int = 0
+    """Of the batch."""
     _aside: dict[Place, Fault] = field(default_factory=dict)
     _known: dict[Place, Response] = field(default_factory=dict)
 
     @staticmethod
     def of(handlers: Handlers, request: BatchRequest) -> Judge:
         """With what earlier attempts failed on."""
-        judge = Judge(handlers, request.attempt)
+        judge = Judge(handlers, request.attempt, request.wall_clock_ms)
         for failure in request.aside:
             judge.set_aside(Fault(failure, None))
         return judge

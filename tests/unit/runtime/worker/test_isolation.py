@@ -9,17 +9,27 @@ import pyarrow as pa
 import pytest
 
 from everflow import serdes
-from everflow.errors import FatalError, RecordTooLargeError, RetriableError
+from everflow.errors import (
+    FatalError,
+    RecordRefusedError,
+    RecordTimeError,
+    RecordTooLargeError,
+    RetriableError,
+)
 from everflow.handlers.given import Handlers
+from everflow.handlers.response import ErrorHandlerContext, Response
 from everflow.kafka.reading.log_columns import LogColumns
 from everflow.records import OffsetRange, StoreChanges, TaskId, TopicPartition
-from everflow.runtime.commit.batch import BatchRequest, StorePlace, TaskContext
+from everflow.runtime.commit.batch import BadRecord, BatchRequest, StorePlace, TaskContext
+from everflow.runtime.step.step_failure import EarlierStepFailed
 from everflow.runtime.step.step_functions import RecordFailure
 from everflow.runtime.step.task_step import StepResult
 from everflow.runtime.worker.dead_letters import letter_headers
 from everflow.runtime.worker.isolation import HALVED_AFTER, Isolated, Trial
-from everflow.runtime.worker.large_records import largest_entry
+from everflow.runtime.worker.large_records import largest_entry, times_of_entries
 from everflow.runtime.worker.log_decoder import LogDecoder
+from everflow.runtime.worker.set_aside import Judge
+from everflow.serdes import SerdeError
 from everflow.topology.hops import HopInput
 from everflow.topology.physical_plan import DEAD_LETTER_SLOT, Source
 
@@ -218,3 +228,114 @@ def test_the_record_that_makes_an_entry_of_a_store_too_large_is_found(limit: int
     assert raised.value.place == ("a", 0, 100 + at, "aggregate")
     assert f"Record a-0@{100 + at} has made it so large." in str(raised.value)
     assert trials < 9
+
+
+@pytest.mark.parametrize("late", [[0], [4, 5, 11], list(range(20))])
+def test_records_that_give_entries_times_that_their_changelog_refuses_are_found(
+    late: list[int],
+) -> None:
+    changelog, refused_ms = "app-counts-changelog", 10**14
+    task = TaskContext(TaskId(0, 0), "", "", {}, {"counts": StorePlace("", changelog)})
+
+    def compute(request: BatchRequest, hop: HopInput, trial: Trial | None) -> None:
+        offsets = hop.batches[1].offset.tolist()
+        times = [refused_ms if offset - 100 in late else 1 for offset in offsets]
+        changes = StoreChanges("counts", [b"k"] * len(times), [b"v"] * len(times), np.array(times))
+        result = StepResult(changes={task.task: [changes]})
+        met = set(times_of_entries(request, result, changelog).tolist()) & {refused_ms}
+        if met and (trial is None or trial.times):
+            refusal = frozenset((b"k", b"v", at) for at in met)
+            raise RecordRefusedError("late", topics=(changelog,), records=refusal, untimely=True)
+
+    read = {A: log([f"v{n}" for n in range(20)])}
+    asked = replace(request(a=read[A]), tasks=[task])
+    decoder = LogDecoder(SOURCES[:1], False, Handlers("dead"))
+    with pytest.raises(RecordRefusedError) as raised:
+        Isolated(decoder, {"counts": "count"}).run(asked, read, compute)
+    found = [raised.value, *raised.value.others]
+    assert [one.place for one in found] == [
+        ("a", 0, 100 + at, "count") for at in late[:HALVED_AFTER]
+    ]
+    assert f"Record a-0@{100 + late[0]} gives an entry of store counts that time." in str(found[0])
+
+
+class Away(ConnectionError):
+    """Of a schema registry."""
+
+
+@pytest.mark.parametrize("stage", ["processing", "production"])
+@pytest.mark.parametrize("named", [True, False])
+def test_a_serde_without_an_answer_is_waited_for_and_blames_no_record(
+    stage: str, named: bool
+) -> None:
+    """With a topic for dead letters, too: good records would go there."""
+    trials = 0
+
+    def compute(request: BatchRequest, hop: HopInput, trial: Trial | None) -> None:
+        nonlocal trials
+        trials += trial is not None
+        cause = SerdeError("ConnectionError: refused")
+        cause.__cause__ = Away("refused")
+        if not named:
+            raise cause
+        failure = RecordFailure(BadRecord("a", 0, 101, "sink"), None, cause, stage=stage)
+        failure.__cause__ = cause
+        raise failure
+
+    read = {A: log(["x", "y"])}
+    decoder = LogDecoder(SOURCES[:1], False, Handlers("dead"))
+    with pytest.raises(RetriableError, match="serde gets no answer") as raised:
+        Isolated(decoder, {"s": "count"}).run(request(a=read[A]), read, compute)
+    assert raised.value.partitions == (frozenset({A}) if named else frozenset())
+    assert trials == 0
+
+
+def test_a_function_s_outage_is_its_record_s_matter() -> None:
+    """Unless its handler is retry-outages."""
+    batch = Batch()
+
+    def compute(request: BatchRequest, hop: HopInput, trial: Trial | None) -> int:
+        if 101 in hop.batches[1].offset.tolist():
+            cause = Away("refused")
+            failure = RecordFailure(BadRecord("a", 0, 101, "map"), None, cause)
+            failure.__cause__ = cause
+            raise failure
+        return len(hop.batches[DEAD_LETTER_SLOT])
+
+    read = {A: log(["x", "y"])}
+    decoder = LogDecoder(SOURCES[:1], False, batch.handlers)
+    assert Isolated(decoder).run(request(a=read[A]), read, compute) == 1
+
+
+@pytest.mark.parametrize(
+    ("times", "kept"),
+    [
+        ([5, 10**18, 7, 10**17], [5, 5, 7, 7]),
+        ([10**18, 10**18, 7], [7, 7, 7]),
+        ([10**18, 10**17], [99, 99]),
+    ],
+)
+def test_a_time_that_nothing_holds_leaves_its_record_out_in_its_place(
+    times: list[int], kept: list[int]
+) -> None:
+    asked: list[ErrorHandlerContext] = []
+
+    def handler(context: ErrorHandlerContext, error: BaseException) -> Response:
+        asked.append(context)
+        assert isinstance(error, RecordTimeError)
+        return Response.DEAD_LETTER
+
+    handlers = Handlers("dead", {"deserialization": handler})
+    decoder = LogDecoder(SOURCES[:1], False, handlers)
+    columns = log([f"v{n}" for n in range(len(times))], times)
+    hop = decoder.run({A: columns}, Judge(handlers, wall_clock_ms=99))
+    assert hop.timestamp.tolist() == kept
+    bad = [row for row, at in enumerate(times) if at > 10**16]
+    letters = hop.batches[DEAD_LETTER_SLOT]
+    assert letters.timestamp.tolist() == [kept[row] for row in bad]
+    assert [one.timestamp for one in asked] == [times[row] for row in bad]
+    assert hop.batches[1].timestamp.tolist() == [at for at in times if at < 10**16]
+    with pytest.raises(EarlierStepFailed) as failed:
+        LogDecoder(SOURCES[:1], False, Handlers()).run({A: columns}, Judge())
+    assert failed.value.failure.code == "EF-RECORD-TIME"
+    assert failed.value.failure.judged

@@ -3,13 +3,15 @@ of."""
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pyarrow as pa
 
 from everflow import serdes
 from everflow.errors import RecordRefusedError, RecordTooLargeError
 from everflow.records import EdgeBatch, StoreChanges, TaskId
-from everflow.runtime.commit.batch import BatchRequest, StorePlace, TaskContext
+from everflow.runtime.commit.batch import BatchFailure, BatchRequest, StorePlace, TaskContext
 from everflow.runtime.step.step_failure import failure_of
 from everflow.runtime.step.task_step import SinkOutput, StepResult
 from everflow.runtime.worker.large_records import named, refused
@@ -109,14 +111,24 @@ def test_a_value_of_a_store_is_named_by_its_key() -> None:
     assert lines[1] == f"  the value of key b'{'b' * 60}'... in store totals, partition 2"
 
 
-def test_a_record_that_the_broker_refuses_is_named_by_its_bytes() -> None:
-    result = StepResult(outputs=[output("other", 10), output(["out", "far", "out"], 5, 7, 7)])
-    error = RecordRefusedError("no key", topics=("out",), key=b"k", value=b"v" * 7)
+def refusal(*records: tuple[bytes | None, bytes | None, int]) -> RecordRefusedError:
+    return RecordRefusedError("refused", topics=("out",), records=frozenset(records), untimely=True)
+
+
+def test_records_that_the_broker_refuses_are_named_by_their_bytes_and_times() -> None:
+    result = StepResult(outputs=[output("other", 10), output(["out", "far", "out"], 7, 7, 7)])
+    error = refusal((b"k", b"v" * 7, 2), (b"k", b"v" * 7, 1), (b"k", b"v" * 7, 0))
     found = refused(error, result, SOURCES)
-    assert found.place == ("in", 2, 42, "sink")
-    assert "made of record in-2@42, by node sink" in str(found)
+    assert found.place == ("in", 2, 40, "sink")
+    assert [one.place for one in found.others] == [("in", 2, 42, "sink")]
+    assert "made of record in-2@40, by node sink" in str(found)
+    assert "Its time is 0 ms (1970-01-01T00:00:00Z)" in str(found)
     failure = failure_of(found)
     assert failure.record is not None
-    assert (failure.stage, failure.record.place) == ("production", ("in", 2, 42))
-    unknown = RecordRefusedError("no key", topics=("out",), key=b"k", value=b"w")
+    assert (failure.stage, failure.record.place) == ("production", ("in", 2, 40))
+    (also,) = BatchFailure.from_dict(json.loads(json.dumps(failure.to_dict()))).also
+    assert also.record is not None
+    assert (also.stage, also.record.place) == ("production", ("in", 2, 42))
+    assert "made of record in-2@42" in also.error
+    unknown = refusal((b"k", b"w", 0))
     assert refused(unknown, result, SOURCES) is unknown

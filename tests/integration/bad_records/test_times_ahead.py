@@ -1,0 +1,133 @@
+"""Records whose time no topic takes: brokers refuse what is more than an hour ahead of their clock.
+Each is left to its handler, wherever it was to be written, and its dead letter is not refused."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from pyspark.sql import functions as F
+
+from everflow import StreamsBuilder, serdes
+from everflow.errors import RecordRefusedError
+from everflow.testing import wait_until
+from integration.lifecycle.lifecycle_cluster import (
+    Application,
+    Cluster,
+    Record,
+    in_json,
+    last_by_key,
+    long,
+    until_failed,
+)
+
+pytestmark = [pytest.mark.broker, pytest.mark.spark]
+ROADS = pytest.mark.parametrize(
+    "jobs",
+    [
+        pytest.param(False, id="resident"),
+        pytest.param(True, id="spark-job", marks=pytest.mark.slow),
+    ],
+)
+KEY, VALUE = serdes.string(), serdes.json("n bigint, at bigint")
+GOOD, AHEAD = 20, (3, 4, 11)
+DAY_MS = 86_400_000
+
+
+def written(cluster: Cluster, topic: str) -> int:
+    """How far ahead the bad ones are."""
+    ahead = int(time.time() * 1000) + 30 * DAY_MS
+    times = [1_000 + n for n in range(GOOD)]
+    for at, row in enumerate(AHEAD):
+        times.insert(row, ahead + at)
+    cluster.write(topic, [in_json(f"k{n % 3}", {"n": n, "at": at}) for n, at in enumerate(times)])
+    return ahead
+
+
+@pytest.mark.timeout(300)
+@ROADS
+def test_each_is_a_dead_letter_wherever_it_was_to_be_written(
+    app: Application, cluster: Cluster, jobs: bool
+) -> None:
+    dead, builder = cluster.topic("dead", 1), StreamsBuilder()
+    names = ("output", "repartition", "changelog")
+    sources = {name: cluster.topic(f"{name}-in", 1) for name in names}
+    outputs = {name: cluster.topic(f"{name}-out", 1) for name in names[:2]}
+    streams = {
+        name: builder.stream(source, key=KEY, value=VALUE, timestamp=F.col("value.at"))
+        for name, source in sources.items()
+    }
+    streams["output"].to(outputs["output"])
+    again = streams["repartition"].group_by(F.col("value.n") % 2, name="again")
+    again.count(store="parity").to_stream().map(
+        lambda key, value: (str(key), value), returns=("string", "bigint")
+    ).to(outputs["repartition"])
+    streams["changelog"].group_by_key().count(store="counts")
+    ahead = {name: written(cluster, source) for name, source in sources.items()}
+    with app.running(
+        builder.build(), errors_dead_letter_queue_topic_name=dead, spark_job_per_batch=jobs
+    ) as instance:
+        read_all = lambda: all(app.processed(instance, one) for one in sources.values())  # noqa: E731
+        wait_until(read_all, 200, "all inputs to be read")
+        app.until_processed(instance, f"{app.id}-again-repartition")
+        assert sum(dict(instance.store("counts").all()).values()) == GOOD
+    assert [record.timestamp for record in cluster.read(outputs["output"])] == [
+        1_000 + n for n in range(GOOD)
+    ]
+    parities = last_by_key(cluster.read(outputs["repartition"])).values()
+    assert sum(long(value) or 0 for value in parities) == GOOD
+    letters = [dict(letter.headers) for letter in cluster.read(dead)]
+    assert sorted(
+        (one["__streams.errors.topic"], one["__streams.errors.offset"]) for one in letters
+    ) == sorted(
+        (source.encode(), str(row).encode()) for source in sources.values() for row in AHEAD
+    )
+    for one in letters:
+        assert one["__everflow.errors.stage"] == b"production"
+        name = next(n for n in names if sources[n].encode() == one["__streams.errors.topic"])
+        message = (one["__streams.errors.message"] or b"").decode()
+        assert "message.timestamp.after.max.ms" in message
+        place = f"{sources[name]}-0@{(one['__streams.errors.offset'] or b'').decode()}"
+        assert place in message or (jobs and name == "changelog")
+        at = ahead[name] + AHEAD.index(int(one["__streams.errors.offset"] or 0))
+        assert f"Its time is {at} ms" in message or (jobs and name == "changelog")
+
+
+def test_without_a_topic_it_stops_the_instance_and_names_record_and_cure(
+    app: Application, cluster: Cluster
+) -> None:
+    source, output = cluster.topic("in", 1), cluster.topic("out", 1)
+    written(cluster, source)
+    builder = StreamsBuilder()
+    builder.stream(source, key=KEY, value=VALUE, timestamp=F.col("value.at")).to(output)
+    streams = app.instance(builder.build())
+    streams.start()
+    error = until_failed(streams)
+    assert isinstance(error, RecordRefusedError)
+    assert f"made of record {source}-0@{AHEAD[0]}, by node " in str(error)
+    assert "timestamp= of the source" in str(error)
+
+
+def test_a_dead_letter_that_is_too_far_ahead_for_its_topic_has_the_present_time(
+    app: Application, cluster: Cluster
+) -> None:
+    """Its source's topic takes any."""
+    source = cluster.topic("in", 1, message_timestamp_after_max_ms=str(2**63 - 1))
+    output, dead = cluster.topic("out", 1), cluster.topic("dead", 1)
+    now = int(time.time() * 1000)
+    times = [1_000, now + 30 * DAY_MS, 2_000, 10**17, 3_000]
+    good = [0, 2, 4]
+    cluster.write(
+        source,
+        [Record(b"k%d" % n, b'{"n": 1}' if n != 1 else b"{", at) for n, at in enumerate(times)],
+    )
+    builder = StreamsBuilder()
+    builder.stream(source, key=KEY, value=VALUE).to(output)
+    app.run_through(builder.build(), source, errors_dead_letter_queue_topic_name=dead)
+    assert [record.timestamp for record in cluster.read(output)] == [times[n] for n in good]
+    undecodable, beyond = cluster.read(dead)
+    assert (undecodable.key, beyond.key) == (b"k1", b"k3")
+    assert now <= undecodable.timestamp <= int(time.time() * 1000)
+    assert beyond.timestamp == 2_000, "that of its neighbour: nothing holds its own"
+    assert b"which Spark cannot hold" in (dict(beyond.headers)["__streams.errors.message"] or b"")
+    assert dict(beyond.headers)["__streams.errors.exception"] == b"everflow.errors.RecordTimeError"
