@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import functions as F
 
 from everflow import ErrorHandlerContext, Response, StreamsBuilder, Topology, agg, serdes
-from everflow.errors import ConfigError, EverflowError, FatalError, RecordError
+from everflow.errors import ConfigError, EverflowError, FatalError, RecordError, RetriableError
+from everflow.serdes import SerdeError
 from everflow.testing import TestRecord, TopologyTestDriver
 
 pytestmark = pytest.mark.spark
@@ -185,7 +187,142 @@ def test_half_an_effect_is_taken_back() -> None:
         assert dict(letter.headers)["__everflow.errors.stage"] == b"processing"
 
 
+@pytest.mark.parametrize("at", [10**18, 2**70, "no time"])
+def test_a_time_that_is_none_leaves_out_its_record(at: Any) -> None:
+    builder = StreamsBuilder()
+    extractor = lambda value: at if value["n"] == -1 else 1_000 + value["n"]  # noqa: E731
+    builder.stream("in", key=serdes.string(), value=VALUE, timestamp=extractor).to("out")
+    with TopologyTestDriver(builder.build(), dead_letter_topic="dead") as driver:
+        piped(driver, {"n": -1})
+        assert [record.timestamp for record in out(driver)] == [1_000 + n for n in range(GOOD)]
+        (letter,) = letters(driver)
+        assert dict(letter.headers)["__streams.errors.offset"] == str(BAD_AT).encode()
+
+
+@pytest.mark.parametrize("name", ["no topic!", "", "..", "x" * 250, None, 7, ["out"]])
+def test_a_topic_that_is_none_leaves_out_its_record(name: Any) -> None:
+    """A broker would be asked for it until task.timeout.ms is over."""
+    builder = StreamsBuilder()
+    stream = builder.stream("in", key=serdes.string(), value=VALUE)
+    stream.to(lambda key, value: "out" if value["n"] != -1 else name)
+    topology = builder.build()
+    with TopologyTestDriver(topology, dead_letter_topic="dead") as driver:
+        piped(driver, {"n": -1})
+        assert len(out(driver)) == GOOD
+        (letter,) = letters(driver)
+        assert b"not a name" in (dict(letter.headers)["__streams.errors.message"] or b"")
+
+
+class Registered:
+    """Its registry is away while the file is there."""
+
+    type = VALUE.type
+
+    def __init__(self, away: Path) -> None:
+        self.away = str(away)
+
+    def _ask(self) -> None:
+        if Path(self.away).exists():
+            raise ConnectionRefusedError("nobody answers")
+
+    def encode(self, value: dict[str, Any]) -> bytes:
+        self._ask()
+        return str(value["n"]).encode()
+
+    def decode(self, data: bytes) -> dict[str, Any]:
+        self._ask()
+        return {"n": int(data), "t": None, "d": None}
+
+
+REGISTERED: dict[str, Any] = {
+    "sink": lambda stream, serde: stream.to("out", value=serde),
+    "re-key": lambda stream, serde: stream.repartition(name="again", value=serde, partitions=1).to(
+        "out"
+    ),
+    "store": lambda stream, serde: stream.to_table(store="t", value=serde).to_stream().to("out"),
+}
+
+
+@pytest.mark.parametrize("place", REGISTERED)
+def test_a_registry_that_is_away_is_waited_for_wherever_its_serde_writes(
+    place: str, tmp_path: Path
+) -> None:
+    away = tmp_path / "away"
+    builder = StreamsBuilder()
+    stream = builder.stream("in", key=serdes.string(), value=VALUE)
+    REGISTERED[place](stream, Registered(away))
+    with TopologyTestDriver(
+        builder.build(),
+        dead_letter_topic="dead",
+        exception_handlers={"production": "continue", "processing": "continue"},
+    ) as driver:
+        away.touch()
+        with pytest.raises(RetriableError, match="gets no answer"):
+            pipe(driver, [("a", {"n": 1})])
+        assert out(driver) == letters(driver) == []
+        away.unlink()
+        pipe(driver, [("a", {"n": 1})])
+        assert len(out(driver)) == 1
+        assert letters(driver) == []
+
+
+class Refuses:
+    """Of the bad value."""
+
+    type = VALUE.type
+
+    def encode(self, value: dict[str, Any]) -> bytes:
+        return str(10 // (value["n"] + 1)).encode()
+
+    def decode(self, data: bytes) -> dict[str, Any]:
+        return {"n": int(data), "t": None, "d": None}
+
+
+STAGES: dict[str, tuple[Any, bytes]] = {
+    "deserialization": (lambda stream: stream.to("out"), b"{"),
+    "processing": (
+        lambda stream: stream.map_values(fails_on_minus_one, returns="n bigint").to("out"),
+        b'{"n": -1}',
+    ),
+    "production": (lambda stream: stream.to("out", value=Refuses()), b'{"n": -1}'),
+}
+
+
 class TestHandlers:
+    @pytest.mark.parametrize("stage", STAGES)
+    def test_the_handler_of_each_stage_has_the_whole_context(self, stage: str) -> None:
+        asked: list[tuple[ErrorHandlerContext, BaseException]] = []
+
+        def handler(context: ErrorHandlerContext, error: BaseException) -> Response:
+            asked.append((context, error))
+            return Response.CONTINUE
+
+        program, bad = STAGES[stage]
+        builder = StreamsBuilder()
+        program(builder.stream("in", key=serdes.string(), value=VALUE))
+        topology = builder.build()
+        with TopologyTestDriver(topology, exception_handlers={stage: handler}) as driver:
+            own = [("own", b"header")]
+            pipe(driver, [("good", b'{"n": 1}', 7), ("bad", bad, 8, own)], RAW)
+            assert [record.key for record in out(driver)] == ["good"]
+        ((context, error),) = asked
+        node = context.processor_node_id
+        assert node in {one.name for one in topology.nodes}
+        assert context == ErrorHandlerContext(
+            stage=stage,
+            topic="in",
+            partition=0,
+            offset=1,
+            timestamp=8,
+            headers=own,
+            source_raw_key=b"bad",
+            source_raw_value=bad,
+            processor_node_id=node,
+            task_id="0_0",
+            attempt=0,
+        )
+        assert isinstance(error, SerdeError | LookupError | ZeroDivisionError)
+
     def test_a_handler_is_told_what_failed(self) -> None:
         asked: list[ErrorHandlerContext] = []
 

@@ -327,22 +327,22 @@ class Application:
         """Wait until everything in the topics is processed, one topic after the other: sources
         before what they feed."""
         for topic in topics:
+            wait_until(
+                lambda topic=topic: self.processed(streams, topic),  # type: ignore[misc]
+                CAUGHT_UP_S,
+                f"the group to reach the end of {topic}",
+            )
 
-            def done(topic: str = topic) -> bool:
-                if streams is not None and streams.error is not None:
-                    raise streams.error
-                ends = {
-                    tp.partition: end for tp, end in self.cluster.ends(topic).items() if end > 0
-                }
-                have = {
-                    p: offset for p, (offset, _) in self.cluster.committed(self.id, topic).items()
-                }
-                # Stores follow their commit (D5): the instance counts a batch as done once it has
-                # been applied.
-                applied = streams is None or streams.metrics()[LAG] == 0
-                return applied and all(have.get(p, 0) >= end for p, end in ends.items())
-
-            wait_until(done, CAUGHT_UP_S, f"the group to reach the end of {topic}")
+    def processed(self, streams: KafkaStreams | None, topic: str) -> bool:
+        """Whether everything in the topic is; raises what has ended the instance."""
+        if streams is not None and streams.error is not None:
+            raise streams.error
+        ends = {tp.partition: end for tp, end in self.cluster.ends(topic).items() if end > 0}
+        have = {p: offset for p, (offset, _) in self.cluster.committed(self.id, topic).items()}
+        # Stores follow their commit (D5): the instance counts a batch as done once it has been
+        # applied.
+        applied = streams is None or streams.metrics()[LAG] == 0
+        return applied and all(have.get(p, 0) >= end for p, end in ends.items())
 
     def run_through(self, topology: Topology, *topics: str, **settings: Any) -> None:
         """Run an instance until it has processed the topics, then close it."""
