@@ -273,6 +273,28 @@ def test_the_pre_stop_hook_tells_a_scale_in_from_a_restart(helm: str) -> None:
     assert rack["command"][:2] == ["everflow", "rack"]
 
 
+@pytest.mark.parametrize(
+    ("values", "kept_apart"),
+    [
+        ((), ["kubernetes.io/hostname", "topology.kubernetes.io/zone"]),
+        (("rack.topologyKey=room",), ["kubernetes.io/hostname", "room"]),
+        (("rack.enabled=false",), ["kubernetes.io/hostname"]),
+    ],
+)
+def test_pods_keep_apart_by_host_and_by_rack(
+    helm: str, values: tuple[str, ...], kept_apart: list[str]
+) -> None:
+    """All standbys of tasks would be in one zone with their active ones else."""
+    pod = of_kind(rendered(helm, *values), "StatefulSet")["spec"]["template"]
+    found = pod["spec"]["affinity"]["podAntiAffinity"]
+    terms = [
+        one["podAffinityTerm"] for one in found["preferredDuringSchedulingIgnoredDuringExecution"]
+    ]
+    assert [term["topologyKey"] for term in terms] == kept_apart
+    for term in terms:
+        assert term["labelSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+
+
 def test_autoscalers_own_the_number_of_replicas(helm: str) -> None:
     assert of_kind(rendered(helm), "StatefulSet")["spec"]["replicas"] == 1
     scaled = rendered(helm, "autoscaling.enabled=true")
