@@ -40,6 +40,17 @@ def asked(
         raise BrokenAnswerError(f"{type(error).__name__}: {error}") from error
 
 
+def no_answer(error: Exception) -> str:
+    """Why nobody has answered, in the system's words: without what urllib puts around them."""
+    reason = error.reason if isinstance(error, urllib.error.URLError) else error
+    return str(getattr(reason, "strerror", None) or reason)
+
+
+def timed_out(error: Exception) -> bool:
+    """Whether nobody refused, and nothing came."""
+    return isinstance(getattr(error, "reason", error), TimeoutError)
+
+
 def refused_with(error: urllib.error.HTTPError) -> str:
     """What an answer that is a refusal says, in a line."""
     try:

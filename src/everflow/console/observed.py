@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
 
-from everflow.client.direct import BrokenAnswerError, asked
+from everflow.client.direct import BrokenAnswerError, asked, no_answer, timed_out
 from everflow.errors import ConfigError, EverflowError, RetriableError
 from everflow.moves import counted
 from everflow.observe.page.verdict import brokers_away
@@ -47,9 +47,14 @@ def _no_address(address: str, why: str) -> ConfigError:
 
 def nobody_at(url: str, error: Exception) -> RetriableError:
     """What to check where no instance has answered."""
+    if timed_out(error):
+        return RetriableError(
+            f"no instance answered at {url} in time. Its process stands still or hangs, its host "
+            f"is overloaded, or no network leads there."
+        )
     return RetriableError(
-        f"no instance answered at {url} ({error}). Does it run, with http.listen set to this "
-        f"address? It says where it is watched when it starts."
+        f"no instance answered at {url} ({no_answer(error)}). Does it run, with http.listen set to "
+        f"this address? It says where it is watched when it starts."
     )
 
 

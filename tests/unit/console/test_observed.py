@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
 
@@ -80,6 +81,17 @@ def test_nobody_there_is_told_with_the_cure(servers: list[str]) -> None:
     code, said = command("status", "127.0.0.1:1")
     assert code == 1
     assert "http.listen" in said
+    assert "(Connection refused)" in said
+
+
+def test_one_that_stands_still_is_told_from_one_that_is_not_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("everflow.console.observed.ASK_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as stopped:
+        port = stopped.getsockname()[1]
+        with pytest.raises(RetriableError, match=r"in time\. Its process stands still"):
+            status_at(f"127.0.0.1:{port}")
 
 
 @pytest.mark.parametrize("order", [1, -1])

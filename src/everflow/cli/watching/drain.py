@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from everflow.cli.watching.kubernetes import goes_for_good, read_stateful_set
-from everflow.client.direct import asked, refused_with
+from everflow.client.direct import asked, no_answer, refused_with, timed_out
 from everflow.console.observed import url_of
 from everflow.errors import ConfigError, EverflowError, FatalError, RetriableError
 from everflow.moves import counted
@@ -57,7 +57,9 @@ def drain(address: str, timeout_s: float, told: Callable[[str], object] = lambda
             raise FatalError(f"the instance at {address} ended with an error: {status['error']}")
         told(f"{progress(status)}, {duration(passed_s)}")
         time.sleep(LOOK_EVERY_S)
-    raise RetriableError(f"the instance at {address} still runs after {timeout_s:g} s.")
+    raise RetriableError(
+        f"the instance at {address} still runs after {timeout_s:g} s; it goes on with its end."
+    )
 
 
 def progress(status: Mapping[str, Any]) -> str:
@@ -84,8 +86,8 @@ def _tell(url: str, address: str) -> None:
         ) from None
     except OSError as error:
         raise RetriableError(
-            f"no instance of this host answered at {address} ({error}). Does it run, with "
-            f"http.listen set to this address?"
+            f"no instance of this host answered at {address} ({no_answer(error)}). Does it run, "
+            f"with http.listen set to this address?"
         ) from None
 
 
@@ -96,6 +98,4 @@ def _status(url: str, left_s: float) -> dict[str, Any] | None:
     except urllib.error.HTTPError:
         return {}
     except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", error)
-        late = isinstance(reason, TimeoutError)
-        return {} if late or isinstance(error, ValueError) else None
+        return {} if isinstance(error, ValueError) or timed_out(error) else None

@@ -79,7 +79,11 @@ def _add_flame(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
         ],
         token_file: Annotated[Path, typer.Option(help="The instance's query.token.file.")],
         worker: Annotated[
-            str, typer.Option(help="As the page names it: t0-0 is the first one's. Default: that.")
+            str,
+            typer.Option(
+                help="As the page names it: t0-0 is the first thread's.",
+                show_default="the first one",
+            ),
         ] = "",
         seconds: Annotated[float, typer.Option(min=1, max=30, help="How long to look.")] = 5,
         folded: Annotated[
