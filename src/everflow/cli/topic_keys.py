@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -45,6 +46,7 @@ def add_keys(topic: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
             from everflow.cli.cluster import client_config, connected, own_status
             from everflow.cli.records import decoded, partitions_of, windowed
             from everflow.kafka.reading.key_counts import count_keys, frequent, latest
+            from everflow.serdes import SerdeError
 
             config = client_config(servers, settings)
             with own_status() as status, connected(config, status) as admin:
@@ -55,7 +57,15 @@ def add_keys(topic: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
                     found = count_keys(config, latest(starts, ends, records))
 
             def text(one: KeyCount) -> str:
-                return decoded(one.key, key) if window is None else windowed(one.key, key, window)
+                read = decoded if window is None else partial(windowed, window=window)
+                try:
+                    return read(one.key, key)
+                except SerdeError as error:
+                    raise SerdeError(
+                        f"a key of {name}-{one.partition} cannot be read: {error}\n--key says what "
+                        f"keys are (bytes shows any), --window time or session that they are of "
+                        f"windows."
+                    ) from None
 
             shown = [(text(one), one) for one in frequent(found, top)]
             show(output, _as_json(found, shown, top), _lines(found, shown, top))
@@ -80,7 +90,10 @@ def _lines(
     from everflow.kafka.reading.key_counts import busiest
 
     if not shown:
-        return ["no records"]
+        return [
+            "no records: nothing was written, or what was is deleted. A repartition topic has what "
+            "waits alone, so look while the application is behind, or at the topic in front of it"
+        ]
     rate: Callable[[float], str] = lambda per_s: f"{per_s:,.1f}"  # noqa: E731
     keys = [
         (text, str(one.partition), f"{one.records:,}", f"{one.share:.1%}", rate(one.per_s))
