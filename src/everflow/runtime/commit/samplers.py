@@ -95,7 +95,10 @@ class Samplers:
         with self._changed:
             waiting = None if pid is None else self._waiting.get(pid)
             if waiting is None:
-                raise EverflowError(f"no worker {worker} can be asked: it may just have ended")
+                raise EverflowError(
+                    f"no worker {worker} can be asked: it may just have ended. There are: "
+                    f"{', '.join(sorted(self.workers())) or 'none'}"
+                )
             self._number += 1
             number = self._number
         question = {"number": number, "seconds": seconds}

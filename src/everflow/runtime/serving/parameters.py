@@ -24,6 +24,7 @@ MOST_PAGE_BYTES = 4 << 20
 """Of a page's entries as JSON. One that is larger by itself is a page of its own."""
 MOST_SHOWN = 100
 """Characters of what a request has that a refusal says again."""
+_TIMES = ("as_of", "from", "to")
 _TRUE, _FALSE = ("", "true", "1"), ("false", "0")
 
 
@@ -144,7 +145,8 @@ class Parameters:
         try:
             value = int(text)
         except ValueError as error:
-            raise malformed(f"{name}={shortened(text)!r} is no whole number.") from error
+            what = "no time in ms since the epoch" if name in _TIMES else "no whole number"
+            raise malformed(f"{name}={shortened(text)!r} is {what}.") from error
         if not least <= value <= most:
             raise malformed(f"{name}={value}: it is at least {least} and at most {most}.")
         return value
