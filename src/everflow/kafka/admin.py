@@ -36,6 +36,7 @@ from everflow.kafka.admin_answers import (
     classified,
     code_of,
     metadata_of,
+    of_partition,
     offset_answers,
     refusal,
     stale,
@@ -445,7 +446,7 @@ class ClusterAdmin:
                 raise
             for answer in answers:
                 if answer.error is not None:
-                    raise KafkaException(answer.error)
+                    raise of_partition(answer)
                 if answer.offset >= 0:
                     text = metadata_of(answer)
                     found[TopicPartition(answer.topic, answer.partition)] = CommittedOffset(

@@ -124,6 +124,14 @@ def refusal(reader: Consumer) -> KafkaException | None:
     return None
 
 
+def of_partition(answer: ClientTopicPartition) -> KafkaException:
+    """The error of an answer, with its partition: a topic may be forbidden, not the group."""
+    error = answer.error
+    assert error is not None
+    text = f"{answer.topic}-{answer.partition}: {error.str()}"
+    return KafkaException(KafkaError(error.code(), text, retriable=error.retriable()))
+
+
 def metadata_of(answer: ClientTopicPartition) -> str:
     """The metadata text of an answer. The client reads it as a C string though librdkafka does not
     always end it with a NUL, so stray bytes may follow, not even UTF-8 (seen: one read in some

@@ -349,6 +349,41 @@ def test_what_is_forbidden_is_named_and_ends_the_instance(
     assert time.monotonic() - began < 60
 
 
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.parametrize("what", FORBIDDEN)
+def test_what_is_forbidden_while_it_runs_is_named_and_ends_the_instance(
+    secure: EmbeddedBroker, token_url: str, what: str, name: str, tmp_path: Path, spark: object
+) -> None:
+    """In the middle: not after task.timeout.ms, and what was committed stays."""
+    kind, resource, named = FORBIDDEN[what]
+    parts = {part: f"closed-{name}-{part}" for part in ("source", "output")}
+    parts["application"] = f"closed-{name}-app"
+    topics(secure, parts["source"], parts["output"])
+    write(secure, parts["source"], ["a", "b"])
+    allow_what_the_guide_says(secure, "alice", **parts)
+    config = {
+        "application.id": parts["application"],
+        "processing.guarantee": "exactly_once_v2",
+        **settings(secure, token_url, "SCRAM-SHA-512", "librdkafka", "alice"),
+    }
+    topology = counting(parts["source"], parts["output"])
+    with running(topology, tmp_path, **config) as streams:
+        wait_until(lambda: counts(secure, parts["output"]) == {"a": 1, "b": 1}, 60, "the counts")
+        allow(secure, "alice", kind, resource.format(**parts), prefix=True, deny=True)
+        write(secure, parts["source"], ["a"])
+        wait_until(
+            lambda: streams.state is ClientState.ERROR,
+            60,
+            "an error",
+            history=lambda: [streams.state, streams.error],
+        )
+        error = str(streams.error)
+    assert named.format(**parts) in error
+    assert "uthoriz" in error or "permitted" in error or "ACL" in error, error
+    assert counts(secure, parts["output"]) == {"a": 1, "b": 1}
+
+
 def test_the_command_makes_a_secure_broker(tmp_path: Path) -> None:
     everflow = str(Path(sys.executable).with_name("everflow"))
     command = [everflow, "broker", "--security", "--topic", "orders:2"]
