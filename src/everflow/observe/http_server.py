@@ -27,6 +27,7 @@ from everflow.observe.observation import Observation
 from everflow.observe.page.routes import Page
 from everflow.observe.short_road import ShortAnswers, connections
 from everflow.observe.status import status_of
+from everflow.observe.whole_requests import REQUEST_S
 
 log = logging.getLogger("everflow")
 
@@ -110,11 +111,12 @@ class HttpServer:
         certificate: tuple[str, str] | None = None,
         ending: Callable[[], None] = lambda: None,
         short: ShortAnswers | None = None,
+        request_s: float = REQUEST_S,
     ) -> None:
         """``address``: host:port, from ``setting``; port 0 is any that is free (`address` then says
         which). ``certificate``: files of a certificate and its key, for TLS.
         ``ending`` ends answers that have no end, and returns at once. ``short`` answers plain
-        requests where they arrive."""
+        requests where they arrive. ``request_s``: how long a request may take to arrive."""
         self._ending = ending
         self._socket = _listening(address, setting)
         host, port = self._socket.getsockname()[:2]
@@ -125,7 +127,7 @@ class HttpServer:
             access_log=False,
             lifespan="off",
             # h11 is the one that bounds the head
-            http="h11" if short is None else cast(Any, connections(short)),
+            http=cast(Any, connections(short, request_s)),
             ws="none",
             h11_max_incomplete_event_size=MOST_HEAD_BYTES,
             limit_concurrency=MOST_CONNECTIONS,

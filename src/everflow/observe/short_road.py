@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from everflow.observe.whole_requests import WholeRequestsProtocol
 
 MOST_REST_S = 0.008
 REST = 20
@@ -83,7 +84,7 @@ class ShortReads:
             self._sleep(rest)
 
 
-class ShortRoadProtocol(H11Protocol):
+class ShortRoadProtocol(WholeRequestsProtocol):
     """The short road first, then uvicorn's own protocol, the general road."""
 
     def __init__(self, *args: Any, reads: ShortReads, **named: Any) -> None:
@@ -100,6 +101,7 @@ class ShortRoadProtocol(H11Protocol):
         if self.asked is not None:  # it was not the whole request
             data = self._taken() + data
         elif self._at_rest() and (asked := self._reads.understood(data)) is not None:
+            self._unset_deadline()
             self.asked, self._held, self._read_at = asked, data, self.loop.time()
             self._reads.wait(self, self.loop)
             return
@@ -168,11 +170,9 @@ def _head(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
     return b"\r\n".join([*lines, b"content-type: application/json", b"content-length: "])
 
 
-def connections(answers: ShortAnswers) -> Callable[..., asyncio.Protocol]:
-    """What makes a connection's protocol, for uvicorn."""
-    reads = ShortReads(answers)
-
-    def made(*args: Any, **named: Any) -> asyncio.Protocol:
-        return ShortRoadProtocol(*args, reads=reads, **named)
-
-    return made
+def connections(answers: ShortAnswers | None, request_s: float) -> Callable[..., asyncio.Protocol]:
+    """What makes a connection's protocol, for uvicorn. ``request_s``: how long a request may take
+    to arrive, in seconds."""
+    if answers is None:
+        return partial(WholeRequestsProtocol, request_s=request_s)
+    return partial(ShortRoadProtocol, reads=ShortReads(answers), request_s=request_s)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import socket
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 import pytest
 from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, StreamingResponse
+from starlette.routing import Route
 
 from everflow.errors import ConfigError
 from everflow.observe.http_server import MOST_HEAD_BYTES, HttpServer, application
@@ -70,6 +74,48 @@ def test_the_status_is_json_with_null_for_what_is_not_known(
     assert status["members"] is None
     assert [task["task"] for task in status["tasks"]] == ["1_0", "1_1", "1_2", "1_3", "2_0"]
     assert status["tasks"][0]["stores"] == [{"name": "counts", "bytes": 4096}]
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [b"", b"GET /li", b"POST /late HTTP/1.1\r\nHost: it\r\nContent-Length: 9\r\n\r\nhalf"],
+)
+def test_a_request_that_does_not_come_is_not_waited_for(begun: bytes) -> None:
+    """Some hundred connections on which nothing comes would keep probes and metrics out."""
+
+    async def late(request: Request) -> PlainTextResponse:
+        return PlainTextResponse(await request.body())
+
+    app = Starlette(routes=[Route("/late", late, methods=["POST"])])
+    server = HttpServer("127.0.0.1:0", app, request_s=0.3)
+    host, _, port = server.address.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), timeout=60) as asking:
+            asking.sendall(begun)
+            assert asking.recv(100) == b"", "the server closes"
+    finally:
+        server.close()
+
+
+def test_a_long_answer_and_a_connection_used_again_are_no_late_requests() -> None:
+    async def slowly() -> AsyncIterator[str]:
+        for word in ("one ", "two ", "three"):
+            yield word
+            await asyncio.sleep(0.2)
+
+    async def told(_: Request) -> StreamingResponse:
+        return StreamingResponse(slowly())
+
+    server = HttpServer("127.0.0.1:0", Starlette(routes=[Route("/", told)]), request_s=0.3)
+    host, _, port = server.address.rpartition(":")
+    asking = http.client.HTTPConnection(host, int(port), timeout=60)
+    try:
+        for _ in range(2):
+            asking.request("GET", "/")
+            assert asking.getresponse().read() == b"one two three"
+    finally:
+        asking.close()
+        server.close()
 
 
 def test_the_head_of_a_request_is_bounded(server: HttpServer) -> None:
