@@ -1,19 +1,20 @@
-"""A connection whose request does not come is closed: uvicorn bounds how long one may be idle
-behind an answer, and not before its first request or within one. Some hundred of them would keep
-probes and metrics out (`everflow.observe.http_server.MOST_CONNECTIONS`)."""
+"""A connection whose request does not come is closed.
+
+uvicorn bounds how long one may be idle behind an answer, and not before its first request or within
+one. Some hundred of them would keep probes and metrics out
+(`everflow.observe.http_server.MOST_CONNECTIONS`).
+"""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
 
-import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 REQUEST_S = 10.0
 """How long a request may take to arrive, as in most web servers. A connection that is used again
 has uvicorn's own time between two requests."""
-_UNDER_WAY = (h11.IDLE, h11.SEND_BODY)
 
 
 class WholeRequestsProtocol(H11Protocol):
@@ -48,7 +49,7 @@ class WholeRequestsProtocol(H11Protocol):
         super().on_response_complete()
 
     def _under_way(self) -> bool:
-        return self.conn.their_state in _UNDER_WAY
+        return str(self.conn.their_state) in ("IDLE", "SEND_BODY")
 
     def _wait_for_request(self) -> None:
         self._deadline = self.loop.call_later(self._request_s, self._too_late)
