@@ -132,7 +132,7 @@ class Access:
         assert "Store s of task 0_3 is damaged" in reason
 
 
-def new_store(kind: str, folder: Path, before: LmdbStore | None) -> LmdbStore:
+def new_store(kind: str, folder: Path, before: LmdbStore | None = None) -> LmdbStore:
     """In place of the one ``before``, which is closed: ten thousand would be too many files."""
     if before is not None:
         before.close()
@@ -198,7 +198,7 @@ def test_a_corrupt_changelog_entry_is_a_value_or_an_error_that_says_where(
     at = next(row for row, (key, _) in enumerate(entries) if key.startswith(b"bad"))
     outcomes = {"refused": 0, "named": 0, "read": 0}
     right: Any = None
-    fresh, store = True, None
+    fresh, store = False, new_store(kind, tmp_path)
     for n in range(-1, COUNT // 3 if COUNT < 1_000 else COUNT):
         if fresh or (n + 1) % IN_ONE_STORE == 0:
             store = new_store(kind, tmp_path, store)
@@ -223,7 +223,6 @@ def test_a_corrupt_changelog_entry_is_a_value_or_an_error_that_says_where(
             right = found
         elif found is not None and key == entries[at][0]:
             assert found["good"] == right["good"], says
-    assert store is not None
     store.close()
     assert outcomes["read"] > 10
     assert outcomes["named"] > 10
