@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 from typer.testing import CliRunner
@@ -29,14 +30,30 @@ def dies(value: str) -> str:
     return value
 
 
+def segfaults(value: str) -> str:
+    if value == "segfault":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return value
+
+
+def outgrows(value: str) -> str:
+    """The machine's memory: `MemoryError` at once."""
+    return str(len(bytearray(1 << 50))) if value == "outgrow" else value
+
+
 def large(value: str) -> str:
     return "x" * 50_000 if value == "large" else value
 
 
 @pytest.mark.parametrize(
     ("function", "bad", "stage"),
-    [(dies, "die", "processing"), (large, "large", "production")],
-    ids=["worker-dies", "too-large"],
+    [
+        (dies, "die", "processing"),
+        (segfaults, "segfault", "processing"),
+        (outgrows, "outgrow", "processing"),
+        (large, "large", "production"),
+    ],
+    ids=["worker-dies", "worker-segfaults", "out-of-memory", "too-large"],
 )
 def test_the_record_is_a_dead_letter_and_the_others_come_out_in_order(
     app: Application, cluster: Cluster, function: object, bad: str, stage: str
