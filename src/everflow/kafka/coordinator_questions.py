@@ -9,6 +9,7 @@ issues 3663 and 4605).
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
@@ -29,26 +30,48 @@ _OFFSETS_VERSION = 7
 """The next one asks for several groups at a time."""
 
 
-def client_ids_of(config: Mapping[str, Any], group: str, timeout_s: float) -> frozenset[str]:
-    """Client ids of a group's members, none for a group that nobody is in. See `_told`."""
+@dataclass(frozen=True)
+class MemberDescription:
+    """Of a group. ``instance_id``: its group.instance.id, if it is a static one."""
 
-    async def members(ask: Ask) -> frozenset[str]:
+    member_id: str
+    client_id: str
+    host: str
+    instance_id: str | None = None
+
+
+def members_of(
+    config: Mapping[str, Any], group: str, timeout_s: float
+) -> tuple[MemberDescription, ...]:
+    """A group's members, none for a group that nobody is in. See `of_coordinator`."""
+
+    async def members(ask: Ask) -> tuple[MemberDescription, ...]:
         request = DescribeGroupsRequest(
             groups=[group], include_authorized_operations=False, max_version=_DESCRIBE_VERSION
         )
         (told,) = (await ask(request)).groups
         if told.error_code:
             raise RefusedError(told.error_code)
-        return frozenset(str(member.client_id) for member in told.members)
+        return tuple(
+            MemberDescription(
+                str(one.member_id), str(one.client_id), str(one.client_host), one.group_instance_id
+            )
+            for one in told.members
+        )
 
-    return _told(config, group, timeout_s, members)
+    return of_coordinator(config, group, timeout_s, members)
+
+
+def client_ids_of(config: Mapping[str, Any], group: str, timeout_s: float) -> frozenset[str]:
+    """Client ids of a group's members. See `members_of`."""
+    return frozenset(member.client_id for member in members_of(config, group, timeout_s))
 
 
 def committed_of(
     config: Mapping[str, Any], group: str, timeout_s: float
 ) -> dict[TopicPartition, int]:
     """Every offset that a group has committed; what a transaction has open does not count yet. See
-    `_told`."""
+    `of_coordinator`."""
 
     async def offsets(ask: Ask) -> dict[TopicPartition, int]:
         request = OffsetFetchRequest(
@@ -64,10 +87,10 @@ def committed_of(
             if one.committed_offset >= 0
         }
 
-    return _told(config, group, timeout_s, offsets)
+    return of_coordinator(config, group, timeout_s, offsets)
 
 
-def _told(
+def of_coordinator(
     config: Mapping[str, Any],
     group: str,
     timeout_s: float,

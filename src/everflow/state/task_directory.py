@@ -265,6 +265,29 @@ class StateDirectory:
         for place in (self.path / _REMOVED).glob("*"):
             shutil.rmtree(place, ignore_errors=True)
 
+    def delete(self) -> None:
+        """Delete the folder with all that is in it, and release it; large stores take a while. Cut
+        off in the middle, each store is there or not. Nobody may use a store of it. StateDiskError.
+        """
+        for task in self.tasks():
+            self.remove_task(task)
+        self.sweep()
+        with disk_errors(self.path, "deleted"):
+            for found in list(self.path.iterdir()):
+                if found.name == _LOCK:
+                    continue  # last: nobody else is in the folder meanwhile
+                if found.is_dir() and not found.is_symlink():
+                    shutil.rmtree(found)
+                else:
+                    found.unlink()
+            self._closed = True
+            try:
+                (self.path / _LOCK).unlink()
+                with suppress(OSError):  # somebody has made the folder his by now
+                    self.path.rmdir()
+            finally:
+                _release(self.path, self._lock)
+
     def require_held(self) -> None:
         """StateDiskError if the folder was deleted or replaced since `open`: our lock is then on a
         file that nobody sees, and another process may take the folder for its own. Quick; often."""
@@ -327,6 +350,29 @@ class StateDirectory:
         with disk_errors(self.path, "written"):
             _write_metadata(self.path, changed)
         self._metadata = changed
+
+
+@dataclass(frozen=True)
+class FolderContent:
+    """What lies in a state folder: ``stores`` is how many; ``transactional_ids`` as in
+    `ProcessMetadata`."""
+
+    path: Path
+    stores: int
+    transactional_ids: tuple[str, ...]
+
+
+def content_of(state_dir: str | os.PathLike[str], application_id: str) -> FolderContent | None:
+    """What the application's folder holds, without taking it; None where there is none.
+    StateFormatError as `StateDirectory.open`."""
+    path = Path(os.path.realpath(state_dir)) / application_id
+    if not path.is_dir():
+        return None
+    found = _read_metadata(path, application_id)
+    stores = {
+        (task, name) for task, folder in _task_folders(path) for name, *_ in _generations(folder)
+    }
+    return FolderContent(path, len(stores), () if found is None else found.transactional_ids)
 
 
 def _task_folders(path: Path) -> Iterator[tuple[TaskId, Path]]:

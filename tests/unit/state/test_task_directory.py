@@ -15,7 +15,7 @@ import pytest
 
 from everflow.errors import StateDiskError, StateFormatError, StateLockedError
 from everflow.records import TaskId
-from everflow.state.task_directory import StateDirectory
+from everflow.state.task_directory import StateDirectory, content_of
 
 TASK = TaskId(0, 3)
 
@@ -206,3 +206,35 @@ def test_a_folder_deleted_under_the_running_process_is_noticed_and_anothers_is_l
     directory.close()
     assert [entry.name for entry in directory.path.iterdir()] == [".lock"]
     directory.require_held()  # closed: nothing is held, nothing is wrong
+
+
+def test_a_folder_is_looked_at_without_being_taken_and_deleted_as_a_whole(tmp_path: Path) -> None:
+    assert content_of(tmp_path, "app") is None
+    directory = opened(tmp_path)
+    directory.record_transactional_ids(["app-1-0"])
+    make_store(directory, "counts")
+    (directory.path / "logs").mkdir()
+    (directory.path / "logs" / "everflow.log").write_text("said\n")
+    found = content_of(tmp_path, "app")
+    assert found is not None
+    assert (found.stores, found.transactional_ids) == (1, ("app-1-0",))
+    assert found.path == directory.path
+
+    directory.delete()
+    assert not directory.path.exists()
+    directory.close()
+    again = opened(tmp_path)
+    assert (again.previous, again.tasks()) == (None, [])
+    again.close()
+
+
+def test_a_folder_that_was_half_deleted_is_deleted_by_the_next_one(tmp_path: Path) -> None:
+    directory = opened(tmp_path)
+    make_store(directory, "counts")
+    directory.close()
+    (directory.path / "process-metadata").unlink()
+    found = content_of(tmp_path, "app")
+    assert found is not None
+    assert found.transactional_ids == ()
+    opened(tmp_path).delete()
+    assert not directory.path.exists()
