@@ -477,13 +477,11 @@ def start_over(application_id: str) -> str:
     """The steps, as a sentence that follows a full stop. What they delete cannot be brought back:
     say the likely cause first."""
     return (
-        f"To start {application_id} over from its input: stop all its instances; delete its "
-        f"internal topics "
-        f"({application_id}-...-changelog and {application_id}-...-repartition, with kafka-topics "
-        f"--delete --topic NAME), its "
-        f"committed offsets (kafka-consumer-groups --delete --group {application_id}) and, on "
-        f"every machine, its folder "
-        f"{application_id} in state.dir; then start the instances again."
+        f"To start {application_id} over from its input: stop all its instances, then `everflow "
+        f"reset MODULE:NAME --application-id {application_id} --bootstrap-servers ...` (it shows "
+        f"what it deletes, and asks; it is also what ends a reset that was cut off); delete, on "
+        f"every other machine, the folder {application_id} in state.dir; then start the instances "
+        f"again."
     )
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from enum import Enum
 from pathlib import Path
@@ -31,11 +31,12 @@ from everflow.cli import (
     simulate,
     topics,
 )
-from everflow.cli.cluster_options import Debug
-from everflow.cli.option_names import BOOTSTRAP_VARIABLE, OPTIONS, named_as_typed, require_given
+from everflow.cli.cluster_options import Debug, RunSettings, SettingsFolders, Target
+from everflow.cli.option_names import BOOTSTRAP_VARIABLE, named_as_typed, typed_options
+from everflow.cli.reset import command as reset_command
 from everflow.cli.usage import EXIT_USAGE, Commands
 from everflow.cli.watching import fleet_commands, state_command, watch_commands
-from everflow.console.terminal import error_text, merge_settings
+from everflow.console.terminal import error_text
 from everflow.errors import ConfigError, EverflowError, SetupError, TopologyError
 from everflow.stop_signals import EXIT_BASE, owned, write_nowhere
 
@@ -65,24 +66,8 @@ class DescribeFormat(str, Enum):
     mermaid = "mermaid"
 
 
-Target = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODULE:NAME",
-        help="A StreamsBuilder, a Topology, or a function that returns one of them.",
-    ),
-]
 Threads = Annotated[
     int | None, typer.Option(min=1, help="num.stream.threads; default: one per core.")
-]
-
-
-SettingsFolders = Annotated[
-    list[Path] | None,
-    typer.Option(
-        help="A folder of settings, a file each: its name the key, its text the value (a "
-        "mounted Secret); repeatable, --set goes first.",
-    ),
 ]
 
 
@@ -126,10 +111,7 @@ def run(
     state_dir: Annotated[
         Path | None, typer.Option(help="state.dir: where the stores live.")
     ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Any other setting; repeatable."),
-    ] = None,
+    settings: RunSettings = None,
     settings_folder: SettingsFolders = None,
     leave: Annotated[
         bool | None,
@@ -151,6 +133,7 @@ def run(
     """
     with _errors_for_people(debug) as more:
         _launch_spark_ahead()
+        from everflow.cli.cluster import merged_settings
         from everflow.cli.run import run_program
 
         options: dict[str, object | None] = {
@@ -160,8 +143,8 @@ def run(
             "num.stream.threads": threads,
             "state.dir": str(state_dir) if state_dir else None,
         }
-        merged = _merged(settings, settings_folder, options)
-        with named_as_typed(_typed(context, options)):
+        merged = merged_settings(settings, settings_folder, options)
+        with named_as_typed(typed_options(context, options)):
             code = run_program(
                 target,
                 merged,
@@ -173,32 +156,11 @@ def run(
     raise typer.Exit(code)
 
 
-def _merged(
-    settings: list[str] | None, folders: list[Path] | None, options: Mapping[str, object | None]
-) -> dict[str, object]:
-    """All settings of a command line; ConfigError where one that must be is not given."""
-    from everflow.cli.cluster import assignments, settings_of
-
-    given = {**settings_of(folders or []), **assignments("--set", settings)}
-    merged = merge_settings(given, options)
-    require_given(merged)
-    return merged
-
-
 def _launch_spark_ahead() -> None:
     """Spark's JVM starts beside the imports, which take a second."""
     from everflow.spark.session import launch_ahead
 
     launch_ahead()
-
-
-def _typed(context: typer.Context, options: Mapping[str, object | None]) -> dict[str, str]:
-    """What stands for each of the settings that an option or the environment gave."""
-    typed = {key: OPTIONS[key] for key, value in options.items() if value is not None}
-    source = context.get_parameter_source("bootstrap_servers")
-    if source is not None and source.name == "ENVIRONMENT":
-        typed["bootstrap.servers"] = BOOTSTRAP_VARIABLE
-    return typed
 
 
 @app.command()
@@ -422,6 +384,7 @@ _GROUPS = (
     machine_setup,
     watch_commands,
     state_command,
+    reset_command,
     fleet_commands,
 )
 for group in _GROUPS:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
 from rich.console import Console
 
-from everflow.cli.option_names import named_as_typed
+from everflow.cli.option_names import named_as_typed, require_given
 from everflow.config import StreamsConfig
 from everflow.console.status import StatusLine
-from everflow.console.terminal import parse_settings
+from everflow.console.terminal import merge_settings, parse_settings
 from everflow.errors import ConfigError
 from everflow.kafka.admin import ClusterAdmin
 
@@ -31,6 +31,19 @@ def client_config(servers: str, settings: Sequence[str] | None) -> StreamsConfig
         return StreamsConfig(
             **{"application.id": "everflow-command", "bootstrap.servers": servers, **given}
         )
+
+
+def merged_settings(
+    settings: Sequence[str] | None,
+    folders: Sequence[Path] | None,
+    options: Mapping[str, object | None],
+) -> dict[str, object]:
+    """All settings of a command line that names a program; ConfigError where one that must be is
+    not given."""
+    given = {**settings_of(folders or []), **assignments("--set", settings)}
+    merged = merge_settings(given, options)
+    require_given(merged)
+    return merged
 
 
 def assignments(option: str, given: Sequence[str] | None) -> dict[str, str]:

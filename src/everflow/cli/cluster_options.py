@@ -1,9 +1,13 @@
-"""Options of commands that speak to a broker. Light: `everflow.cli.cluster` has what they mean."""
+"""Options of commands that load a program or speak to a broker.
+
+Light: `everflow.cli.cluster` has what they mean.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -26,6 +30,24 @@ ClientSettings = Annotated[
         "--set",
         metavar="KEY=VALUE",
         help="A client's setting, e.g. security.protocol=SASL_SSL; repeatable.",
+    ),
+]
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODULE:NAME",
+        help="A StreamsBuilder, a Topology, or a function that returns one of them.",
+    ),
+]
+RunSettings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Any other setting; repeatable."),
+]
+SettingsFolders = Annotated[
+    list[Path] | None,
+    typer.Option(
+        help="A folder of settings, a file each: its name the key, its text the value (a "
+        "mounted Secret); repeatable, --set goes first.",
     ),
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks and everflow's own log.")]

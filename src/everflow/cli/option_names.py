@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+import typer
+
 from everflow.errors import ConfigError, EverflowError
 
 BOOTSTRAP_VARIABLE = "EVERFLOW_BOOTSTRAP_SERVERS"
@@ -25,6 +27,15 @@ _NEEDED = {
         f"--bootstrap-servers is missing: host:port of a broker, or set {BOOTSTRAP_VARIABLE}"
     ),
 }
+
+
+def typed_options(context: typer.Context, options: Mapping[str, object | None]) -> dict[str, str]:
+    """What stands for each of the settings that an option or the environment gave."""
+    typed = {key: OPTIONS[key] for key, value in options.items() if value is not None}
+    source = context.get_parameter_source("bootstrap_servers")
+    if source is not None and source.name == "ENVIRONMENT":
+        typed["bootstrap.servers"] = BOOTSTRAP_VARIABLE
+    return typed
 
 
 @contextmanager

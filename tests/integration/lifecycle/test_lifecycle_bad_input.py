@@ -173,7 +173,7 @@ def test_a_changed_aggregate_is_refused_with_its_state_or_only_its_changelog(
         assert "value now:    total bigint (sum), n bigint (count)" in told
         assert "write the operator as it was" in told
         assert "an application.id of its own" in " ".join(told.split())
-        assert f"kafka-consumer-groups --delete --group {app.id}" in " ".join(told.split())
+        assert f"everflow reset MODULE:NAME --application-id {app.id}" in " ".join(told.split())
         assert not [
             word for word in ("Traceback", "java.", "Py4J", "File ") if word in result.output
         ]

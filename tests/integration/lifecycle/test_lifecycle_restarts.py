@@ -329,7 +329,7 @@ def test_missing_changelogs_are_an_error_and_are_not_made_again(
     assert all(topic in message for topic in lost)
     assert f"{app.id}-one-changelog" not in message
     assert "another topology" in message
-    assert f"kafka-consumer-groups --delete --group {app.id}" in message
+    assert f"everflow reset MODULE:NAME --application-id {app.id}" in message
     assert not set(lost) & set(cluster.topics())
 
 
@@ -378,7 +378,7 @@ def test_lost_offsets_are_an_error_and_nothing_is_counted_again(
     topology = counting(source, output)
     app.run_through(topology, source)
     cluster.delete_group(app.id)
-    with pytest.raises(OffsetsExpiredError, match=f"--delete --group {app.id}"):
+    with pytest.raises(OffsetsExpiredError, match=f"everflow reset MODULE:NAME .* {app.id}"):
         app.instance(topology).start()
     assert found(cluster, output) == counts_of(words(20))
 

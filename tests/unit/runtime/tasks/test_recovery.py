@@ -257,7 +257,7 @@ def test_by_duration_it_begins_at_the_first_record_since_then(found: int, offset
 
 
 def test_without_offsets_but_with_a_filled_changelog_it_refuses() -> None:
-    with pytest.raises(OffsetsExpiredError, match="--delete --group app"):
+    with pytest.raises(OffsetsExpiredError, match="everflow reset MODULE:NAME"):
         recovery(FakePorts({})).recover([task()], [])
 
 

@@ -71,14 +71,13 @@ def test_a_missing_topic_after_the_first_start_is_an_error_that_names_it(gone: s
     with pytest.raises(InternalTopicError, match=gone) as error:
         run(topics)
     said = str(error.value)
-    assert said.index("another topology (or one with a changed store name)") < said.index(
-        "delete its internal topics"
-    )
+    other = said.index("another topology (or one with a changed store name)")
+    assert other < said.index("everflow reset MODULE:NAME")
     assert topics.created == []
 
 
 def test_no_offsets_but_records_in_internal_topics_is_never_a_silent_recount() -> None:
-    with pytest.raises(OffsetsExpiredError, match="--delete --group app"):
+    with pytest.raises(OffsetsExpiredError, match="everflow reset MODULE:NAME"):
         run(FakeTopics(GOOD, end=10, committed=False))
 
 
