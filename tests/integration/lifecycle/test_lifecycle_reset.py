@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 
 from everflow import Topology
 from everflow.cli import app as commands
+from everflow.cli.reset import cluster_reset
 from everflow.cli.reset.cluster_reset import ClusterReset
 from everflow.errors import FatalError, InternalTopicError
 from integration.lifecycle.lifecycle_cluster import Application, Cluster, Record, text
@@ -173,27 +174,39 @@ def test_a_static_member_that_was_stopped_is_taken_out_by_force(words: Words) ->
     assert words.cluster.members(words.app.id) == 0
 
 
-def test_an_open_transaction_commits_no_offsets_behind_the_reset(words: Words) -> None:
+def opened(words: Words, name: str, reader: Consumer) -> Producer:
+    """A transaction of this id, left open, with an offset of the group."""
+    writer = Producer({"bootstrap.servers": words.cluster.bootstrap, "transactional.id": name})
+    writer.init_transactions(30)
+    writer.begin_transaction()
+    offsets = [TopicPartition(words.source, 0, 9)]
+    writer.send_offsets_to_transaction(offsets, reader.consumer_group_metadata(), 30)
+    return writer
+
+
+def test_an_open_transaction_commits_no_offsets_behind_the_reset(
+    words: Words, monkeypatch: pytest.MonkeyPatch
+) -> None:
     group, servers = words.app.id, words.cluster.bootstrap
     words.write()
     reader = Consumer({"bootstrap.servers": servers, "group.id": group})
     reader.commit(offsets=[TopicPartition(words.source, 0, 3)], asynchronous=False)
 
-    def opened(name: str) -> Producer:
-        writer = Producer({"bootstrap.servers": servers, "transactional.id": name})
-        writer.init_transactions(30)
-        writer.begin_transaction()
-        offsets = [TopicPartition(words.source, 0, 9)]
-        writer.send_offsets_to_transaction(offsets, reader.consumer_group_metadata(), 30)
-        return writer
-
-    writer = opened(f"{group}-{uuid.uuid4()}-1")
+    writer = opened(words, f"{group}-{uuid.uuid4()}-1", reader)
     done = words.reset("--yes", "--to", "earliest")
     assert done.exit_code == 0, done.output
     assert committed(words) == {0: 0, 1: 0}
     with pytest.raises(KafkaException):
         writer.commit_transaction(30)
     assert committed(words) == {0: 0, 1: 0}
+
+    foreign = opened(words, f"another-{group}", reader)
+    ids = {name: words.cluster.topic_id(name) for name in words.internal}
+    monkeypatch.setattr(cluster_reset, "STEP_S", 3.0)
+    held = words.reset("--yes")
+    assert (held.exit_code, "Nothing was deleted" in held.output) == (1, True), held.output
+    assert {name: words.cluster.topic_id(name) for name in words.internal} == ids
+    foreign.abort_transaction(30)
     reader.close()
 
 

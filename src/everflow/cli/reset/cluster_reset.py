@@ -184,12 +184,15 @@ class ClusterReset:
         else:
             self.require_alone(self._members())
         steps: list[tuple[str, Callable[[], None]]] = [
-            ("ending open transactions", lambda: self._fence(plan)),
-            ("deleting the state folder", folder.delete if folder is not None else _nothing),
-            ("deleting internal topics", lambda: self._delete(plan.deleted)),
-            ("committing where inputs begin", lambda: self._commit(plan.offsets)),
-            ("creating internal topics", lambda: self._create(plan)),
+            ("ending open transactions", lambda: self._fence(plan))
         ]
+        if folder is not None:
+            steps.append(("deleting the state folder", folder.delete))
+        if plan.deleted:
+            steps.append(("deleting internal topics", lambda: self._delete(plan.deleted)))
+        steps.append(("committing where inputs begin", lambda: self._commit(plan.offsets)))
+        if plan.needed:
+            steps.append(("creating internal topics", lambda: self._create(plan)))
         for number, (what, step) in enumerate(steps, 1):
             with self.status.waiting(f"{what} ({number}/{len(steps)})", after_s=1.0):
                 step()
@@ -235,8 +238,6 @@ class ClusterReset:
 
     def _delete(self, topics: Collection[str]) -> None:
         """And wait until they are gone: what is made anew too soon is refused."""
-        if not topics:
-            return
         self.admin.delete_topics(topics, STEP_S)
         deadline = Deadline(self.clock, STEP_S * 1000)
         while left := self.admin.describe_topics(topics):
@@ -311,7 +312,3 @@ def _existing(plan: Plan, names: Collection[str]) -> dict[str, int]:
 
 def _partitions(counts: Mapping[str, int]) -> list[TopicPartition]:
     return [TopicPartition(name, p) for name, count in sorted(counts.items()) for p in range(count)]
-
-
-def _nothing() -> None:
-    return None

@@ -135,10 +135,12 @@ def _reset(target: str, config: StreamsConfig, status: StatusLine, asked: _Asked
         reset = ClusterReset(topology=topology, config=config, admin=admin, status=status)
         with status.waiting("looking at topics, offsets and members", after_s=1.0):
             plan = reset.look(position, asked.inputs)
-        if asked.dry_run or plan.untouched:
-            show(asked.output, plan.plain(dry_run=asked.dry_run, done=False), plan.lines())
-            if plan.untouched:
-                typer.echo(_untouched(plan, config), err=True)
+        if plan.untouched:
+            told = plan.plain(dry_run=asked.dry_run, done=False)
+            show(asked.output, told, [_untouched(plan, config)])
+            return
+        if asked.dry_run:
+            show(asked.output, plan.plain(dry_run=True, done=False), plan.lines())
             return
         if not asked.force:
             reset.require_alone(plan.members)
