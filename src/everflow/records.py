@@ -219,6 +219,16 @@ class StoreChanges:
         return len(self.keys)
 
 
+class ClockCall(NamedTuple):
+    """A call of a processor's method by a clock: of which node and task (its partition), at what
+    time (ms). In a micro-batch there is one at most that equals it."""
+
+    node: str
+    partition: int
+    method: str
+    time_ms: int
+
+
 @dataclass
 class TasksResult:
     """What a stateful operator returns for one micro-batch of several tasks, by their

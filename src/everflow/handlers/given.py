@@ -161,15 +161,14 @@ class Handlers:
             response = handler(context, error)
         except Exception as failure:
             raise FatalError(
-                f"The {context.stage} exception handler failed itself, on record "
-                f"{context.topic}-{context.partition}@{context.offset} ({error_text(error)}): "
+                f"The {context.stage} exception handler failed itself, on "
+                f"{context.subject} ({error_text(error)}): "
                 f"{error_text(failure)}"
             ) from failure
         if not isinstance(response, Response):
             raise FatalError(
                 f"The {context.stage} exception handler gave {shown(response)}, not an "
-                f"everflow.Response, for record "
-                f"{context.topic}-{context.partition}@{context.offset} ({error_text(error)})"
+                f"everflow.Response, for {context.subject} ({error_text(error)})"
             )
         if response is Response.DEAD_LETTER and self.topic is None:
             return Response.FAIL

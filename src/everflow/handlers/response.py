@@ -21,6 +21,7 @@ class Response(Enum):
     in ``dropped-records-total``. ``DEAD_LETTER``: left out, and written to the topic that
     ``errors.dead.letter.queue.topic.name`` names, in the transaction of its micro-batch; FAIL where
     it names none. ``RETRY``: the micro-batch is run again, until ``task.timeout.ms`` is over.
+    A clock's call that is left out is counted there, and is no letter, as it has no record.
     """
 
     FAIL = "fail"
@@ -31,11 +32,12 @@ class Response(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class ErrorHandlerContext:
-    """Where a record failed.
+    """Where a record failed, or a processor's method that a clock called, which has no record.
 
     Attributes:
         stage: ``deserialization``, ``processing`` or ``production``.
-        topic, partition, offset, timestamp (ms), headers: of the record that was read.
+        topic, partition, offset, timestamp (ms), headers: of the record that was read; of a clock's
+            call None, -1, -1, the time that it was called with, and none.
         source_raw_key, source_raw_value: its bytes as they came.
         processor_node_id: the node that failed; None where it is not known.
         task_id: of the task that reads it, ``0_3``.
@@ -43,7 +45,7 @@ class ErrorHandlerContext:
     """
 
     stage: str
-    topic: str
+    topic: str | None
     partition: int
     offset: int
     timestamp: int
@@ -53,6 +55,13 @@ class ErrorHandlerContext:
     processor_node_id: str | None
     task_id: str
     attempt: int
+
+    @property
+    def subject(self) -> str:
+        """What failed, for people: the record's place, or the call."""
+        if self.topic is not None:
+            return f"record {self.topic}-{self.partition}@{self.offset}"
+        return f"the clock's call at {self.timestamp} ms in node {self.processor_node_id}"
 
 
 class ExceptionHandler(Protocol):

@@ -7,7 +7,7 @@ import dis
 import pyarrow as pa
 
 from everflow.errors import EverflowError
-from everflow.records import EdgeBatch, Int64
+from everflow.records import ClockCall, EdgeBatch, Int64
 from everflow.serdes import Serde, SerdeError
 from everflow.user_texts import error_text
 
@@ -19,6 +19,8 @@ class UserFunctionError(EverflowError):
 
     Attributes: ``source`` (index of the input topic in the plan), ``partition`` and ``offset`` of
     the record; ``node``: which of several processors that run together, None for one alone.
+    ``call``: of a clock, in which it failed, and ``function``, the method with its line: then no
+    record is at fault.
     """
 
     code = "EF-USER-FUNCTION"
@@ -29,6 +31,8 @@ class UserFunctionError(EverflowError):
         super().__init__(message)
         self.source, self.partition, self.offset = source, partition, offset
         self.node = node
+        self.call: ClockCall | None = None
+        self.function = ""
 
 
 def require_users(error: BaseException) -> None:

@@ -25,7 +25,6 @@ from everflow.dsl.expressions import checked_serde
 from everflow.errors import TopologyError
 from everflow.foreign_names import Telling
 from everflow.handlers.given import Handlers
-from everflow.handlers.response import PROCESSING
 from everflow.location import user_line
 from everflow.records import EdgeBatch, OffsetRange, TaskId, TopicPartition
 from everflow.runtime.client_state import IllegalStateError
@@ -111,7 +110,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         self._dead_letter_topic = dead_letter_topic
         handlers = Handlers.of(dead_letter_topic, exception_handlers or {})
         handlers.require_nodes({node.name for node in topology.nodes})
-        self._collects = handlers.may_continue(PROCESSING)
+        self._handlers = handlers
         self._specs = {spec.name: spec for found in self._plan.stores().values() for spec in found}
         kept = {spec.name: spec for spec in self._plan.whole_stores()}
         self._kept = {**self._specs, **kept}
@@ -158,7 +157,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
                 self._sink,
                 self._current,
                 _no_announcement,
-                every_failure=self._collects,
+                handlers=self._handlers,
             )
             for level in range(self._plan.levels)
         ]

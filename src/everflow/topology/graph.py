@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 import pyarrow as pa
 
 from everflow.columns.computation import Twin
-from everflow.records import HEADERS, EdgeBatch, TasksResult
+from everflow.records import HEADERS, ClockCall, EdgeBatch, TasksResult
 from everflow.serdes import Serde
 from everflow.serdes.base import ResultDecoder
 from everflow.state.store import StoreSpec, StoreView
@@ -408,12 +408,13 @@ class AlignedOperator(Protocol):
 
 class Surroundings(NamedTuple):
     """What a processor is told beside its records: the application, the task's sub-topology, the
-    names of the input topics by ``source``, and the machine's clock (epoch ms)."""
+    names of the input topics by ``source``, the machine's clock (epoch ms), calls to leave out."""
 
     application_id: str
     subtopology: int
     topics: Mapping[int, str]
     wall_clock_ms: int
+    skipped: frozenset[ClockCall] = frozenset()
 
 
 class Link(NamedTuple):

@@ -17,7 +17,7 @@ from everflow.operators.processors.stores import (
     WindowStore,
 )
 from everflow.operators.processors.versioned_store import VersionedStore, VersionEntries
-from everflow.records import TaskId
+from everflow.records import ClockCall, TaskId
 
 NO_ROW = -1
 """In place of a row of the batch: a method that a clock has called, without a record."""
@@ -34,12 +34,13 @@ class Forwarded(NamedTuple):
 
 
 class Place(NamedTuple):
-    """What a context tells of where and when it is; ``times`` of its stores' changes."""
+    """What a context tells of where and when it is; ``skipped``: calls of clocks to leave out."""
 
     task: TaskId
     application_id: str
     wall_clock_ms: int
     topics: Mapping[int, str]
+    skipped: frozenset[ClockCall] = frozenset()
 
 
 @dataclass(kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,7 @@ from everflow.operators.processors.processor import (
 from everflow.operators.processors.stores import Entries
 from everflow.operators.processors.versioned_store import VersionEntries
 from everflow.operators.user_code import UserFunctionError, require_users
-from everflow.records import HEADERS, EdgeBatch, Int64
+from everflow.records import HEADERS, ClockCall, EdgeBatch, Int64
 from everflow.serdes.fitting import column_of
 from everflow.serdes.windowed import python_keys
 from everflow.topology.graph import SharingProcessor
@@ -153,8 +154,7 @@ class Running:
         turn, now_ms = self.turn, self._place.wall_clock_ms
         for name in methods:
             turn.origin, turn.row = self._origins.own, NO_ROW
-            turn.metadata, turn.time = None, now_ms
-            self._users(getattr(self._processor, name), now_ms)
+            self._called(name, now_ms)
 
     def end(self) -> None:
         """Close it; what it has forwarded becomes results."""
@@ -192,8 +192,38 @@ class Running:
         for one in self._by_stream_time:
             if turn.stream_time // one.every_ms == before // one.every_ms:
                 continue
-            turn.metadata, turn.time = None, turn.stream_time
-            self._users(getattr(self._processor, one.method), turn.stream_time)
+            self._called(one.method, turn.stream_time)
+
+    def _called(self, name: str, time_ms: int) -> None:
+        """A clock calls a method. UserFunctionError, which names the call and no record."""
+        call = ClockCall(self.member.name, self._place.task.partition, name, time_ms)
+        if call in self._place.skipped:
+            return
+        self.turn.metadata, self.turn.time = None, time_ms
+        method, forwarded = getattr(self._processor, name), self._context.forwarded
+        before = len(forwarded)
+        try:
+            self._users(method, time_ms)
+            if self._handed_failure is not None:
+                raise self._handed_failure
+            self._require_fit(forwarded[before:])
+        except UserFunctionError as error:
+            if error.call is None:  # else what it has handed on has reached another's time
+                error.call, error.function = call, _told(method)
+                error.node = error.node or self.member.name
+            raise
+
+    def _require_fit(self, forwarded: Sequence[Forwarded]) -> None:
+        """What a clock's call has forwarded fails in the call, not when it becomes results."""
+        if self._onward is not None or not forwarded:
+            return  # what is handed on was looked at then
+        scratch = Results(
+            self._spec.out,
+            self._spec.children,
+            self._spec.keeps_key,
+            self._origins.of(forwarded[0].origin).batch,
+        )
+        scratch.add(self._place.task.partition, forwarded)
 
     def _whole(self, processor: BatchProcessor, batch: EdgeBatch, rows: Int64, origin: int) -> None:
         """Records in columns: ``rows`` of the batch of the processor ``origin``."""
@@ -315,6 +345,16 @@ class Running:
             offset=-1 if row == NO_ROW else int(batch.offset[row]),
             node=self.member.name,
         )
+
+
+def _told(method: Callable[..., Any]) -> str:
+    """A method and where it is: ``Daily.close_day (program.py:12)``."""
+    function = inspect.unwrap(getattr(method, "__func__", method))
+    name, code = (
+        getattr(function, "__qualname__", repr(function)),
+        getattr(function, "__code__", None),
+    )
+    return name if code is None else f"{name} ({code.co_filename}:{code.co_firstlineno})"
 
 
 def _python_records(batch: EdgeBatch) -> Iterator[Record]:

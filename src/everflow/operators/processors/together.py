@@ -90,6 +90,7 @@ class _Task:
             surroundings.application_id,
             surroundings.wall_clock_ms,
             surroundings.topics,
+            surroundings.skipped,
         )
         times = [one.stream_times[partition] for one in members]
         self._turns = [Turn(stream_time=time, time=max(0, time)) for time in times]

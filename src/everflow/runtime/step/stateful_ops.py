@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from everflow.errors import RetriableError
+from everflow.handlers.given import Handlers
 from everflow.handlers.outages import is_outage
+from everflow.handlers.response import PROCESSING, ErrorHandlerContext, Response
 from everflow.operators.user_code import UserFunctionError
-from everflow.records import EdgeBatch, TaskId, TasksResult
-from everflow.runtime.commit.batch import BadRecord, BatchRequest
-from everflow.runtime.step.checked_stores import CheckedAccess
+from everflow.records import ClockCall, EdgeBatch, TaskId, TasksResult, TopicPartition
+from everflow.runtime.commit.batch import BadRecord, BatchFailure, BatchRequest
+from everflow.runtime.step.checked_stores import CheckedAccess, damage_in
 from everflow.runtime.step.idle_times import Moved, advanced, times_of
+from everflow.runtime.step.step_failure import EarlierStepFailed, serde_outage, stack_of
 from everflow.runtime.step.step_functions import RecordFailure
 from everflow.runtime.step.step_stores import TaskStores
+from everflow.runtime.step.user_line import innermost_line
 from everflow.serdes import SerdeError
 from everflow.state.store import StoreView
 from everflow.topology.graph import (
@@ -29,9 +35,91 @@ from everflow.topology.graph import (
 )
 from everflow.topology.hops import empty_like
 from everflow.topology.physical_plan import Source, StatefulOp
+from everflow.user_texts import class_of, error_text
 
+PUNCTUATION = "punctuation"
+"""Why a node dropped what is no record: a clock's call that failed."""
 _Tasks = Mapping[int, TaskId]
 _Views = Mapping[int, Mapping[str, StoreView]]
+
+
+class UncheckedCallError(Exception):
+    """A clock's call failed on stores that nobody has checked: a damaged entry may be to blame.
+    Never shown to users."""
+
+
+@dataclass(frozen=True)
+class ClockJudge:
+    """Says what becomes of a clock's call that fails, in one run of a step (note 023). It has no
+    record (KIP-1033): it is judged where it runs, so every road does the same.
+
+    ``checked``: an entry that cannot be read says so by itself; ``told``: what there is to tell of
+    the calls that were left out.
+    """
+
+    handlers: Handlers
+    request: BatchRequest
+    sources: Mapping[int, Source]
+    checked: bool
+    told: list[str] = field(default_factory=list)
+
+    def judge(self, error: UserFunctionError, group: Sequence[StatefulOp]) -> None:
+        """Returns where the call is to be left out. EarlierStepFailed where it stops the instance,
+        RetriableError for RETRY and where a serde has no answer, DamagedEntryError."""
+        call, cause = error.call, error.__cause__ or error
+        assert call is not None
+        if not self.checked:
+            raise UncheckedCallError from error
+        if (damage := damage_in(cause)) is not None:
+            raise damage from damage.__cause__
+        op = next((one for one in group if one.name == error.node), group[0])
+        if (away := serde_outage(RecordFailure(None, op.where, cause))) is not None:
+            raise away from cause
+        task = TaskId(op.subtopology, call.partition)
+        where = "" if op.name == call.node else f", in node {op.name}"
+        text = (
+            f"{error_text(cause)}\n  in the clock's call of {error.function} at {call.time_ms} ms, "
+            f"node {call.node}, task {task}{where}"
+        )
+        context = ErrorHandlerContext(
+            stage=PROCESSING,
+            topic=None,
+            partition=-1,
+            offset=-1,
+            timestamp=call.time_ms,
+            headers=(),
+            source_raw_key=None,
+            source_raw_value=None,
+            processor_node_id=op.name,
+            task_id=str(task),
+            attempt=self.request.attempt,
+        )
+        response = self.handlers.answer(context, cause)
+        if response is Response.FAIL:
+            raise EarlierStepFailed(
+                BatchFailure(
+                    kind="fatal",
+                    error=text,
+                    code=error.code,
+                    line=innermost_line(cause),
+                    where=() if op.where is None else (op.where,),
+                    details=stack_of(cause),
+                    exception=class_of(cause),
+                    judged=True,
+                )
+            ) from cause
+        if response is Response.RETRY:
+            raise RetriableError(f"{text} (its handler says RETRY)", self._inputs(task)) from cause
+        first, _, rest = text.rpartition("\n  ")
+        self.told.append(f"{first.partition(chr(10))[0]:.300} {rest}")
+
+    def _inputs(self, task: TaskId) -> list[TopicPartition]:
+        topics = {one.topic for one in self.sources.values() if one.subtopology == task.subtopology}
+        return [
+            tp
+            for tp in self.request.ranges
+            if tp.partition == task.partition and tp.topic in topics
+        ]
 
 
 def run_stateful(
@@ -41,17 +129,25 @@ def run_stateful(
     sources: Mapping[int, Source],
     request: BatchRequest,
     idle: Moved,
+    judge: ClockJudge,
 ) -> list[TasksResult]:
     """Run an operator, or processors that share stores, on the tasks that have records, or that a
     clock may call, and move the stream times of those that are ``idle``; ``sides``: the records of
-    each side of each. `stores` shows their changes to those behind them. RecordFailure."""
+    each side of each. `stores` shows their changes to those behind them. ``judge`` says whether
+    they run without a clock's call that fails. RecordFailure, and what the judge raises."""
     moved = [times_of(op, idle) for op in group]
     tasks = _tasks(group, sides, moved, request)
     try:
         if not tasks:
             done = [TasksResult(empty_like(op.type.key, op.type.value), {}, {}, {}) for op in group]
         elif isinstance(group[0].operator, ProcessorOperator):
-            done = _run_processors(group, sides, tasks, moved, stores, sources, request)
+            done = _judged(
+                lambda skipped: _run_processors(
+                    group, sides, tasks, moved, stores, sources, request, skipped
+                ),
+                group,
+                judge,
+            )
         else:
             done = [_run(group[0], sides[0], tasks, stores, request.wall_clock_ms)]
         for result in done:
@@ -63,10 +159,34 @@ def run_stateful(
     except UserFunctionError as error:
         op = next((one for one in group if one.name == error.node), group[0])
         cause = error.__cause__ or error
-        if error.source not in sources:  # a clock's call, without a record
+        if error.source not in sources:  # `close`, behind all records
             raise RecordFailure(None, op.where, cause) from cause
         record = BadRecord(sources[error.source].topic, error.partition, error.offset, op.name)
         raise RecordFailure(record, op.where, cause) from cause
+
+
+def _judged(
+    run: Callable[[frozenset[ClockCall]], list[TasksResult]],
+    group: Sequence[StatefulOp],
+    judge: ClockJudge,
+) -> list[TasksResult]:
+    """What ``run`` makes without the calls that fail and are to be left out: it writes nothing, so
+    it is run again without the call, of which nothing stays."""
+    skipped: list[ClockCall] = []
+    while True:
+        try:
+            done = run(frozenset(skipped))
+        except UserFunctionError as error:
+            if error.call is None or error.call in skipped:
+                raise
+            judge.judge(error, group)
+            skipped.append(error.call)
+            continue
+        for call in skipped:
+            number = next(n for n, op in enumerate(group) if op.name == call.node)
+            dropped = done[number].dropped
+            dropped[PUNCTUATION] = dropped.get(PUNCTUATION, 0) + 1
+        return done
 
 
 def clock_name(node: str, method: str) -> str:
@@ -162,6 +282,7 @@ def _run_processors(
     stores: TaskStores,
     sources: Mapping[int, Source],
     request: BatchRequest,
+    skipped: frozenset[ClockCall],
 ) -> list[TasksResult]:
     """Processors, told of their stores and clocks and of where they are."""
     sharing = []
@@ -182,6 +303,6 @@ def _run_processors(
         )
     topics = {index: source.topic for index, source in sources.items()}
     around = Surroundings(
-        request.application_id, group[0].subtopology, topics, request.wall_clock_ms
+        request.application_id, group[0].subtopology, topics, request.wall_clock_ms, skipped
     )
     return sharing[0].operator.run_together(sharing, around)

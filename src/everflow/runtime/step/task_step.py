@@ -17,7 +17,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from everflow.handlers.response import PRODUCTION
+from everflow.handlers.given import Handlers
+from everflow.handlers.response import PROCESSING, PRODUCTION
 from everflow.operators.user_code import refused, require_users
 from everflow.records import (
     EdgeBatch,
@@ -41,6 +42,7 @@ from everflow.runtime.commit.batch import (
     by_task,
 )
 from everflow.runtime.step.changelog_rows import changes_from_rows, changes_to_rows
+from everflow.runtime.step.checked_stores import CheckedAccess
 from everflow.runtime.step.extracted_times import extract_times
 from everflow.runtime.step.idle_times import moved, source_times
 from everflow.runtime.step.merge_order import merge_inputs, merge_tasks
@@ -48,7 +50,12 @@ from everflow.runtime.step.partitioning import Partitions
 from everflow.runtime.step.printing import printed_of
 from everflow.runtime.step.record_ages import ages_read
 from everflow.runtime.step.record_order import DepthFirst, InOrder, RecordOrder
-from everflow.runtime.step.stateful_ops import clock_name, run_stateful
+from everflow.runtime.step.stateful_ops import (
+    ClockJudge,
+    UncheckedCallError,
+    clock_name,
+    run_stateful,
+)
 from everflow.runtime.step.step_failure import EarlierStepFailed, failure_of
 from everflow.runtime.step.step_functions import RecordFailure, run_function, take, unnest
 from everflow.runtime.step.step_stores import StoreAccess, TaskStores
@@ -114,6 +121,8 @@ class StepResult:
     dead_letters: EdgeBatch | None = None
     letters: list[LetterGroup] = field(default_factory=list)
     """All that handlers left out, by cause."""
+    left_out: list[str] = field(default_factory=list)
+    """What to tell of calls of clocks that were left out."""
     timings: dict[str, float] = field(default_factory=dict)
     ages: list[Ages] = field(default_factory=list)
     printed: list[Printed] = field(default_factory=list)
@@ -172,6 +181,8 @@ class TaskStep:
     every_failure: bool = False
     """A record that fails need not stop the instance: then all that a function fails on are told
     at once."""
+    handlers: Handlers = field(default_factory=Handlers)
+    """Asked here about calls of clocks that fail."""
 
     @staticmethod
     def of(
@@ -182,7 +193,7 @@ class TaskStep:
         request: Callable[[], BatchRequest],
         announce: Callable[[BatchRequest, int], None],
         *,
-        every_failure: bool = False,
+        handlers: Handlers | None = None,
     ) -> TaskStep:
         """The step of ``level`` of a plan; the last one gets the sink."""
         last = level == plan.levels - 1
@@ -198,7 +209,8 @@ class TaskStep:
             request=request,
             announce=announce,
             ways=plan.ways,
-            every_failure=every_failure,
+            every_failure=handlers is not None and handlers.may_continue(PROCESSING),
+            handlers=handlers or Handlers(),
         )
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -233,12 +245,28 @@ class TaskStep:
         self, request: BatchRequest, hop: HopInput, timings: dict[str, float]
     ) -> Iterator[pa.RecordBatch]:
         """Run the operators on one hop's rows. Raises EarlierStepFailed for rows that a failed step
-        has left."""
+        has left, and for a clock's call that stops the instance."""
+        try:
+            yield from self._run(request, hop, timings)
+        except UncheckedCallError:  # nothing was written: the operators come before the sink
+            checked = replace(self, stores=CheckedAccess.of(self.stores, self.ops))
+            yield from checked._run(request, hop, timings)
+
+    def _run(
+        self, request: BatchRequest, hop: HopInput, timings: dict[str, float]
+    ) -> Iterator[pa.RecordBatch]:
         by_index = {source.index: source for source in self.sources}
         by_name = {op.name: op for op in self.ops if isinstance(op, StatefulOp)}
         records, result, told = self._begun(request, hop, by_index)
         result.timings = timings
         idle = moved(request, self.sources, result.consumed)
+        judge = ClockJudge(
+            self.handlers,
+            request,
+            by_index,
+            isinstance(self.stores, CheckedAccess),
+            result.left_out,
+        )
         order: RecordOrder = InOrder(records)
         if self.ways:
             order = DepthFirst(records, self.ways, told)
@@ -253,7 +281,7 @@ class TaskStep:
                     if op.output not in records:  # else it ran with those it shares stores with
                         group = [by_name[name] for name in op.together] or [op]
                         sides = order.sides(group)
-                        run = run_stateful(group, sides, stores, by_index, request, idle)
+                        run = run_stateful(group, sides, stores, by_index, request, idle, judge)
                         for one, done in zip(group, run, strict=True):
                             result.add(one, done)
                             order.keep(one, done.output)
@@ -478,6 +506,7 @@ def _to_control(result: StepResult, ways: str | None) -> str:
             "consumed": by_name(result.consumed),
             "stream_times": by_name(result.stream_times),
             "dropped": result.dropped,
+            "left_out": result.left_out,
             "ages": result.ages,
             "printed": result.printed,
             "bytes": result.input_bytes,
@@ -508,6 +537,7 @@ def _from_control(control: str) -> tuple[StepResult, str | None]:
         consumed=by_partition(data.get("consumed", {})),
         stream_times=by_task(data.get("stream_times", {})),
         dropped=data.get("dropped", {}),
+        left_out=data.get("left_out", []),
         ages=[Ages(*ages) for ages in data.get("ages", ())],
         printed=[Printed(*one) for one in data.get("printed", ())],
         input_bytes=data.get("bytes", 0),

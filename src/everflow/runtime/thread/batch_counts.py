@@ -38,7 +38,10 @@ WHY = {
     "null-foreign-key": "without a foreign key",
     "null-key": "without a key",
     "null-value": "without a value",
+    "punctuation": "that failed, as the processing exception handler said",
 }
+NOUNS = {"punctuation": "clock's call"}
+"""What was dropped that is no record."""
 
 
 @dataclass
@@ -60,9 +63,13 @@ class DroppedRecords:
         ]
         self._told_ms.update(dict.fromkeys(due, now_ms))
         return [
-            f"{node} dropped {counted(self._untold.pop((node, why)), 'record')} {WHY.get(why, why)}"
+            f"{node} dropped {_counted(self._untold.pop((node, why)), why)} {WHY.get(why, why)}"
             for node, why in due
         ]
+
+
+def _counted(number: int, why: str) -> str:
+    return counted(number, NOUNS.get(why, "record"))
 
 
 @dataclass

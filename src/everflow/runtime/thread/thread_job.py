@@ -14,7 +14,6 @@ from pyspark import SparkContext
 
 from everflow.errors import EverflowError
 from everflow.handlers.given import Handlers
-from everflow.handlers.response import PROCESSING
 from everflow.runtime.commit.batch import (
     FAILED,
     REQUEST_PROPERTY,
@@ -184,7 +183,7 @@ def pack(plan: PhysicalPlan, settings: JobSettings, road: ResidentRoad | None) -
             sink,
             read_request,
             announce,
-            every_failure=settings.handlers.may_continue(PROCESSING),
+            handlers=settings.handlers,
         )
         for level in range(plan.levels)
     )

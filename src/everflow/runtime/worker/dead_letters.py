@@ -54,10 +54,11 @@ class Writes(Protocol):
 
 def take_letters(result: StepResult, sources: Sequence[Source]) -> list[str]:
     """Leave those in ``dead_letters`` that are to be written, and count the others as dropped; what
-    to tell of the first few of all. UndecodableRecord where one is to stop the application."""
-    letters = result.dead_letters
+    to tell of the first few of all, and of calls of clocks. UndecodableRecord where one is to stop
+    the application."""
+    letters, told = result.dead_letters, result.left_out[:MOST_TOLD]
     if letters is None:
-        return []
+        return told
     fatal = _with(letters, Response.FAIL)
     if len(fatal):
         raise UndecodableRecord(fatal, sources)
@@ -67,7 +68,7 @@ def take_letters(result: StepResult, sources: Sequence[Source]) -> list[str]:
         reasons = result.dropped.setdefault(about["node"], {})
         reasons[LEFT_OUT] = reasons.get(LEFT_OUT, 0) + 1
     topics = {source.index: source.topic for source in sources}
-    return [
+    return told + [
         f"{topics[int(letters.source[row])]}-{int(letters.partition[row])}"
         f"@{int(letters.offset[row])} ({letters.value[row].as_py()['error'].splitlines()[0]:.300})"
         for row in range(min(len(letters), MOST_TOLD))

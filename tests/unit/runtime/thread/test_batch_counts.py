@@ -27,6 +27,11 @@ def test_the_first_are_told_at_once_and_the_next_together_after_a_minute() -> No
     assert dropped.lines({}, 200_000) == []
 
 
+def test_a_clocks_call_is_no_record() -> None:
+    (line,) = DroppedRecords().lines({"ticks": {"punctuation": 2}}, 0.0)
+    assert line.startswith("ticks dropped 2 clock's calls that failed")
+
+
 def test_operators_and_reasons_are_told_apart() -> None:
     dropped = DroppedRecords()
     assert dropped.lines({"a": {"late": 1, "null-key": 2}, "b": {"null-value": 3}}, 0) == [
