@@ -295,10 +295,12 @@ class Group:
             pause.wait(poll_s)
 
     def failure(self, what: str) -> GroupFailedError:
-        """An error with the views and the ends of the logs."""
-        views = [f"{process.name}: {process.view()}" for process in self.living()]
+        """An error with the views and the ends of the logs: of all that live, and of the last."""
+        living = self.living()
+        views = [f"{process.name}: {process.view()}" for process in living]
+        told = [one for one in self.processes[-4:] if one not in living] + living
         return GroupFailedError(
-            "\n".join([what, *views, *(line for p in self.processes[-4:] for line in p.history())])
+            "\n".join([what, *views, *(line for one in told for line in one.history())])
         )
 
     def lives(self) -> list[Life]:
