@@ -56,13 +56,15 @@ def helm() -> str:
     return str(made)
 
 
-def rendered(helm: str, *values: str, file: Path | None = None) -> list[dict[str, Any]]:
+def rendered(
+    helm: str, *values: str, file: Path | None = None, version: str = KUBERNETES
+) -> list[dict[str, Any]]:
     arguments = [part for value in (*GIVEN, *values) for part in ("--set", value)]
     arguments += [] if file is None else ["--values", str(file)]
     ran = subprocess.run(
         [
             *(helm, "template", "orders", str(CHART), "--namespace", "shop"),
-            *("--kube-version", KUBERNETES),
+            *("--kube-version", version),
             *arguments,
         ],
         capture_output=True,
@@ -325,6 +327,33 @@ def test_an_autoscaler_goes_down_one_pod_at_a_time_and_late(helm: str, kind: str
         "stabilizationWindowSeconds": 400,
         "policies": [{"type": "Pods", "value": 1, "periodSeconds": 60}],
     }
+
+
+@pytest.mark.parametrize(
+    ("version", "kind", "tolerance"),
+    [
+        ("1.30", "hpa", [None, None]),
+        ("1.35", "hpa", ["0", "0"]),
+        ("1.35", "keda", [None, None]),
+    ],
+)
+def test_a_step_of_a_tenth_is_a_step_where_kubernetes_has_a_tolerance(
+    helm: str, version: str, kind: str, tolerance: list[str | None]
+) -> None:
+    """From ten pods to eleven: its own tolerance is 10 %."""
+    scaled = rendered(
+        helm,
+        *("autoscaling.enabled=true", f"autoscaling.kind={kind}", "autoscaling.topics={in}"),
+        version=version,
+    )
+    if kind == "hpa":
+        found = of_kind(scaled, "HorizontalPodAutoscaler")
+        kubernetes_validate.validate(found, version, strict=True)
+        behavior = found["spec"]["behavior"]
+    else:
+        advanced = of_kind(scaled, "ScaledObject")["spec"]["advanced"]
+        behavior = advanced["horizontalPodAutoscalerConfig"]["behavior"]
+    assert [behavior[way].get("tolerance") for way in ("scaleUp", "scaleDown")] == tolerance
 
 
 def test_keda_asks_brokers_with_a_password_and_may_have_no_pod(helm: str) -> None:

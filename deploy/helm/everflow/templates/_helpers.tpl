@@ -23,10 +23,21 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- define "everflow.behavior" -}}
 scaleUp:
   stabilizationWindowSeconds: 0
+  {{- with include "everflow.tolerance" . }}{{ . | nindent 2 }}{{- end }}
   policies: [{type: Pods, value: 4, periodSeconds: 60}]
 scaleDown:
   stabilizationWindowSeconds: {{ .Values.autoscaling.scaleDownStabilizationSeconds }}
+  {{- with include "everflow.tolerance" . }}{{ . | nindent 2 }}{{- end }}
   policies: [{type: Pods, value: 1, periodSeconds: 60}]
+{{- end -}}
+
+{{- /* An autoscaler ignores a tenth, which is the step from ten pods to eleven; the figure is a number of pods already, and
+steady. The API servers before 1.33 know no such field; where its gate is off they drop it. KEDA's own kind may not know it,
+and a lag is no such figure. */ -}}
+{{- define "everflow.tolerance" -}}
+{{- if and (eq .Values.autoscaling.kind "hpa") (semverCompare ">=1.33-0" .Capabilities.KubeVersion.Version) -}}
+tolerance: "0"
+{{- end -}}
 {{- end -}}
 
 {{- /* The Secret that holds tokens; empty where there is none. */ -}}
