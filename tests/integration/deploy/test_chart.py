@@ -184,6 +184,12 @@ def test_settings_are_the_numbers_that_were_written(helm: str, tmp_path: Path) -
     assert found["topic.min.cleanable.dirty.ratio"] == "0.3"
 
 
+def test_a_member_that_the_chart_does_not_name_may_be_named(helm: str) -> None:
+    own = "streams.config.group\\.instance\\.id=$(POD_NAME)"
+    found = settings(container(rendered(helm, "staticMembership=false", own)))
+    assert found["group.instance.id"] == "orders-2"
+
+
 def test_nothing_answers_queries_unless_it_is_asked_for(helm: str) -> None:
     found = container(rendered(helm))
     assert not {"query.listen", "query.token.file", "application.server"} & set(settings(found))
@@ -433,6 +439,27 @@ def test_alerts_watch_the_job_that_the_pod_monitor_makes(
         (("terminationGracePeriodSeconds=100",), "give 120 at least"),
         (("autoscaling.enabled=true", "autoscaling.kind=x"), "autoscaling.kind is hpa or keda"),
         (("autoscaling.enabled=true", "autoscaling.kind=keda"), "autoscaling.topics must name"),
+        (
+            ("autoscaling.enabled=true", "autoscaling.minReplicas=5"),
+            "autoscaling.minReplicas=5 is above autoscaling.maxReplicas=4",
+        ),
+        (
+            ("autoscaling.enabled=true", "autoscaling.kind=keda", "autoscaling.minReplicas=5"),
+            "autoscaling.minReplicas=5 is above autoscaling.maxReplicas=4",
+        ),
+        (
+            ("streams.config.group\\.instance\\.id=orders",),
+            "streams.config has group.instance.id, which the chart sets itself: leave it out",
+        ),
+        (("streams.config.num\\.stream\\.threads=2",), "set streams.threads"),
+        (
+            ("query.enabled=true", "query.tokenSecretName=t", "streams.config.query\\.listen=:1"),
+            "set query.port",
+        ),
+        (
+            ("streams.config.topic\\.min\\.insync\\.replicas=1",),
+            "it is in streams.topic, as min.insync.replicas",
+        ),
     ],
 )
 def test_what_is_missing_is_said(helm: str, values: tuple[str, ...], said: str) -> None:

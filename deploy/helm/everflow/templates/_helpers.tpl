@@ -40,6 +40,37 @@ tolerance: "0"
 {{- end -}}
 {{- end -}}
 
+{{- /* What the chart sets itself, and by which value: given again in streams.config it would stand there twice, and win. */ -}}
+{{- define "everflow.own" -}}
+{{- $own := dict
+    "application.id" "set streams.applicationId"
+    "bootstrap.servers" "set streams.brokers"
+    "processing.guarantee" "set streams.guarantee"
+    "num.stream.threads" "set streams.threads"
+    "state.dir" "leave it out, as it is the pod's volume (persistence)"
+    "http.listen" "set http.port"
+    "replication.factor" "set streams.replicationFactor"
+-}}
+{{- if .Values.staticMembership }}
+{{- $_ := set $own "group.instance.id" "leave it out, as it is each pod's name; staticMembership=false is for a name of your own" }}
+{{- end }}
+{{- if .Values.query.enabled }}
+{{- $_ := set $own "query.listen" "set query.port" }}
+{{- $_ := set $own "application.server" "leave it out, as it is each pod's own address (query.enabled)" }}
+{{- end }}
+{{- if .Values.query.tokenSecretName }}
+{{- $_ := set $own "query.token.file" "set query.tokenSecretName" }}
+{{- end }}
+{{- range $key, $_ := .Values.streams.topic }}
+{{- $_ := set $own (printf "topic.%s" $key) (printf "it is in streams.topic, as %s" $key) }}
+{{- end }}
+{{- range $key, $_ := .Values.streams.config }}
+{{- if hasKey $own $key }}
+{{- fail (printf "streams.config has %s, which the chart sets itself: %s" $key (get $own $key)) }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
 {{- /* The Secret that holds tokens; empty where there is none. */ -}}
 {{- define "everflow.tokenSecret" -}}
 {{- if ne .Values.query.tokenSecretName "none" }}{{ .Values.query.tokenSecretName }}{{ end -}}
