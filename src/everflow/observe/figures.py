@@ -242,8 +242,8 @@ FIGURES: tuple[Figure, ...] = (
         name=f"{OURS}transaction_open_seconds",
         kind=GAUGE,
         labels=("thread_id", "transactional_id"),
-        text="for how long the thread's transaction is open, as the brokers have it; 0 while none "
-        "is. Asked for each 5 s while somebody reads `/metrics`, `/status` or the page",
+        text="for how long the thread's transaction was open when the brokers were asked; 0: none "
+        "was. Asked for each 5 s while somebody reads `/metrics`, `/status` or the page",
         read=lambda seen: [
             ((str(one.thread), one.transactional_id), one.open_s)
             for one in seen.writers
@@ -288,8 +288,8 @@ FIGURES: tuple[Figure, ...] = (
         name=f"{OURS}stable_offset_held_seconds",
         kind=GAUGE,
         labels=("topic", "partition"),
-        text="for how long at least that last stable offset has not moved; 0 where nothing is held "
-        "back",
+        text="for how long at least that last stable offset had not moved then; 0 where nothing is "
+        "held back",
         read=lambda seen: [
             ((topic, str(partition)), one.held_s)
             for (topic, partition), one in seen.held_back.items()

@@ -67,8 +67,8 @@ class ObservedHost:
 @dataclass(frozen=True, kw_only=True)
 class ObservedWriter:
     """Who writes in transactions: a stream thread's producer. ``state``: Kafka's word for its
-    transaction, empty before its first one; ``open_s``: for how long it is open, 0 where none is.
-    Both None: the brokers have not told."""
+    transaction, empty before its first one; ``open_s``: for how long it was open when the brokers
+    were asked, 0 where none was. Both None: the brokers have not told."""
 
     thread: int
     transactional_id: str

@@ -81,6 +81,8 @@ class BrokerFacts:
     clock: Clock
     _standing: Mapping[TopicPartition, Standing] = field(default_factory=dict)
     _states: Mapping[str, TransactionState] = field(default_factory=dict)
+    _asked_ms: float = 0.0
+    """When the states were told, of the wall clock, as a transaction's begin is."""
     _told_ms: float | None = None
     _watched_ms: float = -math.inf
 
@@ -92,24 +94,26 @@ class BrokerFacts:
         """How old the answers are; None: there is none."""
         return None if self._told_ms is None else max(0.0, now_ms - self._told_ms) / 1000
 
-    def held_back(self, now_ms: float) -> dict[tuple[str, int], StableLag]:
-        """By topic and partition."""
+    def held_back(self) -> dict[tuple[str, int], StableLag]:
+        """By topic and partition; for how long when it was asked for."""
+        until_ms = self._told_ms or 0.0
         return {
             (tp.topic, tp.partition): StableLag(
-                one.records, one.stable, (now_ms - one.since_ms) / 1000 if one.records else 0.0
+                one.records, one.stable, (until_ms - one.since_ms) / 1000 if one.records else 0.0
             )
             for tp, one in self._standing.items()
         }
 
     def writers(self) -> list[ObservedWriter]:
-        """In the order of the threads."""
+        """In the order of the threads. For how long a transaction was open when it was asked for:
+        nobody knows whether it is still."""
         found = []
         for name, thread in sorted(self.ids().items(), key=lambda item: item[1]):
             told = self._states.get(name)
             if told is None:
                 found.append(ObservedWriter(thread=thread, transactional_id=name))
                 continue
-            open_ms = 0 if told.since_ms is None else self.clock.now_ms() - told.since_ms
+            open_ms = 0 if told.since_ms is None else self._asked_ms - told.since_ms
             found.append(
                 ObservedWriter(
                     thread=thread,
@@ -141,7 +145,8 @@ class BrokerFacts:
         self._standing = standing(self._standing, written, stable, now_ms)
         # Before the rest: brokers older than 3.0 do not tell it.
         self._told_ms = now_ms
-        self._states = self.ports.states(list(ids)) if ids else {}
+        states = self.ports.states(list(ids)) if ids else {}
+        self._asked_ms, self._states = self.clock.now_ms(), states
 
 
 class ClusterBrokers:

@@ -209,7 +209,7 @@ class Observer:
             hosts=_hosts(instance),
             silent_s=0.0 if instance is None else instance.ends.failing_ms() / 1000,
             writers=() if brokers is None else brokers.writers(),
-            held_back={} if brokers is None else brokers.held_back(now_ms),
+            held_back={} if brokers is None else brokers.held_back(),
             told_s=None if brokers is None else brokers.told_s(now_ms),
             disk=None if subject.folder is None else _space(subject.folder),
         )
