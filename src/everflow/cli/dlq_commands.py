@@ -82,6 +82,7 @@ def _add_list(dlq: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
             from everflow.kafka.dead_letters import Filter, line_of, plain_of
 
             listed = _without_plain(topic, found.chosen(Filter(error, source, node)))
+            _tell_none(topic, listed, found)
             _show(output, listed, plain_of, line_of)
 
 
@@ -125,6 +126,7 @@ def _add_group(dlq: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
             from everflow.kafka.dead_letters import Filter, groups
 
             listed = _without_plain(topic, found.chosen(Filter(error, source, node)))
+            _tell_none(topic, listed, found)
             _show(output, groups(listed), _plain_group, _group_lines)
 
 
@@ -185,7 +187,7 @@ def _show(
     plain: Callable[[T], dict[str, Any]],
     text: Callable[[T], str],
 ) -> None:
-    """Nothing of none, but for programs."""
+    """Nothing of none (`_tell_none` has said so), but for programs."""
     if output is Output.json:
         typer.echo(json.dumps([plain(one) for one in found], indent=2))
         return
@@ -244,6 +246,18 @@ def _without_plain(topic: str, found: list[DeadLetter]) -> list[DeadLetter]:
             err=True,
         )
     return [one for one in found if not one.is_plain]
+
+
+def _tell_none(topic: str, listed: Sequence[DeadLetter], found: _Letters) -> None:
+    """Beside a result that is empty: whether the topic is, too."""
+    if listed:
+        return
+    letters = [one for one in found.found if not one.is_plain]
+    if not letters:
+        typer.echo(f"{topic} holds no dead letter", err=True)
+    else:
+        of = "the one dead letter" if len(letters) == 1 else f"the {len(letters):,} dead letters"
+        typer.echo(f"none of {of} in {topic} is asked for", err=True)
 
 
 def _tell_replayed_before(topic: str, done: list[DeadLetter]) -> None:

@@ -61,7 +61,13 @@ def test_letters_are_listed_filtered_shown_and_grouped(dlq: Dlq) -> None:
     assert lines[2].split("\t")[2:] == [f"{dlq.source}-1@9", "look-up", "KeyError: went wrong"]
     assert len(dlq("list", dlq.topic, "--error", "KeyError").stdout.splitlines()) == 1
     assert len(dlq("list", dlq.topic, "--node", "parse").stdout.splitlines()) == 2
-    assert dlq("list", dlq.topic, "--from", "elsewhere").stdout == ""
+    for command_name in ("list", "group"):
+        none = dlq(command_name, dlq.topic, "--from", "elsewhere")
+        assert (none.exit_code, none.stdout) == (0, "")
+        assert f"none of the 3 dead letters in {dlq.topic} is asked for" in none.stderr
+    empty = dlq("list", dlq.source)
+    assert (empty.exit_code, empty.stdout) == (0, "")
+    assert f"{dlq.source} holds no dead letter" in empty.stderr
     shown = dlq("show", dlq.topic, "0@1").stdout
     for part in (f"{dlq.source}-1@4", "b'v4'", "own=b'header'", "Traceback: here", "parse"):
         assert part in shown
