@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -276,6 +278,26 @@ def test_stores_are_found_with_their_changelogs() -> None:
     assert reused.topic == "users"
     with pytest.raises(StoreNotFoundError, match="no store 'cuonts'; it has: counts, users"):
         logged_stores(topology, "app", "none").named("cuonts")
+
+
+@pytest.mark.parametrize(
+    ("micros", "text"),
+    [
+        (0, "2026-11-26T12:00:00Z"),
+        (120_000, "2026-11-26T12:00:00.120Z"),
+        (120_001, "2026-11-26T12:00:00.120001Z"),
+    ],
+)
+def test_a_time_has_milliseconds_as_in_the_other_commands(micros: int, text: str) -> None:
+    """And microseconds where a program's own column has some."""
+    from everflow.cli.watching import state_rows
+
+    when = datetime(2026, 11, 26, 12, 0, 0, micros, timezone.utc)
+    batch = pa.record_batch({"t": pa.array([when], pa.timestamp("us", "UTC"))})
+    rows = Rows(batch.schema, iter([(0, iter([batch]))]))
+    said: list[str] = []
+    state_rows.print_table(rows, None, said.append)
+    assert [line.strip() for line in said] == ["t", text]
 
 
 def test_json_of_rows_is_json(tmp_path: Path) -> None:

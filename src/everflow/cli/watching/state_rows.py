@@ -56,7 +56,9 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _cell(value: Any) -> str:
     if isinstance(value, datetime):
-        text = value.isoformat().replace("+00:00", "Z")
+        # As `everflow.clock.instant`; a program's own column may have microseconds.
+        part = "milliseconds" if value.microsecond and not value.microsecond % 1000 else "auto"
+        text = value.isoformat(timespec=part).replace("+00:00", "Z")
     elif isinstance(value, str):
         text = value
     else:
