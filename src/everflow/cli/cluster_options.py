@@ -47,7 +47,8 @@ SettingsFolders = Annotated[
     list[Path] | None,
     typer.Option(
         help="A folder of settings, a file each: its name the key, its text the value (a "
-        "mounted Secret); repeatable, --set goes first.",
+        "mounted Secret); repeatable. Of a key that is given twice --set wins, then the later "
+        "folder.",
     ),
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks and everflow's own log.")]
