@@ -80,7 +80,19 @@ def task(number: int, **values: object) -> ObservedTask:
     return replace(made, **values)  # type: ignore[arg-type]
 
 
-PHASES = {"read": 1.1, "operators": 2.4, "write": 0.9, "gate": 0.2, "commit": 0.7, "plan": 0.4}
+PHASES = {
+    "read": 0.6,
+    "decode": 0.5,
+    "columns": 0.4,
+    "operators": 1.6,
+    "write": 0.9,
+    "gate": 0.2,
+    "offsets": 0.1,
+    "delivery": 0.3,
+    "commit": 0.4,
+    "apply": 0.3,
+    "plan": 0.4,
+}
 THREADS = [
     ObservedThread(number=0, alive=True, tasks=3, busy=0.61),
     ObservedThread(number=1, alive=True, tasks=2, busy=0.48),
@@ -293,6 +305,10 @@ def test_the_page_answers_an_operators_questions_in_their_order(tmp_path: Path) 
         assert "warm-up 84 %" in text(window, "#tasks table")
         assert text(window, "#lags tr:nth-child(2)").startswith("orders2")
         assert "pod-1" in text(window, "#tasks table")
+        assert window.value(
+            "[...document.querySelectorAll('#threads .keyed, #kinds .keyed')].map((one) =>"
+            " one.getClientRects().length + ' ' + Math.round(one.offsetHeight / 21))"
+        ) == ["1 1"] * (5 + 2 * len(PHASES)), "no word stands on another line than its colour"
         assert "new: pod-2" in text(window, "#assignment")
         assert "orders-2@88121" in text(window, "#letters")
         assert "1 of 3 instances do not say" in text(window, "#tasks .hint")

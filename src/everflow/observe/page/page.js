@@ -37,6 +37,13 @@ function seconds(value) {
 
 const lasted = (value) => (value < 10 ? `${value.toFixed(1)} s` : seconds(value));
 
+// A colour and its word, which stay on one line.
+function keyed(kind, text) {
+  const made = el("span", null, "keyed");
+  made.append(el("span", null, `key ${kind}`), text);
+  return made;
+}
+
 // columns: [head, number?]; a cell is a text or an element.
 function fill(section, columns, rows, empty) {
   const table = at(section).querySelector("table");
@@ -142,7 +149,7 @@ function strip(row, begin, end) {
 function tasks(view, hosts, instance) {
   const counts = Object.entries(view.counts).map(([kind, count]) => `${count.toLocaleString("en")} ${kind}`);
   const kinds = new Set(view.rows.flatMap((row) => row.spans.map((span) => span[1])).filter(Boolean));
-  at("kinds").replaceChildren(...[...kinds].flatMap((kind) => [el("span", null, `key k-${kind}`), kind]));
+  at("kinds").replaceChildren(...[...kinds].map((kind) => keyed(`k-${kind}`, kind)));
   hint("tasks", `${counts.join(", ") || "None here"}.${more(view.more)}` +
     (hosts.silent > 0 ? ` ${hosts.silent} of ${instance.members} instances do not say where they are (application.server).` : ""));
   const others = hosts.rows.map((host) => host.host);
@@ -182,7 +189,7 @@ function threads(view) {
       part.style.width = `${100 * share}%`;
       part.title = `${phase} ${(100 * share).toFixed(1)} %`;
       bar.append(part);
-      keys.append(el("span", null, `key p${index}`), `${phase} ${(100 * share).toFixed(1)} %`);
+      keys.append(keyed(`p${index}`, part.title));
     });
     block.append(bar, keys);
     if (row.trouble) block.append(el("p", row.trouble, "bad"));
