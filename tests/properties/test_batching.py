@@ -120,3 +120,20 @@ def test_a_batch_that_was_made_small_grows_back_however_long_the_machine_takes(
         records = costly.records(limits)
         assert records * 3.0 <= 3_000, "what its records cost bounds it"
         costly = costly.after(limits, records, records * 3.0 * share, None, records * 3.0)
+
+
+@given(st.integers(2, 8))
+def test_a_small_batch_of_a_merge_grows_although_it_reads_one_record_of_one_input(
+    inputs: int,
+) -> None:
+    """Orders come three times as often as payments: with a range of one record each, a merge reads
+    one order, and no bound was reached. It stayed at four records for ever."""
+    limits = BatchLimits(500_000, 1 << 40, 3_000)
+    size = BatchSize(1, cold=False)
+    for _ in range(6):
+        size = size.after(limits, 1, 50.0, planned=max(inputs, size.records(limits)))
+    assert size.records(limits) >= SMALLEST_RECORDS
+    fed = BatchSize(10_000, cold=False)
+    assert fed.after(limits, 4_000, 50.0, planned=10_000).bound == 40_000
+    assert fed.after(limits, 10, 50.0, planned=10_000).bound == 10_000, "it waits for an input"
+    assert fed.after(limits, 10, 50.0, planned=10).bound == 10_000, "there are no more"

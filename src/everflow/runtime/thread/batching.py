@@ -28,6 +28,9 @@ GROWTH = 4
 SHRINKING = 16
 """How much smaller a batch is made in which a record is looked for: from 100,000 to one in five
 steps of a second or two."""
+MERGED_SHARE = 4
+"""A merge that reads a fourth of what was planned is bounded by its ranges; one that reads less
+waits for an input, and larger ranges of the others would only be read in vain."""
 REST_SHARE = 0.25
 """How long a thread that is caught up rests at the least, by what its last batch took: a fifth of
 the batches is saved, and a record comes a quarter of a batch later at the most (note 018)."""
@@ -83,10 +86,12 @@ class BatchSize:
         raw_bytes: int | None = None,
         computing_ms: float = 0.0,
         held_ms: float = 0.0,
+        planned: int | None = None,
     ) -> BatchSize:
-        """With one more finished batch. ``computing_ms``: the part of its time that its records
-        cost, which bounds the next one below `SMALLEST_RECORDS` too. ``held_ms``: the part for
-        which its transaction was held up by the one before it."""
+        """With one more finished batch. ``planned``: how many its ranges had (None: as many); of a
+        merge it reads fewer, up to where one of its inputs ends. ``computing_ms``: the part of its
+        time that its records cost, which bounds the next one below `SMALLEST_RECORDS` too.
+        ``held_ms``: the part for which its transaction was held up by the one before it."""
         size = self.bytes_per_record
         if raw_bytes is not None and records > 0:
             size = raw_bytes / records if size is None else (size + raw_bytes / records) / 2
@@ -96,7 +101,7 @@ class BatchSize:
             elapsed_ms = max(elapsed_ms - COLD_MS, elapsed_ms / 4)
         if elapsed_ms > limits.target_ms and bound > SMALLEST_RECORDS:
             bound = max(SMALLEST_RECORDS, int(min(records, bound) * limits.target_ms / elapsed_ms))
-        elif full:
+        elif full or self._bounded_merge(limits, records, planned or records):
             bound = self._grown(limits, records, elapsed_ms, computing_ms)
         if records > 0 and computing_ms > limits.target_ms:
             bound = min(bound, max(1, int(records * limits.target_ms / computing_ms)))
@@ -145,6 +150,12 @@ class BatchSize:
         affordable = records * limits.target_ms / max(1.0, computing_ms)
         bound = max(self.bound, min(max(fitting, least), affordable))
         return min(int(bound), limits.max_records)
+
+    def _bounded_merge(self, limits: BatchLimits, records: int, planned: int) -> bool:
+        """Whether a batch of fewer records was full none the less: a merge goes no further than the
+        range of one input, and with small ranges of inputs of unequal pace that is soon."""
+        near = self.bound < SMALLEST_RECORDS or records * MERGED_SHARE >= planned
+        return near and self._full(limits, planned)
 
     def _full(self, limits: BatchLimits, records: int) -> bool:
         return records * 10 >= self.records(limits) * 9

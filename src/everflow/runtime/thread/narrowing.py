@@ -133,9 +133,15 @@ class Narrowing:
         return True
 
     def after(
-        self, result: BatchResult, read: int, elapsed_ms: float, tasks: Collection[ActiveTask]
+        self,
+        result: BatchResult,
+        planned: int,
+        read: int,
+        elapsed_ms: float,
+        tasks: Collection[ActiveTask],
     ) -> None:
-        """A batch was committed; ``tasks``: all of the thread, as they are now."""
+        """A batch was committed: ``read`` offsets of those ``planned``; ``tasks``: all of the
+        thread, as they are now."""
         before = self.size
         if result.silent:  # it waited for a leader: that says nothing of what records cost
             elapsed_ms = min(elapsed_ms, self.limits.target_ms)

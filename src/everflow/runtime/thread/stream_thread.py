@@ -565,7 +565,7 @@ class StreamThread:
         size, bounds = self._narrowing.size, self._narrowing.bounds
         rest_ms = size.rest_ms(bounds, read, elapsed_ms, got_on)
         self._rested_ms = self.clock.monotonic_ms() + rest_ms
-        self._narrowing.after(result, read, elapsed_ms, self.tasks.values())
+        self._narrowing.after(result, planned.records, read, elapsed_ms, self.tasks.values())
         told = (self.number, batch_id, read, elapsed_ms, result.timings, self._narrowing.memory)
         log.debug("Stream thread %d: batch %s, %d records in %.1f ms %s, memory %s", *told)
         # An input that ran dry may hold the others back (D3): wait for it to grow.
