@@ -43,6 +43,9 @@ RunSettings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Any other setting; repeatable."),
 ]
+SettingsAsForRun = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As for run; repeatable.")
+]
 SettingsFolders = Annotated[
     list[Path] | None,
     typer.Option(

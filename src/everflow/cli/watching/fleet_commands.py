@@ -13,6 +13,7 @@ from everflow.cli.cluster_options import (
     Debug,
     ErrorsForPeople,
     Servers,
+    SettingsAsForRun,
 )
 from everflow.cli.formats import Form, Output
 
@@ -70,9 +71,6 @@ Conf = Annotated[
     list[str] | None,
     typer.Option("--conf", metavar="KEY=VALUE", help="A setting of Spark; repeatable."),
 ]
-Settings = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As for run; repeatable.")
-]
 SettingsFolders = Annotated[
     list[Path] | None, typer.Option(help="As for run, of this host; repeatable.")
 ]
@@ -94,7 +92,7 @@ def _add_fleet(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
         files: Files = None,
         listen: Listen = None,
         conf: Conf = None,
-        settings: Settings = None,
+        settings: SettingsAsForRun = None,
         settings_folder: SettingsFolders = None,
         debug: Debug = False,
     ) -> None:

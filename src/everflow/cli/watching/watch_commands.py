@@ -17,6 +17,7 @@ from everflow.cli.cluster_options import (
     Debug,
     ErrorsForPeople,
     Servers,
+    SettingsAsForRun,
 )
 from everflow.cli.formats import Form, Output, show
 from everflow.errors import ConfigError
@@ -28,9 +29,6 @@ Addresses = Annotated[
 ]
 
 
-RunSettings = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As for run; repeatable.")
-]
 RunSettingsFolders = Annotated[list[Path] | None, typer.Option(help="As for run; repeatable.")]
 
 
@@ -196,7 +194,7 @@ def _add_autoscale(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None
                 help="For the instances' states and logs. Default: everflow-APPLICATION_ID here."
             ),
         ] = None,
-        settings: RunSettings = None,
+        settings: SettingsAsForRun = None,
         settings_folder: RunSettingsFolders = None,
         debug: Debug = False,
     ) -> None:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from everflow.errors import RecordTooLargeError
+from everflow.errors import RecordRefusedError, RecordTooLargeError
 from everflow.handlers.response import Response
 from everflow.records import Bytes, EdgeBatch, Int64
 from everflow.runtime.commit.batch import LetterGroup
@@ -200,6 +201,37 @@ class Letters(NamedTuple):
         if wanted >= largest or wanted < smallest or (most is not None and wanted >= most):
             return None
         return wanted
+
+
+@dataclass(kw_only=True)
+class LetterAttempts:
+    """The dead letters of a micro-batch, as their topic takes them: whole, and after it has refused
+    some, smaller or with the time ``now_ms``."""
+
+    topic: str | None
+    left_out: EdgeBatch | None
+    sources: Sequence[Source]
+    now_ms: int
+    _most: int | None = None
+    _untimely: frozenset[int] = frozenset()
+
+    def letters(self) -> Letters | None:
+        """To write now; None: there are none, or no topic."""
+        made = Letters.of(self.topic, self.left_out, self.sources, self._most)
+        return made.at(self.now_ms, self._untimely) if made is not None and self._untimely else made
+
+    def refused(
+        self, letters: Letters | None, error: RecordTooLargeError | RecordRefusedError
+    ) -> None:
+        """One of ``letters`` was refused. Raises ``error`` where no other attempt helps."""
+        if isinstance(error, RecordTooLargeError):
+            self._most = None if letters is None else letters.smaller(error, self._most)
+            if self._most is None:
+                raise error
+        elif not error.untimely or error.times <= self._untimely | {self.now_ms}:
+            raise error
+        else:
+            self._untimely |= error.times
 
 
 def letter_headers(

@@ -20,7 +20,7 @@ from everflow.kafka.reading.log_chunk import LogChunk
 from everflow.records import EdgeBatch, Int64, TopicPartition
 from everflow.runtime.commit.batch import LetterGroup
 from everflow.runtime.step.task_step import StepResult
-from everflow.runtime.worker.dead_letters import Letters, take_letters
+from everflow.runtime.worker.dead_letters import LetterAttempts, take_letters
 from everflow.runtime.worker.kafka_sink import FLUSH_TIMEOUT_S, SinkWriter
 from everflow.runtime.worker.log_decoder import decoded_records
 from everflow.runtime.worker.set_aside import Judge
@@ -88,11 +88,13 @@ class GlobalRecords:
 
     def _sent(self, result: StepResult, source: Source) -> int:
         """How many dead letters there are."""
-        most: int | None = None
-        untimely = frozenset[int]()
-        while out := Letters.of(self.handlers.topic, result.dead_letters, (source,), most):
-            now_ms = int(time.time() * 1000)
-            out = out.at(now_ms, untimely)
+        attempts = LetterAttempts(
+            topic=self.handlers.topic,
+            left_out=result.dead_letters,
+            sources=(source,),
+            now_ms=int(time.time() * 1000),
+        )
+        while out := attempts.letters():
             writer = self.writer()
             writer.begin()
             try:
@@ -100,14 +102,8 @@ class GlobalRecords:
                 writer.send()
                 writer.flush(FLUSH_TIMEOUT_S)
                 return len(out.letters)
-            except RecordTooLargeError as error:
-                most = out.smaller(error, most)
-                if most is None:
-                    raise
-            except RecordRefusedError as error:
-                if not error.untimely or error.times <= untimely | {now_ms}:
-                    raise
-                untimely |= error.times
+            except (RecordTooLargeError, RecordRefusedError) as error:
+                attempts.refused(out, error)
         return 0
 
 

@@ -40,7 +40,13 @@ from everflow.runtime.step.task_step import SinkOutput, StepResult
 from everflow.runtime.step.timings import timed
 from everflow.runtime.worker.crash_points import BEFORE_TRANSACTION, FIRST_RECORD, OFFSETS_SENT
 from everflow.runtime.worker.crash_points import COMMITTED as POINT_COMMITTED
-from everflow.runtime.worker.dead_letters import Letters, Writes, headers_in, take_letters
+from everflow.runtime.worker.dead_letters import (
+    LetterAttempts,
+    Letters,
+    Writes,
+    headers_in,
+    take_letters,
+)
 from everflow.runtime.worker.large_records import (
     LetterRefusedError,
     LetterTooLargeError,
@@ -137,24 +143,19 @@ class KafkaSink:
             self.ports.writer(request)
             return _of_nothing(request, result)
         left_out = take_letters(result, sources)
-        most: int | None = None
-        untimely = frozenset[int]()
+        attempts = LetterAttempts(
+            topic=self.dead_letter_topic,
+            left_out=result.dead_letters,
+            sources=sources,
+            now_ms=request.wall_clock_ms,
+        )
         while True:
-            letters = Letters.of(self.dead_letter_topic, result.dead_letters, sources, most)
-            if letters is not None and untimely:
-                letters = letters.at(request.wall_clock_ms, untimely)
+            letters = attempts.letters()
             try:
                 done = self._transacted(request, result, sources, touched, letters)
                 return replace(done, left_out=left_out) if done.committed else done
-            except LetterTooLargeError as error:
-                assert letters is not None
-                most = letters.smaller(error, most)
-                if most is None:
-                    raise
-            except LetterRefusedError as error:
-                if not error.untimely or error.times <= untimely | {request.wall_clock_ms}:
-                    raise
-                untimely |= error.times
+            except (LetterTooLargeError, LetterRefusedError) as error:
+                attempts.refused(letters, error)
 
     def _transacted(
         self,
