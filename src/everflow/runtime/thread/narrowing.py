@@ -5,7 +5,7 @@ Owned by one thread. Pure but for what it remembers; times are monotonic ms (not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from everflow.config import BatchLimits
@@ -37,19 +37,16 @@ def first_size(functions: bool) -> BatchSize:
 
 @dataclass
 class RecordSearch:
-    """How the look for a record that fails its batch gets on. ``ends``: of the batch that failed
-    last, among whose records it is; up to there batches do not grow again."""
+    """How the look for a record that fails its batch gets on. ``left``: as many as the batch had
+    that failed last, less those committed since; until there are none, batches do not grow again.
+    Not until that batch is behind: of inputs that are merged, one can be far ahead of another."""
 
-    ends: Mapping[TopicPartition, int]
+    left: int
     began_ms: float
     _told_ms: float = 0.0
 
     def __post_init__(self) -> None:
         self._told_ms = self.began_ms
-
-    def over(self, positions: Mapping[TopicPartition, int]) -> bool:
-        """Whether all those records are behind ``positions``."""
-        return all(positions.get(tp, end) >= end for tp, end in self.ends.items())
 
     def told(self, planned: PlannedBatch, now_ms: float) -> str | None:
         """Before ``planned`` runs, what to say to who waits; None where it was said a moment
@@ -156,15 +153,18 @@ class Narrowing:
             raw_bytes if "bytes" in result.counts else None,
             computing_ms,
             result.held_ms,
+            planned,
         )
         self.memory = self.memory.after(raw_bytes, bounds.max_bytes, result.memory)
-        if self.search is None and not self._aside:
+        if self.search is not None:
+            self.search.left -= read
+            if self.search.left > 0:
+                self.size = self.size.no_larger_than(before)
+            else:
+                self.search = None
+        if not self._aside:
             return
         at = positions_of(tasks)
-        if self.search is not None and not self.search.over(at):
-            self.size = self.size.no_larger_than(before)
-        else:
-            self.search = None
         for topic, partition, offset in list(self._aside):
             if at.get(TopicPartition(topic, partition), 0) > offset:
                 del self._aside[topic, partition, offset]
@@ -183,10 +183,8 @@ class Narrowing:
         if records is None:
             return planned
         if failure.kind in _ONE_OF_THEM:
-            # It is among these: once they are behind, batches may grow again.
-            ends = {tp: r.end for tp, r in planned.ranges.items()}
-            self.search = self.search or RecordSearch(ends, now_ms)
-            self.search.ends = ends
+            self.search = self.search or RecordSearch(planned.records, now_ms)
+            self.search.left = planned.records
         self.size = self.size.bounded(records)
         alone = failure.kind in ("column", "refused") and planned.smallest
         if alone and (parts := planned.parts(inputs)):

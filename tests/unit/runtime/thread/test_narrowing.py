@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from everflow.errors import FatalError, WorkerDiedError
 from everflow.memory.batch_memory import Taken
 from everflow.memory.budget import MIB, WORKER_BYTES, WorkerMemory
-from everflow.records import TopicPartition
+from everflow.records import CommittedOffset, TopicPartition
 from everflow.runtime.commit.batch import (
     COMMITTED,
     BadRecord,
@@ -20,10 +21,13 @@ from everflow.runtime.commit.batch import (
     BatchRequest,
     BatchResult,
 )
+from everflow.runtime.tasks.task import ActiveTask, TaskState
 from everflow.runtime.thread.batching import BatchSize
 from everflow.runtime.thread.narrowing import FIRST_WITH_FUNCTIONS, Narrowing, first_size
 from everflow.runtime.thread.stream_thread import StreamThread
-from unit.runtime.thread.stream_thread_world import IN, World
+from unit.runtime.thread.stream_thread_world import IN, TASK, World
+
+PAYMENTS = TopicPartition("payments", 0)
 
 
 def failed(kind: str, error: str = "it failed", **more: Any) -> BatchFailedError:
@@ -31,6 +35,7 @@ def failed(kind: str, error: str = "it failed", **more: Any) -> BatchFailedError
 
 
 def world(
+    made: World | None = None,
     *,
     limit: int = 100_000,
     goes_on: bool = True,
@@ -38,7 +43,7 @@ def world(
     memory: WorkerMemory | None = None,
 ) -> World:
     """A thread whose records that fail need not stop it."""
-    made = World()
+    made = made or World()
     before = made.thread
     settings = dataclasses.replace(
         before.settings,
@@ -61,6 +66,41 @@ def world(
 
 def left_out(request: BatchRequest) -> set[int]:
     return {failure.record.offset for failure in request.aside if failure.record is not None}
+
+
+class MergedWorld(World):
+    """Of two inputs: a payment comes with each so many orders, and the merge stops where the range
+    of one of them ends."""
+
+    def __init__(self, orders_each: int) -> None:
+        super().__init__()
+        self.each, self.paid = orders_each, 0
+
+    def give_task(self) -> ActiveTask:
+        task = ActiveTask(
+            id=TASK,
+            inputs=(IN, PAYMENTS),
+            stores=(),
+            state=TaskState.RUNNING,
+            epoch=self.book.epoch(TASK),
+        )
+        task.positions.update({IN: 0, PAYMENTS: 0})
+        self.thread.add([task])
+        return task
+
+    def commit(self, request: BatchRequest) -> BatchResult:
+        orders, payments = request.ranges[IN], request.ranges[PAYMENTS]
+        reached = min(orders.end, self.each * payments.end)
+        at = {IN: max(orders.start, reached), PAYMENTS: max(payments.start, reached // self.each)}
+        read = at[IN] - orders.start + at[PAYMENTS] - payments.start
+        self.committed_offset, self.paid = at[IN], at[PAYMENTS]
+        return BatchResult(outcome=COMMITTED, consumed=at, counts={"in": read})
+
+    def committed(
+        self, partitions: Sequence[TopicPartition]
+    ) -> Mapping[TopicPartition, CommittedOffset]:
+        at = {IN: self.committed_offset, PAYMENTS: self.paid}
+        return {tp: CommittedOffset(offset, "") for tp, offset in at.items()}
 
 
 def until_all_read(made: World, turns: int) -> None:
@@ -228,6 +268,28 @@ def test_after_a_hang_batches_are_as_large_as_what_a_record_seemed_to_cost() -> 
     assert slow.sizes[0] == 100_000
     assert slow.sizes[1] == 333
     assert TopicPartition("in", 0) == IN
+
+
+@pytest.mark.parametrize("orders_each", [3, 1_000])
+def test_a_merge_that_was_made_small_grows_back(orders_each: int) -> None:
+    """A range of one record each: it reads one of them, and did not count as full. An instance read
+    two records a second for ever."""
+    made = world(MergedWorld(orders_each))
+    deaths = iter([True] * 5)
+
+    def dies_at_first(request: BatchRequest) -> BatchResult:
+        if next(deaths, False):
+            raise failed("worker")
+        return made.commit(request)
+
+    made.behave = dies_at_first
+    made.give_task()
+    made.end = 1_000
+    for _ in range(6):
+        made.turn()
+    assert {r.end - r.start for r in made.requests[-1].ranges.values()} == {1}
+    made.end = 30_000
+    until_all_read(made, 60)
 
 
 def test_a_batch_has_as_many_bytes_as_there_is_memory_for_what_is_made_of_them() -> None:
