@@ -40,7 +40,7 @@ class ReadersPlan:
     reads that were due, those that have to be answered."""
 
     guarantees: Sequence[str] = ("exactly_once_v2",)
-    records: int = 2_000_000
+    records: int = 6_000_000
     threads: int = 2
     rounds: int = 5
     pages: int = 200

@@ -7,7 +7,9 @@ programs (JSON), `/topology` as Kafka Streams describes it, `/page` for a browse
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import socket
 import threading
 from collections.abc import Callable
@@ -148,10 +150,20 @@ class HttpServer:
         self._socket.close()
 
     def _run(self) -> None:
+        _interrupt_nobody()
         try:
             self._server.run(sockets=[self._socket])
         except Exception:  # processing goes on without it
             log.exception("The HTTP server at %s failed", self.address)
+
+
+def _interrupt_nobody() -> None:
+    """From now on this thread, and those that it starts, wait for a core instead of taking it from
+    who computes on it (sched(7), SCHED_BATCH; Linux alone has it). On a machine that is not full
+    they have it as soon; on a full one each wake-up cost a worker what it had in the core's caches
+    (note 058)."""
+    with contextlib.suppress(AttributeError, OSError):  # elsewhere, or not allowed
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def _listening(address: str, setting: str) -> socket.socket:

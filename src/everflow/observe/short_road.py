@@ -10,16 +10,16 @@ from typing import Any, Protocol
 
 from everflow.observe.whole_requests import WholeRequestsProtocol
 
-MOST_REST_S = 0.008
+MOST_REST_S = 0.012
 REST = 20
-ENOUGH = 16
+ENOUGH = 24
 
 
 def rest_after(look_s: float, answered: int) -> float:
     """Seconds between looks, while several connections ask, by how long the last one took and how
     many it answered. Looks take a twentieth of the time: where there is less of it, because the
-    cores are busy, each answers more. Nobody waits for longer than eight milliseconds, in which
-    sixteen of 2,000 requests a second come; where more share a look, there is less to gain."""
+    cores are busy, each answers more. Nobody waits for longer than twelve milliseconds, in which
+    24 of 2,000 requests a second come; where more share a look, there is less to gain."""
     return min(MOST_REST_S, REST * look_s) * min(1.0, ENOUGH / answered)
 
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -118,13 +118,11 @@ class StoreEnvironment:
         there = file_identity(path)
         return there is not None and there == self._identity and self._pid == os.getpid()
 
-    @contextmanager
-    def read(self) -> Iterator[lmdb.Transaction[bytes]]:
+    def read(self) -> AbstractContextManager[lmdb.Transaction[bytes]]:
         """A read transaction on a stable snapshot; keep it short, it pins pages. StoreClosedError
         after `close`."""
         self._check_process()
-        with self._reading() as txn:
-            yield txn
+        return self._reading()
 
     @contextmanager
     def read_beside(self) -> Iterator[lmdb.Transaction[bytes]]:

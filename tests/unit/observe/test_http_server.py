@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import os
 import socket
 import urllib.error
 import urllib.request
@@ -195,6 +196,23 @@ def test_from_another_host_it_is_refused(shown: Shown) -> None:
     assert told == []
     assert posted_from("127.0.0.1", app, "/drain") == 202
     assert told == ["drain"]
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="only Linux can be told so")
+def test_whoever_answers_takes_no_core_from_who_computes() -> None:
+    policies: list[int] = []
+
+    def look() -> Observation:
+        policies.append(os.sched_getscheduler(0))
+        return WHOLE
+
+    server = HttpServer("127.0.0.1:0", application(look, ""))
+    try:
+        get(server, "/status")
+    finally:
+        server.close()
+    assert set(policies) == {os.SCHED_BATCH}
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER
 
 
 def test_after_its_end_nobody_answers(shown: Shown) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from kafka.partitioner.default import murmur2
@@ -78,6 +78,7 @@ class StreamsMetadata:
     standby_topic_partitions: frozenset[TopicPartition] = frozenset()
 
 
+@lru_cache(maxsize=1_024)  # readers come back to some keys, and it is a loop of Python
 def default_partitioner(key: bytes, partitions: int) -> int:
     """Java's and everflow's producers: murmur2 of the key bytes, sign bit cleared. librdkafka's own
     default is another one: ``zlib.crc32(key) % partitions``."""

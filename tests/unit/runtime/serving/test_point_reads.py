@@ -19,7 +19,7 @@ from everflow import serdes
 from everflow.config import StreamsConfig
 from everflow.observe import short_road
 from everflow.observe.http_server import HttpServer
-from everflow.observe.short_road import MOST_REST_S, ShortReads, rest_after
+from everflow.observe.short_road import ENOUGH, MOST_REST_S, ShortReads, rest_after
 from everflow.runtime.query.key_metadata import StoreSite
 from everflow.runtime.serving import point_reads
 from everflow.runtime.serving.point_reads import MOST_BYTES, PointReads
@@ -330,7 +330,7 @@ def test_a_loop_with_nothing_else_to_do_rests_until_the_next_look(
 def test_a_rest_is_long_where_looks_are_and_few_share_them() -> None:
     assert rest_after(0.000_1, 2) == pytest.approx(0.002), "two who ask in turns"
     assert rest_after(0.002, 16) == MOST_REST_S, "cores are busy"
-    assert rest_after(0.002, 64) == pytest.approx(MOST_REST_S / 4), "enough share it"
+    assert rest_after(0.002, 4 * ENOUGH) == pytest.approx(MOST_REST_S / 4), "enough share it"
     assert rest_after(60.0, 1) == MOST_REST_S
 
 
