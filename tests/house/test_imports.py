@@ -17,7 +17,7 @@ SRC = Path(__file__).parents[2] / "src"
 
 ARROW = frozenset({"pyarrow", "numpy"})
 KAFKA = frozenset({"confluent_kafka", "kafka"})
-CHECKSUM = frozenset({"google_crc32c"})
+CHECKSUM = frozenset({"crc32c"})
 
 VALUES = (
     "errors",

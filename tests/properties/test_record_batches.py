@@ -9,10 +9,10 @@ import tracemalloc
 import zlib
 from typing import Any
 
-import google_crc32c
 import numpy as np
 import pyarrow as pa
 import pytest
+from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 from kafka.record import MemoryRecords
@@ -52,7 +52,7 @@ def batch_bytes(
 
 def summed(made: bytes) -> bytes:
     """The batch with its checksum."""
-    checksum: int = google_crc32c.value(made[21:])
+    checksum = crc32c(made[21:])
     return made[:17] + checksum.to_bytes(4, "big") + made[21:]
 
 

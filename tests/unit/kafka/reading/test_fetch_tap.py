@@ -7,10 +7,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import google_crc32c
 import kafka.errors as client_errors
 import numpy as np
 import pytest
+from crc32c import crc32c
 from kafka.record.default_records import DefaultRecordBatchBuilder
 
 from everflow.errors import FatalError, LogStartMovedError, LogTruncatedError, RetriableError
@@ -48,7 +48,7 @@ def batch(
 def markers(base: int) -> bytes:
     built = bytearray(batch(base, [b"\0\0\0\1"]))
     built[21:23] = (0x20 | 0x10).to_bytes(2, "big")
-    built[17:21] = google_crc32c.value(bytes(built[21:])).to_bytes(4, "big")
+    built[17:21] = crc32c(built[21:]).to_bytes(4, "big")
     return bytes(built)
 
 
