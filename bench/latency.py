@@ -15,7 +15,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +25,7 @@ from bench.load.latency_schedule import Phase, schedule, write_schedule
 from bench.memory import ProcessorUse
 from bench.programs.left import Leftovers
 from bench.results import Measurement
-from bench.systems import ROOT, Job, Launcher, RunningSystem
+from bench.systems import ROOT, Job, Launcher, RunningSystem, turns
 from bench.topics import (
     PARTITIONS,
     GroupProgress,
@@ -69,9 +68,7 @@ def measure(
     """One start per system, guarantee and run; yields all its cases when it has ended."""
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})
     warm_broker(admin, bootstrap_servers)
-    for guarantee, run, (system, launcher) in product(
-        plan.guarantees, range(plan.runs), launchers.items()
-    ):
+    for guarantee, run, system, launcher in turns(plan.guarantees, plan.runs, launchers):
         yield from _run_once(
             plan, admin, bootstrap_servers, system, launcher, guarantee, run, log_folder
         )

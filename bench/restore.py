@@ -17,7 +17,6 @@ import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 from pathlib import Path
 
 from confluent_kafka import Consumer, TopicPartition
@@ -25,7 +24,7 @@ from confluent_kafka.admin import AdminClient
 
 from bench.events import Event, EventFile, first_restores, restored
 from bench.results import Measurement
-from bench.systems import EVERFLOW, Job, Launcher, RunningSystem
+from bench.systems import EVERFLOW, Job, Launcher, RunningSystem, turns
 from bench.topics import create_topics, delete_topics, draw_keys, key_of, produce_all, warm_broker
 from bench.verify import WrongOutputError
 
@@ -70,9 +69,7 @@ def measure(
         state_dir=log_folder,
     )
     _fill(plan, admin, job)
-    for guarantee, run, (system, launcher) in product(
-        plan.guarantees, range(plan.runs), launchers.items()
-    ):
+    for guarantee, run, system, launcher in turns(plan.guarantees, plan.runs, launchers):
         files = log_folder / f"{system}-{guarantee}-{run + 1}"
         files.mkdir()
         yield from _run_once(

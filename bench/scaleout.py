@@ -12,7 +12,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
 from pathlib import Path
 
 from confluent_kafka.admin import AdminClient
@@ -20,7 +19,7 @@ from confluent_kafka.admin import AdminClient
 from bench.elastic import RUNNING_TIMEOUT_S, SETTLED_S, Application, Load, Trial, application
 from bench.gaps import gap_lines, worst
 from bench.results import Measurement
-from bench.systems import Launcher
+from bench.systems import Launcher, turns
 from bench.topics import warm_broker
 
 CUT_OFF_NOTES = {
@@ -49,9 +48,7 @@ def measure(
     """Let the systems take turns; yields the figures of each run as it ends."""
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})
     warm_broker(admin, bootstrap_servers)
-    for guarantee, run, (system, launcher) in product(
-        plan.guarantees, range(plan.runs), launchers.items()
-    ):
+    for guarantee, run, system, launcher in turns(plan.guarantees, plan.runs, launchers):
         trial = Trial("scaleout", system, launcher, guarantee, plan.threads, plan.load)
         with application(trial, admin, bootstrap_servers, log_folder) as app:
             yield from _run_once(plan, app, run)

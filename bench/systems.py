@@ -12,8 +12,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 
 import psutil
@@ -197,6 +198,16 @@ def everflow_launch(job: Job) -> Launch:
         "PYTHONUNBUFFERED": "1",
     }
     return Launch(command, environment)
+
+
+def turns(
+    guarantees: Iterable[str], runs: int, launchers: Mapping[str, Launcher]
+) -> Iterator[tuple[str, int, str, Launcher]]:
+    """Guarantee, run, system and launcher of one start after the other, each other run backwards:
+    who comes second finds a warmer machine, up to 5 % of a drain of the count."""
+    for guarantee, run in product(guarantees, range(runs)):
+        for system, launcher in list(launchers.items())[:: -1 if run % 2 else 1]:
+            yield guarantee, run, system, launcher
 
 
 def everflow_jobs_launch(job: Job) -> Launch:

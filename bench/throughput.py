@@ -13,14 +13,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 
 from confluent_kafka.admin import AdminClient
 
 from bench.memory import MemoryPeak
 from bench.results import Measurement
-from bench.systems import Job, Launcher, RunningSystem
+from bench.systems import Job, Launcher, RunningSystem, turns
 from bench.topics import GroupProgress, create_topics, delete_topics, end_offsets, load, warm_broker
 from bench.verify import verify_counts
 
@@ -67,9 +66,7 @@ def measure(
         f"loaded {plan.records:,} records, {plan.keys:,} keys in {time.monotonic() - began:.1f} s",
         flush=True,
     )
-    for guarantee, run, (system, launcher) in product(
-        plan.guarantees, range(plan.runs), launchers.items()
-    ):
+    for guarantee, run, system, launcher in turns(plan.guarantees, plan.runs, launchers):
         yield from _run_once(
             plan, admin, bootstrap_servers, system, launcher, guarantee, run, log_folder
         )

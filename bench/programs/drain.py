@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from itertools import product
 from pathlib import Path
 
 from confluent_kafka.admin import AdminClient
@@ -26,6 +25,7 @@ from bench.systems import (
     Launcher,
     RunningSystem,
     flink_script,
+    turns,
 )
 from bench.throughput import Timing, time_run
 from bench.topics import (
@@ -81,12 +81,12 @@ def measure(
     )
     print(f"{program.name}: loaded {records:,} records in {time.monotonic() - began:.1f} s")
     first: tuple[str, Finals] | None = None
-    able = [
-        (system, launcher)
+    able = {
+        system: launcher
         for system, launcher in launchers.items()
         if system != FLINK_SQL or flink_script(program.name) is not None
-    ]
-    for guarantee, run, (system, launcher) in product(plan.guarantees, range(plan.runs), able):
+    }
+    for guarantee, run, system, launcher in turns(plan.guarantees, plan.runs, able):
         job = _job(plan, program, bootstrap_servers, system, guarantee, run, records)
         create_topics(
             admin, [job.output_topic + branch for branch in program.branches], plan.partitions

@@ -8,7 +8,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,7 @@ from bench.memory import ProcessorUse
 from bench.programs.catalogue import Program
 from bench.programs.matching import KEYS_FILE, latencies
 from bench.results import Measurement
-from bench.systems import FLINK_SQL, Job, Launcher
+from bench.systems import FLINK_SQL, Job, Launcher, turns
 from bench.topics import PARTITIONS, case_name
 
 
@@ -49,8 +48,8 @@ def measure(
     clock_offset_ns = time.time_ns() - time.monotonic_ns()
     phases = schedule(plan.rates, plan.warm_up_s, plan.measured_s, idle_s=0)
     name = ["--program", program.name]
-    able = [pair for pair in launchers.items() if pair[0] != FLINK_SQL]
-    for guarantee, run, (system, launcher) in product(plan.guarantees, range(plan.runs), able):
+    able = {name: launcher for name, launcher in launchers.items() if name != FLINK_SQL}
+    for guarantee, run, system, launcher in turns(plan.guarantees, plan.runs, able):
         application_id = f"live-{program.name}-{system}-{guarantee.replace('_', '-')}-{run}"
         job = Job(
             bootstrap_servers=bootstrap_servers,
