@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -21,6 +22,19 @@ BEHIND_MS = 6 * 3_600_000
 broker refuses what is more than an hour before its own."""
 
 
+class _LastLines(logging.Handler):
+    """What a client said last: told when it does not get on, and else to nobody."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: deque[str] = deque(maxlen=20)
+        self.logger = logging.Logger("chaos-load", logging.INFO)
+        self.logger.addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(f"{time.strftime('%H:%M:%S')} {record.getMessage()}")
+
+
 class Load(threading.Thread):
     """Owned by one thread. `fill`, then `start`; `stop` ends it. A broker that is away is waited
     for by the producer, which never gives up and never repeats."""
@@ -34,6 +48,7 @@ class Load(threading.Thread):
         self._asked: deque[Kind] = deque()
         self._stop_asked = threading.Event()
         self._failures: list[str] = []
+        self._told = _LastLines()
         self._producer = Producer(
             {
                 "bootstrap.servers": bootstrap,
@@ -43,8 +58,8 @@ class Load(threading.Thread):
                 "message.max.bytes": 2_000_000,
                 "linger.ms": 5,
                 "reconnect.backoff.max.ms": 500,
-                "log_level": 0,
-            }
+            },
+            logger=self._told.logger,
         )
 
     def fill(self, orders: int) -> None:
@@ -100,8 +115,9 @@ class Load(threading.Thread):
         self._flush()
 
     def _flush(self) -> None:
-        if self._producer.flush(FLUSH_S):
-            self._failures.append("records are left unsent")
+        if left := self._producer.flush(FLUSH_S):
+            said = "; ".join(self._told.lines) or "nothing"
+            self._failures.append(f"{left} records are left unsent, the client says: {said}")
         if self._failures:
             raise RuntimeError(f"the load failed: {self._failures[0]}")
 
