@@ -311,7 +311,7 @@ def test_the_page_answers_an_operators_questions_in_their_order(tmp_path: Path) 
         ) == ["1 1"] * (5 + 2 * len(PHASES)), "no word stands on another line than its colour"
         assert "new: pod-2" in text(window, "#assignment")
         assert "orders-2@88121" in text(window, "#letters")
-        assert "1 of 3 instances do not say" in text(window, "#tasks .hint")
+        assert "1 of 3 instances does not say where it is" in text(window, "#tasks .hint")
         assert text(window, "#writers tr:nth-child(2)") == (
             "0shop-pod-0-0no0.4 s agogeneration 200"
         )

@@ -151,7 +151,7 @@ function tasks(view, hosts, instance) {
   const kinds = new Set(view.rows.flatMap((row) => row.spans.map((span) => span[1])).filter(Boolean));
   at("kinds").replaceChildren(...[...kinds].map((kind) => keyed(`k-${kind}`, kind)));
   hint("tasks", `${counts.join(", ") || "None here"}.${more(view.more)}` +
-    (hosts.silent > 0 ? ` ${hosts.silent} of ${instance.members} instances do not say where they are (application.server).` : ""));
+    (hosts.silent > 0 ? ` ${hosts.silent} of ${instance.members} instances ${hosts.silent > 1 ? "do" : "does"} not say where ${hosts.silent > 1 ? "they are" : "it is"} (application.server).` : ""));
   const others = hosts.rows.map((host) => host.host);
   const columns = [["task"], ["is"], [`since ${clock(view.begin_ms)}`], ["lag", true], ["records/s", true], ["left", true], ["thread", true],
     ...others.map((host) => [host]), ["why"]];
@@ -168,7 +168,7 @@ function tasks(view, hosts, instance) {
 function lags(view) {
   const silent = view.silent_s >= 1 ? `The brokers have not answered for ${seconds(view.silent_s)}: as of then. ` : "";
   hint("lags", `${silent}The worst first.${view.more ? ` ${whole(view.more)} more have ${whole(view.more_lag)} together.` : ""}`);
-  const grows = (row) => (row.growth ? `${row.growth > 0 ? "+" : ""}${row.growth.toFixed(1)}/s` : "");
+  const grows = (row) => (row.growth ? `${row.growth > 0 ? "+" : "-"}${rate(Math.abs(row.growth))}` : "");
   const spread = view.rows.some((row) => row.host);
   fill("lags", [["topic"], ["partition", true], ["lag", true], ["grows by", true], ...(spread ? [["at"]] : [])],
     view.rows.map((row) => [row.topic, row.partition, whole(row.lag), grows(row), ...(spread ? [row.host || "here"] : [])]),
