@@ -34,8 +34,11 @@ class FleetCommand:
     def driver(self) -> psutil.Process:
         """The Python process; `spark-submit` has one below it."""
         found = psutil.Process(self.process.pid)
-        below = [one for one in found.children() if "everflow_main.py" in " ".join(one.cmdline())]
-        return below[0] if below else found
+        for one in found.children():
+            with suppress(psutil.NoSuchProcess):  # a shell of spark-submit that has ended
+                if "everflow_main.py" in " ".join(one.cmdline()):
+                    return one
+        return found
 
     def said(self) -> str:
         """All that it has said."""
