@@ -11,7 +11,7 @@ import pytest
 from bench.latency import _latencies
 from bench.load.latency_schedule import Phase, key_at, number_of, schedule
 from bench.results import Measurement, summarise
-from bench.systems import Job, everflow_launch, everflow_unguarded_launch
+from bench.systems import Job, everflow_launch, everflow_unguarded_launch, turns
 from bench.topics import json_value
 from bench.verify import WrongOutputError
 from everflow.config import StreamsConfig
@@ -84,3 +84,18 @@ def test_without_guards_is_the_same_start_but_for_two_settings() -> None:
     config = StreamsConfig({"application.id": "app", "bootstrap.servers": "b:1", **settings})
     assert config.max_memory_bytes > 1 << 40
     assert config.consumer()["check.crcs"] == "false"
+
+
+def test_systems_take_turns_from_either_end() -> None:
+    launchers = {"kafka-streams": everflow_launch, "everflow": everflow_launch}
+    taken = [(guarantee, run, system) for guarantee, run, system, _ in turns("ab", 2, launchers)]
+    assert taken == [
+        ("a", 0, "kafka-streams"),
+        ("a", 0, "everflow"),
+        ("a", 1, "everflow"),
+        ("a", 1, "kafka-streams"),
+        ("b", 0, "kafka-streams"),
+        ("b", 0, "everflow"),
+        ("b", 1, "everflow"),
+        ("b", 1, "kafka-streams"),
+    ]
