@@ -78,11 +78,15 @@ class StreamsMetadata:
     standby_topic_partitions: frozenset[TopicPartition] = frozenset()
 
 
-@lru_cache(maxsize=1_024)  # readers come back to some keys, and it is a loop of Python
 def default_partitioner(key: bytes, partitions: int) -> int:
     """Java's and everflow's producers: murmur2 of the key bytes, sign bit cleared. librdkafka's own
     default is another one: ``zlib.crc32(key) % partitions``."""
-    return (int(murmur2(key)) & 0x7FFFFFFF) % partitions
+    return (_hashed(key) & 0x7FFFFFFF) % partitions
+
+
+@lru_cache(maxsize=1_024)  # readers come back to some keys, and it is a loop of Python
+def _hashed(key: bytes) -> int:
+    return int(murmur2(key))
 
 
 def metadata_for_key(site: StoreSite, partition: int, hosts: Hosts | None) -> KeyQueryMetadata:
