@@ -63,7 +63,7 @@ def test_a_batch_is_bounded_by_records_bytes_and_the_time_of_the_one_before(
     size = BatchSize()
     for records, elapsed, raw in runs:
         before = size
-        size = size.after(limits, records, elapsed, raw)
+        size = size.after(limits, records, records, elapsed, raw)
         found = size.records(limits)
         assert 1 <= found <= most
         if size.bytes_per_record:
@@ -74,33 +74,37 @@ def test_a_batch_is_bounded_by_records_bytes_and_the_time_of_the_one_before(
 
 def test_a_slow_program_gets_small_batches_at_once_and_a_fast_one_grows_step_by_step() -> None:
     limits = BatchLimits(500_000, 1 << 40, 3_000)
-    assert BatchSize(cold=False).after(limits, 100_000, 100_000).records(limits) == 3_000
-    assert BatchSize().after(limits, 100_000, 10).records(limits) == 400_000
-    assert BatchSize(200_000, cold=False).after(limits, 200_000, 10).records(limits) == 500_000
+    assert BatchSize(cold=False).after(limits, 100_000, 100_000, 100_000).records(limits) == 3_000
+    assert BatchSize().after(limits, 100_000, 100_000, 10).records(limits) == 400_000
     assert (
-        BatchSize(200_000, cold=False).after(limits, 200_000, 2_000).records(limits) == 300_000
+        BatchSize(200_000, cold=False).after(limits, 200_000, 200_000, 10).records(limits)
+        == 500_000
+    )
+    assert (
+        BatchSize(200_000, cold=False).after(limits, 200_000, 200_000, 2_000).records(limits)
+        == 300_000
     ), "what would have fitted"
 
 
 def test_what_the_first_full_batch_costs_once_does_not_hold_the_next_ones_back() -> None:
     limits = BatchLimits(500_000, 1 << 40, 3_000)
-    assert BatchSize().after(limits, 100_000, 2_500).records(limits) == 300_000
-    small = BatchSize().after(limits, 20, 100)
+    assert BatchSize().after(limits, 100_000, 100_000, 2_500).records(limits) == 300_000
+    small = BatchSize().after(limits, 20, 20, 100)
     assert small.cold, "a batch of a few records has not warmed anything up"
-    assert not small.after(limits, 100_000, 2_500).cold
+    assert not small.after(limits, 100_000, 100_000, 2_500).cold
 
 
 def test_a_first_batch_that_takes_for_ever_holds_the_next_back_for_three_batches_at_most() -> None:
     limits = BatchLimits(500_000, 1 << 40, 3_000)
-    size = BatchSize().after(limits, 100_000, 30_000)
+    size = BatchSize().after(limits, 100_000, 100_000, 30_000)
     for _ in range(3):
-        size = size.after(limits, size.records(limits), 200)
+        size = size.after(limits, size.records(limits), size.records(limits), 200)
     assert size.records(limits) >= 300_000
 
 
 def test_small_batches_say_nothing_about_what_a_large_one_could_take() -> None:
     limits = BatchLimits(500_000, 1 << 40, 3_000)
-    assert BatchSize(200_000).after(limits, 20, 100).records(limits) == 200_000
+    assert BatchSize(200_000).after(limits, 20, 20, 100).records(limits) == 200_000
 
 
 @given(st.floats(1, 30_000), st.integers(1, 5))
@@ -113,13 +117,15 @@ def test_a_batch_that_was_made_small_grows_back_however_long_the_machine_takes(
     limits = BatchLimits(500_000, 1 << 40, 3_000)
     size = BatchSize(cold=False).shrunk(16)
     for _ in range(5):
-        size = size.after(limits, size.records(limits), elapsed_ms, None, elapsed_ms / 1e4)
+        size = size.after(
+            limits, size.records(limits), size.records(limits), elapsed_ms, None, elapsed_ms / 1e4
+        )
     assert size.records(limits) >= SMALLEST_RECORDS
     costly = BatchSize(100, cold=False)
     for _ in range(5):
         records = costly.records(limits)
         assert records * 3.0 <= 3_000, "what its records cost bounds it"
-        costly = costly.after(limits, records, records * 3.0 * share, None, records * 3.0)
+        costly = costly.after(limits, records, records, records * 3.0 * share, None, records * 3.0)
 
 
 @given(st.integers(2, 8))
@@ -131,9 +137,9 @@ def test_a_small_batch_of_a_merge_grows_although_it_reads_one_record_of_one_inpu
     limits = BatchLimits(500_000, 1 << 40, 3_000)
     size = BatchSize(1, cold=False)
     for _ in range(6):
-        size = size.after(limits, 1, 50.0, planned=max(inputs, size.records(limits)))
+        size = size.after(limits, max(inputs, size.records(limits)), 1, 50.0)
     assert size.records(limits) >= SMALLEST_RECORDS
     fed = BatchSize(10_000, cold=False)
-    assert fed.after(limits, 4_000, 50.0, planned=10_000).bound == 40_000
-    assert fed.after(limits, 10, 50.0, planned=10_000).bound == 10_000, "it waits for an input"
-    assert fed.after(limits, 10, 50.0, planned=10).bound == 10_000, "there are no more"
+    assert fed.after(limits, 10_000, 4_000, 50.0).bound == 40_000
+    assert fed.after(limits, 10_000, 10, 50.0).bound == 10_000, "it waits for an input"
+    assert fed.after(limits, 10, 10, 50.0).bound == 10_000, "there are no more"

@@ -81,15 +81,15 @@ class BatchSize:
     def after(
         self,
         limits: BatchLimits,
+        planned: int,
         records: int,
         elapsed_ms: float,
         raw_bytes: int | None = None,
         computing_ms: float = 0.0,
         held_ms: float = 0.0,
-        planned: int | None = None,
     ) -> BatchSize:
-        """With one more finished batch. ``planned``: how many its ranges had (None: as many); of a
-        merge it reads fewer, up to where one of its inputs ends. ``computing_ms``: the part of its
+        """With one more finished batch. ``planned``: how many its ranges had; a merge reads
+        fewer, up to where one of its inputs ends. ``computing_ms``: the part of its
         time that its records cost, which bounds the next one below `SMALLEST_RECORDS` too.
         ``held_ms``: the part for which its transaction was held up by the one before it."""
         size = self.bytes_per_record
@@ -101,7 +101,7 @@ class BatchSize:
             elapsed_ms = max(elapsed_ms - COLD_MS, elapsed_ms / 4)
         if elapsed_ms > limits.target_ms and bound > SMALLEST_RECORDS:
             bound = max(SMALLEST_RECORDS, int(min(records, bound) * limits.target_ms / elapsed_ms))
-        elif full or self._bounded_merge(limits, records, planned or records):
+        elif full or self._bounded_merge(limits, records, planned):
             bound = self._grown(limits, records, elapsed_ms, computing_ms)
         if records > 0 and computing_ms > limits.target_ms:
             bound = min(bound, max(1, int(records * limits.target_ms / computing_ms)))

@@ -148,12 +148,12 @@ class Narrowing:
         bounds, raw_bytes = self.bounds, result.counts.get("bytes", 0)
         self.size = before.after(
             bounds,
+            planned,
             read,
             elapsed_ms,
             raw_bytes if "bytes" in result.counts else None,
             computing_ms,
             result.held_ms,
-            planned,
         )
         self.memory = self.memory.after(raw_bytes, bounds.max_bytes, result.memory)
         if self.search is not None:

@@ -250,9 +250,9 @@ def test_a_plan_with_functions_begins_small_and_keeps_to_what_a_record_costs() -
 def test_a_call_of_a_second_each_leaves_the_batch_in_bounds() -> None:
     size = first_size(functions=True)
     limits = world().thread.settings.limits
-    slow = size.after(limits, 1_000, 1_000_000.0, None, 1_000_000.0)
+    slow = size.after(limits, 1_000, 1_000, 1_000_000.0, None, 1_000_000.0)
     assert slow.records(limits) == 1
-    fixed = size.after(limits, 1_000, 1_000_000.0, None, 5.0)
+    fixed = size.after(limits, 1_000, 1_000, 1_000_000.0, None, 5.0)
     assert fixed.records(limits) == 1_000, "what no record costs is no reason for smaller batches"
 
 
