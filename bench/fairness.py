@@ -46,7 +46,7 @@ class FairnessPlan:
     """What to run: ``records`` of backlog for each of the ``threads`` that run full batches."""
 
     guarantees: Sequence[str] = ("exactly_once_v2",)
-    records: int = 1_000_000
+    records: int = 2_000_000
     threads: int = 2
     bound_ms: float = BOUND_MS
 

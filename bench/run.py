@@ -427,8 +427,7 @@ def _by_itself(
             **common,
         )
         return backlog.measure(behind, bootstrap_servers, folder)
-    # A round of readers lasts ten seconds: in three, what drifts is as much as what they cost.
-    common["records"] = options.records or (6 if options.bench == "readers" else 2) * 1_000_000
+    common |= {"records": options.records} if options.records else {}  # else the plan's own
     if options.bench == "readers":
         served = readers.ReadersPlan(rounds=options.runs or 5, **common)
         return readers.measure_readers(served, bootstrap_servers, folder)

@@ -48,7 +48,7 @@ def measure(
     clock_offset_ns = time.time_ns() - time.monotonic_ns()
     phases = schedule(plan.rates, plan.warm_up_s, plan.measured_s, idle_s=0)
     name = ["--program", program.name]
-    able = {name: launcher for name, launcher in launchers.items() if name != FLINK_SQL}
+    able = {one: launcher for one, launcher in launchers.items() if one != FLINK_SQL}
     for guarantee, run, system, launcher in turns(plan.guarantees, plan.runs, able):
         application_id = f"live-{program.name}-{system}-{guarantee.replace('_', '-')}-{run}"
         job = Job(

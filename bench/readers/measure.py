@@ -37,7 +37,8 @@ class TooCostlyError(RuntimeError):
 @dataclass(frozen=True)
 class ReadersPlan:
     """What to run. ``bound``: the share of throughput that may be lost; ``least_reads``: of the
-    reads that were due, those that have to be answered."""
+    reads that were due, those that have to be answered. A round lasts ten seconds: in three, what
+    drifts is as much as what readers cost."""
 
     guarantees: Sequence[str] = ("exactly_once_v2",)
     records: int = 6_000_000
