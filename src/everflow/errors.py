@@ -444,6 +444,14 @@ class LogStartMovedError(RetriableError):
         self.partition = partition
 
 
+class OffsetsWentBackError(RetriableError):
+    """The group's coordinator tells lower committed offsets than were committed: whoever began
+    there would process twice what lies between. Passes once the coordinator has loaded them again
+    (note 064)."""
+
+    code = "EF-OFFSETS-WENT-BACK"
+
+
 class LogTruncatedError(LogStartMovedError):
     """The log has other records than those that were read (an unclean leader election; KIP-320): a
     store that was made of them must be rebuilt."""

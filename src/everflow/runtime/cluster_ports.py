@@ -41,6 +41,7 @@ from everflow.runtime.restore.standby_listener import StandbyUpdateListener
 from everflow.runtime.start_up import extended, transactional_id
 from everflow.runtime.step.step_functions import UndecodableRecord
 from everflow.runtime.tasks.blueprint import Blueprint
+from everflow.runtime.tasks.committed_floors import ON_DISK
 from everflow.runtime.tasks.recovery import ATTEMPT_MS, Recovery, RecoveryRules
 from everflow.runtime.tasks.task import ActiveTask, TaskStore
 from everflow.runtime.tasks.task_recovery import ClusterRecoveryPorts
@@ -256,6 +257,7 @@ class ClusterPorts:
             self._ground.changelog,
             self._ground.changelogs.states,
         )
+        instance.floors.raised(copies.applied(), ON_DISK)
         return copies
 
     def member(self, instance: Instance) -> GroupMember:
@@ -333,6 +335,7 @@ class ClusterPorts:
             reader_config=ground.reader,
             fetch_bytes=config.memory.restore_fetch,
             directory=ground.directory,
+            purged=ground.blueprint.purged,
             specs=lambda subtopology: ground.blueprint.stores.get(subtopology, ()),
             changelogs=ground.changelogs,
             state_sync=config.state_sync,
@@ -344,6 +347,7 @@ class ClusterPorts:
         return Recovery(
             ports=ports,
             rules=rules,
+            floors=instance.floors,
             clock=ground.clock,
             timeout_ms=min(config.task_timeout_ms, ATTEMPT_MS),
             stop=stop,

@@ -39,6 +39,7 @@ from everflow.runtime.pause import Pause
 from everflow.runtime.query.host_map import HostMap
 from everflow.runtime.restore.restore_progress import RestoreTracker
 from everflow.runtime.start_up import await_warm, commit_starts
+from everflow.runtime.tasks.committed_floors import CommittedFloors
 from everflow.runtime.tasks.recovery import ATTEMPT_MS, Recovery
 from everflow.runtime.tasks.task import ActiveTask, TaskState, TaskStore, fitted
 from everflow.runtime.tasks.task_manager import TaskManager, TaskServices
@@ -176,6 +177,7 @@ class Instance:
         self.stop, self.pause, self.metrics, self.tracker = stop, pause, metrics, tracker
         self.uncaught = Uncaught(lambda _: self.member.shut_down_application())
         self.book = GateBook()
+        self.floors = CommittedFloors(clock)
         self.hosts = HostMap(clock)
         self.threads: list[StreamThread] = []
         self.begun: dict[TaskId, ActiveTask] = {}
@@ -186,7 +188,7 @@ class Instance:
         self.global_tables = ports.global_tables(self)
         self.copies = ports.copies(self)
         self.member = ports.member(self)
-        self.deferred = DeferredOffsets(self.member.commit)
+        self.deferred = DeferredOffsets(self.member.commit, self.floors.raised)
         ports.open_gate(self)
         self.ends = ports.ends(self)
         self.restores, self.tails = (
@@ -285,6 +287,7 @@ class Instance:
             recovery=self.ports.recovery(self, self.stop, pauses=False),
             metrics=self.metrics,
             on_failed=self.failed,
+            committed=self._committed,
             on_warm=lambda: self.loop.post(self._look_at_tasks),
             paused=lambda: self.pause.paused or not self.global_tables.filled,
             give_back=self._give_back,
@@ -319,6 +322,10 @@ class Instance:
             close=self.ports.close_stores,
             clock=self.clock,
         )
+
+    def _committed(self, positions: Mapping[TopicPartition, int]) -> None:
+        if self.settings.exactly_once:  # else they may be among those that are deferred
+            self.floors.raised(positions)
 
     def _give_back(self, tasks: Sequence[ActiveTask], why: RetriableError) -> None:
         self.loop.post(lambda: self.manager.given_back(tasks, why))

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +32,7 @@ from everflow.state.lmdb_env import FLUSH_MARKER, StoreEnvironment
 from everflow.state.reading_ahead import ReadingAhead
 from everflow.state.sorted_entries import SortedEntries, sorted_entries
 from everflow.state.store import VERSIONED
-from everflow.state.store_meta import Owner, StoreMeta
+from everflow.state.store_meta import NO_INPUTS, Owner, StoreMeta
 from everflow.state.store_snapshot import KEY_VALUE, SEGMENT_MS_MIN, StoreSnapshot, segments_of
 from everflow.state.versioned_snapshot import VersionedSnapshot
 from everflow.state.versioned_writes import EARLIER, version_changes
@@ -147,13 +147,15 @@ class LmdbStore:
         position: int | None,
         expected: Owner,
         batch: str,
+        inputs: Mapping[str, int] = NO_INPUTS,
         now_ms: int = -1,
         reached: Callable[[str], None] = lambda name: None,
     ) -> None:
         """Write a committed batch's changes, in ONE transaction with position and batch id.
 
         Call it for every store of the task, changes or not, so that all carry the same last batch.
-        ``position`` is the next changelog offset, None if nothing was sent;
+        ``position`` is the next changelog offset, None if nothing was sent; ``inputs``: see
+        `StoreMeta`;
         ``reached("applying")`` is called in the middle of the transaction. Windows (sessions) that
         the written ones leave behind by the retention expire. Raises StoreMismatchError,
         nothing written, unless owner incarnation and last batch are those in ``expected``: a
@@ -165,8 +167,15 @@ class LmdbStore:
             meta = self._read_meta(txn)
             meta.check_owner(expected, str(self.path))
             meta = write(txn, meta, reached)
-            meta = replace(meta.moved_to(position, str(self.path)), last_batch=batch)
-            self._put_meta(txn, replace(meta, updated_ms=max(meta.updated_ms, now_ms)))
+            self._put_meta(
+                txn,
+                replace(
+                    meta.moved_to(position, str(self.path)),
+                    last_batch=batch,
+                    inputs={**meta.inputs, **inputs},
+                    updated_ms=max(meta.updated_ms, now_ms),
+                ),
+            )
 
         self._env.write(body)
 

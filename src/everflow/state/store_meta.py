@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import NamedTuple
 
 from everflow.errors import StateFormatError, StoreMismatchError
 
-FORMAT = 1
+FORMAT = 2
 """Version of the bytes inside a store; a higher one was written by a later release."""
+NO_INPUTS: Mapping[str, int] = {}
 
 
 class Owner(NamedTuple):
@@ -29,6 +31,8 @@ class StoreMeta:
     store's own, the highest window start or session end written (ms, -1 = none). ``updated_ms`` is
     the wall clock at which the store was last known to have followed its changelog to the end,
     before it ever did the moment it was begun (-1 = unknown): it has missed no delete since.
+    ``inputs``: what the group had committed of its task's input partitions (``topic-0``) when a
+    batch was applied last: it never commits less (note 064). Since format 2.
     """
 
     kind: str
@@ -42,6 +46,7 @@ class StoreMeta:
     stream_time: int = -1
     updated_ms: int = -1
     segments: dict[int, int] = field(default_factory=dict)
+    inputs: dict[str, int] = field(default_factory=dict)
     format: int = FORMAT
 
     @property

@@ -114,7 +114,7 @@ def main(folder: Path, keys: int, size: int, held_bytes: int) -> None:
         results += len(done.output)
         for changes in done.changes[0]:
             name, batch = changes.store, str(number)
-            ports.apply(paths[name], changes, None, Owner("i", last[name]), batch)
+            ports.apply(paths[name], changes, None, Owner("i", last[name]), batch, {})
             last[name] = batch
     stored = sum((Path(path) / "data.mdb").stat().st_size for path in paths.values())
     told = {"results": results, "input_bytes": input_bytes, "stored_bytes": stored}

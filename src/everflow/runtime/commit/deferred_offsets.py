@@ -16,10 +16,12 @@ CommitOffsets = Callable[[Mapping[TopicPartition, tuple[int, str]]], bool]
 
 class DeferredOffsets:
     """Commits offsets through the member and keeps those that it would not take. Any thread may
-    call."""
+    call. ``told``: of what was committed."""
 
-    def __init__(self, commit: CommitOffsets) -> None:
-        self._commit = commit
+    def __init__(
+        self, commit: CommitOffsets, told: Callable[[Mapping[TopicPartition, int]], None]
+    ) -> None:
+        self._commit, self._told = commit, told
         self._committing = threading.Lock()
         # Never held over a commit: `forget` is called on the group client's thread, which the
         # commit itself needs.
@@ -39,7 +41,9 @@ class DeferredOffsets:
             if not merged:
                 return True
             taken = self._commit(merged)
-            if not taken:
+            if taken:
+                self._told({tp: offset for tp, (offset, _) in merged.items()})
+            else:
                 log.info(
                     "The group rebalances: the offsets of %d partitions go with the next commit",
                     len(merged),

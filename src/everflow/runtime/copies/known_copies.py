@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -46,6 +46,8 @@ class AtRest:
 
     offset_sum: int
     until_ms: float = float("inf")
+    inputs: Mapping[TopicPartition, int] = field(default_factory=dict)
+    """What the group had committed of its task's inputs when it was applied last."""
 
 
 class Copies:
@@ -131,6 +133,12 @@ class Copies:
             said = ", ".join(f"{task} at {copy.offset_sum}" for task, copy in rested.items())
             log.info("Copies in the state folder: %s", said)
 
+    def applied(self) -> dict[TopicPartition, int]:
+        """What the group has committed at least, by the copies that nobody follows."""
+        with self._lock:
+            copies = list(self._at_rest.values())
+        return {tp: offset for copy in copies for tp, offset in copy.inputs.items()}
+
     def rest(self, task: TaskId, stores: Iterable[TaskStore]) -> None:
         """A task ended here, its copy stays on disk: note how far it is. Reads the stores'
         metadata, a fraction of a ms each."""
@@ -168,8 +176,13 @@ class Copies:
 
 def _together(stores: Collection[AtRest]) -> AtRest:
     """The copy of a task whose stores these are: too old as soon as one of them is."""
+    inputs: dict[TopicPartition, int] = {}
+    for store in stores:
+        inputs.update({tp: max(at, inputs.get(tp, 0)) for tp, at in store.inputs.items()})
     return AtRest(
-        sum(store.offset_sum for store in stores), min(store.until_ms for store in stores)
+        sum(store.offset_sum for store in stores),
+        min(store.until_ms for store in stores),
+        inputs,
     )
 
 
@@ -198,4 +211,10 @@ def _judged(
     # One at its changelog's very end may be old: it has missed nothing so far, and that counts from
     # now.
     seen_ms = now_ms if meta.position >= state.end else meta.updated_ms
-    return AtRest(meta.position, trusted_until_ms(seen_ms, state.delete_retention_ms))
+    # A store over its input topic survives a reset of the offsets, whose host need not be this one.
+    told = {} if spec.source_topic is not None else meta.inputs
+    return AtRest(
+        meta.position,
+        trusted_until_ms(seen_ms, state.delete_retention_ms),
+        {TopicPartition.parse(tp): offset for tp, offset in told.items()},
+    )

@@ -75,6 +75,11 @@ class Blueprint:
                 found.append(StandbyTask(task, (store,), TaskRole.GLOBAL))
         return found
 
+    def purged(self) -> list[TopicPartition]:
+        """Partitions of the repartition topics, from which everflow deletes what was read."""
+        topics = sorted(self.repartition)
+        return [TopicPartition(name, n) for name in topics for n in range(self.partitions[name])]
+
     @property
     def reused(self) -> frozenset[str]:
         """The topics of the user that are changelogs of tables."""

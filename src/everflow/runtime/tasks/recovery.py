@@ -1,8 +1,9 @@
 """Recovers tasks: the one order to become active, or go on after an unknown outcome (D5, D6).
 
-fence -> committed offsets (require_stable) -> target = log end read_uncommitted, taken after that
--> wait until the last stable offset reaches it -> claim and replay [store's position, target] ->
-run. Each arrow closes a way to lose or double data: scenarios 1, 2 and 4.
+fence -> committed offsets (require_stable), none below what is known to be committed -> target =
+log end read_uncommitted, taken after that -> wait until the last stable offset reaches it -> claim
+and replay [store's position, target] -> run. Each arrow closes a way to lose or double data:
+scenarios 1, 2 and 4.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from everflow.clock import Clock, Deadline
 from everflow.errors import (
     FatalError,
     OffsetsExpiredError,
+    OffsetsWentBackError,
     RetriableError,
     TaskMigratedError,
     start_over,
@@ -24,6 +26,7 @@ from everflow.errors import (
 from everflow.records import CommittedOffset, TopicPartition
 from everflow.retry import StoppedError, attempting
 from everflow.runtime.commit.batch import parse_metadata
+from everflow.runtime.tasks.committed_floors import PURGED, CommittedFloors, WentBack
 from everflow.runtime.tasks.task import ActiveTask, TaskStore
 from everflow.setting_checks import reset_duration_ms
 
@@ -61,6 +64,14 @@ class RecoveryPorts(Protocol):
     ) -> Mapping[TopicPartition, CommittedOffset]:
         """Stable committed offsets of the group; partitions without one are left out."""
 
+    def committed_last(
+        self, partitions: Sequence[TopicPartition]
+    ) -> Mapping[TopicPartition, CommittedOffset]:
+        """As `committed`, but without what open transactions hold: nobody is waited for."""
+
+    def purged(self) -> Sequence[TopicPartition]:
+        """Partitions that nobody deletes records from but everflow, behind committed offsets."""
+
     def log_ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
         """Log ends, read_uncommitted."""
 
@@ -95,10 +106,11 @@ class RecoveryRules:
 @dataclass(kw_only=True)
 class Recovery:
     """Recovers tasks; used by one thread at a time. ``stop`` ends every wait with StoppedError.
-    ``timeout_ms``: how long one attempt may be in vain."""
+    ``timeout_ms``: how long one attempt may be in vain. ``floors``: of the instance."""
 
     ports: RecoveryPorts
     rules: RecoveryRules
+    floors: CommittedFloors
     clock: Clock
     timeout_ms: float
     stop: threading.Event
@@ -117,9 +129,10 @@ class Recovery:
         is processed, so that a later start is never taken for a first one), and the committed
         offsets that were found.
 
-        Raises RetriableError for an attempt that was in vain, OffsetsExpiredError, StoppedError;
-        FatalError for an offset out of range with policy ``none``; TaskMigratedError as soon as
-        something has to be waited for and ``given_up()`` says that it is in vain.
+        Raises RetriableError for an attempt that was in vain, OffsetsWentBackError among them;
+        OffsetsExpiredError, StoppedError; FatalError for an offset out of range with policy
+        ``none``; TaskMigratedError as soon as something has to be waited for and ``given_up()``
+        says that it is in vain.
         """
         deadline = _Patience(self.clock, self.timeout_ms, given_up)
         inputs = sorted({tp for task in tasks for tp in task.inputs})
@@ -130,8 +143,8 @@ class Recovery:
             self._retry(lambda: self.ports.fence(fence), "fencing earlier writers", deadline)
         if not tasks:
             return {}, {}
-        committed = dict(
-            self._retry(lambda: self.ports.committed(inputs), "reading committed offsets", deadline)
+        committed = self._retry(
+            lambda: self._committed(inputs), "reading committed offsets", deadline
         )
         reused = set(inputs).intersection(changelogs)
         own = [tp for tp in changelogs if tp not in reused]
@@ -164,6 +177,22 @@ class Recovery:
             return operation()
 
         return attempting(attempt, what, clock=self.clock, deadline=deadline, stop=self.stop)
+
+    def _committed(self, inputs: Sequence[TopicPartition]) -> dict[TopicPartition, CommittedOffset]:
+        """Stable committed offsets. OffsetsWentBackError where the coordinator tells less of any
+        partition of the application than is known: then it is believed in nothing."""
+        # Starts first: another instance may commit and purge between the two questions.
+        if purged := self.ports.purged():
+            starts = self.ports.log_starts(purged)
+            self.floors.raised({tp: start for tp, start in starts.items() if start > 0}, PURGED)
+        committed = dict(self.ports.committed(inputs))
+        others = sorted(set(self.floors.settled()).difference(inputs))
+        told = self.ports.committed_last(others) if others else {}
+        back = {**self.floors.others_went_back(told), **self.floors.went_back(committed, inputs)}
+        if back:
+            raise OffsetsWentBackError(_refused(back))
+        self.floors.raised({tp: found.offset for tp, found in committed.items()})
+        return committed
 
     def _stable_ends(
         self,
@@ -300,3 +329,18 @@ class Recovery:
             )[tp]
             return span[1] if found < 0 else min(max(found, span[0]), span[1])
         return span[1] if policy == "latest" else span[0]
+
+
+def _refused(back: Mapping[TopicPartition, WentBack]) -> str:
+    """Of the partition that went back farthest, what is told and what is known."""
+    worst = max(sorted(back), key=lambda tp: back[tp].floor.offset - (back[tp].told or 0))
+    told, (floor, witness) = back[worst]
+    others = f"; it tells too little of {len(back)} partitions in all" if len(back) > 1 else ""
+    return (
+        f"{worst}: the group's coordinator tells "
+        f"{'no committed offset' if told is None else f'the committed offset {told}'}, but {floor} "
+        f"was committed before: {witness}{others}. Going on there would process records twice, so "
+        f"tasks wait until it tells the truth. Restart the broker that leads the group's partition "
+        f"of __consumer_offsets, or make another one its leader: it loads the offsets again. If "
+        f"they were set back on purpose, see EF-OFFSETS-WENT-BACK."
+    )

@@ -29,8 +29,8 @@ class ClusterRecoveryPorts:
     """See `RecoveryPorts`; safe from several recovering threads (each replay has a reader of its
     own).
 
-    ``specs`` gives the stores of a sub-topology; ``stopped`` is asked between the chunks of a
-    replay, and ends it. ``fetch_bytes``: see `MemoryBudget.restore_fetch`.
+    ``purged``: see there. ``specs`` gives the stores of a sub-topology; ``stopped`` is asked
+    between the chunks of a replay, and ends it. ``fetch_bytes``: see `MemoryBudget.restore_fetch`.
     """
 
     admin: ClusterAdmin
@@ -39,6 +39,7 @@ class ClusterRecoveryPorts:
     reader_config: Mapping[str, Any]
     fetch_bytes: int
     directory: StateDirectory
+    purged: Callable[[], Sequence[TopicPartition]]
     specs: Callable[[int], Sequence[StoreSpec]]
     changelogs: Changelogs
     state_sync: str
@@ -56,6 +57,11 @@ class ClusterRecoveryPorts:
         """Stable committed offsets; waits 5 s for an open transaction, then OffsetsUnstableError
         (retriable)."""
         return self.admin.committed(self.group, partitions, COMMITTED_TIMEOUT_S)
+
+    def committed_last(
+        self, partitions: Sequence[TopicPartition]
+    ) -> Mapping[TopicPartition, CommittedOffset]:
+        return self.admin.committed(self.group, partitions, COMMITTED_TIMEOUT_S, stable=False)
 
     def log_ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
         """See `Changelogs.log_ends`."""

@@ -574,7 +574,7 @@ class StreamThread:
         self._planned = None
         self._struggle = self._no_struggle()
         self._counts.add(result)
-        self.services.on_committed()
+        self.services.committed(positions_of(self.tasks[task] for task in got_on))
 
     # --- the end ---------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from everflow.config import BatchLimits
 from everflow.errors import EverflowError, RetriableError
 from everflow.memory.budget import WorkerMemory
 from everflow.metrics import Metrics
-from everflow.records import UNBOUNDED_BYTES, TaskId
+from everflow.records import UNBOUNDED_BYTES, TaskId, TopicPartition
 from everflow.runtime.commit.batch import (
     EXACTLY_ONCE_V2,
     BatchFailure,
@@ -78,7 +78,8 @@ class ThreadSettings:
 @dataclass(frozen=True, kw_only=True)
 class ThreadServices:
     """Effects of a stream thread. ``kill_workers(pids)`` returns when they are gone;
-    ``on_failed(error)`` is called once, when the thread ends with an error. ``paused()``: process
+    ``on_failed(error)`` is called once, when the thread ends with an error. ``committed``: told
+    where a batch has brought its tasks. ``paused()``: process
     nothing (KIP-834). ``consumed(topics)``: whether the application has consumed all that is in
     them. ``global_tasks()``: where the global tables lie now. ``uncaught(number, error, now)``: see
     `Uncaught.rest_ms`. ``give_back(tasks, why)``: tasks that cannot be recovered here now; the
@@ -92,7 +93,7 @@ class ThreadServices:
     recovery: Recovery
     metrics: Metrics
     on_failed: Callable[[EverflowError], None]
-    on_committed: Callable[[], None] = lambda: None
+    committed: Callable[[Mapping[TopicPartition, int]], None] = lambda positions: None
     on_warm: Callable[[], None] = lambda: None
     paused: Callable[[], bool] = lambda: False
     global_tasks: Callable[[], list[TaskContext]] = list

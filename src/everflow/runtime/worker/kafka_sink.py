@@ -53,7 +53,7 @@ from everflow.runtime.worker.large_records import (
     named,
     refused,
 )
-from everflow.state.store_meta import Owner
+from everflow.state.store_meta import NO_INPUTS, Owner
 from everflow.topology.physical_plan import Source
 
 FLUSH_TIMEOUT_S = 60.0
@@ -111,6 +111,7 @@ class SinkPorts(Protocol):
         position: int | None,
         expected: Owner,
         batch: str,
+        inputs: Mapping[str, int],
     ) -> None:
         """`LmdbStore.apply` on the store in this folder, at the present wall clock."""
 
@@ -201,7 +202,8 @@ class KafkaSink:
         self.ports.reached(POINT_COMMITTED)
         self.ports.memory()
         with timed(result.timings, "apply"):
-            positions = _apply(self.ports, request, result, touched, writer.positions())
+            inputs = _committed_inputs(request, result, sources)
+            positions = _apply(self.ports, request, result, touched, writer.positions(), inputs)
         return BatchResult(
             outcome=COMMITTED,
             consumed=result.consumed,
@@ -424,15 +426,31 @@ def _offsets(
     return offsets
 
 
+def _committed_inputs(
+    request: BatchRequest, result: StepResult, sources: tuple[Source, ...]
+) -> dict[TaskId, dict[str, int]]:
+    """What was committed of each task's inputs. Nothing at least once: there it may yet wait until
+    the group takes it."""
+    if request.guarantee != EXACTLY_ONCE_V2:
+        return {}
+    subtopology = {source.topic: source.subtopology for source in sources}
+    found: dict[TaskId, dict[str, int]] = {}
+    for tp in request.ranges:
+        task = TaskId(subtopology[tp.topic], tp.partition)
+        found.setdefault(task, {})[str(tp)] = result.consumed[tp]
+    return found
+
+
 def _apply(
     ports: SinkPorts,
     request: BatchRequest,
     result: StepResult,
     touched: set[TaskId],
     sent: Mapping[TopicPartition, int],
+    inputs: Mapping[TaskId, Mapping[str, int]],
 ) -> dict[TaskId, dict[str, int]]:
-    """Fold the committed changes into the stores; every store of a touched task gets the batch
-    id."""
+    """Fold the committed changes into the stores; every store of a touched task gets the batch id
+    and what was committed of the task's inputs."""
     positions: dict[TaskId, dict[str, int]] = {}
     for task in request.tasks:
         if task.task not in touched:
@@ -447,7 +465,10 @@ def _apply(
                 reused = changelog in request.ranges  # the topic that was read is its changelog
                 position = (result.consumed if reused else sent).get(changelog)
             expected = Owner(task.incarnation, task.last_batch)
-            ports.apply(place.path, changes, position, expected, request.batch_id)
+            batch = request.batch_id
+            ports.apply(
+                place.path, changes, position, expected, batch, inputs.get(task.task, NO_INPUTS)
+            )
             if position is not None:
                 positions.setdefault(task.task, {})[name] = position
     return positions

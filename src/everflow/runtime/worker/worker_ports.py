@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,12 +137,14 @@ class WorkerPorts:
         position: int | None,
         expected: Owner,
         batch: str,
+        inputs: Mapping[str, int],
     ) -> None:
         LmdbStore.open(path).apply(
             changes,
             position=position,
             expected=expected,
             batch=batch,
+            inputs=inputs,
             now_ms=int(time.time() * 1000),
             reached=reached,
         )

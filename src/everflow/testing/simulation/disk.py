@@ -26,6 +26,7 @@ class SimulatedStore:
     content: Mapping[TopicPartition, Fold] = field(default_factory=dict)
     incarnation: str = ""
     last_batch: str = ""
+    inputs: dict[str, int] = field(default_factory=dict)
 
     def claim(self, incarnation: str) -> None:
         """A new owner; no batch applied by it yet."""
@@ -61,6 +62,7 @@ class SimulatedStore:
         position: int | None,
         expected: tuple[str, str],
         batch: str,
+        inputs: Mapping[str, int],
     ) -> None:
         """`LmdbStore.apply`: conditional on owner and last batch."""
         if (self.incarnation, self.last_batch) != expected:
@@ -70,6 +72,7 @@ class SimulatedStore:
             )
         self.content = self.content if content is None else content
         self.last_batch = batch
+        self.inputs.update(inputs)
         if position is not None:
             self.position = position
 
@@ -100,6 +103,15 @@ class SimulatedDisk:
             if store.position > 0
         }
 
+    def inputs(self, task: TaskId) -> dict[TopicPartition, int]:
+        """What the copies of a task know to be committed."""
+        return {
+            TopicPartition.parse(tp): offset
+            for path, store in self.stores.items()
+            if path.parts[0] == str(task)
+            for tp, offset in store.inputs.items()
+        }
+
 
 class SimulatedCopies(Copies):
     """`Copies` over a simulated disk; the rest of it is the real one."""
@@ -112,7 +124,10 @@ class SimulatedCopies(Copies):
     ) -> None:
         super().__init__(followed, running)
         self._disk = disk
-        self._at_rest = {task: AtRest(position) for task, position in disk.positions().items()}
+        self._at_rest = {
+            task: AtRest(position, inputs=disk.inputs(task))
+            for task, position in disk.positions().items()
+        }
 
     def rest(self, task: TaskId, stores: object) -> None:
         """See `Copies.rest`."""

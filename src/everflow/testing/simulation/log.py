@@ -129,11 +129,15 @@ class SimulatedLog:
     on_commit: CommitListener = lambda before, after, transaction: None
     partitions: dict[TopicPartition, Partition] = field(default_factory=dict)
     committed: dict[TopicPartition, CommittedOffset] = field(default_factory=dict)
+    first: dict[TopicPartition, CommittedOffset] = field(default_factory=dict)
+    """What was committed first of each partition."""
     pending: dict[TopicPartition, list[str]] = field(default_factory=dict)
     """Partition -> transactions whose offsets wait for their markers."""
     decided: dict[TopicPartition, CommittedOffset] = field(default_factory=dict)
     """Offsets as decided by commits, landed or not: what ``committed`` becomes."""
     available: bool = True
+    forgotten: dict[TopicPartition, CommittedOffset] | None = None
+    """What the group's coordinator tells instead of ``committed`` while it has forgotten some."""
     _epochs: dict[str, int] = field(default_factory=dict)
     _open: dict[str, Transaction] = field(default_factory=dict)
     _ending: dict[str, Transaction] = field(default_factory=dict)
@@ -174,7 +178,15 @@ class SimulatedLog:
                 f"offsets of {', '.join(map(str, unstable[:3]))} are pending in "
                 f"{self.pending[unstable[0]][0]}"
             )
-        return {tp: self.committed[tp] for tp in partitions if tp in self.committed}
+        return self.committed_last(partitions)
+
+    def committed_last(
+        self, partitions: Sequence[TopicPartition]
+    ) -> dict[TopicPartition, CommittedOffset]:
+        """Committed offsets, whatever is pending."""
+        self._require_available()
+        known = self.committed if self.forgotten is None else self.forgotten
+        return {tp: known[tp] for tp in partitions if tp in known}
 
     def read(
         self, tp: TopicPartition, position: int, end: int
@@ -286,8 +298,9 @@ class SimulatedLog:
         generation, member_id, instance_id = member
         code = self.group.offset_commit(member_id, instance_id, generation, transactional=False)
         if code is Code.NONE:
-            self.committed.update(offsets)
             self.decided.update(offsets)
+            for tp, offset in offsets.items():
+                self._keep(tp, offset)
         return code
 
     # --- inside -----------------------------------------------------------------------------------
@@ -337,6 +350,12 @@ class SimulatedLog:
                 lambda: self._mark_offsets(transaction, commit),
             )
 
+    def _keep(self, tp: TopicPartition, offset: CommittedOffset) -> None:
+        self.committed[tp] = offset
+        self.first.setdefault(tp, offset)
+        if self.forgotten is not None:
+            self.forgotten[tp] = offset
+
     def _mark(self, transaction: Transaction, tp: TopicPartition, commit: bool) -> None:
         partition = self.partition(tp)
         transaction.markers -= 1
@@ -354,4 +373,5 @@ class SimulatedLog:
             # As the broker does: a marker that lands late does not bring back an offset that was
             # sent before another's.
             if commit and transaction.sent[tp] > self._landed.get(tp, 0):
-                self.committed[tp], self._landed[tp] = offset, transaction.sent[tp]
+                self._landed[tp] = transaction.sent[tp]
+                self._keep(tp, offset)

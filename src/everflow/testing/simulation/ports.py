@@ -26,6 +26,7 @@ from everflow.runtime.copies.state_updater import StateUpdater, UpdaterServices
 from everflow.runtime.instance import Instance
 from everflow.runtime.restore.restoration import PreparedStore
 from everflow.runtime.restore.restore_plan import ChangelogState, RestorePlan
+from everflow.runtime.tasks.committed_floors import ON_DISK
 from everflow.runtime.tasks.lost_writers import LostWriters
 from everflow.runtime.tasks.recovery import ATTEMPT_MS, Recovery, RecoveryRules
 from everflow.runtime.tasks.task import ActiveTask, TaskStore
@@ -133,7 +134,9 @@ class SimulatedPorts:
 
     def copies(self, instance: Instance) -> SimulatedCopies:
         on_threads = lambda: [task for thread in instance.threads for task in list(thread.tasks)]  # noqa: E731
-        return SimulatedCopies(self.disk, instance.updater.followed, on_threads)
+        copies = SimulatedCopies(self.disk, instance.updater.followed, on_threads)
+        instance.floors.raised(copies.applied(), ON_DISK)
+        return copies
 
     def member(self, instance: Instance) -> GroupMember:
         channel = lambda *joined: self._open_channel(instance, *joined)  # noqa: E731
@@ -215,6 +218,7 @@ class SimulatedPorts:
         return Recovery(
             ports=ports,
             rules=rules,
+            floors=instance.floors,
             clock=self.clock,
             timeout_ms=min(world.settings.task_timeout_ms, ATTEMPT_MS),
             stop=stop,

@@ -43,6 +43,15 @@ class SimulatedRecoveryPorts:
         self._travel()
         return self.log.stable_committed(partitions)
 
+    def committed_last(
+        self, partitions: Sequence[TopicPartition]
+    ) -> Mapping[TopicPartition, CommittedOffset]:
+        self._travel()
+        return self.log.committed_last(partitions)
+
+    def purged(self) -> Sequence[TopicPartition]:
+        return ()  # nothing is deleted here
+
     def log_ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
         self._travel()
         return self.log.ends(partitions)

@@ -187,9 +187,8 @@ class Simulation:
     def _preload(self, task: TaskId, inputs: tuple[TopicPartition, ...], records: int) -> None:
         for tp in inputs:
             self.log.grow(tp, records)
-            self.log.committed[tp] = self.log.decided[tp] = CommittedOffset(
-                records, format_metadata("before", {})
-            )
+            before = CommittedOffset(records, format_metadata("before", {}))
+            self.log.first[tp] = self.log.committed[tp] = self.log.decided[tp] = before
         changelog = self.settings.changelog(task)
         if changelog is not None and records:
             partition = self.log.partition(changelog)
@@ -304,6 +303,14 @@ class Simulation:
             self.fail_over(ms)
         self.checks.all_disturbed(ms + 1_000.0)
         self.scheduler.after(ms, lambda: setattr(self.log, "available", True))
+
+    def forget_offsets(self, ms: float) -> None:
+        """The group's coordinator has lost what was committed last, and tells what was committed
+        first, until it loads its log again (note 064)."""
+        self.history.add("fault", f"the coordinator has forgotten offsets for {ms:.0f} ms")
+        self.log.forgotten = dict(self.log.first)
+        self.checks.all_disturbed(ms + 10_000.0)
+        self.scheduler.after(ms, lambda: setattr(self.log, "forgotten", None))
 
     def jump_clock(self, name: str, ms: float) -> None:
         """The wall clock of an instance jumps, forwards or backwards."""

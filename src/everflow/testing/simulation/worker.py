@@ -268,11 +268,12 @@ class _Batch:
         position: int | None,
         expected: Owner,
         batch: str,
+        inputs: Mapping[str, int],
     ) -> None:
         """A worker that dies while it applies has done so with one store: LMDB leaves a store as
         before or as after."""
         self.services.disk.store(Path(path)).apply(
-            cast(Any, changes.values[-1]) if changes else None, position, expected, batch
+            cast(Any, changes.values[-1]) if changes else None, position, expected, batch, inputs
         )
         self.reached(APPLYING)
 

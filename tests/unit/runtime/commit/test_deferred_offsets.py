@@ -22,12 +22,14 @@ def test_what_was_refused_goes_with_the_next_commit_unless_it_was_forgotten() ->
         asked.append(offsets)
         return next(answers)
 
-    deferred = DeferredOffsets(commit)
+    told: list[dict[TopicPartition, int]] = []
+    deferred = DeferredOffsets(commit, lambda offsets: told.append(dict(offsets)))
     assert not deferred.commit([Offset("in", 0, 5, "m"), Offset("in", 1, 7, "m")])
     assert deferred.held() == {A, B}
     deferred.forget([A])
     assert deferred.commit([Offset("in", 1, 9, "m")])
     assert asked[1] == {B: (9, "m")}
+    assert told == [{B: 9}], "what waits is not committed"
     assert deferred.held() == frozenset()
 
 
@@ -41,6 +43,6 @@ def test_forgetting_does_not_wait_for_a_commit_and_counts_for_it() -> None:
         assert not group_client.is_alive()
         return False
 
-    deferred = DeferredOffsets(commit)
+    deferred = DeferredOffsets(commit, lambda offsets: None)
     deferred.commit([Offset("in", 0, 5, "m"), Offset("in", 1, 7, "m")])
     assert deferred.held() == {B}

@@ -12,12 +12,18 @@ import pytest
 
 from everflow import serdes
 from everflow.clock import ManualClock
-from everflow.errors import FatalError, OffsetsExpiredError, RetriableError
+from everflow.errors import (
+    FatalError,
+    OffsetsExpiredError,
+    OffsetsWentBackError,
+    RetriableError,
+)
 from everflow.records import CommittedOffset, Int64, TaskId, TopicPartition
 from everflow.retry import StoppedError
 from everflow.runtime.commit.batch import format_metadata
 from everflow.runtime.restore.restoration import RestoreJob, prepare_store, restore
 from everflow.runtime.restore.restore_plan import ChangelogState
+from everflow.runtime.tasks.committed_floors import ON_DISK, SETTLED_MS, CommittedFloors
 from everflow.runtime.tasks.recovery import Recovery, RecoveryRules
 from everflow.runtime.tasks.task import ActiveTask, TaskStore
 from everflow.state.lmdb_store import LmdbStore
@@ -51,6 +57,9 @@ class FakePorts:
         self.since: dict[int, int] = {}
         """Time (ms) -> the first offset of a record that is not older."""
         self.faults = 0
+        self.purged_partitions: list[TopicPartition] = []
+        self.last = dict(committed)
+        """What was committed last, whatever is pending."""
 
     def fence(self, transactional_ids: Collection[str]) -> None:
         self.calls.append(f"fence {','.join(transactional_ids)}")
@@ -63,6 +72,14 @@ class FakePorts:
             raise RetriableError("broker away")
         self.calls.append("committed")
         return {tp: c for tp, c in self._committed.items() if tp in partitions}
+
+    def committed_last(
+        self, partitions: Sequence[TopicPartition]
+    ) -> Mapping[TopicPartition, CommittedOffset]:
+        return {tp: c for tp, c in self.last.items() if tp in partitions}
+
+    def purged(self) -> Sequence[TopicPartition]:
+        return self.purged_partitions
 
     def log_ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
         self.calls.append("log-ends")
@@ -97,11 +114,17 @@ def task() -> ActiveTask:
     return ActiveTask(id=TaskId(0, 0), inputs=(IN,), stores=(TaskStore("s", Path("unused"), LOG),))
 
 
-def recovery(ports: FakePorts, policy: str = "earliest", timeout_ms: float = 1_000) -> Recovery:
+def recovery(
+    ports: FakePorts,
+    policy: str = "earliest",
+    timeout_ms: float = 1_000,
+    floors: CommittedFloors | None = None,
+) -> Recovery:
     rules = RecoveryRules("app", {"in": policy})
     return Recovery(
         ports=ports,
         rules=rules,
+        floors=floors or CommittedFloors(ManualClock()),
         clock=ManualClock(),
         timeout_ms=timeout_ms,
         stop=threading.Event(),
@@ -295,3 +318,98 @@ def test_a_topic_that_is_also_a_changelog_is_replayed_to_where_it_was_read() -> 
     started, _ = recovery(ports).recover([table()], [])
     assert ports.targets == {IN: 0}
     assert started == {IN: ports.starts[IN]}
+
+
+# --- a coordinator that tells less than was committed (note 064) ----------------------------------
+
+OTHER = TopicPartition("other", 3)
+REKEYED = TopicPartition("app-by-shop-repartition", 1)
+
+
+def test_offsets_below_what_this_instance_has_committed_are_not_believed() -> None:
+    floors = CommittedFloors(ManualClock())
+    floors.raised({IN: 31})
+    ports, active = FakePorts(COMMITTED), task()
+    with pytest.raises(
+        OffsetsWentBackError, match=r"in-0: .* offset 30, but 31 was .* seen that\."
+    ):
+        recovery(ports, floors=floors).recover([active], [])
+    assert not any(call.startswith("restore") for call in ports.calls)
+    assert active.positions == {}
+
+
+def test_they_are_waited_for_until_the_coordinator_tells_the_truth() -> None:
+    floors = CommittedFloors(ManualClock())
+    floors.raised({IN: 40})
+    ports, active = FakePorts(COMMITTED), task()
+    made = recovery(ports, timeout_ms=10_000, floors=floors)
+    told = iter([30, 30, 42])
+    ports.committed = lambda partitions: {IN: CommittedOffset(next(told), "")}  # type: ignore[method-assign]
+    made.recover([active], [])
+    assert active.positions == {IN: 42}
+    assert floors.went_back({IN: CommittedOffset(41, "")}, [IN]), "what it was told is a floor, too"
+
+
+def test_an_offset_that_is_gone_is_not_believed_either_once_it_was_committed_here() -> None:
+    floors = CommittedFloors(ManualClock())
+    floors.raised({IN: 30})
+    with pytest.raises(OffsetsWentBackError, match="tells no committed offset, but 30"):
+        recovery(FakePorts({}), floors=floors).recover([task()], [])
+
+
+def test_an_offset_that_is_gone_since_an_earlier_life_has_expired() -> None:
+    """Between two lives the group may have been empty for long."""
+    floors = CommittedFloors(ManualClock())
+    floors.raised({IN: 30}, ON_DISK)
+    with pytest.raises(OffsetsExpiredError):
+        recovery(FakePorts({}), floors=floors).recover([task()], [])
+    below = FakePorts({IN: CommittedOffset(29, "")})
+    with pytest.raises(OffsetsWentBackError, match="a store in the state folder"):
+        recovery(below, floors=floors).recover([task()], [])
+
+
+@pytest.mark.parametrize("told", [29, 30])
+def test_one_partition_that_went_back_makes_the_coordinator_untrue_in_all(told: int) -> None:
+    """Others may be as wrong, and nobody here knows."""
+    floors = CommittedFloors(ManualClock())
+    floors.raised({OTHER: 30}, ON_DISK)
+    ports = FakePorts({**COMMITTED, OTHER: CommittedOffset(told, "")})
+    made = recovery(ports, floors=floors)
+    if told < 30:
+        with pytest.raises(OffsetsWentBackError, match="other-3"):
+            made.recover([task()], [])
+    else:
+        made.recover([task()], [])
+
+
+def test_what_still_waits_for_its_marker_elsewhere_did_not_go_back() -> None:
+    """Until its marker has landed, the coordinator tells what was committed before. Who asked for
+    stable offsets of other tasks would wait for ever where they commit without a rest."""
+    clock = ManualClock()
+    floors = CommittedFloors(clock)
+    floors.raised({OTHER: 30})
+    ports = FakePorts({**COMMITTED, OTHER: CommittedOffset(20, "")})
+    recovery(ports, floors=floors).recover([task()], [])
+    for _ in range(2):  # by then it has
+        clock.advance(SETTLED_MS)
+        floors.raised({})
+    with pytest.raises(OffsetsWentBackError, match="other-3"):
+        recovery(ports, floors=floors).recover([task()], [])
+
+
+def test_a_topic_of_another_task_that_is_gone_holds_nobody_up() -> None:
+    floors = CommittedFloors(ManualClock())
+    floors.raised({OTHER: 30}, ON_DISK)
+    active = task()
+    recovery(FakePorts(COMMITTED), floors=floors).recover([active], [])
+    assert active.positions == {IN: 30}
+
+
+def test_records_of_a_repartition_topic_are_deleted_only_behind_committed_offsets() -> None:
+    """So an instance that has just started knows, too, whosever tasks they are."""
+    ports = FakePorts({**COMMITTED, REKEYED: CommittedOffset(7_638, "")})
+    ports.purged_partitions, ports.starts[REKEYED] = [REKEYED], 9_393
+    with pytest.raises(OffsetsWentBackError, match=r"7638, but 9393 .* deleted only behind"):
+        recovery(ports).recover([task()], [])
+    ports.last[REKEYED] = CommittedOffset(9_393, "")
+    recovery(ports).recover([task()], [])

@@ -17,6 +17,7 @@ from everflow.runtime.commit.batch import (
     BatchResult,
 )
 from everflow.runtime.commit.commit_gate import GateBook
+from everflow.runtime.tasks.committed_floors import CommittedFloors
 from everflow.runtime.tasks.recovery import Recovery, RecoveryRules
 from everflow.runtime.tasks.task import ActiveTask, TaskState, TaskStore
 from everflow.runtime.thread.stream_thread import StreamThread
@@ -49,10 +50,12 @@ class World:
             lambda partitions: dict.fromkeys(partitions, self.end), self.clock, 15
         )
         self.metrics = Metrics()
+        self.floors = CommittedFloors(self.clock)
         self.incarnations = iter(f"i{n}" for n in range(1_000))
         recovery = Recovery(
             ports=self,
             rules=RecoveryRules("app", {}),
+            floors=self.floors,
             clock=self.clock,
             timeout_ms=10_000,
             stop=threading.Event(),
@@ -66,6 +69,7 @@ class World:
             recovery=recovery,
             metrics=self.metrics,
             on_failed=lambda error: self.done.append(f"failed {error}"),
+            committed=self.floors.raised,
             give_back=lambda tasks, why: self.given_back.append([task.id for task in tasks]),
             paused=lambda: self.paused,
         )
@@ -133,6 +137,14 @@ class World:
     ) -> Mapping[TopicPartition, CommittedOffset]:
         self.done.append("committed")
         return {IN: CommittedOffset(self.committed_offset, "")}
+
+    def committed_last(
+        self, partitions: Sequence[TopicPartition]
+    ) -> Mapping[TopicPartition, CommittedOffset]:
+        return {}
+
+    def purged(self) -> Sequence[TopicPartition]:
+        return ()
 
     def log_ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
         return dict.fromkeys(partitions, self.end)
