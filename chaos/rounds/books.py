@@ -61,8 +61,8 @@ class Report(ChaosReport):
     dead_letters_wrong: int = 0
     dropped_wrong: int = 0
     coordinators_stuck: int = 0
-    """How often the broker was restarted because it did not send its markers
-    (`chaos.rounds.coordinator`): a fault of its own."""
+    """How often the broker was restarted because it did not send its markers, or had forgotten
+    committed offsets (`chaos.rounds.coordinator`): faults of its own."""
     orders: dict[str, int] = field(default_factory=dict)
     """By kind."""
     rate: float = 0.0

@@ -187,12 +187,12 @@ class ChaosRun:
         self.load.start()
         self._held.callback(self.load.stop)
         self.strikes = Strikes(self.fleet, self.broker, self.load, door)
-        self.coordinator = CoordinatorWatch(self.broker, self._coordinator_stuck)
+        self.coordinator = CoordinatorWatch(self.broker, APPLICATION, self._coordinator_stuck)
         self.fleet.watch = self.coordinator.look
 
     def _coordinator_stuck(self, told: str) -> None:
         self.report.coordinators_stuck += 1
-        print(f"  the broker is restarted: its transaction coordinator has {told}", flush=True)
+        print(f"  the broker is restarted: its coordinator has {told}", flush=True)
 
     def _topics(self) -> dict[str, int]:
         """Outputs and changelogs."""

@@ -1,18 +1,25 @@
-"""Sees a broker whose transaction coordinator does not send its markers, and restarts it.
+"""Sees a broker whose coordinators do wrong by themselves, and restarts it.
 
 Kafka 4.2, started again after a kill under load: one answer to a marker is an error that its
 coordinator does not know ("Uncaught error in request completion"), and it never sends that marker
 again. The transaction stays prepared, each fence of its id is told CONCURRENT_TRANSACTIONS, and no
-client can do anything about it. It is the broker's, so it must not end a run of ours; and it must
-not hide one of our faults, so nothing but that state is taken for it (note 048).
+client can do anything about it.
+
+And its group coordinator, started again after a kill, may load the group's offsets in part and tell
+old ones until it loads them again (note 064). The instances have to notice by themselves, and wait;
+whether they did is in the results.
+
+Both are the broker's, so they must not end a run of ours; and they must not hide one of our faults,
+so nothing but these states is taken for them (note 048).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import kafka.errors as client_errors
 from kafka import KafkaAdminClient
@@ -37,52 +44,82 @@ class Decided(NamedTuple):
     began_ms: int
 
 
+class Forgotten(NamedTuple):
+    """A partition of which the coordinator tells less than it once did, and the most it told."""
+
+    topic: str
+    partition: int
+    committed: int
+
+
 class CoordinatorStuckError(AssertionError):
     """A restart did not help: it is not the state that is known."""
 
 
+State = TypeVar("State", bound=Hashable)
+
+
 @dataclass
-class Stuck:
-    """Which transactions have been decided for too long: pure. Times are monotonic seconds."""
+class Told:
+    """The most that a coordinator has told of each partition of a group: pure."""
 
-    _since: dict[Decided, float] = field(default_factory=dict)
-    _helped: set[Decided] = field(default_factory=set)
+    _most: dict[tuple[str, int], int] = field(default_factory=dict)
 
-    def seen(self, decided: Collection[Decided], now_s: float) -> list[Decided]:
+    def forgotten(self, offsets: Mapping[tuple[str, int], int]) -> list[Forgotten]:
+        """Those of which a look tells less than an earlier one did."""
+        lower = [
+            Forgotten(*tp, most) for tp, most in self._most.items() if offsets.get(tp, 0) < most
+        ]
+        self._most.update({tp: max(at, self._most.get(tp, 0)) for tp, at in offsets.items()})
+        return sorted(lower)
+
+
+@dataclass
+class Stuck(Generic[State]):
+    """Which states of a coordinator last for too long: pure. Times are monotonic seconds."""
+
+    _since: dict[State, float] = field(default_factory=dict)
+    _helped: set[State] = field(default_factory=set)
+
+    def seen(self, decided: Collection[State], now_s: float) -> list[State]:
         """Those of a look that were in every look since `STUCK_S` ago. CoordinatorStuckError for
         one for which the broker was restarted already."""
         self._since = {one: self._since.get(one, now_s) for one in decided}
-        stuck = sorted(one for one, since in self._since.items() if now_s - since >= STUCK_S)
+        lasting = [one for one, since in self._since.items() if now_s - since >= STUCK_S]
+        stuck = sorted(lasting, key=str)
         again = self._helped.intersection(stuck)
         if again:
             raise CoordinatorStuckError(
-                f"decided, and not completed by a broker that was restarted for it: {min(again)}"
+                f"the same in a broker that was restarted for it: {min(again, key=str)}"
             )
         return stuck
 
-    def restarted(self, stuck: Collection[Decided]) -> None:
+    def restarted(self, stuck: Collection[State]) -> None:
         """The broker was, for these."""
         self._helped.update(stuck)
         self._since.clear()
 
-    def helped(self, decided: Collection[Decided]) -> bool:
+    def helped(self, decided: Collection[State]) -> bool:
         """Whether none of these is one for which the broker was restarted."""
         return self._helped.isdisjoint(decided)
 
 
 class CoordinatorWatch:
-    """Of one broker; `look` while something is waited for that should have come. Owned by one
-    thread."""
+    """Of one broker and the application's group; `look` while something is waited for that should
+    have come. Owned by one thread."""
 
     def __init__(
         self,
         broker: EmbeddedBroker,
+        group: str,
         counted: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``counted``: told of each restart, in words."""
-        self._broker, self._counted, self._clock = broker, counted, clock
-        self._stuck = Stuck()
+        self._broker, self._group, self._counted, self._clock = broker, group, counted, clock
+        self._stuck: Stuck[Decided] = Stuck()
+        self._told = Told()
+        self._forgotten: Stuck[Forgotten] = Stuck()
         self._next_s = 0.0
 
     def look(self) -> None:
@@ -91,15 +128,23 @@ class CoordinatorWatch:
         if now_s < self._next_s or not self._broker.running:
             return
         self._next_s = now_s + LOOK_EVERY_S
-        decided = decided_at(self._broker.bootstrap_servers)
-        if decided is None:
-            return
-        stuck = self._stuck.seen(decided, self._clock())
-        if stuck:
+        servers = self._broker.bootstrap_servers
+        if (decided := decided_at(servers)) is not None:
+            stuck = self._stuck.seen(decided, self._clock())
             told = ", ".join(one.transactional_id for one in stuck)
-            self._counted(f"decided for {STUCK_S:.0f} s without markers: {told}")
+            self._restart(
+                stuck, self._stuck, f"decided for {STUCK_S:.0f} s without markers: {told}"
+            )
+        if (offsets := committed_at(servers, self._group)) is not None:
+            lost = self._forgotten.seen(self._told.forgotten(offsets), self._clock())
+            told = ", ".join(f"{one.topic}-{one.partition} ({one.committed})" for one in lost)
+            self._restart(lost, self._forgotten, f"forgotten committed offsets: {told}")
+
+    def _restart(self, lasting: list[State], of: Stuck[State], told: str) -> None:
+        if lasting:
+            self._counted(told)
             self._broker.restart()
-            self._stuck.restarted(stuck)
+            of.restarted(lasting)
 
     def helped(self) -> bool:
         """At the end: whether what it was restarted for is completed."""
@@ -123,24 +168,39 @@ def decided_at(servers: str) -> list[Decided] | None:
     return _in_state(servers, DECIDED)
 
 
-def _in_state(servers: str, states: Sequence[str]) -> list[Decided] | None:
+def committed_at(servers: str, group: str) -> dict[tuple[str, int], int] | None:
+    """What the coordinator of a group tells of its offsets; None where it does not answer."""
     try:
-        admin = KafkaAdminClient(
-            bootstrap_servers=servers.split(","),
-            request_timeout_ms=REQUEST_MS,
-            bootstrap_timeout_ms=REQUEST_MS,
-            client_id="chaos-coordinator",
-        )
+        with _admin(servers) as admin:
+            found = admin.list_group_offsets({group: None})[group]
     except client_errors.KafkaError:
         return None
+    return {(tp.topic, tp.partition): int(one.offset) for tp, one in found.items()}
+
+
+@contextmanager
+def _admin(servers: str) -> Iterator[Any]:
+    admin = KafkaAdminClient(
+        bootstrap_servers=servers.split(","),
+        request_timeout_ms=REQUEST_MS,
+        bootstrap_timeout_ms=REQUEST_MS,
+        client_id="chaos-coordinator",
+    )
     try:
-        found = admin.list_transactions(state_filters=list(states))
-        names = sorted({str(one.transactional_id) for listed in found.values() for one in listed})
-        described: dict[str, Any] = admin.describe_transactions(names) if names else {}
-    except client_errors.KafkaError:
-        return None
+        yield admin
     finally:
         admin.close()
+
+
+def _in_state(servers: str, states: Sequence[str]) -> list[Decided] | None:
+    try:
+        with _admin(servers) as admin:
+            found = admin.list_transactions(state_filters=list(states))
+            listed = [str(one.transactional_id) for several in found.values() for one in several]
+            names = sorted(set(listed))
+            described: dict[str, Any] = admin.describe_transactions(names) if names else {}
+    except client_errors.KafkaError:
+        return None
     return [
         Decided(name, one.producer_id, one.producer_epoch, one.transaction_start_time_ms)
         for name, one in described.items()

@@ -1,4 +1,4 @@
-"""What the coordinator of a real broker says of its transactions."""
+"""What the coordinators of a real broker say of transactions and offsets."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import time
 from uuid import uuid4
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
 
 from chaos.rounds import coordinator
-from chaos.rounds.coordinator import decided_at, left_open
+from chaos.rounds.coordinator import committed_at, decided_at, left_open
 from everflow.kafka.admin import ClusterAdmin
 
 pytestmark = pytest.mark.broker
@@ -37,3 +37,15 @@ def test_an_open_transaction_is_not_decided(
     producer.abort_transaction(60)
     assert [one for one in decided_at(bootstrap) or () if one.transactional_id == name] == []
     assert decided_at("127.0.0.1:1") is None
+
+
+def test_what_a_group_has_committed(bootstrap: str, admin: ClusterAdmin) -> None:
+    topic = group = f"watched-{uuid4().hex[:8]}"
+    admin.create_topics({topic: (2, {})})
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": group})
+    try:
+        consumer.commit(offsets=[TopicPartition(topic, 1, 7)], asynchronous=False)
+    finally:
+        consumer.close()
+    assert committed_at(bootstrap, group) == {(topic, 1): 7}
+    assert committed_at("127.0.0.1:1", group) is None

@@ -141,6 +141,68 @@ def test_a_commit_whose_answer_is_lost_is_found_out_from_the_log(app: Applicatio
     assert app.running
 
 
+def test_offsets_that_a_coordinator_has_forgotten_are_waited_for(app: Application) -> None:
+    """Note 064: after its load was cut off it tells offsets that are minutes old."""
+    said = len(app.said())
+    truth = _offsets(app)
+    app.arm(OFFSETS_SENT)
+    app.produce(records(KEYS, 20, "forgotten"))
+    worker = app.wait_reached(OFFSETS_SENT)
+    _set_offsets(app, [ClientPartition(tp.topic, tp.partition, 1, tp.metadata) for tp in truth])
+    kill(worker)
+    _wait_told(app, said, "this instance has seen that")
+    assert all(tp.offset == 1 for tp in _offsets(app)), "nothing went on from there"
+    _set_offsets(app, truth)
+    app.drain()
+    app.check()
+    assert app.running
+
+
+def test_a_store_knows_what_was_committed_in_an_earlier_life(app: Application) -> None:
+    """Note 064: whatever restarts the broker may have restarted the instance, too."""
+    truth = _offsets(app)
+    assert app.stop() == 0
+    _set_offsets(app, [ClientPartition(tp.topic, tp.partition, 1, tp.metadata) for tp in truth])
+    said = len(app.said())
+    app.launch()
+    _wait_told(app, said, "a store in the state folder has applied it")
+    app.produce(records(KEYS, 20, "after"))
+    assert all(tp.offset == 1 for tp in _offsets(app)), "nothing went on from there"
+    _set_offsets(app, truth)
+    app.drain()
+    app.check()
+
+
+def _offsets(app: Application) -> list[ClientPartition]:
+    """The group's committed offsets on the input, with what stands beside them."""
+    reader = Consumer({"bootstrap.servers": app.broker.bootstrap_servers, "group.id": app.name})
+    try:
+        asked = [ClientPartition(tp.topic, tp.partition) for tp in app.inputs()]
+        found: list[ClientPartition] = reader.committed(asked, timeout=20)
+        return found
+    finally:
+        reader.close()
+
+
+def _set_offsets(app: Application, offsets: list[ClientPartition]) -> None:
+    """As a producer may that names no member of the group: the broker refuses everybody else."""
+    bootstrap = {"bootstrap.servers": app.broker.bootstrap_servers}
+    producer = Producer({**bootstrap, "transactional.id": f"{app.name}-offsets"})
+    reader = Consumer({**bootstrap, "group.id": app.name})
+    try:
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        producer.send_offsets_to_transaction(offsets, reader.consumer_group_metadata(), 30)
+        producer.commit_transaction(30)
+    finally:
+        reader.close()
+
+
+def _wait_told(app: Application, since: int, witness: str) -> None:
+    told = lambda: f"was committed before: {witness}" in app.said()[since:]  # noqa: E731
+    wait_until(told, 60, "the instance to say that offsets went back", app.history)
+
+
 def test_nothing_is_read_beyond_an_open_transaction_of_the_input(app: Application) -> None:
     """Scenario 5: ranges end at the last stable offset; what was open is read when its writer
     commits."""

@@ -13,7 +13,9 @@ from chaos.rounds.coordinator import (
     CoordinatorStuckError,
     CoordinatorWatch,
     Decided,
+    Forgotten,
     Stuck,
+    Told,
 )
 
 ONE = Decided("chaos-a-0", 1, 4, 1_000)
@@ -23,7 +25,7 @@ NEXT = ONE._replace(epoch=5, began_ms=2_000)
 
 
 def test_a_transaction_that_is_decided_in_every_look_is_stuck() -> None:
-    stuck = Stuck()
+    stuck: Stuck[Decided] = Stuck()
     assert stuck.seen([ONE], 0.0) == []
     assert stuck.seen([ONE, OTHER], STUCK_S - 1) == []
     assert stuck.seen([ONE, OTHER], STUCK_S) == [ONE]
@@ -32,13 +34,13 @@ def test_a_transaction_that_is_decided_in_every_look_is_stuck() -> None:
 
 
 def test_transactions_one_after_the_other_are_not() -> None:
-    stuck = Stuck()
+    stuck: Stuck[Decided] = Stuck()
     stuck.seen([ONE], 0.0)
     assert stuck.seen([NEXT], STUCK_S) == []
 
 
 def test_a_restart_that_does_not_help_is_another_fault() -> None:
-    stuck = Stuck()
+    stuck: Stuck[Decided] = Stuck()
     stuck.seen([ONE, OTHER], 0.0)
     stuck.restarted([ONE])
     assert not stuck.helped([ONE])
@@ -72,7 +74,8 @@ def test_the_broker_is_restarted_once_and_told(monkeypatch: pytest.MonkeyPatch) 
         return [ONE] if broker.restarts == 0 else []
 
     monkeypatch.setattr(coordinator, "decided_at", decided)
-    watch = CoordinatorWatch(broker, told.append, lambda: now_s)
+    monkeypatch.setattr(coordinator, "committed_at", lambda *_: None)
+    watch = CoordinatorWatch(broker, "chaos", told.append, lambda: now_s)
     while now_s < 2 * STUCK_S:
         watch.look()
         now_s += 0.2
@@ -84,3 +87,32 @@ def test_the_broker_is_restarted_once_and_told(monkeypatch: pytest.MonkeyPatch) 
     now_s += 100.0
     watch.look()
     assert len(looks) == before, "a broker that is away is not asked"
+
+
+def test_what_is_told_less_of_than_before_is_forgotten() -> None:
+    told = Told()
+    assert told.forgotten({("in", 0): 5, ("in", 1): 7}) == []
+    assert told.forgotten({("in", 0): 4}) == [Forgotten("in", 0, 5), Forgotten("in", 1, 7)]
+    assert told.forgotten({("in", 0): 5, ("in", 1): 8}) == []
+    assert told.forgotten({("in", 0): 9, ("in", 1): 7}) == [Forgotten("in", 1, 8)]
+
+
+def test_a_broker_that_has_forgotten_offsets_is_restarted_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broker: Any = Broker()
+    said: list[str] = []
+    now_s = 0.0
+
+    def committed(servers: str, group: str) -> dict[tuple[str, int], int]:
+        forgets = now_s > 10.0 and broker.restarts == 0
+        return {("in", 0): 40 if forgets else 100}
+
+    monkeypatch.setattr(coordinator, "decided_at", lambda *_: [])
+    monkeypatch.setattr(coordinator, "committed_at", committed)
+    watch = CoordinatorWatch(broker, "chaos", said.append, lambda: now_s)
+    while now_s < 10.0 + 3 * STUCK_S:
+        watch.look()
+        now_s += 0.2
+    assert broker.restarts == 1
+    assert said == ["forgotten committed offsets: in-0 (100)"]
