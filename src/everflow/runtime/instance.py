@@ -366,10 +366,10 @@ class Instance:
         now_ms = self.clock.monotonic_ms()
         if now_ms >= self._next_purge_ms:
             self._next_purge_ms = now_ms + self.settings.purge_interval_ms
-            # Never beyond what is committed (scenario 27).
-            held = self.deferred.held()
-            read = {tp: offset for tp, offset in self.running_positions().items() if tp not in held}
-            quietly(lambda: self.ports.purge(read))
+            # Never beyond what is committed, and told to everybody who asks (scenario 27).
+            running = self.running_positions()
+            settled = {tp: at for tp, (at, _) in self.floors.settled().items() if tp in running}
+            quietly(lambda: self.ports.purge(settled))
 
     # --- events ----------------------------------------------------------------------------------
 

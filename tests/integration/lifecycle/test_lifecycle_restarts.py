@@ -430,7 +430,7 @@ def test_a_repartition_topic_is_purged_up_to_the_committed_offset(
             committed = {p: offset for p, (offset, _) in cluster.committed(app.id, topic).items()}
             return cluster.starts(topic) == committed
 
-        wait_until(purged, 20, "the log of the repartition topic to begin at the committed offsets")
+        wait_until(purged, 60, "the log of the repartition topic to begin at the committed offsets")
         cluster.write(source, words(10, first=100))
         app.until_processed(streams, source, topic)
     with app.running(topology):

@@ -19,8 +19,8 @@ HERE = "this instance has seen that"
 ON_DISK = "a store in the state folder has applied it"
 PURGED = "records are deleted only behind what is committed"
 SETTLED_MS = 10_000.0
-"""By then the markers of a transaction have landed: an offset of another task that was committed so
-long ago is told without waiting for those that are pending."""
+"""By then the markers of a transaction have landed: an offset that was committed so long ago is
+told without waiting for those that are pending, and records are deleted behind that one only."""
 
 
 class Floor(NamedTuple):
@@ -37,7 +37,18 @@ class WentBack(NamedTuple):
     floor: Floor
 
 
-Floors = dict[TopicPartition, Floor]
+@dataclass
+class _Known:
+    """Of one partition: the floor, and the one that was it `SETTLED_MS` ago or longer."""
+
+    latest: Floor
+    settling: Floor
+    since_ms: float
+    settled: Floor | None = None
+
+    def look(self, now_ms: float) -> None:
+        if now_ms - self.since_ms >= SETTLED_MS:
+            self.settled, self.settling, self.since_ms = self.settling, self.latest, now_ms
 
 
 @dataclass
@@ -45,33 +56,29 @@ class CommittedFloors:
     """Of one process; any thread may call. Floors only rise."""
 
     clock: Clock
-    _floors: Floors = field(default_factory=dict)
-    _settling: Floors = field(default_factory=dict)
-    _settled: Floors = field(default_factory=dict)
-    _next_ms: float = 0.0
-    """When those that settle have settled."""
+    _known: dict[TopicPartition, _Known] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def raised(self, offsets: Mapping[TopicPartition, int], witness: str = HERE) -> None:
         """These, or later ones, are committed: the brokers have confirmed it."""
-        with self._lock:
-            self._settle()
-            found = {tp: Floor(offset, witness) for tp, offset in offsets.items()}
-            _raise(self._floors, found)
-            if witness != HERE:  # it was committed long ago
-                _raise(self._settled, found)
-
-    def _settle(self) -> None:
         now_ms = self.clock.monotonic_ms()
-        if now_ms >= self._next_ms:
-            _raise(self._settled, self._settling)
-            self._settling, self._next_ms = dict(self._floors), now_ms + SETTLED_MS
-
-    def settled(self) -> list[TopicPartition]:
-        """Partitions that `others_went_back` can say something of."""
         with self._lock:
-            self._settle()
-            return sorted(self._settled)
+            for tp, offset in offsets.items():
+                floor = Floor(offset, witness)
+                known = self._known.setdefault(tp, _Known(floor, floor, now_ms))
+                known.look(now_ms)
+                known.latest = _higher(known.latest, floor)
+                if witness != HERE:  # it was committed long ago
+                    known.settled = _higher(known.settled or floor, floor)
+
+    def settled(self) -> dict[TopicPartition, Floor]:
+        """Those of which no marker is on its way any more."""
+        now_ms = self.clock.monotonic_ms()
+        with self._lock:
+            for known in self._known.values():
+                known.look(now_ms)
+            found = {tp: known.settled for tp, known in sorted(self._known.items())}
+        return {tp: floor for tp, floor in found.items() if floor is not None}
 
     def went_back(
         self, told: Mapping[TopicPartition, CommittedOffset], asked: Collection[TopicPartition]
@@ -80,38 +87,28 @@ class CommittedFloors:
         process saw it committed: a group with members loses none. Between two lives of a process
         offsets may have expired, or were deleted."""
         with self._lock:
-            floors = {tp: self._floors[tp] for tp in asked if tp in self._floors}
-        lower = _below(floors, told)
+            floors = {tp: self._known[tp].latest for tp in asked if tp in self._known}
         gone = {
             tp: WentBack(None, floor)
             for tp, floor in floors.items()
             if tp not in told and floor.witness == HERE
         }
-        return {**lower, **gone}
+        return {**_below(floors, told), **gone}
 
     def others_went_back(
         self, told: Mapping[TopicPartition, CommittedOffset]
     ) -> dict[TopicPartition, WentBack]:
         """Those whose offset, maybe with later ones pending, lies below what has settled."""
-        with self._lock:
-            self._settle()
-            return _below(self._settled, told)
+        return _below(self.settled(), told)
 
 
-def _raise(floors: Floors, found: Mapping[TopicPartition, Floor]) -> None:
-    for tp, floor in found.items():
-        known = floors.get(tp)
-        # Of two with the same offset the one in this life says more.
-        if known is None or _said(floor) > _said(known):
-            floors[tp] = floor
-
-
-def _said(floor: Floor) -> tuple[int, bool]:
-    return floor.offset, floor.witness == HERE
+def _higher(one: Floor, other: Floor) -> Floor:
+    """Of two with the same offset, the one that is of this life says more."""
+    return max(one, other, key=lambda floor: (floor.offset, floor.witness == HERE))
 
 
 def _below(
-    floors: Floors, told: Mapping[TopicPartition, CommittedOffset]
+    floors: Mapping[TopicPartition, Floor], told: Mapping[TopicPartition, CommittedOffset]
 ) -> dict[TopicPartition, WentBack]:
     return {
         tp: WentBack(told[tp].offset, floor)

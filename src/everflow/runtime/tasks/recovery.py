@@ -188,7 +188,8 @@ class Recovery:
         committed = dict(self.ports.committed(inputs))
         others = sorted(set(self.floors.settled()).difference(inputs))
         told = self.ports.committed_last(others) if others else {}
-        back = {**self.floors.others_went_back(told), **self.floors.went_back(committed, inputs)}
+        back = self.floors.others_went_back(told)
+        back.update(self.floors.went_back(committed, inputs))
         if back:
             raise OffsetsWentBackError(_refused(back))
         self.floors.raised({tp: found.offset for tp, found in committed.items()})
