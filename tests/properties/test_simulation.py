@@ -26,7 +26,6 @@ from everflow.runtime.commit import commit_gate
 from everflow.runtime.commit.commit_gate import Decision
 from everflow.runtime.commit.gate_client import GateAnswer
 from everflow.runtime.instance_end import InstanceEnd
-from everflow.runtime.tasks.committed_floors import CommittedFloors
 from everflow.runtime.tasks.recovery import Recovery
 from everflow.runtime.worker import kafka_sink
 from everflow.runtime.worker.crash_points import OFFSETS_SENT
@@ -179,38 +178,6 @@ def test_offsets_that_are_still_pending_are_counted_twice(monkeypatch: pytest.Mo
     assert first_broken(20) == "I3"
 
 
-def forgetful_coordinator(seed: int) -> None:
-    """One that tells old offsets for 40 s when the brokers come back: all whose batch failed
-    recover, and an instance that was killed comes back."""
-    with Simulation(SMALL, seed=seed) as group:
-        grown(group, 3)
-        group.lose_brokers(3_000)
-        group.forget_offsets(40_000)
-        group.crash_worker("i1", 0, OFFSETS_SENT)
-        group.kill("i2")
-        group.run_for(4_000)
-        group.restart("i2")
-        group.crash_worker("i3", 0, OFFSETS_SENT)
-        group.run_for(40_000)
-        group.settle(200_000)
-        group.require_progress(20_000)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_offsets_that_a_coordinator_has_forgotten_are_not_believed(seed: int) -> None:
-    forgetful_coordinator(seed)
-
-
-def test_who_believes_whatever_the_coordinator_tells_counts_twice(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(CommittedFloors, "went_back", lambda *_: {})
-    monkeypatch.setattr(CommittedFloors, "others_went_back", lambda *_: {})
-    with pytest.raises(InvariantError) as error:
-        forgetful_coordinator(0)
-    assert error.value.name == "I3"
-
-
 def test_a_sink_that_applies_before_it_commits_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     commit, apply = KafkaSink._commit, kafka_sink._apply
     applied: list[Any] = []
@@ -218,7 +185,7 @@ def test_a_sink_that_applies_before_it_commits_is_caught(monkeypatch: pytest.Mon
     def too_early(
         self: KafkaSink, writer: Any, request: Any, result: Any, sources: Any, touched: set[TaskId]
     ) -> GateAnswer:
-        applied[:] = [apply(self.ports, request, result, touched, writer.positions(), {})]
+        applied[:] = [apply(self.ports, request, result, touched, writer.positions(), sources)]
         return commit(self, writer, request, result, sources, touched)
 
     monkeypatch.setattr(KafkaSink, "_commit", too_early)

@@ -202,8 +202,7 @@ class KafkaSink:
         self.ports.reached(POINT_COMMITTED)
         self.ports.memory()
         with timed(result.timings, "apply"):
-            inputs = _committed_inputs(request, result, sources)
-            positions = _apply(self.ports, request, result, touched, writer.positions(), inputs)
+            positions = _apply(self.ports, request, result, touched, writer.positions(), sources)
         return BatchResult(
             outcome=COMMITTED,
             consumed=result.consumed,
@@ -447,11 +446,12 @@ def _apply(
     result: StepResult,
     touched: set[TaskId],
     sent: Mapping[TopicPartition, int],
-    inputs: Mapping[TaskId, Mapping[str, int]],
+    sources: tuple[Source, ...],
 ) -> dict[TaskId, dict[str, int]]:
     """Fold the committed changes into the stores; every store of a touched task gets the batch id
     and what was committed of the task's inputs."""
     positions: dict[TaskId, dict[str, int]] = {}
+    inputs = _committed_inputs(request, result, sources)
     for task in request.tasks:
         if task.task not in touched:
             continue

@@ -16,7 +16,7 @@ from everflow.runtime.tasks.task import TaskStore
 from everflow.testing.simulation.log import Fold
 
 
-@dataclass
+@dataclass(kw_only=True)
 class SimulatedStore:
     """One store on one disk: content, position in the changelog, owner (D5). Also what the state
     updater sees of a store."""
@@ -93,7 +93,7 @@ class SimulatedDisk:
 
     def store(self, path: Path) -> SimulatedStore:
         """The store at a path, made empty on first use."""
-        return self.stores.setdefault(path, SimulatedStore(path))
+        return self.stores.setdefault(path, SimulatedStore(path=path))
 
     def positions(self) -> dict[TaskId, int]:
         """Task -> position, of every copy that holds anything."""
