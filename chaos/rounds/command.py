@@ -217,6 +217,7 @@ class ChaosRun:
         self._wait_spread()
         sent = self.load.sent()
         self._wait_visible(sent)
+        self.coordinator.note()
         now = self.fleet.files()
         check_files(files, now, self.report)
         took = time.monotonic() - since

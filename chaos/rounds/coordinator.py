@@ -140,6 +140,11 @@ class CoordinatorWatch:
             told = ", ".join(f"{one.topic}-{one.partition} ({one.committed})" for one in lost)
             self._restart(lost, self._forgotten, f"forgotten committed offsets: {told}")
 
+    def note(self) -> None:
+        """All is well: what is told now is told from now on, or more."""
+        offsets = committed_at(self._broker.bootstrap_servers, self._group)
+        self._told.forgotten(offsets or {})
+
     def _restart(self, lasting: list[State], of: Stuck[State], told: str) -> None:
         if lasting:
             self._counted(told)

@@ -35,6 +35,8 @@ ORPHAN_S = 3.0
 """In which a worker that was let go has done its worst."""
 BACK_S = 4.0
 """In which an instance whose network is back joins the group again."""
+FULL_S = 60.0
+"""How long a disk stays full under an instance that gets on."""
 NO_ROOM = "EF-STATE-DISK"
 WAITING, DONE = False, True
 Steps = Generator[bool, None, None]
@@ -258,12 +260,25 @@ class Strikes:
         self.fleet.may_end.add(fault.instance)
         disk.fill()
         _require(disk.free_bytes() == 0, fault, f"{disk.free_bytes()} bytes are free")
+        since = time.monotonic()
         yield DONE
-        yield from self._ended(process, fault)
-        told = process.log.read_text(errors="replace")
-        _require(NO_ROOM in told, fault, f"it ended, but said nothing of {NO_ROOM}")
-        disk.empty()
-        self.fleet.launch(fault.instance)
+
+        def gone() -> bool:
+            return process.process.poll() is not None
+
+        while not gone() and time.monotonic() < since + FULL_S:
+            yield WAITING
+        if not gone():  # its stores have pages of their own that they use again
+            _require(disk.free_bytes() == 0, fault, "there was room again")
+            disk.empty()
+            yield from self._rest(time.monotonic(), BACK_S)
+        if gone():
+            yield from self._ended(process, fault)
+            told = process.log.read_text(errors="replace")
+            _require(NO_ROOM in told, fault, f"it ended, but said nothing of {NO_ROOM}")
+            disk.empty()
+            self.fleet.launch(fault.instance)
+        self.fleet.may_end.discard(fault.instance)
 
     def _clock(self, fault: Fault) -> Steps:
         process, clock = self.fleet.of(fault.instance), self.fleet.clocks[fault.instance]

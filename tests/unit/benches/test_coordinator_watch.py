@@ -111,6 +111,8 @@ def test_a_broker_that_has_forgotten_offsets_is_restarted_once(
     monkeypatch.setattr(coordinator, "decided_at", lambda *_: [])
     monkeypatch.setattr(coordinator, "committed_at", committed)
     watch = CoordinatorWatch(broker, "chaos", said.append, lambda: now_s)
+    watch.note()
+    now_s = 11.0
     while now_s < 10.0 + 3 * STUCK_S:
         watch.look()
         now_s += 0.2
