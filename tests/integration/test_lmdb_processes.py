@@ -21,7 +21,7 @@ from everflow.records import StoreChanges
 from everflow.state import lmdb_env
 from everflow.state.changelog import pack_value
 from everflow.state.lmdb_store import LmdbStore
-from everflow.state.store_meta import Owner
+from everflow.state.store_meta import FORMAT, Owner
 from everflow.testing.waiting import wait_until
 
 _PRELUDE = """
@@ -264,7 +264,7 @@ def test_a_later_release_s_store_is_refused(
 ) -> None:
     store.close()
     monkeypatch.setattr("everflow.state.store_meta.FORMAT", 0)
-    with pytest.raises(StateFormatError, match="format 1"):
+    with pytest.raises(StateFormatError, match=f"format {FORMAT}"):
         LmdbStore.open(store.path)
 
 

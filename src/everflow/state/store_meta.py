@@ -55,8 +55,9 @@ class StoreMeta:
         return Owner(self.incarnation or "", self.last_batch or "")
 
     def encode(self) -> bytes:
-        """JSON, so that a person can read it."""
-        return json.dumps(asdict(self)).encode()
+        """JSON, so that a person can read it. In this release's format, whichever it was read in:
+        an earlier release does not know what else is in it now."""
+        return json.dumps({**asdict(self), "format": FORMAT}).encode()
 
     @staticmethod
     def decode(data: bytes, where: str) -> StoreMeta:
