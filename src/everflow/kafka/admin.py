@@ -400,6 +400,13 @@ class ClusterAdmin:
         asked = dict.fromkeys(partitions, _LATEST)
         return self._list(asked, isolation, _REQUEST_S, whole=False)
 
+    def known_starts(
+        self, partitions: Iterable[TopicPartition], timeout_s: float
+    ) -> dict[TopicPartition, int]:
+        """Starts of the logs whose leaders answer; RetriableError where none does."""
+        asked = dict.fromkeys(partitions, _EARLIEST)
+        return self._list(asked, "read_uncommitted", timeout_s, whole=False)
+
     def offsets_for_time(
         self,
         partitions: Iterable[TopicPartition],

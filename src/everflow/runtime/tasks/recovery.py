@@ -81,6 +81,9 @@ class RecoveryPorts(Protocol):
     def log_starts(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
         """First offsets still in the log."""
 
+    def known_starts(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+        """As `log_starts`, of those whose leaders answer at once."""
+
     def offsets_since(
         self, partitions: Sequence[TopicPartition], time_ms: int
     ) -> Mapping[TopicPartition, int]:
@@ -182,9 +185,8 @@ class Recovery:
         """Stable committed offsets. OffsetsWentBackError where the coordinator tells less of any
         partition of the application than is known: then it is believed in nothing."""
         # Starts first: another instance may commit and purge between the two questions.
-        if purged := self.ports.purged():
-            starts = self.ports.log_starts(purged)
-            self.floors.raised({tp: start for tp, start in starts.items() if start > 0}, PURGED)
+        starts = self._starts_of_purged(inputs)
+        self.floors.raised({tp: start for tp, start in starts.items() if start > 0}, PURGED)
         committed = dict(self.ports.committed(inputs))
         others = sorted(set(self.floors.settled()).difference(inputs))
         told = self.ports.committed_last(others) if others else {}
@@ -194,6 +196,19 @@ class Recovery:
             raise OffsetsWentBackError(_refused(back))
         self.floors.raised({tp: found.offset for tp, found in committed.items()})
         return committed
+
+    def _starts_of_purged(self, inputs: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        """All that are to be had: a partition of another task may be without a leader for long, and
+        holds up only that task."""
+        purged = self.ports.purged()
+        others = sorted(set(purged).difference(inputs))
+        own = sorted(set(purged).difference(others))
+        starts = dict(self.ports.log_starts(own)) if own else {}
+        try:
+            starts.update(self.ports.known_starts(others) if others else {})
+        except RetriableError as error:
+            log.debug("Where other tasks' repartition topics begin is not known: %s", error)
+        return starts
 
     def _stable_ends(
         self,

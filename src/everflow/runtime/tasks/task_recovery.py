@@ -22,6 +22,7 @@ from everflow.state.task_directory import StateDirectory
 
 FENCE_TIMEOUT_S = 30.0
 COMMITTED_TIMEOUT_S = 5.0
+KNOWN_STARTS_S = 1.0
 
 
 @dataclass(kw_only=True)
@@ -73,6 +74,9 @@ class ClusterRecoveryPorts:
 
     def log_starts(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
         return self.admin.list_offsets(partitions, "earliest", "read_uncommitted")
+
+    def known_starts(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+        return self.admin.known_starts(partitions, KNOWN_STARTS_S)
 
     def offsets_since(
         self, partitions: Sequence[TopicPartition], time_ms: int

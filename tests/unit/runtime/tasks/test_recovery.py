@@ -58,6 +58,7 @@ class FakePorts:
         """Time (ms) -> the first offset of a record that is not older."""
         self.faults = 0
         self.purged_partitions: list[TopicPartition] = []
+        self.leaderless: set[TopicPartition] = set()
         self.last = dict(committed)
         """What was committed last, whatever is pending."""
 
@@ -94,7 +95,15 @@ class FakePorts:
 
     def log_starts(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
         self.calls.append("log-starts")
+        if leaderless := self.leaderless.intersection(partitions):
+            raise RetriableError("no leader", leaderless)
         return {tp: self.starts[tp] for tp in partitions}
+
+    def known_starts(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+        known = {tp: self.starts[tp] for tp in partitions if tp not in self.leaderless}
+        if not known:
+            raise RetriableError("no leader", partitions)
+        return known
 
     def offsets_since(
         self, partitions: Sequence[TopicPartition], time_ms: int
@@ -411,3 +420,22 @@ def test_records_of_a_repartition_topic_are_deleted_only_behind_committed_offset
         recovery(ports).recover([task()], [])
     ports.last[REKEYED] = CommittedOffset(9_393, "")
     recovery(ports).recover([task()], [])
+
+
+@pytest.mark.parametrize("others", [(), (OTHER,)])
+def test_a_repartition_topic_of_others_without_a_leader_holds_nobody_up(
+    others: tuple[TopicPartition, ...],
+) -> None:
+    ports, active = FakePorts(COMMITTED), task()
+    ports.starts[OTHER] = 0
+    ports.purged_partitions, ports.leaderless = [IN, REKEYED, *others], {REKEYED}
+    recovery(ports).recover([active], [])
+    assert active.positions == {IN: 30}
+
+
+def test_the_start_of_its_own_repartition_topic_is_waited_for() -> None:
+    ports = FakePorts(COMMITTED)
+    ports.purged_partitions, ports.leaderless = [IN], {IN}
+    with pytest.raises(RetriableError, match="no leader"):
+        recovery(ports).recover([task()], [])
+    assert "committed" not in ports.calls

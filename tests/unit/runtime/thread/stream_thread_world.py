@@ -154,6 +154,8 @@ class World:
     def log_starts(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
         return dict.fromkeys(partitions, 0)
 
+    known_starts = log_starts
+
     def offsets_since(
         self, partitions: Sequence[TopicPartition], time_ms: int
     ) -> Mapping[TopicPartition, int]:
