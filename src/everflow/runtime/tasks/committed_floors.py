@@ -88,18 +88,13 @@ class CommittedFloors:
         offsets may have expired, or were deleted."""
         with self._lock:
             floors = {tp: self._known[tp].latest for tp in asked if tp in self._known}
-        gone = {
-            tp: WentBack(None, floor)
-            for tp, floor in floors.items()
-            if tp not in told and floor.witness == HERE
-        }
-        return {**_below(floors, told), **gone}
+        return _below(floors, told)
 
     def others_went_back(
-        self, told: Mapping[TopicPartition, CommittedOffset]
+        self, told: Mapping[TopicPartition, CommittedOffset], asked: Collection[TopicPartition]
     ) -> dict[TopicPartition, WentBack]:
-        """Those whose offset, maybe with later ones pending, lies below what has settled."""
-        return _below(self.settled(), told)
+        """As `went_back`, of offsets that may have later ones pending: below what has settled."""
+        return _below({tp: floor for tp, floor in self.settled().items() if tp in asked}, told)
 
 
 def _higher(one: Floor, other: Floor) -> Floor:
@@ -110,8 +105,11 @@ def _higher(one: Floor, other: Floor) -> Floor:
 def _below(
     floors: Mapping[TopicPartition, Floor], told: Mapping[TopicPartition, CommittedOffset]
 ) -> dict[TopicPartition, WentBack]:
-    return {
-        tp: WentBack(told[tp].offset, floor)
-        for tp, floor in floors.items()
-        if tp in told and told[tp].offset < floor.offset
-    }
+    """Gone ones included, where they were seen in this life."""
+    found = {}
+    for tp, floor in floors.items():
+        if tp in told and told[tp].offset < floor.offset:
+            found[tp] = WentBack(told[tp].offset, floor)
+        elif tp not in told and floor.witness == HERE:
+            found[tp] = WentBack(None, floor)
+    return found

@@ -190,7 +190,7 @@ class Recovery:
         committed = dict(self.ports.committed(inputs))
         others = sorted(set(self.floors.settled()).difference(inputs))
         told = self.ports.committed_last(others) if others else {}
-        back = self.floors.others_went_back(told)
+        back = self.floors.others_went_back(told, others)
         back.update(self.floors.went_back(committed, inputs))
         if back:
             raise OffsetsWentBackError(_refused(back))

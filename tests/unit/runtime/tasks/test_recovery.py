@@ -404,7 +404,18 @@ def test_what_still_waits_for_its_marker_elsewhere_did_not_go_back() -> None:
         recovery(ports, floors=floors).recover([task()], [])
 
 
-def test_a_topic_of_another_task_that_is_gone_holds_nobody_up() -> None:
+def test_another_task_s_offset_that_is_gone_makes_the_coordinator_untrue_too() -> None:
+    """Of a group that began behind the piece that was loaded it knows nothing: who takes a task
+    over would begin with a first start."""
+    clock = ManualClock()
+    floors = CommittedFloors(clock)
+    floors.raised({OTHER: 30})
+    clock.advance(SETTLED_MS)
+    with pytest.raises(OffsetsWentBackError, match=r"other-3: .* no committed offset, but 30"):
+        recovery(FakePorts({}), floors=floors).recover([task()], [])
+
+
+def test_an_offset_of_another_task_that_is_gone_since_an_earlier_life_holds_nobody_up() -> None:
     floors = CommittedFloors(ManualClock())
     floors.raised({OTHER: 30}, ON_DISK)
     active = task()

@@ -141,7 +141,7 @@ class World:
     def committed_last(
         self, partitions: Sequence[TopicPartition]
     ) -> Mapping[TopicPartition, CommittedOffset]:
-        return {}
+        return self.committed(partitions)
 
     def purged(self) -> Sequence[TopicPartition]:
         return ()
