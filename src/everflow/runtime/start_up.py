@@ -99,7 +99,7 @@ def _prepared(
     )
     # 5. Internal topics: created at the first start, validated at every other (I10).
     inputs = {topic: counts[topic] for sub in subs.subtopologies for topic in sub.source_topics}
-    _prepare_internal(topology, needed, inputs, config, admin)
+    kept = _prepare_internal(topology, needed, inputs, config, admin)
     partitions = {
         **inputs,
         **{name: partitions for name, (partitions, _) in needed.repartition.items()},
@@ -116,6 +116,7 @@ def _prepared(
         partitions=partitions,
         offset_reset=offset_resets(subs, config),
         repartition=frozenset(needed.repartition),
+        kept=kept,
         fingerprint=fingerprint(subs),
         layouts=layouts,
         topology=topology,
@@ -172,11 +173,13 @@ def _prepare_internal(
     counts: Mapping[str, int],
     config: StreamsConfig,
     admin: ClusterAdmin,
-) -> None:
+) -> frozenset[str]:
+    """See `prepare`."""
     _require_readable(topology, config, admin, counts)
     specs = [TopicSpec(n, p, dict(c), "repartition") for n, (p, c) in needed.repartition.items()]
     specs += [TopicSpec(n, p, dict(c), "changelog") for n, (p, c) in needed.changelog.items()]
-    prepare(ClusterTopics(admin, config), config.application_id, specs, _partitions_of(counts))
+    topics, inputs = ClusterTopics(admin, config), _partitions_of(counts)
+    return prepare(topics, config.application_id, specs, inputs)
 
 
 def _partitions_of(counts: Mapping[str, int]) -> list[TopicPartition]:

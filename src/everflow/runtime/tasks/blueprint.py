@@ -25,6 +25,7 @@ class Blueprint:
         partitions: full name of every input topic -> partition count.
         offset_reset: full topic name -> policy.
         repartition: full names of the repartition topics.
+        kept: those of them from which nobody but everflow deletes records.
         fingerprint: what must be the same in all instances (`topology.fingerprint`).
         global_partitions: topic of each global table -> partition count.
         topology: the program, with the topics that its patterns have found.
@@ -39,6 +40,7 @@ class Blueprint:
     partitions: Mapping[str, int]
     offset_reset: Mapping[str, str]
     repartition: frozenset[str]
+    kept: frozenset[str] = frozenset()
     fingerprint: tuple[str, ...] = ()
     layouts: str = ""
     global_partitions: Mapping[str, int] = field(default_factory=dict)
@@ -76,8 +78,8 @@ class Blueprint:
         return found
 
     def purged(self) -> list[TopicPartition]:
-        """Partitions of the repartition topics, from which everflow deletes what was read."""
-        topics = sorted(self.repartition)
+        """Partitions from which everflow deletes what was read, and nobody else anything."""
+        topics = sorted(self.kept)
         return [TopicPartition(name, n) for name in topics for n in range(self.partitions[name])]
 
     @property

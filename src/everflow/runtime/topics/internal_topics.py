@@ -88,6 +88,13 @@ def problems(spec: TopicSpec, facts: TopicFacts) -> list[str]:
     return found
 
 
+def keeps_unread(spec: TopicSpec, facts: TopicFacts | None) -> bool:
+    """Whether records stay until everflow deletes them: by age or size the brokers would also
+    delete what was not read (the operator may have set that). ``facts`` None: it is new."""
+    config = {**spec.config, **({} if facts is None else facts.config)}
+    return all(config.get(name, "-1") == "-1" for name in ("retention.ms", "retention.bytes"))
+
+
 def is_first_start(
     application_id: str, any_committed: bool, spans: Mapping[TopicPartition, tuple[int, int]]
 ) -> bool:
@@ -128,9 +135,9 @@ def prepare(
     application_id: str,
     specs: Iterable[TopicSpec],
     inputs: Iterable[TopicPartition],
-) -> None:
+) -> frozenset[str]:
     """Create (first start) or validate (any other) the internal topics; called before the instance
-    joins the group.
+    joins the group. Gives the repartition topics that keep what is not read (`keeps_unread`).
 
     ``inputs`` are the partitions of all topics the application reads that exist by now. Raises
     InternalTopicError for a topic that is missing after the first start or that does not fit,
@@ -160,8 +167,13 @@ def prepare(
             f"{start_over(application_id)}"
         )
     missing = [spec for name, spec in sorted(needed.items()) if name not in existing]
+    kept = frozenset(
+        name
+        for name, spec in needed.items()
+        if spec.kind == "repartition" and keeps_unread(spec, existing.get(name))
+    )
     if not missing:
-        return
+        return kept
     names = ", ".join(spec.name for spec in missing)
     if not first:
         raise InternalTopicError(
@@ -174,3 +186,4 @@ def prepare(
     admin.create(missing)
     for spec in missing:
         log.info("Created topic %s (%d partitions)", spec.name, spec.partitions)
+    return kept

@@ -45,8 +45,8 @@ GOOD = {
 }
 
 
-def run(topics: FakeTopics) -> None:
-    prepare(topics, "app", [REPARTITION, CHANGELOG], [INPUT])
+def run(topics: FakeTopics) -> frozenset[str]:
+    return prepare(topics, "app", [REPARTITION, CHANGELOG], [INPUT])
 
 
 def test_the_first_start_creates_what_is_missing_also_after_a_start_that_was_cut_off() -> None:
@@ -144,3 +144,17 @@ def test_only_policies_that_lose_records_are_refused(
     spec: TopicSpec, policy: str, bad: bool
 ) -> None:
     assert bool(problems(spec, TopicFacts(2, None, {"cleanup.policy": policy}))) is bad
+
+
+@pytest.mark.parametrize("setting", ["retention.ms", "retention.bytes"])
+def test_a_repartition_topic_that_brokers_delete_from_by_themselves_is_no_witness(
+    setting: str,
+) -> None:
+    """Where its log begins says nothing of what was committed (note 064)."""
+    assert run(FakeTopics({})) == {REPARTITION.name}
+    assert run(FakeTopics(GOOD, committed=True)) == {REPARTITION.name}
+    all_kept = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
+    for value, kept in (("-1", {REPARTITION.name}), ("604800000", set())):
+        facts = TopicFacts(2, "id1", {**all_kept, setting: value})
+        topics = FakeTopics({**GOOD, REPARTITION.name: facts}, committed=True)
+        assert run(topics) == kept
