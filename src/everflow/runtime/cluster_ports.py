@@ -257,7 +257,8 @@ class ClusterPorts:
             self._ground.changelog,
             self._ground.changelogs.states,
         )
-        instance.floors.raised(copies.applied(), ON_DISK)
+        read = self._ground.blueprint.partitions
+        instance.floors.raised(copies.applied(read), ON_DISK)
         return copies
 
     def member(self, instance: Instance) -> GroupMember:

@@ -133,11 +133,17 @@ class Copies:
             said = ", ".join(f"{task} at {copy.offset_sum}" for task, copy in rested.items())
             log.info("Copies in the state folder: %s", said)
 
-    def applied(self) -> dict[TopicPartition, int]:
-        """What the group has committed at least, by the copies that nobody follows."""
+    def applied(self, topics: Collection[str]) -> dict[TopicPartition, int]:
+        """What the group has committed at least, by the copies that nobody follows. ``topics``:
+        that the program reads now; others it may be forbidden to ask for, or they are gone."""
         with self._lock:
             copies = list(self._at_rest.values())
-        return {tp: offset for copy in copies for tp, offset in copy.inputs.items()}
+        return {
+            tp: offset
+            for copy in copies
+            for tp, offset in copy.inputs.items()
+            if tp.topic in topics
+        }
 
     def rest(self, task: TaskId, stores: Iterable[TaskStore]) -> None:
         """A task ended here, its copy stays on disk: note how far it is. Reads the stores'

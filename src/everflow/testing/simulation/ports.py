@@ -135,7 +135,8 @@ class SimulatedPorts:
     def copies(self, instance: Instance) -> SimulatedCopies:
         on_threads = lambda: [task for thread in instance.threads for task in list(thread.tasks)]  # noqa: E731
         copies = SimulatedCopies(self.disk, instance.updater.followed, on_threads)
-        instance.floors.raised(copies.applied(), ON_DISK)
+        topics = {name for names in self.world.settings.topics.values() for name in names}
+        instance.floors.raised(copies.applied(topics), ON_DISK)
         return copies
 
     def member(self, instance: Instance) -> GroupMember:

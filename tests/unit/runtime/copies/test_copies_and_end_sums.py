@@ -12,7 +12,7 @@ import pytest
 from everflow import serdes
 from everflow.clock import ManualClock
 from everflow.errors import RetriableError
-from everflow.records import TaskId, TopicPartition
+from everflow.records import StoreChanges, TaskId, TopicPartition
 from everflow.runtime.copies.copied_tasks import FollowedTask
 from everflow.runtime.copies.known_copies import AtRest, Copies
 from everflow.runtime.restore.restore_plan import ChangelogState, restore_plan
@@ -20,6 +20,7 @@ from everflow.runtime.tasks.task import TaskRole, TaskStore
 from everflow.runtime.topics.end_sums import EndSums
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
+from everflow.state.store_meta import Owner
 from everflow.state.task_directory import StateDirectory
 
 A, B, C = (TaskId(0, p) for p in range(3))
@@ -78,6 +79,24 @@ def test_a_copy_that_would_be_rebuilt_is_none(tmp_path: Path) -> None:
     write(directory, C, COUNTS, 7)
     directory.distrust(directory.store_path(C, "counts"), "a power cut")
     assert scanned(directory, [COUNTS]).offset_sums() == {}
+    directory.close()
+
+
+def test_copies_know_what_was_committed_of_topics_that_are_still_read(tmp_path: Path) -> None:
+    """The user may be forbidden to ask for others, and then no task could be recovered."""
+    directory = StateDirectory.open(tmp_path, "app", boot_id="x")
+    write(directory, A, COUNTS, 10)
+    store = LmdbStore.open(directory.store_path(A, "counts"))
+    store.apply(
+        StoreChanges("counts", [], [], np.empty(0, np.int64)),
+        position=None,
+        expected=Owner("", ""),
+        batch="i.0.0",
+        inputs={"in-0": 7, "dropped-since-0": 9},
+    )
+    store.close()
+    copies = scanned(directory, [COUNTS])
+    assert copies.applied({"in", "another"}) == {TopicPartition("in", 0): 7}
     directory.close()
 
 
