@@ -14,7 +14,8 @@ import pytest
 
 from everflow import KafkaStreams, StreamsBuilder, TimeWindows, Topology, metrics, serdes
 from everflow.errors import InternalTopicError, OffsetsExpiredError, StoreLayoutError
-from everflow.records import TaskId
+from everflow.kafka.group_commands import commit_offsets
+from everflow.records import TaskId, TopicPartition
 from everflow.runtime.client_state import ClientState
 from everflow.runtime.commit.batch import parse_metadata
 from everflow.runtime.copies import state_keeper
@@ -30,6 +31,7 @@ from integration.lifecycle.lifecycle_cluster import (
     last_by_key,
     long,
     text,
+    until_failed,
     until_running,
 )
 
@@ -411,6 +413,29 @@ def test_internal_topics_look_like_kafka_streams(app: Application, cluster: Clus
     assert rekeyed["retention.ms"] == "-1"
     assert rekeyed["segment.bytes"] == str(50 << 20)
     assert {cluster.config(name)["message.timestamp.type"] for name in own} == {"CreateTime"}
+
+
+def test_an_input_that_is_created_again_is_read_as_its_error_says_with_the_state_kept(
+    app: Application, cluster: Cluster
+) -> None:
+    """`errors.read_again`: the stores on disk know offsets of the topic that was (note 064)."""
+    source, output = cluster.topic("in"), cluster.topic("out")
+    cluster.write(source, words(20))
+    topology = counting(source, output)
+    app.run_through(topology, source)
+    cluster.delete(source)
+    assert cluster.topic("in") == source
+    cluster.write(source, words(5, first=20))
+    beginning = {TopicPartition(source, p): 0 for p in range(2)}
+    commit_offsets({"bootstrap.servers": cluster.bootstrap}, app.id, beginning, "", 20)
+    refused = app.instance(topology, task_timeout_ms=3_000)
+    refused.start()
+    said = str(until_failed(refused))
+    refused.close()
+    assert "see EF-OFFSETS-WENT-BACK" in said
+    shutil.rmtree(app.state)
+    app.run_through(topology, source)
+    assert found(cluster, output) == counts_of(words(25))
 
 
 def test_a_repartition_topic_is_purged_up_to_the_committed_offset(
