@@ -188,7 +188,7 @@ class Instance:
         self.global_tables = ports.global_tables(self)
         self.copies = ports.copies(self)
         self.member = ports.member(self)
-        self.deferred = DeferredOffsets(self.member.commit, self.floors.raised)
+        self.deferred = DeferredOffsets(self.member.commit, self.floors.replaced)
         ports.open_gate(self)
         self.ends = ports.ends(self)
         self.restores, self.tails = (

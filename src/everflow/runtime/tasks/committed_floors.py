@@ -53,7 +53,7 @@ class _Known:
 
 @dataclass
 class CommittedFloors:
-    """Of one process; any thread may call. Floors only rise."""
+    """Of one process; any thread may call. Floors only rise, but by `replaced`."""
 
     clock: Clock
     _known: dict[TopicPartition, _Known] = field(default_factory=dict)
@@ -70,6 +70,16 @@ class CommittedFloors:
                 known.latest = _higher(known.latest, floor)
                 if witness != HERE:  # it was committed long ago
                     known.settled = _higher(known.settled or floor, floor)
+
+    def replaced(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """As `raised`, at least once: this process has just committed them, lower ones too. A task
+        that is recovered while its offsets wait for the group begins before those, which are
+        committed all the same, and then commits where it is."""
+        with self._lock:
+            for tp, offset in offsets.items():
+                if tp in self._known and offset < self._known[tp].latest.offset:
+                    del self._known[tp]
+        self.raised(offsets)
 
     def settled(self) -> dict[TopicPartition, Floor]:
         """Those of which no marker is on its way any more."""

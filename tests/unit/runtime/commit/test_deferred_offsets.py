@@ -6,9 +6,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 
-from everflow.records import TopicPartition
+from everflow.clock import ManualClock
+from everflow.records import CommittedOffset, TopicPartition
 from everflow.runtime.commit.commit_gate import Offset
 from everflow.runtime.commit.deferred_offsets import DeferredOffsets
+from everflow.runtime.tasks.committed_floors import CommittedFloors
 
 A, B = TopicPartition("in", 0), TopicPartition("in", 1)
 Asked = Mapping[TopicPartition, tuple[int, str]]
@@ -46,3 +48,17 @@ def test_forgetting_does_not_wait_for_a_commit_and_counts_for_it() -> None:
     deferred = DeferredOffsets(commit, lambda offsets: None)
     deferred.commit([Offset("in", 0, 5, "m"), Offset("in", 1, 7, "m")])
     assert deferred.held() == {B}
+
+
+def test_a_task_that_was_recovered_while_its_offsets_waited_goes_back_rightly() -> None:
+    """It was told 100, its 150 goes with another thread's commit, and it commits 120 behind that:
+    another recovery is told no less than is true (note 064)."""
+    floors, answers = CommittedFloors(ManualClock()), iter([False, True, True])
+    deferred = DeferredOffsets(lambda offsets: next(answers), floors.replaced)
+    assert not deferred.commit([Offset("in", 0, 150, "m")])
+    floors.raised({A: 100})
+    assert deferred.commit([Offset("in", 1, 9, "m")])
+    assert floors.went_back({A: CommittedOffset(149, "")}, [A])
+    assert deferred.commit([Offset("in", 0, 120, "m")])
+    assert floors.went_back({A: CommittedOffset(120, "")}, [A]) == {}
+    assert floors.went_back({A: CommittedOffset(119, "")}, [A])
