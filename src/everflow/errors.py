@@ -498,7 +498,6 @@ def read_again(application_id: str, topic: str) -> str:
     return (
         f"To keep the state and read {topic} as it is now from its beginning: stop all instances, "
         f"then kafka-consumer-groups "
-        f"--reset-offsets --to-earliest --execute --group {application_id} --topic {topic}, delete "
-        f"on every machine the folder {application_id} in state.dir, and start them again: stores "
-        f"come back from their changelogs, and know nothing of the offsets there were."
+        f"--reset-offsets --to-earliest --execute --group {application_id} --topic {topic}, and "
+        f"start them again."
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import sys
 import threading
@@ -69,6 +70,8 @@ from everflow.state.lmdb_store import LmdbStore
 from everflow.threads import Running, on_thread
 from everflow.topology.sources.growth import TopicGrowth, growth
 from everflow.topology.sources.patterns import pattern_sources
+
+log = logging.getLogger("everflow")
 
 TICK_S = 0.1
 FENCE_S = 5.0
@@ -257,9 +260,19 @@ class ClusterPorts:
             self._ground.changelog,
             self._ground.changelogs.states,
         )
-        read = self._ground.blueprint.partitions
-        instance.floors.raised(copies.applied(read), ON_DISK)
+        applied = copies.applied(self._ground.blueprint.partitions)
+        instance.floors.raised(self._still_there(applied), ON_DISK)
         return copies
+
+    def _still_there(self, applied: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Those within their logs. One behind its log's end is of another topic of that name, whose
+        offsets may begin anew (`errors.read_again`)."""
+        try:
+            ends = self._ground.admin.known_ends(applied, "read_uncommitted")
+        except EverflowError as error:
+            log.info("What stores know of committed offsets is not used: %s", error)
+            return {}
+        return {tp: at for tp, at in applied.items() if at <= ends.get(tp, -1)}
 
     def member(self, instance: Instance) -> GroupMember:
         """It will tell the group of the copies."""

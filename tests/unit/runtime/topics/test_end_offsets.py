@@ -62,9 +62,6 @@ def test_an_end_before_the_position_twice_is_an_error_that_says_where_and_what_t
         polled.poll()
     assert "deleted and created again" in str(error.value)
     assert "--reset-offsets --to-earliest --execute --group app --topic in" in str(error.value)
-    assert "the folder app in state.dir" in str(error.value), (
-        "else its stores refuse them (note 064)"
-    )
 
 
 def test_an_end_that_is_behind_for_a_moment_is_none() -> None:
