@@ -48,7 +48,8 @@ class _Known:
 
     def look(self, now_ms: float) -> None:
         if now_ms - self.since_ms >= SETTLED_MS:
-            self.settled, self.settling, self.since_ms = self.settling, self.latest, now_ms
+            self.settled = _higher(self.settled or self.settling, self.settling)
+            self.settling, self.since_ms = self.latest, now_ms
 
 
 @dataclass
@@ -87,7 +88,7 @@ class CommittedFloors:
         with self._lock:
             for known in self._known.values():
                 known.look(now_ms)
-            found = {tp: known.settled for tp, known in sorted(self._known.items())}
+            found = {tp: known.settled for tp, known in self._known.items()}
         return {tp: floor for tp, floor in found.items() if floor is not None}
 
     def went_back(

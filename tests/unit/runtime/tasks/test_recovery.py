@@ -23,7 +23,7 @@ from everflow.retry import StoppedError
 from everflow.runtime.commit.batch import format_metadata
 from everflow.runtime.restore.restoration import RestoreJob, prepare_store, restore
 from everflow.runtime.restore.restore_plan import ChangelogState
-from everflow.runtime.tasks.committed_floors import ON_DISK, SETTLED_MS, CommittedFloors
+from everflow.runtime.tasks.committed_floors import ON_DISK, PURGED, SETTLED_MS, CommittedFloors
 from everflow.runtime.tasks.recovery import Recovery, RecoveryRules
 from everflow.runtime.tasks.task import ActiveTask, TaskStore
 from everflow.state.lmdb_store import LmdbStore
@@ -402,6 +402,16 @@ def test_what_still_waits_for_its_marker_elsewhere_did_not_go_back() -> None:
     clock.advance(SETTLED_MS)  # by then it has
     with pytest.raises(OffsetsWentBackError, match="other-3"):
         recovery(ports, floors=floors).recover([task()], [])
+
+
+def test_what_has_settled_does_not_go_down_when_an_earlier_offset_settles() -> None:
+    clock = ManualClock()
+    floors = CommittedFloors(clock)
+    floors.raised({OTHER: 10})
+    floors.raised({OTHER: 30}, PURGED)
+    assert floors.settled()[OTHER].offset == 30
+    clock.advance(SETTLED_MS)
+    assert floors.settled()[OTHER].offset == 30
 
 
 def test_another_task_s_offset_that_is_gone_makes_the_coordinator_untrue_too() -> None:
