@@ -40,7 +40,7 @@ class Blueprint:
     partitions: Mapping[str, int]
     offset_reset: Mapping[str, str]
     repartition: frozenset[str]
-    kept: frozenset[str] = frozenset()
+    kept: frozenset[str]
     fingerprint: tuple[str, ...] = ()
     layouts: str = ""
     global_partitions: Mapping[str, int] = field(default_factory=dict)

@@ -93,7 +93,7 @@ class ThreadServices:
     recovery: Recovery
     metrics: Metrics
     on_failed: Callable[[EverflowError], None]
-    committed: Callable[[Mapping[TopicPartition, int]], None] = lambda positions: None
+    committed: Callable[[Mapping[TopicPartition, int]], None]
     on_warm: Callable[[], None] = lambda: None
     paused: Callable[[], bool] = lambda: False
     global_tasks: Callable[[], list[TaskContext]] = list
