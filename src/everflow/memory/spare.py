@@ -2,7 +2,8 @@
 
 glibc keeps freed memory, up to `MALLOC_TRIM_THRESHOLD_` (`everflow.spark.job.worker_environment`),
 and never gives back what lies below something that lives. After one large batch a worker would be
-larger for good, though none of the batches behind it needs that.
+larger for good, though none of the batches behind it needs that; so would an instance's own process
+after each rebalance of which a thread's area was largest.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class SpareMemory:
         self._next_s = clock_s() + EVERY_S
 
     def look(self) -> None:
-        """Between two batches: gives back what is free if it has not for `EVERY_S`."""
+        """Where little waits for it: gives back what is free if it has not for `EVERY_S`."""
         now_s = self._clock_s()
         if self._trim is not None and now_s >= self._next_s:
             self._next_s = now_s + EVERY_S

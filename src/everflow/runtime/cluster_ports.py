@@ -21,6 +21,7 @@ from everflow.kafka.writing.fencing import fence_all
 from everflow.kafka.writing.transaction import GroupMetadata
 from everflow.kafka.writing.writer_settings import QUEUE
 from everflow.membership.member import GroupMember
+from everflow.memory.spare import SpareMemory, trim_of_libc
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.client_state import ClientState
 from everflow.runtime.commit.batch import WorkerClients
@@ -141,6 +142,7 @@ class ClusterPorts:
         self._racks.refresh()
         self._lost_writers = lost_writers_of(ground)
         self._purged: dict[TopicPartition, int] = {}
+        self._spare = SpareMemory(trim_of_libc())
         self._gate: CommitGate
         self._gate_path: str
         self._keeper: StateKeeper
@@ -473,10 +475,11 @@ class ClusterPorts:
         return 0
 
     def look(self) -> None:
-        """At the folder's lock, the gate's socket, and what the keeper has to do."""
+        """At the folder's lock, the gate's socket, what the keeper has to do, and spare memory."""
         self._ground.directory.require_held()
         self._gate.require_reachable()
         self._keeper.look()
+        self._spare.look()
 
     def purge(self, positions: Mapping[TopicPartition, int]) -> None:
         """Delete what was read from repartition topics; and read the racks again."""
