@@ -1,5 +1,6 @@
 """An instance with little memory is behind: its batches are as large as there is room for what is
-made of them, and it is told what that was (note 045)."""
+made of them, it is told what that was, and its own process gives back what it has freed (note 045).
+"""
 
 from __future__ import annotations
 
@@ -10,8 +11,10 @@ import pytest
 from pyspark.sql import functions as F
 
 from everflow import StreamsBuilder, serdes
+from everflow.memory import spare
 from everflow.memory.batch_memory import BatchMemory
 from everflow.memory.budget import MIB, WORKER_BYTES, MemoryBudget, least_budget
+from everflow.runtime import cluster_ports
 from integration.lifecycle.lifecycle_cluster import Application, Cluster, in_json
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
@@ -22,8 +25,14 @@ FIRST = BatchMemory()
 
 
 def test_a_backlog_is_worked_off_in_batches_that_fit(
-    app: Application, cluster: Cluster, caplog: pytest.LogCaptureFixture
+    app: Application,
+    cluster: Cluster,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    given_back: list[int] = []
+    monkeypatch.setattr(spare, "EVERY_S", 0.0)
+    monkeypatch.setattr(cluster_ports, "trim_of_libc", lambda: given_back.append)
     source, output = cluster.topic("in"), cluster.topic("out")
     written = [in_json(f"k{n % 7}", {"n": n, "text": TEXT}, n, n % 2) for n in range(RECORDS)]
     cluster.write(source, written)
@@ -51,3 +60,4 @@ def test_a_backlog_is_worked_off_in_batches_that_fit(
     values = [serdes.json("n bigint, length bigint").decode(r.value) for r in cluster.read(output)]
     assert sorted(value["n"] for value in values) == list(range(RECORDS))
     assert {value["length"] for value in values} == {len(TEXT)}
+    assert len(given_back) > 1
