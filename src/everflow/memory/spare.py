@@ -2,8 +2,11 @@
 
 glibc keeps freed memory, up to `MALLOC_TRIM_THRESHOLD_` (`everflow.spark.job.worker_environment`),
 and never gives back what lies below something that lives. After one large batch a worker would be
-larger for good, though none of the batches behind it needs that; so would an instance's own process
-after each rebalance of which a thread's area was largest.
+larger for good, though none of the batches behind it needs that.
+
+Of its areas (arenas; eight for each core, which threads take in turns) it gives back the end of the
+first alone. An instance's own process was larger by 4 MiB for each area that a rebalance's threads
+had come to (note 063), so that they share the first.
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ import ctypes
 import time
 from collections.abc import Callable
 
+M_ARENA_MAX = -8
+"""Of glibc's ``malloc.h``."""
 EVERY_S = 60.0
 """Taking 128 MiB anew costs some 30 ms: a two-thousandth of that time at the most."""
 
@@ -23,6 +28,18 @@ def trim_of_libc() -> Callable[[int], object] | None:
     except (AttributeError, OSError):
         return None
     return trim
+
+
+def share_one_area() -> bool:
+    """Threads that ask for memory for the first time from now on take it from the process's first
+    area; those that have one keep it. False with another C library.
+
+    A worker has two by its environment, which the process of a user's program cannot be given.
+    """
+    try:
+        return bool(ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1))
+    except (AttributeError, OSError):
+        return False
 
 
 class SpareMemory:

@@ -23,6 +23,7 @@ from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.client_settings import check_clients
 from everflow.logs import LogFile, install
 from everflow.membership.own_assignor import check_assignor
+from everflow.memory.spare import share_one_area
 from everflow.metrics import Metrics
 from everflow.moves import moves
 from everflow.records import TaskId
@@ -145,6 +146,7 @@ class KafkaStreams(
         """
         self._require_created("the instance is started")
         install()
+        share_one_area()
         if not self._introduced:
             for line in self._introduction().splitlines():
                 moves.info("%s", line)

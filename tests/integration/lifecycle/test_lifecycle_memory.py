@@ -14,7 +14,7 @@ from everflow import StreamsBuilder, serdes
 from everflow.memory import spare
 from everflow.memory.batch_memory import BatchMemory
 from everflow.memory.budget import MIB, WORKER_BYTES, MemoryBudget, least_budget
-from everflow.runtime import cluster_ports
+from everflow.runtime import cluster_ports, kafka_streams
 from integration.lifecycle.lifecycle_cluster import Application, Cluster, in_json
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
@@ -30,7 +30,8 @@ def test_a_backlog_is_worked_off_in_batches_that_fit(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    given_back: list[int] = []
+    given_back, shared = list[int](), list[bool]()
+    monkeypatch.setattr(kafka_streams, "share_one_area", lambda: shared.append(True))
     monkeypatch.setattr(spare, "EVERY_S", 0.0)
     monkeypatch.setattr(cluster_ports, "trim_of_libc", lambda: given_back.append)
     source, output = cluster.topic("in"), cluster.topic("out")
@@ -61,3 +62,4 @@ def test_a_backlog_is_worked_off_in_batches_that_fit(
     assert sorted(value["n"] for value in values) == list(range(RECORDS))
     assert {value["length"] for value in values} == {len(TEXT)}
     assert len(given_back) > 1
+    assert shared

@@ -34,6 +34,34 @@ spare.look()
 print(before, kept, held())
 """
 
+AREAS = """
+import re, sys, threading
+from pathlib import Path
+from everflow.memory.spare import share_one_area, trim_of_libc
+
+def held():
+    return int(re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) >> 10
+
+def work(freed, end):
+    parts = [bytearray(b"x" * 100_000) for _ in range(100)]
+    del parts
+    freed.set()
+    end.wait()
+
+if sys.argv[1] == "shared":
+    share_one_area()
+large = bytearray(8_000_000)
+del large  # glibc learns from it to keep up to twice as much
+before, end = held(), threading.Event()
+for _ in range(6):
+    freed = threading.Event()
+    threading.Thread(target=work, args=(freed, end)).start()
+    freed.wait()
+trim_of_libc()(0)
+print(held() - before)
+end.set()
+"""
+
 
 def test_it_is_given_back_once_a_minute_and_not_before() -> None:
     now, trims = [5.0], list[int]()
@@ -58,3 +86,13 @@ def test_what_a_workers_settings_keep_is_given_back() -> None:
     before, kept, after = (int(text) for text in re.findall(r"\d+", told))
     assert kept - before > 80, "nothing was kept, so that this shows nothing"
     assert after - before < 20
+
+
+@pytest.mark.skipif(not GLIBC, reason="malloc_trim is glibc's")
+def test_what_many_threads_have_freed_is_given_back_where_they_share_an_area() -> None:
+    def kept(areas: str) -> int:
+        code = [sys.executable, "-c", AREAS, areas]
+        return int(subprocess.run(code, check=True, capture_output=True, text=True).stdout)
+
+    assert kept("their own") > 15, "each keeps its own, else this shows nothing"
+    assert kept("shared") < 5
