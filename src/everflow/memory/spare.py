@@ -23,23 +23,26 @@ EVERY_S = 60.0
 
 def trim_of_libc() -> Callable[[int], object] | None:
     """glibc's ``malloc_trim``; None with another C library."""
-    try:
-        trim: Callable[[int], object] = ctypes.CDLL(None).malloc_trim
-    except (AttributeError, OSError):
-        return None
-    return trim
+    return _of_libc("malloc_trim")
 
 
-def share_one_area() -> bool:
+def share_one_area() -> None:
     """Threads that ask for memory for the first time from now on take it from the process's first
-    area; those that have one keep it. False with another C library.
+    area; those that have one keep it. Without effect with another C library.
 
     A worker has two by its environment, which the process of a user's program cannot be given.
     """
+    mallopt = _of_libc("mallopt")
+    if mallopt is not None:
+        mallopt(M_ARENA_MAX, 1)
+
+
+def _of_libc(name: str) -> Callable[..., object] | None:
     try:
-        return bool(ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1))
+        function: Callable[..., object] = getattr(ctypes.CDLL(None), name)
     except (AttributeError, OSError):
-        return False
+        return None
+    return function
 
 
 class SpareMemory:

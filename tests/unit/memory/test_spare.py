@@ -15,13 +15,14 @@ from everflow.spark.job import worker_environment
 
 GLIBC = trim_of_libc() is not None and Path("/proc/self/status").exists()
 HELD = """
-import re, sys
+import re, sys, threading
 from pathlib import Path
-from everflow.memory.spare import SpareMemory, trim_of_libc
+from everflow.memory.spare import SpareMemory, share_one_area, trim_of_libc
 
 def held():
     return int(re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) >> 10
-
+"""
+KEPT = """
 now = [0.0]
 spare = SpareMemory(trim_of_libc(), lambda: now[0])
 before = held()
@@ -35,13 +36,6 @@ print(before, kept, held())
 """
 
 AREAS = """
-import re, sys, threading
-from pathlib import Path
-from everflow.memory.spare import share_one_area, trim_of_libc
-
-def held():
-    return int(re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) >> 10
-
 def work(freed, end):
     parts = [bytearray(b"x" * 100_000) for _ in range(100)]
     del parts
@@ -81,7 +75,7 @@ def test_another_c_library_keeps_what_it_keeps() -> None:
 @pytest.mark.skipif(not GLIBC, reason="malloc_trim is glibc's")
 def test_what_a_workers_settings_keep_is_given_back() -> None:
     environment = {**os.environ, **worker_environment("0")}
-    code = [sys.executable, "-c", HELD]
+    code = [sys.executable, "-c", HELD + KEPT]
     told = subprocess.run(code, env=environment, check=True, capture_output=True, text=True).stdout
     before, kept, after = (int(text) for text in re.findall(r"\d+", told))
     assert kept - before > 80, "nothing was kept, so that this shows nothing"
@@ -90,9 +84,12 @@ def test_what_a_workers_settings_keep_is_given_back() -> None:
 
 @pytest.mark.skipif(not GLIBC, reason="malloc_trim is glibc's")
 def test_what_many_threads_have_freed_is_given_back_where_they_share_an_area() -> None:
+    own = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+
     def kept(areas: str) -> int:
-        code = [sys.executable, "-c", AREAS, areas]
-        return int(subprocess.run(code, check=True, capture_output=True, text=True).stdout)
+        code = [sys.executable, "-c", HELD + AREAS, areas]
+        told = subprocess.run(code, env=own, check=True, capture_output=True, text=True).stdout
+        return int(told)
 
     assert kept("their own") > 15, "each keeps its own, else this shows nothing"
     assert kept("shared") < 5
