@@ -13,7 +13,9 @@ import pytest
 
 pytestmark = pytest.mark.spark
 
-PROGRAM = """
+PROGRAM = r"""
+    import re
+    from pathlib import Path
     from pyspark import SparkContext
     from pyspark.sql import SparkSession, functions as F
 
@@ -25,6 +27,13 @@ PROGRAM = """
     def running():
         return running_context() is not None, SparkSession._instantiatedSession is not None
 
+    def areas():
+        '''Of memory, beside the first.'''
+        maps = Path("/proc/self/maps")
+        text = maps.read_text() if maps.exists() else ""
+        return len(re.findall(r"^\w+[048c]000000-(\w+) rw-p .*\n\1-\w+ ---p", text, re.M))
+
+    before = areas()
     builder = StreamsBuilder()
     stream = builder.stream("in", key=serdes.string(), value=serdes.json("amount bigint"))
     counts = stream.map_values(lambda value: value, returns=serdes.json("amount bigint")).group_by_key().count(store="s")
@@ -40,6 +49,7 @@ PROGRAM = """
     own = get_session()
     print(own.conf.get("spark.sql.adaptive.enabled"), own.conf.get("spark.sql.session.timeZone"), own is not spark)
     print(SparkSession.getActiveSession() is spark, everflow.session() is spark)
+    print(areas() - before)
 """  # noqa: E501
 
 
@@ -81,9 +91,9 @@ def run(program: str) -> subprocess.CompletedProcess[str]:
 def test_sql_is_started_by_the_first_column_that_no_start_has_seen() -> None:
     """It takes seconds, and a program of functions and plain fields never needs it, nor one that
     was started before. The user's session has Spark's settings, the one that computes Columns
-    everflow's."""
+    everflow's. PySpark's threads take no areas of memory of their own (note 063)."""
     program = PROGRAM.replace("{least}", str(time.time_ns()))
-    users = ["3 True true", "false UTC True", "True True"]
+    users = ["3 True true", "false UTC True", "True True", "0"]
     for sql in ("True", "False"):
         done = run(program)
         said = ["False False", "True False", f"True {sql}", *users]

@@ -12,6 +12,7 @@ had come to (note 063), so that they share the first.
 from __future__ import annotations
 
 import ctypes
+import os
 import time
 from collections.abc import Callable
 
@@ -27,13 +28,14 @@ def trim_of_libc() -> Callable[[int], object] | None:
 
 
 def share_one_area() -> None:
-    """Threads that ask for memory for the first time from now on take it from the process's first
-    area; those that have one keep it. Without effect with another C library.
+    """Threads that ask for memory for the first time from now on take it from the areas that there
+    are, in turns: the first one alone, where this is said before there are threads. Without effect
+    with another C library, and where the user has set ``MALLOC_ARENA_MAX``.
 
     A worker has two by its environment, which the process of a user's program cannot be given.
     """
     mallopt = _of_libc("mallopt")
-    if mallopt is not None:
+    if mallopt is not None and "MALLOC_ARENA_MAX" not in os.environ:
         mallopt(M_ARENA_MAX, 1)
 
 

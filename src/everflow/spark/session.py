@@ -23,6 +23,7 @@ from everflow import logs
 from everflow.errors import SetupError
 from everflow.jvm.class_archive import start_options
 from everflow.jvm.java import find_java
+from everflow.memory.spare import share_one_area
 from everflow.sockets import socket_folder_of_process
 from everflow.spark.foreign import (
     adopt,
@@ -243,9 +244,10 @@ def is_plain(settings: Iterable[str]) -> bool:
 
 
 def _launch_settings(slots: int, wanted: Mapping[str, str]) -> SparkConf:
-    """What everflow's own Spark is started with, ``wanted`` above all; the environment is made
-    ready for it, too."""
+    """What everflow's own Spark is started with, ``wanted`` above all; the environment and this
+    process are made ready for it, too."""
     prepare_environment()
+    share_one_area()  # before PySpark's threads have one each
     defaults = {
         "spark.master": f"local[{slots},1]",
         "spark.app.name": "everflow",
