@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from chaos.elastic_stage import Report, Sizes, Stage
-from chaos.report import tell
+from chaos.report import tell, unused_folder
 from everflow.testing.broker import EmbeddedBroker
 
 APPLICATION = "elastic"
@@ -254,9 +254,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", type=Path, default=None, metavar="FILE")
     parser.add_argument(
         "--keep",
-        type=Path,
+        type=unused_folder,
         default=None,
-        help="where logs and state stay; default: a temporary one",
+        help="where logs and state stay, new or empty; default: a temporary one",
     )
     options = parser.parse_args(arguments)
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 32)

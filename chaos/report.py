@@ -1,7 +1,8 @@
-"""What all chaos runs tell, and how."""
+"""What all chaos runs tell and leave, and how."""
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -32,3 +33,11 @@ def tell(told: Mapping[str, Any], file: Path | None) -> None:
     print(text)
     if file is not None:
         file.write_text(text + "\n")
+
+
+def unused_folder(text: str) -> Path:
+    """Of ``--keep``: an earlier run's topics and state would be taken for this one's."""
+    folder = Path(text)
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise argparse.ArgumentTypeError(f"{text} holds something: name a new folder")
+    return folder

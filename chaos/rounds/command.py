@@ -22,7 +22,7 @@ from pathlib import Path
 
 from bench.topics import REQUEST_TIMEOUT_S
 from chaos.elastic_group import GroupTimeoutError
-from chaos.report import tell
+from chaos.report import tell, unused_folder
 from chaos.rounds.books import (
     Report,
     Visible,
@@ -367,7 +367,10 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--json", type=Path, default=None, metavar="FILE")
     parser.add_argument(
-        "--keep", type=Path, default=None, help="where logs stay; default: a temporary folder"
+        "--keep",
+        type=unused_folder,
+        default=None,
+        help="where logs stay, new or empty; default: a temporary folder",
     )
     return parser.parse_args(arguments)
 

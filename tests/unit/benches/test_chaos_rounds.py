@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from chaos import elastic
 from chaos.elastic_group import GroupFailedError
 from chaos.rounds import command
 from chaos.rounds.command import ChaosRun, Plan
@@ -139,3 +140,14 @@ def test_a_run_that_failed_has_its_json(tmp_path: Path, monkeypatch: pytest.Monk
     assert (told["rounds"], told["not_done"], told["seed"]) == (1, 1, 4)
     assert (told["network"], told["left_out"]) == ("none", ["clock"])
     assert "cut instance 1 did not happen" in told["remarks"][0]
+
+
+def test_a_run_is_not_begun_where_another_has_left_something(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "broker").mkdir()
+    for main in (command.main, elastic.main):
+        with pytest.raises(SystemExit):
+            main(["--keep", str(tmp_path)])
+        assert f"{tmp_path} holds something: name a new folder" in capsys.readouterr().err
+    assert command.parsed(["--keep", str(tmp_path / "broker")]).keep == tmp_path / "broker"
