@@ -38,6 +38,6 @@ def tell(told: Mapping[str, Any], file: Path | None) -> None:
 def unused_folder(text: str) -> Path:
     """Of ``--keep``: an earlier run's topics and state would be taken for this one's."""
     folder = Path(text)
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise argparse.ArgumentTypeError(f"{text} holds something: name a new folder")
     return folder

@@ -86,10 +86,11 @@ def test_what_a_workers_settings_keep_is_given_back() -> None:
 def test_what_many_threads_have_freed_is_given_back_where_they_share_an_area() -> None:
     own = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
 
-    def kept(areas: str) -> int:
-        code = [sys.executable, "-c", HELD + AREAS, areas]
-        told = subprocess.run(code, env=own, check=True, capture_output=True, text=True).stdout
+    def kept(areas: str, **users: str) -> int:
+        code, env = [sys.executable, "-c", HELD + AREAS, areas], {**own, **users}
+        told = subprocess.run(code, env=env, check=True, capture_output=True, text=True).stdout
         return int(told)
 
     assert kept("their own") > 15, "each keeps its own, else this shows nothing"
     assert kept("shared") < 5
+    assert kept("shared", MALLOC_ARENA_MAX="8") > 15, "the user's own number holds"
