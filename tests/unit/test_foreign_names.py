@@ -131,29 +131,31 @@ def test_a_setting_of_kafka_streams_that_is_none_here_says_what_to_do(key: str) 
             StreamsConfig({"application.id": "a", "bootstrap.servers": "b:1", written: "1"})
 
 
-KAFKA_STREAMS_4_2 = """
+KAFKA_STREAMS_4_4 = """
 acceptable.recovery.lag allow.os.group.write.access application.id application.server bootstrap.servers
 buffered.records.per.partition built.in.metrics.version cache.max.bytes.buffering client.id commit.interval.ms
 config.providers connections.max.idle.ms default.client.supplier default.deserialization.exception.handler
-default.dsl.store default.key.serde default.list.key.serde.inner default.list.key.serde.type
-default.list.value.serde.inner default.list.value.serde.type default.production.exception.handler
-default.timestamp.extractor default.value.serde deserialization.exception.handler dsl.store.suppliers.class
-enable.metrics.push ensure.explicit.internal.resource.naming errors.dead.letter.queue.topic.name group.instance.id
-group.protocol log.summary.interval.ms max.task.idle.ms max.warmup.replicas metadata.max.age.ms
+default.dsl.store default.interactive.query.isolation.level default.key.serde default.list.key.serde.inner
+default.list.key.serde.type default.list.value.serde.inner default.list.value.serde.type
+default.production.exception.handler default.timestamp.extractor default.value.serde deserialization.exception.handler
+dsl.store.format dsl.store.suppliers.class enable.metrics.push enable.transactional.statestores
+ensure.explicit.internal.resource.naming errors.dead.letter.queue.topic.name group.instance.id group.protocol
+log.summary.interval.ms max.task.idle.ms max.warmup.replicas metadata.cluster.check.enable metadata.max.age.ms
 metadata.recovery.rebootstrap.trigger.ms metadata.recovery.strategy metric.reporters metrics.num.samples
 metrics.recording.level metrics.sample.window.ms num.standby.replicas num.stream.threads poll.ms
-probing.rebalance.interval.ms processing.exception.handler processing.guarantee processor.wrapper.class
-production.exception.handler rack.aware.assignment.non_overlap_cost rack.aware.assignment.strategy
-rack.aware.assignment.tags rack.aware.assignment.traffic_cost receive.buffer.bytes reconnect.backoff.max.ms
-reconnect.backoff.ms repartition.purge.interval.ms replication.factor request.timeout.ms retry.backoff.ms
-rocksdb.config.setter security.protocol send.buffer.bytes state.cleanup.delay.ms state.dir statestore.cache.max.bytes
-task.assignor.class task.timeout.ms topology.optimization upgrade.from window.size.ms windowed.inner.class.serde
-windowstore.changelog.additional.retention.ms
+probing.rebalance.interval.ms processing.exception.handler processing.exception.handler.global.enabled
+processing.guarantee processor.wrapper.class production.exception.handler rack.aware.assignment.non_overlap_cost
+rack.aware.assignment.strategy rack.aware.assignment.tags rack.aware.assignment.traffic_cost receive.buffer.bytes
+reconnect.backoff.max.ms reconnect.backoff.ms repartition.purge.interval.ms replication.factor request.timeout.ms
+retry.backoff.ms rocksdb.config.setter security.protocol send.buffer.bytes state.cleanup.delay.ms
+state.cleanup.dir.max.age.ms state.dir statestore.cache.max.bytes statestore.uncommitted.max.bytes task.assignor.class
+task.timeout.ms topology.description.push.enabled topology.optimization upgrade.from window.size.ms
+windowed.inner.class.serde windowstore.changelog.additional.retention.ms
 """  # noqa: E501
-"""The keys of StreamsConfig in kafka-streams-4.2.1.jar."""
+"""The keys of StreamsConfig in kafka-streams-4.4.0.jar, and that of its consumer's static membership."""
 
 
-@pytest.mark.parametrize("key", KAFKA_STREAMS_4_2.split())
+@pytest.mark.parametrize("key", KAFKA_STREAMS_4_4.split())
 def test_every_setting_of_kafka_streams_is_one_here_or_is_told(key: str) -> None:
     here = {spec.name.replace("_", ".") for spec in dataclasses.fields(StreamsConfig)} | {
         "security.protocol"

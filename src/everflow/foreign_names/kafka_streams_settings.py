@@ -81,6 +81,26 @@ STREAMS_CONFIG: Names = {
     "state.cleanup.dir.max.age.ms": not_there(
         "the state of tasks that are elsewhere goes after state.cleanup.delay.ms"
     ),
+    **dict.fromkeys(
+        ["enable.transactional.statestores", "statestore.uncommitted.max.bytes"],
+        not_there(
+            "stores are always transactional: a micro-batch is written into them when it has been "
+            "committed in Kafka, and a crash wipes none"
+        ),
+    ),
+    "default.interactive.query.isolation.level": not_there(
+        "queries read what has been committed; there is nothing else to read"
+    ),
+    "dsl.store.format": not_there(
+        "stores keep keys, values and times, in the bytes of the plain format; headers are those of "
+        "the record that made a result, and are not stored"
+    ),
+    "topology.description.push.enabled": not_there(
+        "what runs is shown by the instance: /status and the page of http.listen"
+    ),
+    "metadata.cluster.check.enable": not_there(
+        "another cluster is found by its id, which each store on disk knows"
+    ),
     "log.summary.interval.ms": not_there(
         "there is no summary in the log: streams.metrics() and the progress line of everflow run"
     ),
@@ -113,6 +133,5 @@ STREAMS_CONFIG: Names = {
         _CLIENTS,
     ),
 }
-"""Settings of Kafka Streams that are none here: of 4.2, of 4.3 (``state.cleanup.dir.max.age.ms``,
-``processing.exception.handler.`` ``global.enabled``), and those of older releases that programs
+"""Settings of Kafka Streams 4.4 that are none here, and those of older releases that programs
 still carry."""

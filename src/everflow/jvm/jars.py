@@ -163,7 +163,7 @@ def _ivy_jar() -> Path:
     raise SetupError(
         (
             "pyspark is not installed in this Python, or not with its jars: pip install "
-            "'pyspark==4.2.*'"
+            "'pyspark>=4.2,<4.4'"
         ),
         code="EF-JARS",
     )

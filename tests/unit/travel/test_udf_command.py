@@ -6,7 +6,7 @@ import builtins
 from collections.abc import Callable
 from typing import Any
 
-from pyspark.serializers import CloudPickleSerializer
+from pyspark import serializers
 from pyspark.sql.types import DoubleType
 
 from everflow.travel.parcel import Parcel
@@ -17,7 +17,8 @@ noted: Callable[[object], None] = lambda value: SEEN.append(value)  # noqa: E731
 
 
 def read_back(function: Callable[..., Any]) -> Callable[..., Any]:
-    serializer: Any = CloudPickleSerializer()
+    pickling: Any = serializers  # its classes are typed in Spark 4.2, and no longer in 4.3
+    serializer = pickling.CloudPickleSerializer()
     found, kind = function_of(serializer.dumps((function, DoubleType())))
     assert kind == DoubleType()
     return found
