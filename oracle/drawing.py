@@ -435,17 +435,14 @@ class Draw:
         before = after = self._drawn.choice([0, 5, 25])
         if kind == "inner":
             after = self._drawn.choice([0, 5, 25])
-        # Without grace the original loses matches at the windows' ends: its stores keep a ms less.
-        grace = self._drawn.choice([1, 10])
+        # The original's stores keep a ms less than the windows: no record is just at that end.
+        step = self.program.step_ms = 3
+        grace = self._drawn.choice([ms for ms in (0, 1, 10) if (before + after + ms) % step])
         windows = {"before": before, "after": after, "grace": grace}
-        # What is late for a join is told otherwise here, on purpose (docs/differences.md).
-        late = min(before, after) + grace - 1 if kind == "inner" else min(before, after, grace)
-        self.program.jitter_ms = min(self.program.jitter_ms, late)
         self._joined(left, right, kind, windows)
 
     def _join_streams_of_any_times(self, kind: str) -> None:
-        """Nothing is ever late for it. Where a record waits for a match the windows are wide, too:
-        whoever comes when the window has ended is told otherwise (docs/differences.md)."""
+        """Where a record waits for a match the windows are wide: little is late."""
         left, right = self._two_of(self._streams)
         before = after = grace = WIDE_MS
         if kind == "inner":

@@ -39,7 +39,8 @@ Node = dict[str, Any]
 
 @dataclass
 class Program:
-    """``jitter_ms``: how far behind the latest time a record of a script may be. ``unordered``:
+    """``jitter_ms``: how far behind the latest time a record of a script may be. ``step_ms``: times
+    are multiples of it. ``unordered``:
     outputs with results without a match, which the original may tell later than when the window
     closes (docs/differences.md); a script's last records close all windows."""
 
@@ -50,6 +51,7 @@ class Program:
     stores: list[str] = field(default_factory=list)
     versioned: list[str] = field(default_factory=list)
     jitter_ms: int = 60
+    step_ms: int = 1
 
     def shape(self) -> str:
         """Its operators, as a short text."""
@@ -85,7 +87,7 @@ def script(program: Program, drawn: random.Random, records: int) -> list[list[An
     for number in range(records):
         latest += drawn.choice([0, 0, 1, 3, 10, 40])
         back = drawn.randint(0, program.jitter_ms) if drawn.random() < 0.3 else 0
-        time = max(0, latest - back)
+        time = max(0, latest - back) // program.step_ms * program.step_ms
         key = drawn.choice([*KEYS, *KEYS, None])
         value = None if drawn.random() < 0.15 else drawn.choice(VALUES)
         headers = drawn.choice(_HEADERS)(str(number))

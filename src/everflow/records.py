@@ -229,6 +229,11 @@ class ClockCall(NamedTuple):
     time_ms: int
 
 
+LATE_UNMATCHED = "late-unmatched"
+"""In `TasksResult.dropped`: rows that are not left out, but emitted without a match, because they
+came when their window and the grace were over."""
+
+
 @dataclass
 class TasksResult:
     """What a stateful operator returns for one micro-batch of several tasks, by their

@@ -237,11 +237,13 @@ class Waits:
 
 @dataclass
 class StreamModel:
-    """The rule of `stream_stream`, record after record, for one task."""
+    """The rule of `stream_stream`, record after record, for one task: Kafka Streams' own, but for
+    one that comes within the grace, which waits."""
 
     kind: JoinKind
     windows: JoinWindows
     stream_time: int = -1
+    side_times: dict[bool, int] = field(default_factory=lambda: {True: -1, False: -1})
     there: list[Waits] = field(default_factory=list)
     dropped: dict[str, int] = field(default_factory=dict)
     found: list[Result] = field(default_factory=list)
@@ -249,41 +251,39 @@ class StreamModel:
     def kept(self, left: bool) -> bool:
         return self.kind.keeps_left if left else self.kind.keeps_right
 
-    def until(self, row: Row) -> int:
-        windows = self.windows
-        if self.kept(row.left):
-            return (
-                row.time
-                + (windows.after_ms if row.left else windows.before_ms)
-                + (windows.grace_ms)
-            )
-        return row.time + windows.size_ms + windows.grace_ms
+    def over(self, row: Row) -> bool:
+        """Its window and the grace."""
+        ahead = self.windows.after_ms if row.left else self.windows.before_ms
+        return row.time + ahead + self.windows.grace_ms < self.stream_time
+
+    def in_store(self, row: Row) -> bool:
+        stays = self.windows.size_ms + self.windows.grace_ms
+        return row.time + stays >= self.side_times[row.left]
 
     def give(self, of: Row, other: Row | None, key: str | None, time: int) -> None:
         mine, its = of.value, None if other is None else other.value
         value = (mine, its) if of.left else (its, mine)
         self.found.append(Result(of.partition, key, value, time))
 
-    def drop(self, reason: str) -> None:
+    def count(self, reason: str) -> None:
         self.dropped[reason] = self.dropped.get(reason, 0) + 1
 
     def take(self, row: Row) -> None:
         self.stream_time = max(self.stream_time, row.time)
         if row.value is None:
-            return self.drop("null-value")
+            return self.count("null-value")
         if row.key is None:
             if self.kept(row.left):
                 return self.give(row, None, None, row.time)
-            return self.drop("null-key")
+            return self.count("null-key")
         if row.time == self.stream_time:
             self.close()
-        if self.until(row) < self.stream_time:
-            return self.drop("late")
+        self.side_times[row.left] = max(self.side_times[row.left], row.time)
         self.meet(row)
         return None
 
     def close(self) -> None:
-        closed = [w for w in self.there if w.waits and self.until(w.row) < self.stream_time]
+        closed = [w for w in self.there if w.waits and self.over(w.row)]
         for one in sorted(closed, key=lambda w: (w.row.time, w.row.left, w.row.key, w.number)):
             one.waits = False
             self.give(one.row, None, one.row.key, one.row.time)
@@ -298,19 +298,27 @@ class StreamModel:
             if w.row.left != row.left
             and w.row.key == row.key
             and row.time - back <= w.row.time <= row.time + ahead
-            and self.until(w.row) >= self.stream_time
+            and self.in_store(w.row)
         ]
         for other in sorted(met, key=lambda w: (w.row.time, w.number)):
             other.waits = False
             self.give(row, other.row, row.key, max(row.time, other.row.time))
-        waits = self.kept(row.left) and not met
-        self.there.append(Waits(row, len(self.there), waits))
+        kept, there = self.kept(row.left), self.in_store(row)
+        if kept and not met and self.over(row):
+            self.give(row, None, row.key, row.time)
+            self.count("late-unmatched")
+        elif not kept and not met and not there:
+            self.count("late")
+        if there or (kept and not met and not self.over(row)):
+            waits = kept and not met and not self.over(row)
+            self.there.append(Waits(row, len(self.there), waits))
 
 
 class StreamJoin:
     """The operator with its stores."""
 
     def __init__(self, kind: JoinKind, windows: JoinWindows) -> None:
+        self.kind, self.windows = kind, windows
         retention = windows.size_ms + windows.grace_ms + 1
         window_stores = [
             StoreSpec(
@@ -392,10 +400,19 @@ def test_two_streams_give_what_one_record_after_the_other_gives(
     assert join.content() == one_by_one.content()
 
 
+def told(join: StreamJoin, rows: Sequence[Row]) -> list[Result]:
+    """Of the rows in one micro-batch, and the same one by one, which has to be equal."""
+    one_by_one = StreamJoin(join.kind, join.windows)
+    found = join.run(list(enumerate(rows)))
+    assert [r for batch in batches(rows, [1]) for r in one_by_one.run(batch)] == found
+    assert one_by_one.dropped == join.dropped
+    return found
+
+
 @pytest.mark.parametrize("kind", list(JoinKind))
 def test_no_record_gives_a_result_with_and_one_without_a_match(kind: JoinKind) -> None:
-    """What the original does (KAFKA-19536): a late record is unmatched at once, and matched again
-    within the grace."""
+    """What the original does (KAFKA-19536): a record that comes when its window is over is
+    unmatched at once, and matched again within the grace."""
     join = StreamJoin(kind, JoinWindows.of_time_difference(10).grace(5))
     rows = [
         Row(True, 0, "a", 1, 100),
@@ -403,5 +420,44 @@ def test_no_record_gives_a_result_with_and_one_without_a_match(kind: JoinKind) -
         Row(True, 0, "a", 3, 101),
         Row(False, 0, "a", 4, 100),
     ]
-    found = join.run(list(enumerate(rows)))
-    assert found == [Result(0, "a", (1, 4), 100), Result(0, "a", (3, 4), 101)]
+    assert told(join, rows) == [Result(0, "a", (1, 4), 100), Result(0, "a", (3, 4), 101)]
+
+
+@pytest.mark.parametrize("kind", list(JoinKind))
+def test_a_row_of_the_outer_side_that_is_late_is_emitted_at_once_and_counted(
+    kind: JoinKind,
+) -> None:
+    join = StreamJoin(kind, JoinWindows.of_time_difference(10).grace(5))
+    rows = [
+        Row(False, 0, "b", 1, 200),
+        Row(True, 0, "b", 2, 200),
+        Row(True, 0, "a", 3, 150),
+        Row(False, 0, "a", 4, 100),
+    ]
+    unmatched = [Result(0, "a", (3, None), 150)] if kind is not JoinKind.INNER else []
+    if kind is JoinKind.OUTER:
+        unmatched.append(Result(0, "a", (None, 4), 100))
+    assert told(join, rows) == [Result(0, "b", (2, 1), 200), *unmatched]
+    lost = {JoinKind.INNER: {"late": 2}, JoinKind.LEFT: {"late": 1}, JoinKind.OUTER: {}}[kind]
+    assert join.dropped == lost | ({"late-unmatched": len(unmatched)} if unmatched else {})
+
+
+@pytest.mark.parametrize("kind", list(JoinKind))
+def test_a_late_record_meets_what_the_other_store_still_has(kind: JoinKind) -> None:
+    """The right record is in the store up to 120 of its own side's time, which does not go on."""
+    join = StreamJoin(kind, JoinWindows.of_time_difference(10).grace(0))
+    rows = [Row(False, 0, "a", 1, 100), Row(True, 0, "b", 2, 500), Row(True, 0, "a", 3, 95)]
+    found = told(join, rows)
+    closed = [Result(0, "a", (None, 1), 100)] if kind is JoinKind.OUTER else []
+    assert found == [*closed, Result(0, "a", (3, 1), 100)]
+    assert join.dropped == {}
+
+
+@pytest.mark.parametrize("kind", [JoinKind.LEFT, JoinKind.OUTER])
+def test_a_late_match_corrects_a_result_without_one(kind: JoinKind) -> None:
+    """The left record closed without a match; its store still has it, as Kafka Streams' has."""
+    join = StreamJoin(kind, JoinWindows.of_time_difference(10).grace(5))
+    rows = [Row(True, 0, "a", 1, 100), Row(True, 0, "b", 2, 116), Row(False, 0, "a", 3, 100)]
+    found = told(join, rows)
+    assert found == [Result(0, "a", (1, None), 100), Result(0, "a", (1, 3), 100)]
+    assert join.dropped == {}

@@ -27,17 +27,27 @@ class JoinSide:
     """A side's records, kept in a window store by key, time and a number that tells apart those of
     one key and time (as Kafka Streams keeps duplicates).
 
-    A record at t meets those of the other side from t - ``back_ms`` to t + ``ahead_ms``. It is open
-    until stream time passes t + ``open_ms``; ``kept``: then, if nothing met it, it gives a result
-    without a match.
+    A record at t meets those of the other side from t - ``back_ms`` to t + ``ahead_ms``. ``kept``:
+    one that nothing has met gives a result without a match.
     """
 
     store: StoreSpec
     type: pa.DataType
     back_ms: int
     ahead_ms: int
-    open_ms: int
+    grace_ms: int
     kept: bool
+
+    @property
+    def closes_ms(self) -> int:
+        """A record at t is late, or closes, when the stream time of both sides is past t + this:
+        its window and the grace are over."""
+        return self.ahead_ms + self.grace_ms
+
+    @property
+    def stays_ms(self) -> int:
+        """The store has a record at t until the side's own time is past t + this."""
+        return self.back_ms + self.ahead_ms + self.grace_ms
 
     def keys_of(self, batch: EdgeBatch) -> pa.Array:
         """Key bytes; UserFunctionError for a key that cannot be written."""

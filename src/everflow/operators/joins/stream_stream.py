@@ -1,11 +1,12 @@
 """Two streams joined by key and closeness in time (KStream-KStream, KIP-633, KIP-962).
 
-One rule of lateness, for all kinds: a record is open until stream time, which both sides share,
-passes the end of its window and the grace. It meets the records that are open when it comes, and is
-dropped as late where it is itself not open any more. At that moment, and not before, a record of a
-side that is kept, which nothing has met, gives its result without a match: so no record gives both.
-Of a side that is not kept nobody can tell when it is closed; it is open as long as its store keeps
-it, ``before + after + grace``, as in Kafka Streams.
+A record meets what the other side's store has of its window when it comes, as in Kafka Streams: a
+store keeps its records for ``before + after + grace`` behind the highest time of its own side. One
+of a side that is kept, which has met nothing, waits until stream time, which both sides share,
+passes the end of its window and the grace; if nothing has met it by then, it gives its result
+without a match. One that comes after that is late: it gives the result at once, and is counted. So
+no record of such a side is lost, and none that comes in time gives both results, unless a late one
+meets it later.
 """
 
 from __future__ import annotations
@@ -22,9 +23,8 @@ from everflow.operators.joins.join_side import JoinSide, Kept
 from everflow.operators.joins.joined_results import JoinedResults
 from everflow.operators.joins.joined_values import JoinKind, Stores
 from everflow.operators.joins.matches import Asking, Candidates, matches
-from everflow.operators.joins.waiting import LEFT, RIGHT, WaitingKey
-from everflow.operators.joins.waiting_records import WaitingRecords
-from everflow.records import ByteColumn, EdgeBatch, Int64, StoreChanges, TasksResult
+from everflow.operators.joins.waiting_records import NEVER, Met, WaitingRecords
+from everflow.records import LATE_UNMATCHED, ByteColumn, EdgeBatch, Int64, StoreChanges, TasksResult
 from everflow.serdes.windowed import window_store_keys
 from everflow.state.store import StoreSpec
 from everflow.windows import JoinWindows
@@ -65,7 +65,7 @@ class StreamStreamJoin:
                 type=types[number],
                 back_ms=back,
                 ahead_ms=ahead,
-                open_ms=(ahead if kept else windows.size_ms) + grace,
+                grace_ms=grace,
                 kept=kept,
             )
 
@@ -85,12 +85,25 @@ class StreamStreamJoin:
         self, left: EdgeBatch, right: EdgeBatch, stores: Stores, stream_times: Mapping[int, int]
     ) -> TasksResult:
         """See `JoinOperator`."""
+        newest = {
+            side is self.left: {
+                partition: stores[partition][side.store.name].newest_ms
+                for partition in stream_times
+            }
+            for side in (self.left, self.right)
+        }
         records = BatchRecords.of(
-            self.left, self.right, left, right, before=stream_times, left_first=self.left_first
+            self.left,
+            self.right,
+            left,
+            right,
+            before=stream_times,
+            newest=newest,
+            left_first=self.left_first,
         )
         results = JoinedResults(records, left, right)
         results.without_match(records.keyless)
-        met = _Met(np.zeros(len(records), bool), {})
+        met = Met.nothing(len(records))
         for mine, theirs in ((self.left, self.right), (self.right, self.left)):
             self._meet(records, mine, theirs, stores, results, met)
         changes: dict[int, list[StoreChanges]] = {partition: [] for partition in records.after}
@@ -98,8 +111,20 @@ class StreamStreamJoin:
             _keep(records, side, stores, changes)
         if self.waiting is not None:
             waiting = WaitingRecords(self.waiting, {True: self.left, False: self.right})
-            waiting.settle(records, met.here, met.stored, stores, results, changes)
-        return TasksResult(results.in_order(), changes, records.after, records.dropped)
+            waiting.settle(records, met, stores, results, changes)
+        dropped = records.dropped | self._late(records, met, results)
+        return TasksResult(results.in_order(), changes, records.after, dropped)
+
+    def _late(self, records: BatchRecords, met: Met, results: JoinedResults) -> dict[str, int]:
+        """Gives the results of late records that have met nothing, where their side is kept; says
+        how many these are, and how many have no effect at all."""
+        alone = records.live & (met.here != np.arange(len(records)))
+        kept = np.where(records.of_left, self.left.kept, self.right.kept)
+        at_once = np.flatnonzero(alone & records.late & kept)
+        results.without_match(at_once)
+        lost = int(np.count_nonzero(alone & ~kept & ~records.stored))
+        counts = {LATE_UNMATCHED: len(at_once), "late": lost}
+        return {reason: count for reason, count in counts.items() if count}
 
     def advance_tasks(
         self,
@@ -116,8 +141,7 @@ class StreamStreamJoin:
         changes: dict[int, list[StoreChanges]] = {partition: [] for partition in records.after}
         if self.waiting is not None:
             waiting = WaitingRecords(self.waiting, {True: self.left, False: self.right})
-            met = np.zeros(len(records), bool)
-            waiting.settle(records, met, {}, stores, results, changes)
+            waiting.settle(records, Met.nothing(len(records)), stores, results, changes)
         return TasksResult(results.in_order(), changes, {}, {})
 
     def decode_result(self, data: bytes) -> Any:
@@ -131,11 +155,11 @@ class StreamStreamJoin:
         theirs: JoinSide,
         stores: Stores,
         results: JoinedResults,
-        met: _Met,
+        met: Met,
     ) -> None:
-        """The matches of one side's records with what was there before each."""
+        """The matches of one side's records with what the other's store has before each."""
         asks = records.live_of(mine is self.left)
-        others = records.live_of(theirs is self.left)
+        others = records.stored_of(theirs is self.left)
         if not len(asks):
             return
         times, codes = records.times[asks], records.codes[asks]
@@ -145,15 +169,18 @@ class StreamStreamJoin:
             np.concatenate([kept.codes, records.codes[others]]),
             np.concatenate([kept.times, records.times[others]]),
             np.concatenate([np.full(len(kept.times), -1), others]),
-            np.concatenate([kept.times, records.times[others]]) + theirs.open_ms,
+            np.concatenate([kept.times, records.times[others]]) + theirs.stays_ms,
         )
-        one, two = matches(Asking(codes, first, last, asks, records.stream_times[asks]), candidates)
+        there = records.side_times[theirs is self.left][asks]
+        one, two = matches(Asking(codes, first, last, asks, there), candidates)
         places, stored = asks[one], two < len(kept.times)
-        met.here[places] = True
-        met.here[others[two[~stored] - len(kept.times)]] = True
-        if theirs.kept:
-            met.add(records, kept, np.unique(two[stored]), theirs is self.left)
+        np.minimum.at(met.here, places, places)
+        np.minimum.at(met.here, others[two[~stored] - len(kept.times)], places[~stored])
         used, at = np.unique(two[stored], return_inverse=True)
+        if theirs.kept:
+            by = np.full(len(used), NEVER)
+            np.minimum.at(by, at, places[stored])
+            met.add(records, kept, used, by, theirs is self.left)
         begin = results.extend(theirs is self.left, theirs.decoded(kept.entries.take(used)))
         refs = np.empty(len(two), np.int64)
         refs[stored] = begin + at
@@ -165,23 +192,6 @@ class StreamStreamJoin:
             np.maximum(records.times[places], candidates.times[two]),
             mine_left=mine is self.left,
         )
-
-
-@dataclass
-class _Met:
-    """Records that have met another: those of the batch by place; stored ones by task, as keys of
-    the waiting ones' store."""
-
-    here: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
-    stored: dict[int, set[bytes]]
-
-    def add(self, records: BatchRecords, kept: Kept, rows: Int64, left: bool) -> None:
-        codes = kept.codes[rows]
-        keys = records.groups.keys.take(pa.array(codes)).to_pylist()
-        owners = records.groups.partitions[codes].tolist()
-        for partition, key, time in zip(owners, keys, kept.times[rows].tolist(), strict=True):
-            waiting = WaitingKey(time, LEFT if left else RIGHT, key).to_bytes()
-            self.stored.setdefault(partition, set()).add(waiting)
 
 
 def _stored(
@@ -208,7 +218,7 @@ def _keep(
     changes: dict[int, list[StoreChanges]],
 ) -> None:
     """Puts a side's records into its window store."""
-    places = records.live_of(side is records.left)
+    places = records.stored_of(side is records.left)
     times, codes = records.times[places], records.codes[places]
     numbers = _numbers(codes, times)
     owners = records.partitions[places]
@@ -217,7 +227,7 @@ def _keep(
     if len(again):  # only these can meet records of their own key and time in the store
         numbers[again] += _next_numbers(records, side, codes[again], times[again], stores)
     keys = window_store_keys(records.keys.take(pa.array(codes)), times, numbers)
-    values = records.values[side is records.left]
+    values = records.values_at(side is records.left, places)
     for partition in np.unique(owners).tolist():
         mine = np.flatnonzero(owners == partition)
         index = pa.array(mine)

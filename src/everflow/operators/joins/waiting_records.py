@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -10,14 +10,45 @@ import numpy as np
 import pyarrow as pa
 
 from everflow.operators.joins import waiting
-from everflow.operators.joins.batch_records import BatchRecords, Flags
-from everflow.operators.joins.join_side import JoinSide
+from everflow.operators.joins.batch_records import BatchRecords
+from everflow.operators.joins.join_side import JoinSide, Kept
 from everflow.operators.joins.joined_results import MISSING, JoinedResults
 from everflow.operators.joins.joined_values import Stores
 from everflow.operators.joins.waiting import LEFT, RIGHT, WaitingKey
 from everflow.records import Int64, StoreChanges
 from everflow.state.changelog import TIMESTAMP_BYTES
 from everflow.state.store import StoreSpec, StoreView
+
+
+NEVER = np.iinfo(np.int64).max
+"""In place of a place in the batch."""
+
+
+@dataclass
+class Met:
+    """Where records met another for the first time: those of the batch by place; stored ones by
+    task and key in the store of waiting records. A place in the batch, or `NEVER`."""
+
+    here: Int64
+    stored: dict[int, dict[bytes, int]]
+
+    @staticmethod
+    def nothing(count: int) -> Met:
+        """None of so many records have met anything."""
+        return Met(np.full(count, NEVER), {})
+
+    def add(self, records: BatchRecords, kept: Kept, rows: Int64, places: Int64, left: bool) -> None:
+        """Stored records of a side, and the places at which they were met."""
+        codes = kept.codes[rows]
+        keys = records.groups.keys.take(pa.array(codes)).to_pylist()
+        owners = records.groups.partitions[codes].tolist()
+        side = LEFT if left else RIGHT
+        for partition, key, time, place in zip(
+            owners, keys, kept.times[rows].tolist(), places.tolist(), strict=True
+        ):
+            mine = self.stored.setdefault(partition, {})
+            waiting_key = WaitingKey(time, side, key).to_bytes()
+            mine[waiting_key] = min(place, mine.get(waiting_key, place))
 
 
 class _Closed(NamedTuple):
@@ -34,11 +65,11 @@ class _Closed(NamedTuple):
 
 @dataclass(kw_only=True)
 class _Task:
-    """A task's part: its store, what has met, its places at which stream time may have passed on,
-    and the changes of the store."""
+    """A task's part: its store, where what it holds was met, its places at which stream time may
+    have passed on, and the changes of the store."""
 
     view: StoreView
-    met: Set[bytes]
+    met: Mapping[bytes, int]
     places: Int64
     stream_times: Int64
     before: int
@@ -64,8 +95,7 @@ class WaitingRecords:
     def settle(
         self,
         records: BatchRecords,
-        met: Flags,
-        met_stored: Mapping[int, Set[bytes]],
+        met: Met,
         stores: Stores,
         results: JoinedResults,
         changes: dict[int, list[StoreChanges]],
@@ -77,14 +107,15 @@ class WaitingRecords:
             places = np.flatnonzero(mine & records.advancing)
             task = _Task(
                 view=stores[partition][self.store.name],
-                met=met_stored.get(partition, frozenset()),
+                met=met.stored.get(partition, {}),
                 places=places,
                 stream_times=records.stream_times[places],
                 before=before,
             )
             self._forget_met(task)
             closed += self._stored_that_close(task, records.after[partition])
-            closed += self._of_batch(task, records, np.flatnonzero(mine & records.live & ~met))
+            waits = np.flatnonzero(mine & records.live & ~records.late)
+            closed += self._of_batch(task, records, waits, met.here)
             if task.changes:
                 keys = list(task.changes)
                 times = [WaitingKey.of(key).time for key in keys]
@@ -105,29 +136,34 @@ class WaitingRecords:
                 task.changes[key] = None
 
     def _stored_that_close(self, task: _Task, stream_time: int) -> Iterator[_Closed]:
-        shortest = min(side.open_ms for side in self.sides.values() if side.kept)
+        shortest = min(side.closes_ms for side in self.sides.values() if side.kept)
         last = stream_time - shortest - 1
         if last < 0:
             return
         entries = list(task.view.range(None, waiting.up_to(last)))
         keys = [WaitingKey.of(stored_key) for stored_key, _ in entries]
-        until = [key.time + self.sides[key.side == LEFT].open_ms for key in keys]
+        until = [key.time + self.sides[key.side == LEFT].closes_ms for key in keys]
         closing = task.closing(np.array(until, np.int64)).tolist()
         for (stored_key, entry), key, place in zip(entries, keys, closing, strict=True):
-            if place < 0 or stored_key in task.met:
+            if place < 0 or task.met.get(stored_key, NEVER) < place:
                 continue
             task.changes[stored_key] = None
             for number, value in enumerate(waiting.values_of(entry[TIMESTAMP_BYTES:])):
                 yield _Closed(place, key, (0, number), -1, value)
 
-    def _of_batch(self, task: _Task, records: BatchRecords, places: Int64) -> Iterator[_Closed]:
-        """Records of the batch that nothing has met; those that stay open are stored."""
+    def _of_batch(
+        self, task: _Task, records: BatchRecords, places: Int64, met: Int64
+    ) -> Iterator[_Closed]:
+        """Records of the batch that nothing has met before they close; those that stay open are
+        stored."""
         for left, side in self.sides.items():
             mine = places[records.of_left[places] == left] if side.kept else places[:0]
+            closing = task.closing(records.times[mine] + side.closes_ms)
+            alone = met[mine] >= np.where(closing < 0, NEVER, closing)
+            mine, closing = mine[alone], closing[alone]
             if not len(mine):
                 continue
             times = records.times[mine]
-            closing = task.closing(times + side.open_ms)
             keys = records.keys.take(pa.array(records.codes[mine])).to_pylist()
             rank = LEFT if left else RIGHT
             for at, (place, close) in enumerate(zip(mine.tolist(), closing.tolist(), strict=True)):
@@ -135,8 +171,7 @@ class WaitingRecords:
                     key = WaitingKey(int(times[at]), rank, keys[at])
                     yield _Closed(close, key, (1, place), place, b"")
             open_ = np.flatnonzero(closing < 0)
-            value_at = np.searchsorted(records.live_of(left), mine[open_])
-            values = records.values[left].take(pa.array(value_at)).to_pylist()
+            values = records.values_at(left, mine[open_]).to_pylist()
             fresh: dict[bytes, list[bytes]] = {}
             for at, value in zip(open_.tolist(), values, strict=True):
                 key_bytes = WaitingKey(int(times[at]), rank, keys[at]).to_bytes()
