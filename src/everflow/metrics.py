@@ -46,6 +46,9 @@ BUSY_SECONDS = "busy-seconds-total"
 """By thread: batches from their plan to their end, those that were aborted included."""
 DROPPED = "dropped-total"
 """By thread, node and reason."""
+UNMATCHED_LATE = "late-unmatched-total"
+"""By thread and node: rows of a join's outer side that were emitted without a match because they
+came when their window and the grace were over."""
 LEFT_OUT = "left-out-total"
 """By the error's class, node and input topic: records that failed and that a handler left out; and
 of each the last sample."""

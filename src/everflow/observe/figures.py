@@ -304,6 +304,14 @@ FIGURES: tuple[Figure, ...] = (
         read=_series(names.DROPPED),
     ),
     Figure(
+        name=f"{OURS}late_unmatched_records_total",
+        kind=COUNTER,
+        labels=("thread_id", "processor_node_id"),
+        text="rows of the outer side of a join of streams that came after window and grace, met "
+        "nothing, and were emitted without a match",
+        read=_series(names.UNMATCHED_LATE),
+    ),
+    Figure(
         name=f"{TASK}enforced_processing_total",
         kind=COUNTER,
         text="how often a task went on though an input had nothing to read (max.task.idle.ms)",

@@ -138,5 +138,5 @@ def test_an_interval_join_is_a_join_in_windows() -> None:
         for node in world.builder.build().nodes
         if isinstance(node, StatefulNode) and isinstance(node.operator, StreamStreamJoin)
     ]
-    windows_of = [(join.left.back_ms, join.left.ahead_ms, join.right.open_ms) for join in joins]
+    windows_of = [(join.left.back_ms, join.left.ahead_ms, join.right.stays_ms) for join in joins]
     assert windows_of == [(1_000, 5, 1_012)] * 2

@@ -14,6 +14,7 @@ from everflow import metrics as names
 from everflow.clock import Clock
 from everflow.metrics import Metrics
 from everflow.moves import counted, moves
+from everflow.records import LATE_UNMATCHED
 from everflow.runtime.commit.batch import BatchResult
 from everflow.runtime.thread.table_printer import tables
 from everflow.runtime.thread.thread_figures import ABORTED, ThreadFigures
@@ -30,6 +31,10 @@ COUNTS = {
 
 WHY = {
     "failed": "that failed, as their exception handler said",
+    LATE_UNMATCHED: (
+        "without a match: they came when the join's window and grace were over, by the newest "
+        "record time its task had seen (docs/guide/joins.md)"
+    ),
     "late": (
         "too late: the window's grace was over, by the newest record time its task had seen "
         "(docs/guide/time.md)"
@@ -42,6 +47,8 @@ WHY = {
 }
 NOUNS = {"punctuation": "clock's call"}
 """What was dropped that is no record."""
+VERBS = {LATE_UNMATCHED: "emitted"}
+"""What a node did with those that it did not drop."""
 
 
 @dataclass
@@ -63,7 +70,8 @@ class DroppedRecords:
         ]
         self._told_ms.update(dict.fromkeys(due, now_ms))
         return [
-            f"{node} dropped {_counted(self._untold.pop((node, why)), why)} {WHY.get(why, why)}"
+            f"{node} {VERBS.get(why, 'dropped')} {_counted(self._untold.pop((node, why)), why)} "
+            f"{WHY.get(why, why)}"
             for node, why in due
         ]
 
@@ -101,7 +109,13 @@ class BatchCounts:
         for key, name in COUNTS.items():
             self.metrics.add(name, result.counts.get(key, 0))
         self.metrics.add(
-            names.DROPPED_RECORDS, sum(sum(reasons.values()) for reasons in result.dropped.values())
+            names.DROPPED_RECORDS,
+            sum(
+                count
+                for reasons in result.dropped.values()
+                for reason, count in reasons.items()
+                if reason not in VERBS
+            ),
         )
         self.tell(self.clock.monotonic_ms(), result.dropped)
         tables.add(result.printed)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from everflow import metrics as names
 from everflow.clock import Clock
 from everflow.metrics import Labels, Metrics, Seen
+from everflow.records import LATE_UNMATCHED
 from everflow.runtime.commit.batch import RENEWED, BatchResult
 
 COMMIT_PHASES = ("gate", "offsets", "delivery", "commit", "apply")
@@ -65,12 +66,21 @@ class ThreadFigures:
         add(names.SENT, _sums(((one.node, one.topic), one.records) for one in sent))
         add(names.SENT_BYTES, _sums(((one.node, one.topic), one.bytes) for one in sent))
         add(names.STORE_PUTS, _sums(((one.task, one.store), one.changes) for one in puts))
-        dropped = (
-            ((thread, node, reason), count)
+        counted = [
+            (node, reason, count)
             for node, reasons in result.dropped.items()
             for reason, count in reasons.items()
+        ]
+        dropped = (
+            ((thread, node, reason), count)
+            for node, reason, count in counted
+            if reason != LATE_UNMATCHED
         )
         add(names.DROPPED, _sums(dropped))
+        unmatched = (
+            ((thread, node), count) for node, reason, count in counted if reason == LATE_UNMATCHED
+        )
+        add(names.UNMATCHED_LATE, _sums(unmatched))
         causes = {(one.exception, one.node, one.topic): one for one in letters}
         add(names.LEFT_OUT, {cause: one.records for cause, one in causes.items()})
         self.metrics.note(names.LEFT_OUT, {cause: one.sample for cause, one in causes.items()})

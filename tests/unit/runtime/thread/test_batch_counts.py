@@ -9,6 +9,7 @@ import pytest
 from everflow import metrics as names
 from everflow.clock import ManualClock
 from everflow.metrics import Metrics
+from everflow.records import LATE_UNMATCHED
 from everflow.runtime.commit.batch import COMMITTED, BatchResult
 from everflow.runtime.thread.batch_counts import BatchCounts, DroppedRecords
 
@@ -30,6 +31,19 @@ def test_the_first_are_told_at_once_and_the_next_together_after_a_minute() -> No
 def test_a_clocks_call_is_no_record() -> None:
     (line,) = DroppedRecords().lines({"ticks": {"punctuation": 2}}, 0.0)
     assert line.startswith("ticks dropped 2 clock's calls that failed")
+
+
+def test_a_late_row_that_was_emitted_without_a_match_is_not_dropped() -> None:
+    metrics = Metrics()
+    counts = BatchCounts(metrics, ManualClock(), 1)
+    dropped = {"by-order": {LATE_UNMATCHED: 2, "null-key": 1}}
+    counts.add(BatchResult(outcome=COMMITTED, dropped=dropped))
+    assert metrics.snapshot()[names.DROPPED_RECORDS] == 1
+    assert metrics.series()[names.DROPPED] == {("1", "by-order", "null-key"): 1}
+    assert metrics.series()[names.UNMATCHED_LATE] == {("1", "by-order"): 2}
+    emitted, left_out = DroppedRecords().lines(dropped, 0)
+    assert emitted.startswith("by-order emitted 2 records without a match")
+    assert left_out == "by-order dropped 1 record without a key"
 
 
 def test_operators_and_reasons_are_told_apart() -> None:
