@@ -40,6 +40,7 @@ from everflow.topology.graph import (
     StatefulNode,
 )
 from everflow.topology.offset_metadata import require_room
+from everflow.topology.partitioners import key_partitioners
 from everflow.topology.program import Topology
 from everflow.topology.shared_stores import require_direct
 from everflow.travel.refusals import TravelCheck
@@ -374,6 +375,7 @@ class GraphBuilder:
         )
         require_room(built)
         require_direct(built)
+        key_partitioners(built)
         return built
 
 
@@ -388,6 +390,7 @@ def _read(source: SourceNode) -> dict[str, object]:
         "offset_reset": reading.offset_reset,
         "timestamp": str(time.column) if isinstance(time, ColumnExpr) else time,
         "idle_advance": reading.idle_ms,
+        "partitioner": reading.partitioner,
     }
 
 

@@ -7,7 +7,7 @@ cure, for what cannot work.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -24,6 +24,7 @@ from everflow.dsl.ktable import KTable
 from everflow.dsl.lookups.global_tables import GlobalKTable
 from everflow.dsl.lookups.loaded_tables import Frame, Key, loaded_table
 from everflow.dsl.options.materialized import Materialized
+from everflow.dsl.topics.key_partitioners import key_partitioner_of
 from everflow.dsl.topics.record_time import idle_ms_of, time_of
 from everflow.dsl.topics.resets import reset_of
 from everflow.errors import TopologyError
@@ -53,6 +54,7 @@ class _Keywords:
     offset_reset: object | None
     timestamp: object | None
     idle_advance: Duration | None
+    partitioner: object | None = None
     pattern: re.Pattern[str] | None = None
 
 
@@ -85,6 +87,7 @@ class StreamsBuilder(Telling):
         offset_reset: str | timedelta | None = None,
         timestamp: Timestamp | None = None,
         idle_advance: Duration | None = None,
+        partitioner: str | Callable[..., int] | None = None,
     ) -> KStream:
         """The records of one or several topics, or of those whose whole names match a pattern,
         ``re.compile("orders-.*")``, which are not internal: those that are there when an instance
@@ -105,6 +108,11 @@ class StreamsBuilder(Telling):
         so that windows close without a record, ``"30 seconds"``; left out, it stands still. Records
         that come later and are older than that are late; what it was moved to is kept with the
         committed offsets.
+
+        ``partitioner``: by which whoever writes the topics spreads their keys: ``murmur2`` (Java's,
+        and so the default), ``crc32`` (librdkafka's, so that of confluent-kafka), ``fnv1a``, or a
+        function of (topic, key, value, number of partitions) as in `KStream.to`, called with None
+        as the value. What is repartitioned to meet these records is spread by the same one.
         """
         where = user_line()
         pattern = topics if isinstance(topics, re.Pattern) else None
@@ -114,6 +122,7 @@ class StreamsBuilder(Telling):
             offset_reset=offset_reset,
             timestamp=timestamp,
             idle_advance=idle_advance,
+            partitioner=partitioner,
             pattern=pattern,
         )
         node, edge = self._source("stream", _topics(topics, where), given, name, where)
@@ -132,6 +141,7 @@ class StreamsBuilder(Telling):
         offset_reset: str | timedelta | None = None,
         timestamp: Timestamp | None = None,
         idle_advance: Duration | None = None,
+        partitioner: str | Callable[..., int] | None = None,
     ) -> KTable:
         """A topic read as a changelog and kept in ``store`` (with a changelog topic of its own):
         the last value of each key.
@@ -140,7 +150,7 @@ class StreamsBuilder(Telling):
         history="1 hour")`` makes it a versioned table (KIP-889): it also keeps what the values
         were, for so long behind stream time. A stream that is joined to it sees it as of each
         record's time; an update that is older than the history is ignored, and counted.
-        ``timestamp`` and ``idle_advance`` as in `stream`.
+        ``timestamp``, ``idle_advance`` and ``partitioner`` as in `stream`.
         ``ttl``: how long (stream time) an entry stays behind its record; then it is deleted, and
         the table gets a tombstone; older updates are ignored. Headers stay.
         """
@@ -160,6 +170,7 @@ class StreamsBuilder(Telling):
             offset_reset=offset_reset,
             timestamp=timestamp,
             idle_advance=idle_advance,
+            partitioner=partitioner,
         )
         source, edge = self._source("table", (topic,), given, source_name, where)
         stores, operator = table_stores(self.graph, store, edge, "table", where, ttl)
@@ -285,6 +296,7 @@ class StreamsBuilder(Telling):
                 timestamp=timestamp,
                 pattern=given.pattern,
                 idle_ms=idle_ms_of(given.idle_advance, operator, where),
+                partitioner=key_partitioner_of(given.partitioner, operator, where),
             ),
         )
         if operator == "stream":

@@ -115,12 +115,15 @@ class Reading:
             are named.
         idle_ms: how long a partition is silent before its time goes on by the wall clock (note
             025); None: it never does.
+        partitioner: by which whoever writes the topics spreads their keys, a name or a function of
+            (topic, key, None, number of partitions); None: Java's, ``murmur2``.
     """
 
     offset_reset: str | None = None
     timestamp: TimestampExtractor | ColumnExpr | None = None
     pattern: re.Pattern[str] | None = None
     idle_ms: int | None = None
+    partitioner: str | FunctionExpr | None = None
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ from everflow.topology.graph import (
     WaitingOperator,
     clocks_of,
 )
+from everflow.topology.partitioners import KeyPartitioner
 from everflow.topology.sources.idle_sources import IdleSource
 from everflow.topology.timestamps import TimestampExtractor
 
@@ -78,6 +79,9 @@ class Source:
     application."""
     idle: IdleSource | None = None
     """How its silence moves stream time; None: not at all."""
+    partitioner: KeyPartitioner | None = None
+    """By which its keys are spread over its partitions, where a store relies on that; None: it does
+    not matter, or this application writes the topic."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,7 +274,8 @@ class SinkOp:
     value_serde: Serde
     drop_null_keys: bool
     partitioner: str | Callable[..., Any] | None = None
-    """A function; or "column": the input's value is ``struct<partition, value>``."""
+    """A function; or "column": the input's value is ``struct<partition, value>``; or how the bytes
+    of the key say it, one of `everflow.columns.key_partitions.BY_HASH`. None: as Java does."""
     inputs: tuple[int, ...]
     where: str | None
 

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
+from everflow.columns.key_partitions import MURMUR2
 from everflow.errors import TopologyError
 from everflow.topology.arrival import in_order_of_arrival, ways_in_turn
 from everflow.topology.graph import (
@@ -43,6 +44,7 @@ from everflow.topology.graph import (
     UnnestNode,
     WaitingOperator,
 )
+from everflow.topology.partitioners import key_partitioners, keyed_sources
 from everflow.topology.physical_plan import (
     DEAD_LETTER_SLOT,
     DEAD_LETTER_TYPE,
@@ -153,6 +155,8 @@ class _Planner:
         self._floor = floor
         self._together = together(topology)
         self._idle = idle_sources(topology, app)
+        self._partitioners = key_partitioners(topology)
+        self._keyed = keyed_sources(topology)
         self._slots: list[Slot] = []
         self._slot("dead-letters", DEAD_LETTER_TYPE, DECODING, in_step=True)
         self._outputs: dict[str, tuple[int, ...]] = {}
@@ -246,6 +250,7 @@ class _Planner:
                     slot=slot,
                     own_times=node.extractor is None,
                     idle=self._idle.get(node.name, {}).get(topic),
+                    partitioner=self._partitioners.get(topic) if node.name in self._keyed else None,
                 )
             )
             yield slot if node.extractor is None else self._place_times(node, topic, slot)
@@ -384,6 +389,9 @@ class _Planner:
             partitioner = "column"
         elif isinstance(node.partitioner, FunctionExpr):
             partitioner = node.partitioner.fn
+        elif node.kind == "repartition":
+            by = self._partitioners.get(str(node.topic), MURMUR2)
+            partitioner = None if by == MURMUR2 else by
         op = SinkOp(
             name=node.name,
             topic=topic,

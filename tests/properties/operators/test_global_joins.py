@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everflow import serdes
-from everflow.kafka.writing.java_partitions import java_partitions
+from everflow.columns.key_partitions import java_partitions
 from everflow.operators.joins import JoinedTable, JoinKind
 from everflow.operators.joins.foreign_keys import selected_type
 from everflow.operators.joins.stream_global import StreamGlobalJoin

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 from confluent_kafka import KafkaError
 
+from everflow.columns.key_partitions import java_partitions
 from everflow.errors import (
     EverflowError,
     RecordRefusedError,
@@ -26,7 +27,6 @@ from everflow.errors import (
 from everflow.kafka.broker_link import BrokerLink, LinkLostError, RefusedError
 from everflow.kafka.errors import classify, is_too_large
 from everflow.kafka.writing.deliveries import INVALID_TIMESTAMP, Deliveries, Undelivered
-from everflow.kafka.writing.java_partitions import java_partitions
 from everflow.kafka.writing.record_encoding import (
     RecordColumns,
     batch_ends,

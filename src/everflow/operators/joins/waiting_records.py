@@ -19,7 +19,6 @@ from everflow.records import Int64, StoreChanges
 from everflow.state.changelog import TIMESTAMP_BYTES
 from everflow.state.store import StoreSpec, StoreView
 
-
 NEVER = np.iinfo(np.int64).max
 """In place of a place in the batch."""
 
@@ -37,7 +36,9 @@ class Met:
         """None of so many records have met anything."""
         return Met(np.full(count, NEVER), {})
 
-    def add(self, records: BatchRecords, kept: Kept, rows: Int64, places: Int64, left: bool) -> None:
+    def add(
+        self, records: BatchRecords, kept: Kept, rows: Int64, places: Int64, left: bool
+    ) -> None:
         """Stored records of a side, and the places at which they were met."""
         codes = kept.codes[rows]
         keys = records.groups.keys.take(pa.array(codes)).to_pylist()

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from everflow.columns.key_partitions import BY_HASH, key_partitions
 from everflow.operators.user_code import require_users
 from everflow.records import EdgeBatch, Int64
 from everflow.runtime.step.step_functions import RecordFailure
@@ -27,18 +28,25 @@ BY_KEY = -1
 @dataclass(frozen=True)
 class Partitions:
     """Of one sink's records of a micro-batch. ``said``: what a Column has said of each; None where
-    a function is asked."""
+    a function is asked, or the bytes of the ``keys``."""
 
     op: SinkOp
     sources: Mapping[int, Source]
     batch: EdgeBatch
     said: pa.Array | None
+    keys: pa.Array
 
     def of(self, topic: str, rows: Int64 | None, count: int) -> tuple[Int64, Int64]:
         """Rows, and the partition of each, for the records in ``rows`` (None: all) that go to a
         topic of ``count`` partitions; a row is there once for each of its partitions. RecordFailure
         for a record of which none can be told."""
         wanted = np.arange(len(self.batch), dtype=np.int64) if rows is None else rows
+        by = self.op.partitioner
+        if isinstance(by, str) and by in BY_HASH:
+            keys = self.keys.take(pa.array(wanted))
+            found_by_hash = key_partitions(keys, count, by)
+            found_by_hash[keys.is_null().to_numpy(zero_copy_only=False)] = BY_KEY
+            return wanted, found_by_hash
         if self.said is not None and pa.types.is_integer(self.said.type):
             numbers = self.said.fill_null(BY_KEY).to_numpy(zero_copy_only=False)[wanted]
             known = self.said.is_valid().to_numpy(zero_copy_only=False)[wanted]

@@ -425,7 +425,7 @@ def _to_outputs(op: SinkOp, batch: EdgeBatch, sources: Mapping[int, Source]) -> 
     values = _encoded(op, op.value_serde, value, batch, sources)
     partitions = None
     if op.partitioner is not None:
-        partitions = Partitions(op, sources, batch.with_columns(value=value), said)
+        partitions = Partitions(op, sources, batch.with_columns(value=value), said, keys)
     return [
         SinkOutput(
             node=op.name,

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from everflow.columns.key_partitions import java_partitions
 from everflow.errors import EverflowError, RetriableError
 from everflow.kafka.admin import ClusterAdmin
-from everflow.kafka.writing.java_partitions import java_partitions
 from everflow.kafka.writing.record_writer import RecordWriter
 from everflow.memory.batch_memory import Taken
 from everflow.memory.peak import of_this_process

@@ -10,13 +10,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kafka.partitioner.default import murmur2 as client_murmur2
 from kafka.record import MemoryRecords
 
 from everflow.kafka.reading.record_batches import batches, columns
 from everflow.kafka.writing import record_encoding
 from everflow.kafka.writing.compression import CODECS
-from everflow.kafka.writing.java_partitions import java_partitions, murmur2
 from everflow.kafka.writing.record_encoding import (
     Producer,
     RecordColumns,
@@ -81,18 +79,3 @@ def test_our_own_reader_reads_it_with_any_codec(records: list[Any], codec: str) 
     assert read.keys() == [record[0] for record in records]
     assert read.values() == [record[1] for record in records]
     assert read.timestamps.tolist() == [record[2] for record in records]
-
-
-@given(st.lists(BYTES, max_size=60), st.integers(1, 200))
-def test_partitions_are_java_s(keys: list[bytes | None], partitions: int) -> None:
-    column = pa.array([b"before", *keys], pa.binary())[1:]
-    hashes = [client_murmur2(key or b"") for key in keys]
-    assert murmur2(column).tolist() == [number & 0xFFFFFFFF for number in hashes]
-    wanted = [(number & 0x7FFFFFFF) % partitions for number in hashes]
-    assert java_partitions(column, partitions).tolist() == wanted
-
-
-def test_java_s_own_test_vectors() -> None:
-    vectors = {b"21": -973932308, b"foobar": -790332482, b"a-little-bit-long-string": -985981536}
-    column = pa.array(list(vectors), pa.binary())
-    assert murmur2(column).view(np.int32).tolist() == list(vectors.values())

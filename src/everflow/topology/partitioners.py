@@ -1,0 +1,152 @@
+"""By which partitioner the keys of each topic are spread; topics whose keys meet have one. Pure.
+
+A topic of the user's has that of its producers, which its source names (``partitioner=``); left
+out, it is Java's. A repartition topic has that of the topics that it meets in a stateful operator,
+so that equal keys meet in one task whoever wrote them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from everflow.columns.key_partitions import MURMUR2, key_partitions
+from everflow.errors import TopologyError
+from everflow.records import Int64
+from everflow.serdes import Serde
+from everflow.topology.graph import FunctionExpr, Graph, Node, SinkNode, SourceNode, StatefulNode
+
+
+@dataclass(frozen=True)
+class KeyFunction:
+    """A user's function of (topic, key, value, number of partitions), as `to` takes one; here the
+    key alone says the partition, so it is called with None in place of a value. Raises what the
+    function raises, and ValueError for an answer that is no partition."""
+
+    fn: Callable[..., Any]
+
+    def __call__(self, topic: str, key: Any, value: Any, partitions: int) -> int:
+        answer = self.fn(topic, key, None, partitions)
+        whole = isinstance(answer, int | np.integer) and not isinstance(answer, bool)
+        if not whole or not 0 <= answer < partitions:
+            raise ValueError(
+                f"partitioner= of the source gave {answer!r:.100} for a key; {topic} has the "
+                f"partitions 0 to {partitions - 1}"
+            )
+        return int(answer)
+
+
+KeyPartitioner = str | KeyFunction
+"""One of `everflow.columns.key_partitions.BY_HASH`, or a function."""
+
+
+def told(partitioner: KeyPartitioner) -> str:
+    """Its name, for people."""
+    if isinstance(partitioner, str):
+        return partitioner
+    return f"the function {getattr(partitioner.fn, '__name__', repr(partitioner.fn))}"
+
+
+def partitions_of(
+    partitioner: KeyPartitioner, topic: str, keys: pa.Array, serde: Serde, partitions: int
+) -> Int64:
+    """The partition of each key of a topic, none of them null; ``keys``: bytes. Raises what a
+    function and its serde raise."""
+    if isinstance(partitioner, str):
+        return key_partitions(keys, partitions, partitioner)
+    found = [partitioner(topic, serde.decode(key), None, partitions) for key in keys.to_pylist()]
+    return np.array(found, np.int64)
+
+
+def key_partitioners(graph: Graph) -> dict[str, KeyPartitioner]:
+    """Of each topic of the user's that a task reads, and of each repartition topic (without the
+    application id) that its writer does not spread by a ``partitioner`` of its own. TopologyError
+    for topics that meet and have several."""
+    found: dict[str, KeyPartitioner] = {
+        topic: _given(node)
+        for node in graph.nodes
+        if isinstance(node, SourceNode) and node.kind != "repartition"
+        for topic in node.topics
+    }
+    sinks = [node for node in graph.nodes if isinstance(node, SinkNode)]
+    spread = {str(node.topic) for node in sinks if node.kind == "repartition" and node.partitioner}
+    meetings = [(node, topics - spread) for node, topics in _meetings(graph)]
+    grew = True
+    while grew:
+        grew = False
+        for node, topics in meetings:
+            known = {topic: found[topic] for topic in sorted(topics & found.keys())}
+            if len({_id(one) for one in known.values()}) > 1:
+                raise _differing(node, known)
+            for one in list(known.values())[:1]:
+                fresh = dict.fromkeys(topics - found.keys(), one)
+                found.update(fresh)
+                grew = grew or bool(fresh)
+    for topic in graph.repartition_topics:
+        if topic.name not in spread:
+            found.setdefault(topic.name, MURMUR2)
+    return found
+
+
+def keyed_sources(graph: Graph) -> frozenset[str]:
+    """The sources whose keys a store relies on: equal ones have to be in one task."""
+    reach: dict[str, frozenset[str]] = {}
+    found = frozenset[str]()
+    for node in graph.nodes:
+        sources = frozenset[str]().union(*(reach.get(name, frozenset()) for name in node.inputs))
+        if isinstance(node, SourceNode):
+            sources = frozenset({node.name})
+        elif getattr(node, "changes_key", False):
+            sources = frozenset()
+        elif isinstance(node, StatefulNode) and (node.stores or node.reads):
+            found |= sources
+        reach[node.name] = sources
+    return found
+
+
+def _given(node: SourceNode) -> KeyPartitioner:
+    given = node.reading.partitioner
+    return KeyFunction(given.fn) if isinstance(given, FunctionExpr) else given or MURMUR2
+
+
+def _id(partitioner: KeyPartitioner) -> object:
+    """Equal functions are the same one."""
+    return partitioner if isinstance(partitioner, str) else id(partitioner.fn)
+
+
+def _meetings(graph: Graph) -> list[tuple[StatefulNode, frozenset[str]]]:
+    """Stateful operators, and the topics whose keys each relies on: those behind its inputs, and
+    those behind the tables that it reads."""
+    topics_of: dict[str, frozenset[str]] = {}
+    of_store: dict[str, frozenset[str]] = {}
+    found = []
+    for node in graph.nodes:
+        topics = _own(node).union(*(topics_of.get(name, frozenset()) for name in node.inputs))
+        if isinstance(node, StatefulNode):
+            topics = topics.union(*(of_store.get(one.name, frozenset()) for one in node.reads))
+            for store in node.stores:
+                of_store[store.name] = of_store.get(store.name, frozenset()) | topics
+            if node.stores or node.reads:
+                found.append((node, topics))
+        topics_of[node.name] = topics
+    return found
+
+
+def _own(node: Node) -> frozenset[str]:
+    return frozenset(node.topics) if isinstance(node, SourceNode) else frozenset()
+
+
+def _differing(node: StatefulNode, known: Mapping[str, KeyPartitioner]) -> TopologyError:
+    listed = ", ".join(f"{topic}: {told(one)}" for topic, one in known.items())
+    return TopologyError(
+        f"{node.name} reads topics whose keys are spread by different partitioners ({listed}), so "
+        f"equal keys would not meet in one task; give each source the partitioner= of whoever "
+        f"writes its topic, and where they do differ put .repartition(name='a-name') behind one "
+        f"of them",
+        where=node.where,
+        code="EF-COPARTITION",
+    )
