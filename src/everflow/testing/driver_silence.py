@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from everflow.records import OffsetRange, TaskId, TopicPartition
@@ -18,12 +18,16 @@ class _Reader:
 
 
 class DriverSilence:
-    """Of all sources; ``stream_times``: of the tasks, as the driver keeps them."""
+    """Of all sources; ``stream_times``: of the tasks, as the driver keeps them; ``inputs``: what
+    each task reads."""
 
     def __init__(
-        self, plan: PhysicalPlan, stream_times: Mapping[TaskId, Mapping[str, int]]
+        self,
+        plan: PhysicalPlan,
+        stream_times: Mapping[TaskId, Mapping[str, int]],
+        inputs: Mapping[TaskId, Sequence[TopicPartition]],
     ) -> None:
-        self._plan, self._stream_times = plan, stream_times
+        self._plan, self._stream_times, self._inputs = plan, stream_times, inputs
         self.subtopologies = sorted(plan.idle)
         self.forget()
 
@@ -32,31 +36,25 @@ class DriverSilence:
         self._silence = Silence(self._plan.idle, lambda topics: True)
 
     def moves(self, subtopology: int, now_ms: int) -> Moves:
-        """What is to be moved in the task of a sub-topology."""
+        """What is to be moved in the tasks of a sub-topology."""
         found = self._look((), now_ms)
         return {task: names for task, names in found.items() if task.subtopology == subtopology}
 
-    def read(self, topics: Collection[str], moved: Moves, now_ms: int) -> None:
-        """A micro-batch is over that had records of ``topics`` and moved times."""
+    def read(self, read: Collection[TopicPartition], moved: Moves, now_ms: int) -> None:
+        """A micro-batch is over that had records of these partitions and moved times."""
         if not self.subtopologies:
             return
-        self._look(topics, now_ms)
+        self._look(read, now_ms)
         self._silence.moved(self._tasks(), moved, now_ms)
         self._look((), now_ms)
 
-    def _look(self, topics: Collection[str], now_ms: int) -> Moves:
+    def _look(self, read: Collection[TopicPartition], now_ms: int) -> Moves:
         tasks = self._tasks()
-        available = {
-            tp: OffsetRange(0, int(tp.topic in topics)) for task in tasks for tp in task.inputs
-        }
+        available = {tp: OffsetRange(0, int(tp in read)) for task in tasks for tp in task.inputs}
         return self._silence.look(tasks, available, now_ms)
 
     def _tasks(self) -> list[_Reader]:
-        inputs: dict[TaskId, list[TopicPartition]] = {}
-        for source in self._plan.sources:
-            mine = inputs.setdefault(TaskId(source.subtopology, 0), [])
-            mine.append(TopicPartition(source.topic, 0))
         return [
             _Reader(task, tuple(listed), self._stream_times.get(task, {}))
-            for task, listed in inputs.items()
+            for task, listed in self._inputs.items()
         ]

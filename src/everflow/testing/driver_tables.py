@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -90,7 +90,8 @@ class DriverTables:
         """Put those of the tables' topics into the tables; gives the others. RecordError for one
         that cannot be read, where its handler says FAIL."""
         for topic in self._tables:
-            self._fill(topic, [record for record in records if record.topic == topic])
+            mine = [record for record in records if record.topic == topic]
+            self._fill(topic, [replace(record, partition=0) for record in mine])
         return [record for record in records if record.topic not in self._tables]
 
     def _fill(self, topic: str, records: Sequence[RawRecord]) -> None:
@@ -119,7 +120,9 @@ def log_columns(
     """Records and their offsets as they are read of a log."""
     found: dict[TopicPartition, list[tuple[RawRecord, int]]] = {}
     for record, offset in rows:
-        found.setdefault(TopicPartition(record.topic, 0), []).append((record, offset))
+        found.setdefault(TopicPartition(record.topic, record.partition), []).append(
+            (record, offset)
+        )
     return {
         tp: LogColumns(
             pa.array([record.key for record, _ in listed], pa.binary()),

@@ -11,6 +11,7 @@ from everflow.serdes.windowed import split_session_key, split_window_store_key, 
 from everflow.state.changelog import unpack_value
 from everflow.state.store import InMemoryStore, InMemoryVersions, StoreSpec
 from everflow.state.versions import OPEN, VersionedRecord, record_as_of, records_of
+from everflow.testing.driver_stores import MergedStore
 from everflow.windows import Windowed
 
 
@@ -71,17 +72,21 @@ class VersionedView(KeyValueView):
         if encoded is None:
             return None
         history_ms = self.spec.retention_ms or 0
-        return record_as_of(self._versions(), encoded, as_of, history_ms, self.decode)
+        return record_as_of(self._versions(encoded), encoded, as_of, history_ms, self.decode)
 
     def versions(self, key: Any, first: int = 0, last: int = OPEN - 1) -> list[VersionedRecord]:
         """What ``key`` was from ``first`` to ``last`` (ms, included), in order of time."""
         encoded = self.spec.key_serde.encode(key)
         if encoded is None:
             return []
-        return records_of(self._versions().versions_many([(encoded, first, last)])[0], self.decode)
+        return records_of(
+            self._versions(encoded).versions_many([(encoded, first, last)])[0], self.decode
+        )
 
-    def _versions(self) -> InMemoryVersions:
+    def _versions(self, key: bytes) -> InMemoryVersions:
         store = self.store()
+        if isinstance(store, MergedStore):
+            store = store.part_of(key)
         assert isinstance(store, InMemoryVersions)
         return store
 

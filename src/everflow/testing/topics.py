@@ -32,21 +32,27 @@ TestRecord.__test__ = False  # type: ignore[attr-defined]  # pytest takes classe
 
 @dataclass(frozen=True)
 class RawRecord:
-    """A record as it is in Kafka, of the topic's only partition."""
+    """A record as it is in Kafka."""
 
     topic: str
     key: bytes | None
     value: bytes | None
     timestamp: int
     headers: tuple[tuple[str, bytes | None], ...] = ()
+    partition: int = 0
+
+
+Places = Callable[[bytes | None, int | None], int]
+"""The partition of a record, by its key's bytes and what the test says of it."""
 
 
 class InputTopic(Telling):
     """Pipes decoded records into one topic. A record without a time gets the topic's, which then
     moves on by ``advance_ms``.
 
-    Raises SerdeError for a key or value that its serde cannot write, TypeError for a record that is
-    no tuple of two to four.
+    A record goes to the partition that the topic's partitioner gives its key, one without a key to
+    the first. Raises SerdeError for a key or value that its serde cannot write, TypeError for a
+    record that is no tuple of two to four, ValueError for a partition that the topic does not have.
     """
 
     def __init__(
@@ -56,21 +62,38 @@ class InputTopic(Telling):
         serdes: tuple[Serde, Serde],
         start_ms: int,
         advance_ms: int,
+        place: Places,
     ) -> None:
+        self._place = place
         self._pipe, self._topic = pipe, topic
         self._key, self._value = serdes
         self._start_ms = self._next_ms = start_ms
         self._advance_ms = advance_ms
 
     def pipe_input(
-        self, key: Any, value: Any, timestamp: int | datetime | None = None, headers: Headers = ()
+        self,
+        key: Any,
+        value: Any,
+        timestamp: int | datetime | None = None,
+        headers: Headers = (),
+        *,
+        partition: int | None = None,
     ) -> None:
-        """Pipe one record and run it through; ``timestamp`` in ms or a datetime."""
-        self._pipe([self._raw(key, value, timestamp, headers)])
+        """Pipe one record and run it through; ``timestamp`` in ms or a datetime. ``partition``:
+        into this one, wherever the topic's partitioner puts the key."""
+        self._pipe([self._raw(key, value, timestamp, headers, partition)])
 
-    def pipe_raw(self, key: bytes | None, value: bytes | None, timestamp: int = 0) -> None:
+    def pipe_raw(
+        self,
+        key: bytes | None,
+        value: bytes | None,
+        timestamp: int = 0,
+        *,
+        partition: int | None = None,
+    ) -> None:
         """Pipe bytes, for instance ones that cannot be decoded."""
-        self._pipe([RawRecord(self._topic, key, value, timestamp)])
+        place = self._place(key, partition)
+        self._pipe([RawRecord(self._topic, key, value, timestamp, partition=place)])
 
     def pipe_batch(self, records: Iterable[tuple[Any, ...]]) -> None:
         """Pipe ``(key, value[, timestamp[, headers]])`` as ONE micro-batch: results come out once
@@ -96,14 +119,20 @@ class InputTopic(Telling):
         self._next_ms = self._start_ms
 
     def _raw(
-        self, key: Any, value: Any, timestamp: int | datetime | None, headers: Headers = ()
+        self,
+        key: Any,
+        value: Any,
+        timestamp: int | datetime | None,
+        headers: Headers = (),
+        partition: int | None = None,
     ) -> RawRecord:
         data = self._key.encode(key), self._value.encode(value)
         if timestamp is None:
             timestamp, self._next_ms = self._next_ms, self._next_ms + self._advance_ms
         if isinstance(timestamp, datetime):
             timestamp = (timestamp - _EPOCH) // timedelta(milliseconds=1)
-        return RawRecord(self._topic, *data, timestamp, tuple(headers))
+        place = self._place(data[0], partition)
+        return RawRecord(self._topic, *data, timestamp, tuple(headers), place)
 
 
 class OutputTopic(Telling):

@@ -3,9 +3,10 @@
 It runs the very segments and steps that an instance runs, in this process (Columns in the Spark of
 the test run, which starts where there are some), with stores in memory. Functions have gone through
 the same pickle as on their way to a worker, so what cannot travel fails here too, and what a
-function changes in a variable is changed in its own copy. Like Kafka Streams' driver it has one
-partition per topic, passes repartition topics on at once and commits after each input; so it shows
-every intermediate result, and it does not show co-partitioning faults.
+function changes in a variable is changed in its own copy. Like Kafka Streams' driver it passes
+repartition topics on at once and commits after each input, so it shows every intermediate result;
+and its topics have one partition, unless ``partitions`` says more. With more it has a task, and
+stores, for each partition, and shows what is lost where equal keys do not meet.
 """
 
 from __future__ import annotations
@@ -13,23 +14,26 @@ from __future__ import annotations
 import difflib
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from everflow.columns.key_partitions import java_partitions
 from everflow.dsl.expressions import checked_serde
+from everflow.dsl.topics.key_partitioners import key_partitioner_of
 from everflow.errors import TopologyError
 from everflow.foreign_names import Telling
 from everflow.handlers.given import Handlers
 from everflow.location import user_line
-from everflow.records import EdgeBatch, OffsetRange, TaskId, TopicPartition
+from everflow.records import EdgeBatch, Int64, OffsetRange, TaskId, TopicPartition
 from everflow.runtime.client_state import IllegalStateError
 from everflow.runtime.commit.batch import COMMITTED, BatchRequest, BatchResult, TaskContext
 from everflow.runtime.query.query_errors import StoreKindError, StoreNotFoundError
+from everflow.runtime.step.partitioning import BY_KEY
 from everflow.runtime.step.spark_failure import failure_of_said
 from everflow.runtime.step.step_failure import EarlierStepFailed, SparkSays
 from everflow.runtime.step.step_functions import RecordFailure, UndecodableRecord
@@ -51,9 +55,11 @@ from everflow.runtime.worker.resident_segments import (
 from everflow.serdes import Serde
 from everflow.spark.column_service import NotComputableError
 from everflow.spark.job_columns import JobColumns
-from everflow.state.store import InMemoryStore, StoreSpec, memory_store
+from everflow.state.store import InMemoryStore, StoreSpec
 from everflow.testing.driver_silence import DriverSilence
+from everflow.testing.driver_stores import DriverStores, MemoryAccess
 from everflow.testing.driver_tables import DriverTables, log_columns
+from everflow.testing.driver_topics import DriverTopics
 from everflow.testing.store_views import KeyValueView, SessionView, VersionedView, WindowView
 from everflow.testing.topics import InputTopic, OutputTopic, RawRecord
 from everflow.topology.graph import SinkNode
@@ -84,6 +90,10 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         default_timestamp_extractor: what gives records their time where their source does not say;
             None: it is theirs, and a negative one stops.
         topics: the topics there are, for sources that have a pattern.
+        partitions: how many each topic has, or a number by topic (1 for those that are not named);
+            repartition topics follow as on a broker. TopologyError as at the start of an instance,
+            for topics that would have to have equal numbers. With 1 all have one, those of
+            ``repartition(partitions=...)``, too.
     """
 
     __test__ = False
@@ -99,11 +109,14 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         initial_wall_clock_ms: int = 0,
         default_timestamp_extractor: TimestampExtractor | None = None,
         topics: Collection[str] = (),
+        partitions: int | Mapping[str, int] = 1,
     ) -> None:
+        where = user_line()
         checked_topology(topology, "TopologyTestDriver")
         topology = _with_topics(topology, topics, application_id)
         topology = with_default_extractor(topology, default_timestamp_extractor)
         subs = cut(topology)
+        self._topics = DriverTopics.of(topology, subs, application_id, partitions, where)
         chosen = emitting_every_update(topology) if emit_every_update else topology
         self._plan: PhysicalPlan = plan(chosen, subs.index_of, application_id)
         self._start_ms = self._wall_clock_ms = initial_wall_clock_ms
@@ -114,9 +127,13 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         self._specs = {spec.name: spec for found in self._plan.stores().values() for spec in found}
         kept = {spec.name: spec for spec in self._plan.whole_stores()}
         self._kept = {**self._specs, **kept}
-        self._stores = {name: memory_store(spec) for name, spec in self._kept.items()}
+        homes = self._topics.homes(topology, application_id)
+        self._stores = DriverStores(
+            {name: (spec, *homes.get(name, (1, _anywhere))) for name, spec in self._kept.items()}
+        )
         self._stream_times: dict[TaskId, dict[str, int]] = {}
-        self._offsets: dict[str, int] = {source.topic: 0 for source in self._plan.sources}
+        inputs = [tp for task in self._topics.tasks for tp in self._topics.inputs[task]]
+        self._offsets = dict.fromkeys(inputs, 0)
         self._looped = frozenset(
             source.topic for source in self._plan.sources if source.kind == "repartition"
         )
@@ -132,9 +149,9 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
             handlers,
             self._outputs.add,
         )
-        self._silence = DriverSilence(self._plan, self._stream_times)
+        self._silence = DriverSilence(self._plan, self._stream_times, self._topics.inputs)
         self._inputs: list[InputTopic] = []
-        self._sink = _MemorySink()
+        self._sink = _MemorySink(self._topics.count)
         self._decoder = LogDecoder.of(self._plan, handlers)
         self._segments, self._columns = _prepared(self._plan)
         self._closed = False
@@ -153,7 +170,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
             TaskStep.of(
                 self._plan,
                 level,
-                _Memory(self._stores),
+                MemoryAccess(self._stores),
                 self._sink,
                 self._current,
                 _no_announcement,
@@ -185,7 +202,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         self._tables.load(self._wall_clock_ms)
 
     def _forget(self) -> None:
-        self._stores.update((name, memory_store(spec)) for name, spec in self._kept.items())
+        self._stores.empty()
         self._stream_times.clear()
         self._silence.forget()
         self._offsets.update(dict.fromkeys(self._offsets, 0))
@@ -198,13 +215,21 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
     # -- topics ------------------------------------------------------------------------------------
 
     def create_input_topic(
-        self, topic: str, key: Serde, value: Serde, start_ms: int = 0, advance_ms: int = 0
+        self,
+        topic: str,
+        key: Serde,
+        value: Serde,
+        start_ms: int = 0,
+        advance_ms: int = 0,
+        *,
+        partitioner: str | Callable[..., int] | None = None,
     ) -> InputTopic:
         """A handle to pipe records in. TopologyError if the topology does not read ``topic``, or
         for what is no serde. Records without a time get ``start_ms`` and then ``advance_ms`` more
-        each."""
+        each. ``partitioner``: of the producer that the handle stands for, as of
+        `StreamsBuilder.stream`; left out, what the source says."""
         where = user_line()
-        known = [*self._offsets, *self._tables.topics]
+        known = [*{tp.topic: None for tp in self._offsets}, *self._tables.topics]
         if topic not in known:
             near = difflib.get_close_matches(topic, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"it reads {', '.join(sorted(known))}"
@@ -215,6 +240,9 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
             _serdes("create_input_topic", key, value, where),
             start_ms,
             advance_ms,
+            self._topics.places(
+                topic, key, key_partitioner_of(partitioner, "create_input_topic", where)
+            ),
         )
         self._inputs.append(created)
         return created
@@ -324,7 +352,8 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         while pending:
             taken = pending.pop(0)
             looped = self._micro_batch(taken, moves)
-            self._silence.read({one.topic for one in taken}, moves, self._wall_clock_ms)
+            read = {TopicPartition(one.topic, one.partition) for one in taken}
+            self._silence.read(read, moves, self._wall_clock_ms)
             moves = {}
             if looped:
                 pending.append(looped)
@@ -332,32 +361,33 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
     def _micro_batch(self, records: Sequence[RawRecord], moves: Moves) -> list[RawRecord]:
         rows, ends = [], dict(self._offsets)
         for record in records:
-            offset = ends[record.topic]
+            tp = TopicPartition(record.topic, record.partition)
+            offset = ends[tp]
             rows.append((record, offset))
-            ends[record.topic] = offset + 1
+            ends[tp] = offset + 1
         self._request = self._new_request(ends, moves)
         result = self._step_result(rows)
         self._offsets = ends
         for task, times in result.stream_times.items():
             self._stream_times.setdefault(task, {}).update(times)
-        for listed in result.changes.values():
+        for task, listed in result.changes.items():
             for changes in listed:
-                self._stores[changes.store].apply(changes)
+                self._stores.part(changes.store, task.partition).apply(changes)
                 if not self._specs[changes.store].logging:
                     continue
                 topic = self._changelog(changes.store)
                 written = zip(
                     changes.keys, changes.values, changes.timestamps.tolist(), strict=True
                 )
-                self._outputs.add(RawRecord(topic, *parts) for parts in written)
+                partition = task.partition
+                self._outputs.add(
+                    RawRecord(topic, *parts, partition=partition) for parts in written
+                )
         tables.add(result.printed)
         tables.flush()
         return self._deliver(result)
 
-    def _new_request(self, ends: Mapping[str, int], moves: Moves) -> BatchRequest:
-        tasks = [
-            TaskId(sub, 0) for sub in sorted({source.subtopology for source in self._plan.sources})
-        ]
+    def _new_request(self, ends: Mapping[TopicPartition, int], moves: Moves) -> BatchRequest:
         return BatchRequest(
             batch_id="test.0.0",
             thread=0,
@@ -366,13 +396,11 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
             transactional_id="",
             wall_clock_ms=self._wall_clock_ms,
             gate="",
-            ranges={
-                TopicPartition(topic, 0): OffsetRange(start, ends[topic])
-                for topic, start in self._offsets.items()
-            },
-            log_ends={TopicPartition(topic, 0): end for topic, end in ends.items()},
+            ranges={tp: OffsetRange(start, ends[tp]) for tp, start in self._offsets.items()},
+            log_ends=ends,
             tasks=[
-                TaskContext(task, "test", "", self._stream_times.get(task, {})) for task in tasks
+                TaskContext(task, "test", "", self._stream_times.get(task, {}))
+                for task in self._topics.tasks
             ],
             application_id=self._plan.application_id,
             global_tasks=self._tables.contexts(),
@@ -400,7 +428,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
 
     def _deliver(self, result: StepResult) -> list[RawRecord]:
         looped: list[RawRecord] = []
-        for output in result.outputs:
+        for output, partitions in zip(result.outputs, self._sink.partitions, strict=True):
             headers = (
                 output.batch.headers.to_pylist()
                 if output.batch.headers is not None
@@ -412,17 +440,17 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
                 else output.topics
             )
             times = output.batch.timestamp.tolist()
-            for topic, key, value, time, header in zip(
+            for topic, partition, key, value, time, header in zip(
                 topics,
+                partitions.tolist(),
                 output.keys.to_pylist(),
                 output.values.to_pylist(),
                 times,
                 headers,
                 strict=True,
             ):
-                record = RawRecord(
-                    topic, key, value, time, tuple((h["key"], h["value"]) for h in header or ())
-                )
+                listed = tuple((h["key"], h["value"]) for h in header or ())
+                record = RawRecord(topic, key, value, time, listed, partition)
                 self._outputs.add([record])
                 if topic in self._looped:
                     looped.append(record)
@@ -500,24 +528,36 @@ def _prepared(plan: PhysicalPlan) -> tuple[Sequence[ResidentSegment], ColumnComp
         return road.segments, ColumnClient(road.columns)
 
 
-def _partitioned(output: SinkOutput) -> SinkOutput:
-    """The records that a partitioner does not drop; every topic has one partition."""
-    if output.partitions is None:
-        return output
+def _partitioned(output: SinkOutput, count: Callable[[str], int]) -> tuple[SinkOutput, Int64]:
+    """The records that a partitioner does not drop, and the partition of each."""
     names = [output.topics] * len(output.keys) if isinstance(output.topics, str) else output.topics
-    found = [np.empty(0, np.int64)]
+    if output.partitions is None and all(count(topic) == 1 for topic in set(names)):
+        return output, np.zeros(len(names), np.int64)
+    found, places = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for topic in dict.fromkeys(names):
         mine = np.array([row for row, name in enumerate(names) if name == topic], np.int64)
-        found.append(output.partitions.of(topic, mine, 1)[0])
-    rows = np.sort(np.concatenate(found))
+        rows, said = mine, np.full(len(mine), BY_KEY, np.int64)
+        if output.partitions is not None:
+            rows, said = output.partitions.of(topic, mine, count(topic))
+        by_key = java_partitions(output.keys.take(pa.array(rows)), count(topic))
+        found.append(rows)
+        places.append(np.where(said == BY_KEY, by_key, said))
+    rows = np.concatenate(found)
+    order = np.argsort(rows, kind="stable")
+    rows = rows[order]
     index = pa.array(rows)
-    return SinkOutput(
+    taken = SinkOutput(
         node=output.node,
         topics=[names[row] for row in rows.tolist()],
         keys=output.keys.take(index),
         values=output.values.take(index),
         batch=output.batch.take(rows),
     )
+    return taken, np.concatenate(places)[order]
+
+
+def _anywhere(key: bytes) -> int | None:
+    return None
 
 
 def _serdes(operator: str, key: object, value: object, where: str | None) -> tuple[Serde, Serde]:
@@ -552,35 +592,22 @@ def _no_announcement(request: BatchRequest, level: int) -> None:
     """Nobody has to know which process runs a step of the driver: it is this one."""
 
 
-@dataclass(frozen=True)
-class _Memory:
-    """`StoreAccess` over the driver's stores."""
-
-    stores: Mapping[str, InMemoryStore]
-
-    @contextmanager
-    def view(self, task: TaskContext, spec: StoreSpec) -> Iterator[InMemoryStore]:
-        yield self.stores[spec.name]
-
-    def homes(self, keys: Sequence[bytes], partitions: int) -> Sequence[int]:
-        """There is one partition."""
-        return [0] * len(keys)
-
-    def distrust(self, task: TaskContext, spec: StoreSpec, reason: str) -> None:
-        """There is no changelog to rebuild it from."""
-
-
 class _MemorySink:
     """Keeps a micro-batch's effects for the driver instead of writing them."""
 
-    def __init__(self) -> None:
+    def __init__(self, count: Callable[[str], int]) -> None:
+        self._count = count
         self._result: StepResult | None = None
+        self.partitions: list[Int64] = []
+        """Of the records of each output of the last batch."""
 
     def __call__(
         self, request: BatchRequest, result: StepResult, sources: tuple[Source, ...]
     ) -> BatchResult:
         take_letters(result, sources)
-        result.outputs = list(map(_partitioned, result.outputs))
+        found = [_partitioned(output, self._count) for output in result.outputs]
+        result.outputs = [output for output, _ in found]
+        self.partitions = [partitions for _, partitions in found]
         self._result = result
         return BatchResult(outcome=COMMITTED)
 

@@ -23,13 +23,16 @@ from everflow.topology.graph import FunctionExpr, Graph, Node, SinkNode, SourceN
 
 @dataclass(frozen=True)
 class KeyFunction:
-    """A user's function of (topic, key, value, number of partitions), as `to` takes one; here the
-    key alone says the partition, so it is called with None in place of a value. Raises what the
-    function raises, and ValueError for an answer that is no partition."""
+    """A user's function of (topic, key, value, number of partitions), as `to` takes one. Here the
+    key alone says the partition: it is called with None in place of a value, and with one of the
+    source's ``topics``, whatever topic is written. Raises what the function raises, and ValueError
+    for an answer that is no partition."""
 
     fn: Callable[..., Any]
+    topics: tuple[str, ...]
 
     def __call__(self, topic: str, key: Any, value: Any, partitions: int) -> int:
+        topic = topic if topic in self.topics else self.topics[0]
         answer = self.fn(topic, key, None, partitions)
         whole = isinstance(answer, int | np.integer) and not isinstance(answer, bool)
         if not whole or not 0 <= answer < partitions:
@@ -67,7 +70,7 @@ def key_partitioners(graph: Graph) -> dict[str, KeyPartitioner]:
     application id) that its writer does not spread by a ``partitioner`` of its own. TopologyError
     for topics that meet and have several."""
     found: dict[str, KeyPartitioner] = {
-        topic: _given(node)
+        topic: key_partitioner(node.reading.partitioner or MURMUR2, node.topics)
         for node in graph.nodes
         if isinstance(node, SourceNode) and node.kind != "repartition"
         for topic in node.topics
@@ -108,9 +111,9 @@ def keyed_sources(graph: Graph) -> frozenset[str]:
     return found
 
 
-def _given(node: SourceNode) -> KeyPartitioner:
-    given = node.reading.partitioner
-    return KeyFunction(given.fn) if isinstance(given, FunctionExpr) else given or MURMUR2
+def key_partitioner(given: str | FunctionExpr, topics: tuple[str, ...]) -> KeyPartitioner:
+    """What a program says of topics, as it is asked."""
+    return KeyFunction(given.fn, topics) if isinstance(given, FunctionExpr) else given
 
 
 def _id(partitioner: KeyPartitioner) -> object:
