@@ -73,7 +73,7 @@ class ForeignKeyJoin:
         updates = latest_updates_of_both(self.left, self.right, name, call.operator, where)
         key_serde, value_serde = self.left.edge.serdes(call.operator, where)
         foreign_serde = self.right.edge.written_key(call.operator, where)
-        asks = self._asks(name, updates[0], key_serde, value_serde)
+        asks = self._asks(name, updates[0], (key_serde, value_serde, foreign_serde))
         asked = graph.repartition(
             f"{name}-asks",
             asks,
@@ -86,8 +86,9 @@ class ForeignKeyJoin:
         joined = self._joined(name, (updates[0], answers), tables[0], value_serde)
         return graph.add(replace(joined, out=edge.type)), edge
 
-    def _asks(self, name: str, updates: str, key_serde: Serde, value_serde: Serde) -> str:
-        """The node of subscriptions: of what each entry was, and of what it is."""
+    def _asks(self, name: str, updates: str, written: tuple[Serde, Serde, Serde]) -> str:
+        """The node of subscriptions: of what each entry was, and of what it is. ``written``: as
+        what its key, its value and foreign keys are."""
         graph, call = self.left.graph, self.call
         before = previous_updates(graph, updates, forced=True)
         assert before is not None, "a table that can be asked knows what it was"
@@ -97,7 +98,7 @@ class ForeignKeyJoin:
             graph.add(select(f"{name}-new", updates)),
         )
         foreign = EdgeType(self.right.edge.type.key, SUBSCRIPTION)
-        operator = ForeignKeys(key_serde, value_serde, self.kind)
+        operator = ForeignKeys(*written, self.kind)
         node = StatefulNode(f"{name}-asking", sides, foreign, call.where, "FK-ASK", operator)
         return graph.add(node)
 

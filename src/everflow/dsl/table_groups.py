@@ -73,7 +73,7 @@ class GroupCall:
             EdgeType(edge.type.key, changed_type(edge.type.value)),
             self.where,
             "SELECT",
-            TableChanges(),
+            TableChanges(edge.written_key("group_by", self.where)),
         )
         return graph, graph.add(changes), edge
 

@@ -17,6 +17,7 @@ from everflow.operators.fold import valid
 from everflow.operators.joins.joined_table import JoinedTable
 from everflow.operators.joins.joined_values import Stores
 from everflow.operators.joins.versions_as_of import held_at
+from everflow.operators.user_code import written_alike
 from everflow.records import EdgeBatch, TasksResult
 from everflow.serdes import Serde
 from everflow.serdes.base import ResultDecoder
@@ -115,8 +116,10 @@ class VisibleUpdates(Storeless):
 @dataclass(frozen=True)
 class TableChanges(Storeless):
     """Puts together what was and what is: the left side is the old pair of group and value of each
-    update, the right side the new one, row by row. A pair without a group or a value is none."""
+    update, the right side the new one, row by row. A pair without a group or a value is none.
+    ``key_serde`` writes the groups: two are the same where their bytes are."""
 
+    key_serde: Serde
     row_by_row: ClassVar[bool] = True
 
     @property
@@ -129,9 +132,7 @@ class TableChanges(Storeless):
     ) -> TasksResult:
         """See `JoinOperator`: one change where the group is the same, else one for each group."""
         was, there = (valid(side.key) & valid(side.value) for side in (left, right))
-        keys = pa.concat_arrays([left.key, right.key]).dictionary_encode().indices
-        codes = keys.fill_null(-1).to_numpy()
-        same = was & there & (codes[: len(left)] == codes[len(left) :])
+        same = was & there & written_alike(self.key_serde, left.key, right.key)
         count = len(right)
         rows = np.concatenate([np.flatnonzero(was & ~same), np.flatnonzero(there)])
         is_old = np.arange(len(rows)) < np.count_nonzero(was & ~same)

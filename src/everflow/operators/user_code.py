@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dis
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from everflow.errors import EverflowError
 from everflow.records import ClockCall, EdgeBatch, Int64
@@ -94,3 +97,31 @@ def written_bytes(
         raise function_failure(
             store, batch, index if rows is None else int(rows[index]), cause
         ) from cause
+
+
+def written_alike(
+    serde: Serde, one: pa.Array, other: pa.Array
+) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Where both columns, row by row, have a key that is written as the same bytes: those are one
+    key for topics and stores, and Arrow compares no structs, arrays and maps. A key that cannot be
+    written is like no other; whoever writes it says so."""
+    equal = pc.equal(_written(serde, one), _written(serde, other)).fill_null(False)
+    found: np.ndarray[Any, np.dtype[np.bool_]] = equal.to_numpy(zero_copy_only=False)
+    return found
+
+
+def _written(serde: Serde, column: pa.Array) -> pa.Array:
+    """Bytes of ``column``, null for what cannot be written."""
+    try:
+        return serde.encode_array(column).cast(pa.binary())
+    except BaseException as error:
+        require_users(error)
+    return pa.array([_bytes_or_none(serde, value) for value in column.to_pylist()], pa.binary())
+
+
+def _bytes_or_none(serde: Serde, value: Any) -> bytes | None:
+    try:
+        return serde.encode(value)
+    except BaseException as error:
+        require_users(error)
+        return None

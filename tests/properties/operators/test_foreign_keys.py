@@ -72,7 +72,7 @@ class Join:
         )
         self.kind, self.every = kind, every
         self.before = PreviousValues(orders, pa.string())
-        self.asking = ForeignKeys(TEXT, ORDER, kind, emit_every_update=every)
+        self.asking = ForeignKeys(TEXT, ORDER, TEXT, kind, emit_every_update=every)
         self.answering = Subscriptions(
             store="asks",
             table=people,

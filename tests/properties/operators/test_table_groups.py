@@ -71,7 +71,8 @@ class Table:
         held = {0: {"t": self.stores["t"]}}
         table = self.table.process_tasks(batch, held, {0: -1})
         old = self.before.process_tasks(table.output, held, {0: -1}).output
-        changes = TableChanges().join_tasks(selected(old), selected(table.output), {}, {}).output
+        sides = selected(old), selected(table.output)
+        changes = TableChanges(serdes.string()).join_tasks(*sides, {}, {}).output
         self._apply(table.changes)
         # As behind the repartition topic, where each change is a record of its own.
         changes = replace(changes, seq=np.arange(len(changes), dtype=np.int64))

@@ -23,7 +23,7 @@ from everflow.operators.joins.joined_values import (
     first_and_last,
     task_codes,
 )
-from everflow.operators.user_code import written_bytes
+from everflow.operators.user_code import written_alike, written_bytes
 from everflow.records import EdgeBatch, Int64, TasksResult
 from everflow.serdes import Serde
 from everflow.topology.graph import Storeless
@@ -84,6 +84,8 @@ class ForeignKeys(Storeless):
 
     key_serde: Serde
     value_serde: Serde
+    foreign_serde: Serde
+    """Of the foreign keys: an entry keeps its one where the bytes stay the same."""
     kind: JoinKind
     emit_every_update: bool = False
     row_by_row: ClassVar[bool] = True
@@ -105,7 +107,7 @@ class ForeignKeys(Storeless):
             entries = entries.take(pa.array(last))
         old, new = (side.value.flatten()[0] for side in (left, right))
         was, there = valid(left.value), valid(right.value)
-        same = _same(old, new)
+        same = written_alike(self.foreign_serde, old, new)
         tell_old = valid(old) & ~same
         # The new key's answer takes the place of the old one's, where there is a new one.
         if self.kind.keeps_left:
@@ -135,13 +137,6 @@ class ForeignKeys(Storeless):
 
 def _without_foreign_key(side: EdgeBatch) -> int:
     return int(np.count_nonzero(valid(side.value) & ~valid(side.value.flatten()[0])))
-
-
-def _same(old: pa.Array, new: pa.Array) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Where both are there and equal."""
-    codes = pa.concat_arrays([old, new]).dictionary_encode().indices.fill_null(-1).to_numpy()
-    found: np.ndarray[Any, np.dtype[np.bool_]] = codes[: len(old)] == codes[len(old) :]
-    return found & valid(old)
 
 
 def hashes_equal(one: pa.Array, other: pa.Array) -> np.ndarray[Any, np.dtype[np.bool_]]:

@@ -289,9 +289,9 @@ class Running:
         ]
         if not same or serde is None or not len(rows):
             return
-        keys = self.member.batch.key.take(pa.array(rows)).drop_null().unique()
+        keys = self.member.batch.key.take(pa.array(rows)).drop_null()
         try:
-            written = serde.encode_array(keys).to_pylist()
+            written = serde.encode_array(keys).unique().to_pylist()  # keys themselves may be nested
         except Exception:
             return  # whoever asks for such a key is told
         for entries in same:
