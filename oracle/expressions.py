@@ -42,6 +42,10 @@ _TEXTS = (
 )
 _FLOATS = (0.0, -0.0, 1.0, -1.5, 0.1, 1e300, -1e-300, 5e-324, 2.0**53 + 2, 2.0**63)
 _ODD_FLOATS = (float("nan"), float("inf"), float("-inf"))
+_EMPTY = (
+    *("named_struct()", "CAST(named_struct() AS struct<>)", "CAST(NULL AS struct<>)"),
+    *("if(value.boolean_1, named_struct(), NULL)", "coalesce(named_struct(), named_struct())"),
+)
 _MOMENTS = (datetime(1, 1, 1), datetime(1969, 12, 31, 23, 59, 59, 999_999), datetime(9999, 12, 31))
 
 
@@ -139,16 +143,34 @@ class Drawing:
             ),
             lambda: f"CASE WHEN {self._boolean(deeper)} THEN {self.of(kind, deeper)} END",
             lambda: f"nvl({self.of(kind, deeper)}, {self.of(kind, 0)})",
-            lambda: f"named_struct('a', {self.of(kind, deeper)}, 'b', 1).a",
+            lambda: f"named_struct('a', {self.of(kind, deeper)}, 'b', 1).A",
+            lambda: f"struct({self.of(kind, deeper)} AS Other, 1 AS b).other",
+            lambda: f"struct({self._named('value')}.*).{kind.partition('(')[0]}_1",
         )
         return self._random.choice(own if own and self._random.random() < 0.7 else common)()
 
     def _field(self, kind: str) -> str:
         if kind == "bigint" and self._random.random() < 0.1:
-            return "value.inner.n"
+            return self._named("value", "inner", "n")
         if kind == "string" and self._random.random() < 0.1:
-            return self._random.choice(("value.inner.s", "key"))
-        return f"value.{kind.partition('(')[0]}_{self._random.choice((1, 2))}"
+            return self._random.choice((self._named("value", "inner", "s"), self._named("key")))
+        return self._named("value", f"{kind.partition('(')[0]}_{self._random.choice((1, 2))}")
+
+    def _named(self, *path: str) -> str:
+        """A field, in one of the ways in which Spark takes its name."""
+        if self._random.random() < 0.6:
+            return ".".join(path)
+        case = self._random.choice((str.upper, str.title, str.swapcase, str.lower))
+        root, *fields = map(case, path)
+        match self._random.randrange(4):
+            case 0:
+                return ".".join(f"`{part}`" for part in (root, *fields))
+            case 1:
+                return root + "".join(f"['{part}']" for part in fields)
+            case 2 if fields:
+                *above, last = (root, *fields)
+                return f"named_struct('It', {'.'.join(above)}).iT.{last}"
+        return ".".join((root, *fields))
 
     def _constant_of(self, kind: str) -> Callable[[], str]:
         return lambda: self._constant(kind)
@@ -188,7 +210,7 @@ class Drawing:
             lambda: f"({self.of(kind, deeper)} IS NULL)",
             lambda: f"({self.of(kind, deeper)} IS NOT NULL)",
             lambda: f"({self._struct_of(deeper)} IS NULL)",
-            lambda: "(value IS NOT NULL)",
+            lambda: f"({self._named('value')} IS NOT NULL)",
             lambda: f"isnan({self._number('double', deeper)})",
             lambda: f"({self.of(kind, deeper)} BETWEEN {self.of(kind, 0)} AND {self.of(kind, 0)})",
             chosen,
@@ -240,6 +262,10 @@ class Drawing:
             made,
             f"CASE WHEN {self._boolean(deeper)} THEN {made} END",
             f"if({self._boolean(deeper)}, {made}, {made})",
-            f"named_struct('z', {made}, 'inner', value.inner)",
+            f"named_struct('z', {made}, 'inner', {self._named('value', 'inner')})",
+            f"CAST({made} AS struct<P: {self._random.choice((kind, 'string'))}, q: string>)",
+            f"named_struct('none', {self._random.choice(_EMPTY)}, 'y', {self._text(deeper)})",
+            f"struct({self._named('value')}.inner.*, {self._text(deeper)} AS T)",
+            self._random.choice(_EMPTY),
         )
         return self._random.choice(forms)

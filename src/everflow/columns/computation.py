@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from everflow.columns.kernels import KERNELS, Datum, InexactError
+from everflow.columns.kernels import KERNELS, Datum
 
 
 class LeftToSpark(Exception):
@@ -49,12 +49,15 @@ class Computation:
                 places.append(run_operation(operation, given, count))
                 for at in done:
                     places[at] = None
-            return [
+            made = [
                 _column(places[at], kind, count)
                 for at, kind in zip(self.results, self.types, strict=True)
             ]
-        except (pa.ArrowException, InexactError) as error:
+        except Exception as error:  # whatever Arrow stumbles over, Spark computes
             raise LeftToSpark(f"{type(error).__name__}: {error}") from error
+        if any(len(column) != count for column in made):
+            raise LeftToSpark(f"Arrow made another number of rows than {count}")
+        return made
 
 
 def run_operation(operation: Operation, given: Sequence[Any], count: int) -> Datum:

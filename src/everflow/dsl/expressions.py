@@ -137,10 +137,19 @@ def _in_expressions(column: str) -> str:
 
 def default_serde(type_: pa.DataType) -> Serde | None:
     """``serdes.from_type``, None for types without a default."""
+    if _has_no_text(type_):
+        return None
     try:
         return serdes.from_type(normal_type(type_))
     except EverflowError:
         return None
+
+
+def _has_no_text(type_: pa.DataType) -> bool:
+    """Whether a part of it is an interval: JSON's schemas have none."""
+    if pa.types.is_duration(type_):
+        return True
+    return any(_has_no_text(type_.field(i).type) for i in range(type_.num_fields))
 
 
 def checked_serde(given: object, part: str, operator: str, where: str | None) -> Serde:
@@ -275,8 +284,7 @@ def _required(
         raise TopologyError(
             (
                 f"{operator} writes the {part}, and {type_text(type_)} has no serde of its own; "
-                f"cast "
-                f"it, or wrap it in a struct"
+                f"cast it, for example to string"
             ),
             where=where,
         )

@@ -47,6 +47,18 @@ class AnalysedPlan(NamedTuple):
             yield from expression.walk()
 
 
+def reads_column(node: ExpressionNode) -> bool:
+    """Whether it reads one of the columns in sight, which are called as `column_read` says."""
+    return node.kind == "AttributeReference"
+
+
+def column_read(node: ExpressionNode) -> str:
+    """The name of the column that it reads. Spark resolves names in any case (``F.col("KEY")``,
+    unless ``spark.sql.caseSensitive`` says otherwise), and says them as the program wrote them; all
+    columns in sight have small letters."""
+    return str(node.says["name"]).lower()
+
+
 def _listed(node: Mapping[str, Any]) -> Iterator[list[Mapping[str, Any]]]:
     """A plan node's expressions: each a list of nodes, each with its class. What a leaf gives is
     none of them."""

@@ -22,7 +22,7 @@ from pyspark.sql.types import _parse_datatype_json_value
 from everflow.columns.builder import ComputationBuilder
 from everflow.columns.computation import Computation, Twin
 from everflow.columns.kernels import NoTwinError
-from everflow.spark.analysed import ExpressionNode
+from everflow.spark.analysed import ExpressionNode, column_read
 
 _TRYING = re.compile(r"\btry_\w+\(", re.IGNORECASE)
 """Expressions that give null where others fail; the plan's JSON does not tell them apart."""
@@ -109,7 +109,7 @@ class _Translation:
         builder = self._builder
         match node.kind:
             case "AttributeReference":
-                return self._columns[node.says["name"]]
+                return self._columns[column_read(node)]
             case "Alias" | "Nvl" | "NullIf" | "Between":  # its child is what it stands for
                 return self._value(node.children[0], guard)
             case "Literal":
@@ -175,6 +175,8 @@ class _Translation:
             raise NoTwinError(f"the constant {text} of type {kind}") from error
 
     def _struct(self, children: Sequence[ExpressionNode], guard: int | None) -> _Struct:
+        if not children:
+            raise NoTwinError("a struct without fields")
         names = [str(each.says["value"]) for each in children[::2]]
         values = [self._value(each, guard) for each in children[1::2]]
         return _Struct(tuple(zip(names, values, strict=True)), None)
@@ -323,7 +325,7 @@ def _arrow(kind: Any) -> pa.DataType:
         raise NoTwinError(f"the type {kind}")
     try:
         made: pa.DataType = to_arrow_type(_parse_datatype_json_value(kind), timezone="UTC")
-    except (PySparkException, ValueError, KeyError) as error:
+    except (PySparkException, ValueError, KeyError, TypeError) as error:
         raise NoTwinError(f"the type {kind}") from error
     return made
 

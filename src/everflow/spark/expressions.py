@@ -24,7 +24,7 @@ from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
 from everflow.columns.computation import Twin
 from everflow.columns.kernels import NoTwinError
 from everflow.errors import TopologyError
-from everflow.spark.analysed import AnalysedPlan, ExpressionNode
+from everflow.spark.analysed import AnalysedPlan, ExpressionNode, column_read, reads_column
 from everflow.spark.analysis_cache import Analysis, keep, kept, key_of
 from everflow.spark.arrow_twins import twin_of
 from everflow.spark.session import get_session
@@ -143,6 +143,12 @@ def analyse(
             f"{text} is {type_text(type_)}: a NULL needs a type, e.g. F.lit(None).cast('string')",
             where=where,
         )
+    if doubled := _doubled_field(type_):
+        raise TopologyError(
+            f"{text} has two fields called {doubled}, of which none could be named; give one "
+            f"another name: F.col(...).alias('a-name')",
+            where=where,
+        )
     if expected is not None and not same_type(type_, expected):
         raise TopologyError(
             f"{text} is {type_text(type_)}, but {type_text(expected)} is needed here; "
@@ -150,7 +156,7 @@ def analyse(
             where=where,
         )
     (read,) = analysed.expressions
-    uses = frozenset(node.says["name"] for node in read.walk() if node.kind == "AttributeReference")
+    uses = frozenset(column_read(node) for node in read.walk() if reads_column(node))
     calls = any(node.kind == "PythonUDF" for node in read.walk())
     twin, why = (
         (None, "it calls Python functions")
@@ -182,11 +188,14 @@ def _asked(column: Column, schema: str, text: str, edge: EdgeType, where: str | 
 def _twin(
     column: ExpressionNode, sql: str, reads: pa.Schema, made: pa.DataType
 ) -> tuple[Twin | None, str]:
-    """The Column's Arrow twin; or why it has none."""
+    """The Column's Arrow twin; or why it has none. Whatever the translation stumbles over is
+    Spark's: it has judged the Column, and computes it."""
     try:
         return twin_of(column, sql, reads, made), ""
     except NoTwinError as error:
         return None, f"{error} has no Arrow twin"
+    except Exception as error:
+        return None, f"what is translated with {type(error).__name__}: {error} has no Arrow twin"
 
 
 def spark_type(type_: pa.DataType) -> st.DataType:
@@ -199,6 +208,8 @@ def arrow_type(
 ) -> pa.DataType:
     """The edge type of a Spark type; TopologyError for types that have no Arrow form."""
     try:
+        if _stays_in_spark(type_):
+            raise TypeError("PySpark passes on no variants and no times of day")
         return normal_type(to_arrow_type(type_, timezone="UTC"))
     except Exception as error:
         raise TopologyError(
@@ -272,6 +283,28 @@ def _has_void(type_: pa.DataType) -> bool:
     if pa.types.is_null(type_):
         return True
     return any(_has_void(type_.field(i).type) for i in range(type_.num_fields))
+
+
+def _doubled_field(type_: pa.DataType) -> str | None:
+    """The name that two fields of a struct have, however deep."""
+    if pa.types.is_struct(type_):
+        names = [field.name for field in type_]
+        if len(set(names)) < len(names):
+            return next(name for name in names if names.count(name) > 1)
+    inner = (_doubled_field(type_.field(i).type) for i in range(type_.num_fields))
+    return next((name for name in inner if name is not None), None)
+
+
+def _stays_in_spark(type_: st.DataType) -> bool:
+    """Whether a part of it is a variant or a time of day: PySpark names an Arrow type for them, and
+    does not take what it made back."""
+    if isinstance(type_, st.StructType):
+        return any(_stays_in_spark(field.dataType) for field in type_)
+    if isinstance(type_, st.ArrayType):
+        return _stays_in_spark(type_.elementType)
+    if isinstance(type_, st.MapType):
+        return _stays_in_spark(type_.keyType) or _stays_in_spark(type_.valueType)
+    return isinstance(type_, st.VariantType | st.TimeType)
 
 
 def _text(column: Column) -> str:

@@ -61,6 +61,7 @@ def type_text(type_: pa.DataType) -> str:
         pa.float32(): "float",
         pa.float64(): "double",
         pa.date32(): "date",
+        pa.duration("us"): "interval day to second",
         pa.null(): "void",
     }
     return names.get(type_, str(type_))
