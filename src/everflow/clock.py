@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from typing import Protocol
+
+from everflow.exact_texts import epoch_ms, moment, whole
 
 
 class Clock(Protocol):
@@ -93,20 +95,14 @@ def instant(time_ms: int) -> str:
 
 def time_of(text: str) -> int:
     """Ms since 1970 of such a number, or of a time in ISO 8601, UTC where it names no zone.
-    ValueError for anything else, and for 1970's first moment (to Kafka's clients: now) and
-    before."""
-    epoch = datetime(1970, 1, 1, tzinfo=timezone.utc)
+    ValueError for anything else, for a time between two milliseconds, and for 1970's first moment
+    (to Kafka's clients: now) and before."""
     try:
-        if text.isdecimal():
-            found = int(text)
-        else:
-            when = datetime.fromisoformat(text.replace("Z", "+00:00"))
-            found = (
-                (when if when.tzinfo else when.replace(tzinfo=timezone.utc)) - epoch
-            ) // timedelta(milliseconds=1)
-    except ValueError:
+        found = whole(text) if text.isdecimal() else epoch_ms(moment(text))
+    except ValueError as error:
+        why = f" ({error})" if str(error) else ""
         raise ValueError(
-            f"not a time: {text!r}; write 2026-11-21T21:14:06Z, or ms since 1970"
+            f"not a time: {text!r}{why}; write 2026-11-21T21:14:06Z, or ms since 1970"
         ) from None
     if found <= 0:
         raise ValueError(f"the time {text!r} is not after 1970-01-01T00:00:00Z")

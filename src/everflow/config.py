@@ -539,7 +539,7 @@ def _typed(name: str, raw: Any, annotation: str) -> Any:
     elif base == "int":
         if isinstance(raw, int) and not isinstance(raw, bool):
             return raw
-        if isinstance(raw, str) and re.fullmatch(r"[+-]?\d+", raw.strip()):
+        if isinstance(raw, str) and re.fullmatch(r"[+-]?[0-9]{1,30}", raw.strip()):
             return int(raw)
     elif base == "str":
         if name == "bootstrap_servers" and isinstance(raw, (str, list, tuple)):

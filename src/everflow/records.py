@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from everflow.exact_texts import whole
+
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 Int64 = npt.NDArray[np.int64]
 Int32 = npt.NDArray[np.int32]
@@ -95,7 +97,7 @@ class TaskId(NamedTuple):
     def parse(text: str) -> TaskId:
         """Inverse of ``str``; ValueError for anything else."""
         sub, _, partition = text.partition("_")
-        return TaskId(int(sub), int(partition))
+        return TaskId(whole(sub), whole(partition))
 
 
 class TopicPartition(NamedTuple):
@@ -111,7 +113,7 @@ class TopicPartition(NamedTuple):
     def parse(text: str) -> TopicPartition:
         """Inverse of ``str``; ValueError for anything else."""
         topic, _, partition = text.rpartition("-")
-        return TopicPartition(topic, int(partition))
+        return TopicPartition(topic, whole(partition))
 
 
 class OffsetRange(NamedTuple):

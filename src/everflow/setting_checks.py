@@ -180,7 +180,9 @@ def timestamp_extractor(value: object) -> str | None:
 BY_DURATION = "by_duration:"
 _RESETS = ("earliest", "latest", "none")
 _ISO = re.compile(
-    r"P(?=\d|T\d)(?:(\d+)D)?(?:T(?=\d)(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d+)?)S)?)?", re.IGNORECASE
+    r"P(?=\d|T\d)(?:(\d{1,9})D)?"
+    r"(?:T(?=\d)(?:(\d{1,9})H)?(?:(\d{1,9})M)?(?:(\d{1,15})(?:\.(\d{1,3})0*)?S)?)?",
+    re.IGNORECASE | re.ASCII,
 )
 
 
@@ -196,9 +198,11 @@ def offset_reset(value: object) -> str | None:
 
 
 def reset_duration_ms(policy: str) -> int | None:
-    """How far back ``by_duration:...`` begins; None for another policy."""
+    """How far back ``by_duration:...`` begins; None for another policy, or one with parts of a
+    millisecond."""
     found = _ISO.fullmatch(policy.removeprefix(BY_DURATION))
     if not policy.startswith(BY_DURATION) or found is None:
         return None
-    days, hours, minutes, seconds = (float(part or 0) for part in found.groups())
-    return round((((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 1000)
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups()[:4])
+    ms = int((found.group(5) or "").ljust(3, "0"))
+    return (((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 1000 + ms

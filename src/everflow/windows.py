@@ -12,11 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from everflow.errors import TopologyError
+from everflow.exact_texts import exact_ms
 from everflow.foreign_names import Telling
 from everflow.foreign_names.fitting_calls import FittingClass
 from everflow.location import user_line
 from everflow.records import Int64
 
+_MOST_DIGITS = 30
+"""More than a long has: a number that is cut to so many is too large anyway."""
 Duration: TypeAlias = "str | int | dt.timedelta"
 
 
@@ -47,14 +50,17 @@ _UNITS_MS = {
     "day": 86_400_000,
     "week": 604_800_000,
 }
-_PART = re.compile(r"\s*(\d+)\s*([a-z]+)\s*,?", re.IGNORECASE)
+_PART = re.compile(r"\s*([0-9]+)\s*([a-z]+)\s*,?", re.IGNORECASE)
 
 
 def duration_ms(duration: Duration) -> int:
     """Milliseconds of ``"1 day 12 hours"``, ``500`` (ms) or a timedelta; TopologyError if
-    unreadable."""
+    unreadable, no whole number of ms, or more than a long can hold."""
     if isinstance(duration, dt.timedelta):
-        return duration // dt.timedelta(milliseconds=1)
+        try:
+            return exact_ms(duration)
+        except ValueError as error:
+            raise _refused(f"{error}; round it: timedelta(milliseconds=...)") from None
     if not isinstance(duration, str):
         return _whole_ms(duration, "a duration is text, ms or a timedelta")
     total, at, text = 0, 0, duration.strip()
@@ -66,9 +72,9 @@ def duration_ms(duration: Duration) -> int:
             raise _refused(
                 f"cannot read the duration {duration!r}; write '5 seconds' or '1 day 6 hours'"
             )
-        total += int(part.group(1)) * factor
+        total += int(part.group(1)[:_MOST_DIGITS]) * factor
         at = part.end()
-    return total
+    return _whole_ms(total, "a duration is text, ms or a timedelta")
 
 
 def _whole_ms(value: Any, wanted: str) -> int:

@@ -29,6 +29,7 @@ VALUES = (
     "serdes",
     "windows",
     "clock",
+    "exact_texts",
     "memory",
     "metrics",
     "moves",

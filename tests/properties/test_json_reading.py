@@ -31,7 +31,7 @@ def test_what_arrow_reads_is_what_is_read_record_by_record(seed: int) -> None:
     if found is not None:
         found[0].validate(full=True)
         assert texts(found[1]) == texts(faults)
-        assert found[0].equals(column)
+        assert found[0].type == column.type
         assert repr(found[0].to_pylist()) == repr(column.to_pylist())  # 0.0 equals -0.0
 
 
@@ -47,7 +47,7 @@ def test_a_record_means_the_same_alone_and_among_others(seed: int) -> None:
         assert list(texts(fault).values()) == [
             text for row, text in texts(faults).items() if row == place
         ]
-        assert alone.equals(column[place : place + 1])
+        assert repr(alone.to_pylist()) == repr([column[place].as_py()])  # NaN differs from itself
 
 
 @settings(max_examples=15, deadline=None)
@@ -61,4 +61,4 @@ def test_bad_records_of_a_long_batch_are_named_and_the_others_read(seed: int) ->
     found, marked = JsonSerde(type_).decode_marked(pa.array(rows, pa.binary()))
     assert texts(marked) == texts(faults)
     assert list(marked) == sorted(marked)
-    assert found.equals(column)
+    assert repr(found.to_pylist()) == repr(column.to_pylist())

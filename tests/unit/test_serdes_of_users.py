@@ -78,7 +78,7 @@ def test_an_error_names_its_row() -> None:
             return super().decode(data) if len(data) == 16 else "a text"
 
     with pytest.raises(
-        SerdeError, match="decode gave 'a text', which does not fit struct<"
+        SerdeError, match=r"decode gave 'a text', which does not fit: the value .struct<"
     ) as caught:
         adopted(Wrong()).decode_array(pa.array([bytes(16), b"short"]))
     assert caught.value.index == 1

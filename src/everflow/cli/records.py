@@ -11,10 +11,11 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
 from confluent_kafka import Consumer, KafkaError, Message, Producer
 from confluent_kafka import TopicPartition as ClientTopicPartition
 
-from everflow import serdes
+from everflow import exact_texts, serdes
 from everflow.cli.formats import Format, WindowKind
 from everflow.clock import instant, time_of
 from everflow.config import StreamsConfig
@@ -36,11 +37,11 @@ _IDLE_S = 1.0
 _TRUTH = {"true": True, "false": False}
 _SINGLE: dict[Format, tuple[Serde, Callable[[str], Any]]] = {
     Format.boolean: (serdes.boolean(), lambda text: _TRUTH[text]),
-    Format.short: (serdes.short(), int),
-    Format.int_: (serdes.int_(), int),
-    Format.long: (serdes.long(), int),
-    Format.float_: (serdes.float_(), float),
-    Format.double: (serdes.double(), float),
+    Format.short: (serdes.short(), exact_texts.whole),
+    Format.int_: (serdes.int_(), exact_texts.whole),
+    Format.long: (serdes.long(), exact_texts.whole),
+    Format.float_: (serdes.float_(), exact_texts.number),
+    Format.double: (serdes.double(), exact_texts.number),
 }
 """Of what is one value: its serde, and what reads its text."""
 
@@ -102,7 +103,7 @@ def encoded(text: str, form: Format) -> bytes | None:
     """Bytes of a text. ValueError or SerdeError where it does not fit."""
     if form is Format.json:
         try:
-            json.loads(text)
+            orjson.loads(text)
         except ValueError as error:
             raise ValueError(f"not JSON: {error}") from None
     if form in _SINGLE:
@@ -123,6 +124,7 @@ def decoded(data: bytes | None, form: Format) -> str:
     serde = _SINGLE[form][0] if form in _SINGLE else serdes.string()
     value = serde.decode(data)
     text = str(value).lower() if isinstance(value, bool) else str(value)
+    text = exact_texts.number_text(value) if isinstance(value, float) else text
     if form is Format.json:
         try:
             json.loads(text)
@@ -189,7 +191,11 @@ def plain(data: bytes | None, form: Format) -> Any:
     if form in _SINGLE:
         found = _SINGLE[form][0].decode(data)
         # JSON has no number for them.
-        return str(found) if isinstance(found, float) and not math.isfinite(found) else found
+        return (
+            exact_texts.number_text(found)
+            if isinstance(found, float) and not math.isfinite(found)
+            else found
+        )
     text = decoded(data, form)
     return json.loads(text) if form is Format.json else text
 

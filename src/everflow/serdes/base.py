@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -194,6 +195,11 @@ def first_bad(data: pa.Array, read: Callable[[bytes], Any]) -> SerdeError | None
     return None
 
 
+def without_row(text: str) -> str:
+    """The text of a column's error, for whoever says by himself where it is."""
+    return re.sub(r"^row \d+: ", "", text)
+
+
 _BY_COLUMN = frozenset({"json", "packed"})
 """Kinds of serdes whose `encode` is `encode_one`."""
 
@@ -217,6 +223,6 @@ def encode_one(serde: Serde, value: Any) -> bytes | None:
     try:
         row = column_of([value], serde.type)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise SerdeError(f"{shown(value)} does not fit {serde.type}: {error}") from error
+        raise SerdeError(f"{shown(value)} does not fit: {error}") from error
     data: bytes | None = serde.encode_array(row)[0].as_py()
     return data

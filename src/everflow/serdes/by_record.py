@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from everflow.serdes.base import Serde, SerdeError
-from everflow.serdes.fitting import column_of
+from everflow.serdes.fitting import MisfitError, column_of
 from everflow.serdes.schema import arrow_type
 
 NEEDED = ("type", "encode", "decode")
@@ -55,10 +55,11 @@ class ByRecord:
         decoded = _each(self.own.decode, data.to_pylist())
         try:
             return column_of(decoded, self.type)
-        except (pa.ArrowException, TypeError, ValueError, OverflowError):
-            return pa.concat_arrays(
-                [self._row(value, index) for index, value in enumerate(decoded)]
-            )
+        except MisfitError as error:
+            raise SerdeError(
+                f"decode gave {decoded[error.index]!r:.200}, which does not fit: {error}",
+                index=error.index,
+            ) from error
 
     def _column(self, values: Collection[Any]) -> pa.Array:
         encoded = _each(self.own.encode, values)
@@ -71,14 +72,6 @@ class ByRecord:
             f"encode of {self.own!r:.100} gave {type(wrong).__name__} {wrong!r:.200}, not bytes",
             index=index,
         )
-
-    def _row(self, value: Any, index: int) -> pa.Array:
-        try:
-            return column_of([value], self.type)
-        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-            raise SerdeError(
-                f"decode gave {value!r:.200}, which does not fit {self.type}: {error}", index=index
-            ) from error
 
 
 def _is_binary(data: Any) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
 from operator import itemgetter
@@ -19,11 +19,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from everflow.serdes.arrow_types import Misfit, field_step, type_text
 from everflow.user_texts import shown
 
 _Check = Callable[[Sequence[Any]], object]
 """Raises TypeError if one of the values does not fit. None fits every type."""
+_UNFIT = (pa.ArrowException, TypeError, ValueError, OverflowError, ArithmeticError)
 
+BEYOND_FLOAT = float(2**128 - 2**103)
+"""From here on a number is rounded to infinity in 32 bits."""
 _BOOLS = (bool, np.bool_)
 _INTS = (int, np.integer)
 _TIMES = (dt.datetime, np.datetime64)
@@ -51,9 +55,37 @@ _SCALARS: tuple[
 _NO_ARRAYS = (str, bytes, bytearray, memoryview, Mapping)
 
 
+class _Unlike(TypeError):
+    """``why`` a value is not what its type takes."""
+
+    def __init__(self, why: str = "") -> None:
+        super().__init__(why)
+        self.why = why
+
+
+class MisfitError(TypeError):
+    """A value does not fit its type; the text says where in it, and why. ``index``: which of the
+    values."""
+
+    def __init__(self, misfit: Misfit, index: int) -> None:
+        super().__init__(str(misfit))
+        self.index = index
+
+
 def column_of(items: Sequence[Any], type_: pa.DataType) -> pa.Array:
-    """``items`` as an array of ``type_``. TypeError, ValueError, OverflowError or pa.ArrowException
-    for one that does not fit. A NamedTuple (a `Windowed`, for instance) fits a struct."""
+    """``items`` as an array of ``type_``. MisfitError for the first that does not fit. A NamedTuple
+    (a `Windowed`, for instance) fits a struct."""
+    try:
+        return _column(items, type_)
+    except _UNFIT as error:
+        for index, item in enumerate(items):
+            misfit = misfit_of(item, type_)
+            if misfit is not None:
+                raise MisfitError(misfit, index) from error
+        raise  # of all together: they are more than a column holds
+
+
+def _column(items: Sequence[Any], type_: pa.DataType) -> pa.Array:
     made = _whole_structs(items, type_) if pa.types.is_struct(type_) else None
     if made is not None:
         return made
@@ -64,6 +96,69 @@ def column_of(items: Sequence[Any], type_: pa.DataType) -> pa.Array:
         return pa.array([_plain(item) for item in items], type_)
 
 
+def misfit_of(value: Any, type_: pa.DataType) -> Misfit | None:
+    """Why ``value`` does not fit, at the first place where it does not; None where it does."""
+    try:
+        _column([value], type_)
+    except _UNFIT as error:
+        inner = next((found for found in _parts(value, type_) if found is not None), None)
+        if inner is not None:
+            return inner
+        why = (error.why if isinstance(error, _Unlike) else "") or _refused_by_arrow(value, type_)
+        if pa.types.is_timestamp(type_) and isinstance(value, int | float):
+            why += ": a number may be seconds or milliseconds; declare a bigint"
+        return Misfit("", type_, why)
+    return None
+
+
+def _parts(value: Any, type_: pa.DataType) -> Iterator[Misfit | None]:
+    """Why a part of ``value`` does not fit, part by part."""
+    if pa.types.is_struct(type_):
+        given = value._asdict() if hasattr(value, "_asdict") else value
+        if isinstance(given, dict):
+            for field in type_:
+                found = misfit_of(given.get(field.name), field.type)
+                yield found and found.below(field_step(field.name))
+    elif pa.types.is_map(type_):
+        pairs = list(value.items()) if isinstance(value, dict) else value
+        if isinstance(pairs, list | tuple):
+            for pair in pairs:
+                if not (isinstance(pair, tuple) and len(pair) == 2):
+                    yield Misfit("", type_, f"expected pairs of key and value, found {shown(pair)}")
+                    continue
+                step = f"[{shown(pair[0], 50)}]"
+                if pair[0] is None:
+                    yield Misfit(step, type_.key_type, "expected a key, found None")
+                for item, kind in zip(pair, (type_.key_type, type_.item_type), strict=True):
+                    found = misfit_of(item, kind)
+                    yield found and found.below(step)
+    elif pa.types.is_list(type_) and isinstance(value, list | tuple | np.ndarray):
+        for at, item in enumerate(value):
+            found = misfit_of(item, type_.value_type)
+            yield found and found.below(f"[{at}]")
+
+
+def _refused_by_arrow(value: Any, type_: pa.DataType) -> str:
+    """Of a value of the right class."""
+    if pa.types.is_integer(type_):
+        most = 1 << (type_.bit_width - 1)
+        expected = f"an int from {-most} to {most - 1}"
+    elif pa.types.is_decimal(type_):
+        before = type_.precision - type_.scale
+        expected = f"at most {before} digits before the point and {type_.scale} behind it"
+    elif pa.types.is_string(type_):
+        expected = "a str that can be written as UTF-8"
+    elif pa.types.is_temporal(type_):
+        expected = "a time that it holds without being cut"
+    elif pa.types.is_map(type_):
+        expected = "a dict or a list of pairs of key and value"
+    elif pa.types.is_floating(type_):
+        expected = f"an int that a {type_text(type_)} holds exactly"
+    else:
+        expected = f"a {type_text(type_)}"
+    return f"expected {expected}, found {shown(value)}"
+
+
 def _whole_structs(items: Sequence[Any], type_: pa.DataType) -> pa.Array | None:
     """``items`` field by field, a third of the time of what is said below; None unless all are
     dicts with all the fields and no others, whose values fit: then that says what is wrong."""
@@ -71,10 +166,8 @@ def _whole_structs(items: Sequence[Any], type_: pa.DataType) -> pa.Array | None:
     if not names or set(map(type, items)) != {dict} or set(map(len, items)) != {len(set(names))}:
         return None
     try:
-        columns = [
-            column_of(list(map(itemgetter(field.name), items)), field.type) for field in type_
-        ]
-    except (KeyError, TypeError, ValueError, OverflowError, pa.ArrowException):
+        columns = [_column(list(map(itemgetter(field.name), items)), field.type) for field in type_]
+    except (KeyError, *_UNFIT):
         return None
     return pa.StructArray.from_arrays(columns, fields=list(type_))
 
@@ -99,7 +192,8 @@ def _check_of(type_: pa.DataType) -> _Check:
         return _list_check(type_)
     for is_such, taken, refused, words in _SCALARS:
         if is_such(type_):
-            return _scalar_check(taken, refused, words)
+            check = _scalar_check(taken, refused, words)
+            return _short_check(check) if pa.types.is_float32(type_) else check
     return lambda items: None  # Arrow decides
 
 
@@ -112,13 +206,30 @@ def _scalar_check(taken: tuple[type, ...], refused: tuple[type, ...], words: str
     return lambda items: _require(items, fits, words)
 
 
+def _short_check(floats: _Check) -> _Check:
+    """Arrow would make an infinity of what is too large."""
+
+    def check(items: Sequence[Any]) -> None:
+        floats(items)
+        numbers = [one for one in items if one is not None and not isinstance(one, pa.Scalar)]
+        sizes = np.abs(np.array(numbers, np.float64))
+        wrong = np.flatnonzero((sizes >= BEYOND_FLOAT) & np.isfinite(sizes))
+        if len(wrong):
+            raise _Unlike(
+                f"expected a number, found {shown(numbers[wrong[0]])}, which is too large for a "
+                f"float"
+            )
+
+    return check
+
+
 def _list_check(type_: pa.DataType) -> _Check:
     elements = _check_of(type_.value_type)
 
     def check(items: Sequence[Any]) -> None:
         classes = _require(items, lambda found: not issubclass(found, _NO_ARRAYS), "a list")
         present = items if classes == {list} else [item for item in items if item is not None]
-        _within("an element", elements, list(chain.from_iterable(present)))
+        elements(list(chain.from_iterable(present)))
 
     return check
 
@@ -133,13 +244,9 @@ def _map_check(type_: pa.DataType) -> _Check:
         dicts = [item for item in items if isinstance(item, dict)]
         pairs = [pair for item in items if isinstance(item, list | tuple) for pair in item]
         if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
-            return  # Arrow says what is wrong
-        _within("a key", keys, [*chain.from_iterable(dicts), *map(itemgetter(0), pairs)])
-        _within(
-            "a value",
-            values,
-            [*chain.from_iterable(map(dict.values, dicts)), *map(itemgetter(1), pairs)],
-        )
+            raise _Unlike
+        keys([*chain.from_iterable(dicts), *map(itemgetter(0), pairs)])
+        values([*chain.from_iterable(map(dict.values, dicts)), *map(itemgetter(1), pairs)])
 
     return check
 
@@ -158,9 +265,9 @@ def _struct_check(type_: pa.DataType) -> _Check:
         for name in set(chain.from_iterable(rows)) - names:
             near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(sorted(names))}"
-            raise TypeError(f"there is no field {shown(name)}; {hint}")
+            raise _Unlike(f"there is no field {shown(name)}; {hint}")
         for name, check_field in fields:
-            _within(f"field {name!r}", check_field, _of_field(name, rows))
+            check_field(_of_field(name, rows))
 
     return check
 
@@ -184,12 +291,5 @@ def _require(items: Sequence[Any], fits: Callable[[type], bool], words: str) -> 
     wrong = [found for found in classes if not fits(found)]
     if wrong:
         bad = next(item for item in items if type(item) in wrong)
-        raise TypeError(f"expected {words}, found {type(bad).__name__} {shown(bad)}")
+        raise _Unlike(f"expected {words}, found {type(bad).__name__} {shown(bad)}")
     return classes
-
-
-def _within(place: str, check: _Check, items: Sequence[Any]) -> None:
-    try:
-        check(items)
-    except TypeError as error:
-        raise TypeError(f"{place}: {error}") from None

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 
-from everflow.serdes.json_reading import Faults, read_rows, reader, times
+from everflow.serdes.json_reading import Faults, Unfit, read_rows, reader, times
 
 _Bytes = npt.NDArray[np.uint8]
 _Flags = npt.NDArray[np.bool_]
@@ -114,10 +114,10 @@ def _made(column: pa.Array, type_: pa.DataType) -> pa.Array:
         return pa.StructArray.from_arrays(fields, fields=list(type_), mask=nulls)
     found = times(column, type_) if pa.types.is_string(column.type) else None
     if found is None:
-        unfit: dict[int, str] = {}
+        unfit = Unfit()
         found = reader(type_)(column.to_pylist(), unfit)
         if unfit:
-            raise pa.ArrowInvalid(min(unfit.values()))
+            raise pa.ArrowInvalid("a value does not fit")
     return found
 
 

@@ -1,15 +1,15 @@
 """JSON texts -> columns, record by record: the truth about what a text means (design note 015).
 
 A text is parsed to Python values; the values of each field become a column together. What does not
-fit is noted with its row, and null in the column.
+fit is noted with its row and its place in the row, and null in the column.
 """
 
 from __future__ import annotations
 
 import base64
-import datetime as dt
 import decimal
 import json
+import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import accumulate, chain
@@ -17,32 +17,61 @@ from operator import itemgetter
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from everflow.exact_texts import day, is_number, moment, number, whole
+from everflow.serdes.arrow_types import Misfit, field_step
 from everflow.serdes.base import SerdeError
-from everflow.user_texts import shown
+from everflow.serdes.fitting import BEYOND_FLOAT
+from everflow.serdes.json_writing import write
+from everflow.user_texts import writable
 
 Faults = dict[int, SerdeError]
 """Why a row cannot be read, by row, in order."""
-_Unfit = dict[int, str]
-"""What does not fit, by row."""
-_Column = Callable[[Sequence[Any], _Unfit], pa.Array]
 _One = Callable[[Any], Any]
 _Parse = Callable[[bytes], Any]
 
-_DIGITS = decimal.Context(prec=76)  # the default of 28 digits is fewer than decimal(38) has
-_BEYOND_FLOAT = float(2**128 - 2**103)
-"""From here on a number is rounded to infinity in 32 bits."""
+_DIGITS = decimal.Context(
+    prec=76,  # the default of 28 digits is fewer than decimal(38) has
+    traps=[decimal.InvalidOperation, decimal.Inexact],
+)
 _EXACT = 2**53
 """Up to here a double is the number that was written, if that was whole."""
+_MAY_BE_ROUNDED = re.compile(rb"[0-9.]{17}|[eE]-[0-9]{3}")
+"""What stands in each text with a number that is not whole, but is as a double."""
 # years that Python has, too
 _DAY = r"^[12]\d{3}-\d{2}-\d{2}$"
-_MOMENT = r"^[12]\d{3}-\d{2}-\d{2}[T ]\d{2}:\d{2}:\d{2}(?:\.\d{3}|\.\d{6})?Z?$"
+_MOMENT = r"^[12]\d{3}-\d{2}-\d{2}[T ]\d{2}:\d{2}:\d{2}(?:\.\d{3}|\.\d{6})?(?:Z|[+-]\d{2}:\d{2})?$"
 _FEW = 100
 """So many times cost as much at once as one by one."""
+_MOST_SHOWN = 100
 _UNFIT = (pa.ArrowException, TypeError, ValueError, OverflowError, ArithmeticError)
+_REGISTRY_HEAD = 5
+"""A zero and four bytes of a schema's id."""
+
+
+class Unfit(dict[int, Misfit]):
+    """What does not fit, by row. ``doubtful``: rows in which a field of an integer has a double,
+    which need not be the number that was written."""
+
+    def __init__(self) -> None:
+        self.doubtful: set[int] = set()
+
+    def take(self, inner: Unfit, step: str) -> None:
+        """What was found in a field of the same rows."""
+        for row, misfit in inner.items():
+            self.setdefault(row, misfit.below(step))
+        self.doubtful |= inner.doubtful
+
+
+_Column = Callable[[Sequence[Any], Unfit], pa.Array]
+
+
+class _Misread(ValueError):
+    """Its text says why a value is refused."""
 
 
 def read_rows(rows: Sequence[bytes | None], type_: pa.DataType) -> tuple[pa.Array, Faults]:
@@ -54,12 +83,19 @@ def read_rows(rows: Sequence[bytes | None], type_: pa.DataType) -> tuple[pa.Arra
         values = [None if row is None else parse(row) for row in rows]
     except json.JSONDecodeError:  # orjson's is a subclass
         values = _parse_each(rows, parse, faults)
-    unfit: _Unfit = {}
+    unfit = Unfit()
     column = read(values, unfit)
+    rounded = [at for at in unfit.doubtful if _MAY_BE_ROUNDED.search(rows[at] or b"")]
+    if rounded:
+        exact = _parse_each([rows[at] for at in rounded], _parse_exactly, {})
+        for at, value in zip(rounded, exact, strict=True):
+            values[at] = value
+        unfit = Unfit()
+        column = read(values, unfit)
     if not unfit:
         return column, faults
-    for row, text in unfit.items():
-        faults[row] = SerdeError(f"JSON that does not fit {type_}: {text}")
+    for row, misfit in unfit.items():
+        faults[row] = SerdeError(f"JSON that does not fit: {misfit}")
     good = np.ones(len(rows), np.bool_)
     good[list(unfit)] = False
     places = pa.array(np.arange(len(rows)), mask=~good)
@@ -77,8 +113,26 @@ def _parse_each(rows: Sequence[bytes | None], parse: _Parse, faults: Faults) -> 
         try:
             values[index] = None if row is None else parse(row)
         except json.JSONDecodeError as error:
-            faults[index] = SerdeError(f"not JSON: {error}")
+            faults[index] = SerdeError(f"not JSON: {_no_json(row or b'', error)}")
     return values
+
+
+def _no_json(row: bytes, error: json.JSONDecodeError) -> str:
+    """What a text is that is no JSON."""
+    if len(row) >= _REGISTRY_HEAD and row[0] == 0:
+        number = int.from_bytes(row[1:_REGISTRY_HEAD], "big")
+        return (
+            f"it was written with a schema registry (schema id {number}): five bytes stand before "
+            f"the data. Read it with a serde of your own that calls the registry's client"
+        )
+    if not row.strip():
+        return "it is empty"
+    try:
+        row.decode()
+    except UnicodeDecodeError as undecodable:
+        return f"its byte {undecodable.start} is no UTF-8"
+    near = shown(error.doc[max(0, error.pos - 20) : error.pos + 20])
+    return f"{error.msg}, at character {error.pos}, near {near}"
 
 
 def _parse_exactly(row: bytes) -> Any:
@@ -99,11 +153,22 @@ def _has_decimal(type_: pa.DataType) -> bool:
     return bool(pa.types.is_decimal(type_))
 
 
+def shown(value: Any) -> str:
+    """A value that JSON holds, as JSON writes it, shortened."""
+    if isinstance(value, str | list):
+        value = value[:_MOST_SHOWN]
+    try:
+        text = orjson.dumps(value, default=lambda one: orjson.Fragment(str(one))).decode()
+    except TypeError:  # an integer of more than 64 bits, half a pair of surrogates
+        text = writable(repr(value))
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+
+
 def reader(type_: pa.DataType) -> _Column:
     """Makes a column of what JSON holds."""
     if pa.types.is_struct(type_):
         return _struct_reader(type_)
-    if pa.types.is_list(type_) or pa.types.is_large_list(type_):
+    if pa.types.is_list(type_):
         return _list_reader(type_)
     if pa.types.is_map(type_):
         return _map_reader(type_)
@@ -112,40 +177,46 @@ def reader(type_: pa.DataType) -> _Column:
     return _scalar_reader(type_, *_scalar(type_))
 
 
-def _scalar(type_: pa.DataType) -> tuple[tuple[type, ...], _One]:
-    """The classes that Arrow takes as they are, and what is done with a value of any other."""
-    if pa.types.is_timestamp(type_):
-        return (), _moment  # Arrow takes one without zone for UTC
+def _scalar(type_: pa.DataType) -> tuple[tuple[type, ...], _One, str]:
+    """The classes that Arrow takes as they are, what is done with a value of any other, and what
+    is expected."""
+    if pa.types.is_timestamp(type_):  # Arrow takes one without zone for UTC
+        return (), _of_text(moment, _no_moment), 'a time such as "2024-01-31T12:00:00Z"'
     if pa.types.is_date(type_):
-        return (), dt.date.fromisoformat
+        return (), _of_text(day, _no_day), 'a date such as "2024-01-31"'
     if pa.types.is_decimal(type_):
-        quantum = decimal.Decimal(1).scaleb(-type_.scale)
-        return (), lambda value: decimal.Decimal(str(value)).quantize(quantum, context=_DIGITS)
-    if pa.types.is_binary(type_) or pa.types.is_large_binary(type_):
-        return (), lambda value: base64.b64decode(value, validate=True)
+        return (), _decimal_of(type_), "a number"
+    if pa.types.is_binary(type_):
+        return (), _of_text(_base64, None), "text in base64"
     if pa.types.is_integer(type_):
-        return (int,), _integer  # Arrow would cut off what is behind the point
+        return (int,), _integer, "an integer"
     if pa.types.is_float64(type_):
-        return (float,), _number
+        return (float,), _number, "a number"
     if pa.types.is_floating(type_):
-        return (), _short_number
+        return (), _short_number, "a number"
     if pa.types.is_boolean(type_):
-        return (bool,), _only(bool, "true or false")
-    if pa.types.is_string(type_) or pa.types.is_large_string(type_):
-        return (str,), _only(str, "text")
-    return (), lambda value: value  # Arrow decides
+        return (bool,), _only(bool), "true or false"
+    if pa.types.is_string(type_):
+        return (str,), _only(str), "text"
+    return (), lambda value: value, "null"
 
 
-def _scalar_reader(type_: pa.DataType, taken: tuple[type, ...], one: _One) -> _Column:
+def _scalar_reader(
+    type_: pa.DataType, taken: tuple[type, ...], one: _One, expected: str
+) -> _Column:
     allowed = {type(None), *taken}
+    whole_numbers = pa.types.is_integer(type_)
 
-    def column(values: Sequence[Any], faults: _Unfit) -> pa.Array:
-        if not allowed.issuperset(map(type, values)):
+    def column(values: Sequence[Any], faults: Unfit) -> pa.Array:
+        classes = set(map(type, values))
+        if not allowed.issuperset(classes):
+            if whole_numbers and float in classes:
+                faults.doubtful.update(at for at, v in enumerate(values) if type(v) is float)
             try:
                 values = [v if type(v) in allowed else one(v) for v in values]
             except _UNFIT:
-                values = _each(values, one, faults)
-        return _array(values, 0, type_, faults)
+                values = _each(values, one, expected, type_, faults)
+        return _array(values, 0, expected, type_, faults)
 
     return column
 
@@ -153,7 +224,7 @@ def _scalar_reader(type_: pa.DataType, taken: tuple[type, ...], one: _One) -> _C
 def _time_reader(type_: pa.DataType) -> _Column:
     by_value = _scalar_reader(type_, *_scalar(type_))
 
-    def column(values: Sequence[Any], faults: _Unfit) -> pa.Array:
+    def column(values: Sequence[Any], faults: Unfit) -> pa.Array:
         if len(values) >= _FEW and {str, type(None)}.issuperset(map(type, values)):
             found = times(pa.array(values, pa.string()), type_)
             if found is not None:
@@ -165,7 +236,7 @@ def _time_reader(type_: pa.DataType) -> _Column:
 
 def times(texts: pa.Array, type_: pa.DataType) -> pa.Array | None:
     """Dates or timestamps; None where one of the texts is none, or written in a way in which Arrow
-    does not read it as Python does."""
+    does not read it as `everflow.exact_texts` does."""
     usual = _DAY if pa.types.is_date(type_) else _MOMENT
     if not pc.all(pc.match_substring_regex(texts, usual), min_count=0).as_py():
         return None
@@ -175,54 +246,77 @@ def times(texts: pa.Array, type_: pa.DataType) -> pa.Array | None:
         return None
 
 
-def _array(values: Sequence[Any], start: int, type_: pa.DataType, faults: _Unfit) -> pa.Array:
+def _array(
+    values: Sequence[Any], start: int, expected: str, type_: pa.DataType, faults: Unfit
+) -> pa.Array:
     """What Arrow refuses (an integer beyond its type, say) is found by halves, a fault and null.
     ``start`` is the row of the first value."""
     try:
         return pa.array(values, type_)
-    except _UNFIT as error:
+    except _UNFIT:
         if len(values) == 1:
-            faults.setdefault(start, str(error))
+            if pa.types.is_integer(type_):
+                most = 1 << (type_.bit_width - 1)
+                expected = f"an integer from {-most} to {most - 1}"
+            faults.setdefault(start, _unlike(values[0], expected, type_))
             return pa.nulls(1, type_)
     half = len(values) // 2
     return pa.concat_arrays(
         [
-            _array(values[:half], start, type_, faults),
-            _array(values[half:], start + half, type_, faults),
+            _array(values[:half], start, expected, type_, faults),
+            _array(values[half:], start + half, expected, type_, faults),
         ]
     )
 
 
-def _each(values: Sequence[Any], one: _One, faults: _Unfit) -> list[Any]:
+def _unlike(value: Any, expected: str, type_: pa.DataType) -> Misfit:
+    return Misfit("", type_, f"expected {expected}, found {shown(value)}")
+
+
+def _each(
+    values: Sequence[Any], one: _One, expected: str, type_: pa.DataType, faults: Unfit
+) -> list[Any]:
     """``one`` of every value; what it refuses is a fault, and null."""
     done: list[Any] = [None] * len(values)
     for index, value in enumerate(values):
         try:
             done[index] = None if value is None else one(value)
         except _UNFIT as error:
-            faults.setdefault(index, str(error))
+            misfit = _unlike(value, expected, type_)
+            if isinstance(error, _Misread):
+                misfit = misfit._replace(why=f"{misfit.why}{error}")
+            faults.setdefault(index, misfit)
     return done
 
 
-def _of_class(values: Sequence[Any], class_: type, one: _One, faults: _Unfit) -> Sequence[Any]:
+def _of_class(
+    values: Sequence[Any], class_: type, expected: str, type_: pa.DataType, faults: Unfit
+) -> Sequence[Any]:
     """``values``, without those that are of another class."""
     classes = set(map(type, values))
-    return values if classes <= {class_, type(None)} else _each(values, one, faults)
+    if classes <= {class_, type(None)}:
+        return values
+    return _each(values, _only(class_), expected, type_, faults)
 
 
 def _struct_reader(type_: pa.DataType) -> _Column:
-    fields, readers = list(type_), [(field.name, reader(field.type)) for field in type_]
-    an_object = _only(dict, "an object")
+    fields = list(type_)
+    readers = [(field.name, field_step(field.name), reader(field.type)) for field in type_]
 
-    def column(values: Sequence[Any], faults: _Unfit) -> pa.Array:
-        rows = _of_class(values, dict, an_object, faults)
+    def column(values: Sequence[Any], faults: Unfit) -> pa.Array:
+        rows = _of_class(values, dict, "an object", type_, faults)
         if not fields:
             return pa.array(rows, type_)
         nulls = None
         if not all(rows):
             nulls = pa.array([row is None for row in rows])
             rows = [{} if row is None else row for row in rows]
-        columns = [read(_of_field(name, rows), faults) for name, read in readers]
+        columns = []
+        for name, step, read in readers:
+            inner = Unfit()
+            columns.append(read(_of_field(name, rows), inner))
+            if inner or inner.doubtful:
+                faults.take(inner, step)
         return pa.StructArray.from_arrays(columns, fields=fields, mask=nulls)
 
     return column
@@ -237,97 +331,232 @@ def _of_field(name: str, rows: Sequence[dict[str, Any]]) -> list[Any]:
 
 def _list_reader(type_: pa.DataType) -> _Column:
     element = reader(type_.value_type)
-    large = pa.types.is_large_list(type_)
-    arrays, offset = (pa.LargeListArray, pa.int64()) if large else (pa.ListArray, pa.int32())
-    an_array = _only(list, "an array")  # Arrow would take the letters of a text
 
-    def column(values: Sequence[Any], faults: _Unfit) -> pa.Array:
-        rows = _of_class(values, list, an_array, faults)
-        inner: _Unfit = {}
+    def column(values: Sequence[Any], faults: Unfit) -> pa.Array:
+        # Arrow would take the letters of a text
+        rows = _of_class(values, list, "an array", type_, faults)
+        inner = Unfit()
         items = element(list(chain.from_iterable(row for row in rows if row)), inner)
-        if inner:
-            _fault_owners(inner, rows, faults)
-        return arrays.from_arrays(_starts(rows, offset), items, type=type_)
+        if inner or inner.doubtful:
+            owners, first = _owners(rows)
+            _take_items(inner, owners, lambda at: f"[{at - first[owners[at]]}]", faults)
+        return pa.ListArray.from_arrays(_starts(rows), items, type=type_)
 
     return column
 
 
 def _map_reader(type_: pa.DataType) -> _Column:
-    names = _scalar_reader(type_.key_type, *_name(type_.key_type))
-    item = reader(type_.item_type)
-    an_object = _only(dict, "an object")
+    names, item = _key_reader(type_.key_type), reader(type_.item_type)
+    unique = pa.types.is_string(type_.key_type)
 
-    def column(values: Sequence[Any], faults: _Unfit) -> pa.Array:
-        rows = _of_class(values, dict, an_object, faults)
+    def column(values: Sequence[Any], faults: Unfit) -> pa.Array:
+        rows = _of_class(values, dict, "an object", type_, faults)
         present = [row for row in rows if row]
-        inner: _Unfit = {}
-        keys = names(list(chain.from_iterable(present)), inner)
+        texts = list(chain.from_iterable(present))
+        inner = Unfit()
+        keys = names(texts, inner)
         items = item(list(chain.from_iterable(row.values() for row in present)), inner)
+        if not inner and not unique and len(texts) > len(present):
+            for at in _again(keys, _owners(rows)[0]):
+                inner[at] = Misfit("", type_.key_type, "another key of the map means the same")
+        if inner or inner.doubtful:
+            owners, _ = _owners(rows)
+            _take_items(inner, owners, lambda at: f"[{shown(texts[at])}]", faults)
         if inner:  # a key that does not fit would be null
-            bad = _fault_owners(inner, rows, faults)
+            bad = {int(owners[at]) for at in inner}
             return column([None if at in bad else row for at, row in enumerate(rows)], faults)
-        return pa.MapArray.from_arrays(_starts(rows, pa.int32()), keys, items, type=type_)
+        return pa.MapArray.from_arrays(_starts(rows), keys, items, type=type_)
 
     return column
 
 
-def _name(type_: pa.DataType) -> tuple[tuple[type, ...], _One]:
-    """A key of a map is text in JSON, whatever its type."""
-    return ((), int) if pa.types.is_integer(type_) else _scalar(type_)
+def _key_reader(type_: pa.DataType) -> _Column:
+    """Of the keys of a map, which are text in JSON: what the key's own JSON is, without its
+    quotes."""
+    if pa.types.is_nested(type_):
+        return _nested_key_reader(type_)
+    taken, one, expected = _scalar(type_)
+    if pa.types.is_integer(type_):
+        taken, one, expected = (), whole, f"{expected}, as JSON writes it"
+    elif pa.types.is_boolean(type_):
+        taken, one = (), _truth
+    elif pa.types.is_floating(type_):
+        taken, one = (), _short_text if pa.types.is_float32(type_) else number
+    return _scalar_reader(type_, taken, one, expected)
 
 
-def _starts(rows: Sequence[Any], type_: pa.DataType) -> pa.Array:
+def _truth(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise _Misread
+    return text == "true"
+
+
+def _nested_key_reader(type_: pa.DataType) -> _Column:
+    expected = "JSON, as it is written for a value"
+    read = reader(type_)
+
+    def one(text: str) -> Any:
+        value = _parse_exactly(text.encode())
+        if value is None:
+            raise _Misread
+        return value
+
+    def column(values: Sequence[Any], faults: Unfit) -> pa.Array:
+        return read(_each(values, one, expected, type_, faults), faults)
+
+    return column
+
+
+def _again(keys: pa.Array, owners: npt.NDArray[np.int64]) -> list[int]:
+    """The places of keys that their map has already."""
+    plain = write(keys) if pa.types.is_nested(keys.type) else keys
+    codes = plain.dictionary_encode().indices.to_numpy().astype(np.int64)
+    _, first = np.unique(owners * (len(codes) + 1) + codes, return_index=True)
+    if len(first) == len(codes):
+        return []
+    again = np.ones(len(codes), np.bool_)
+    again[first] = False
+    return [int(at) for at in np.flatnonzero(again)]
+
+
+def _starts(rows: Sequence[Any]) -> pa.Array:
     """Where each row's items begin, null for null rows, with the end at last."""
     starts: list[int | None] = list(accumulate((len(row or ()) for row in rows), initial=0))
     if not all(rows):
         starts[:-1] = [None if row is None else at for row, at in zip(rows, starts, strict=False)]
-    return pa.array(starts, type_)
+    return pa.array(starts, pa.int32())
 
 
-def _fault_owners(inner: _Unfit, rows: Sequence[Any], faults: _Unfit) -> set[int]:
-    """The rows whose items do not fit; ``inner`` numbers all items of all rows."""
-    owners = np.repeat(np.arange(len(rows)), [len(row or ()) for row in rows])
-    for index, text in sorted(inner.items()):
-        faults.setdefault(int(owners[index]), text)
-    return {int(owners[index]) for index in inner}
+def _owners(rows: Sequence[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The row of each item, and the first item of each row; items of all rows are numbered."""
+    sizes = np.array([len(row or ()) for row in rows], np.int64)
+    return np.repeat(np.arange(len(rows)), sizes), np.cumsum(sizes) - sizes
 
 
-def _only(class_: type, words: str) -> _One:
+def _take_items(
+    inner: Unfit,
+    owners: npt.NDArray[np.int64],
+    step: Callable[[int], str],
+    faults: Unfit,
+) -> None:
+    """What was found in items, for the rows that have them."""
+    for at, misfit in sorted(inner.items()):
+        faults.setdefault(int(owners[at]), misfit.below(step(at)))
+    faults.doubtful.update(int(owners[at]) for at in inner.doubtful)
+
+
+def _only(class_: type) -> _One:
     def one(value: Any) -> Any:
         if type(value) is not class_:
-            raise TypeError(f"expected {words}, found {shown(value, 100)}")
+            raise _Misread
         return value
 
     return one
 
 
-def _moment(value: Any) -> dt.datetime:
-    """In UTC, unless it has no zone. OverflowError where the year is then none of 1 to 9999."""
-    if not isinstance(value, str):
-        raise TypeError(f"expected a time as text, found {shown(value, 100)}")
-    parsed = dt.datetime.fromisoformat(value[:-1] + "+00:00" if value.endswith("Z") else value)
-    return parsed.astimezone(dt.timezone.utc) if parsed.tzinfo else parsed
+def _of_text(read: Callable[[str], Any], no_text: Callable[[Any], str] | None) -> _One:
+    """Reads texts. ``no_text`` says more of a value that cannot be read."""
+
+    def one(value: Any) -> Any:
+        why = ""
+        if isinstance(value, str):
+            try:
+                return read(value)
+            except ValueError as error:
+                why = f": {error}" if str(error) else ""
+        raise _Misread(why or ("" if no_text is None else no_text(value)))
+
+    return one
+
+
+def _no_moment(value: Any) -> str:
+    if not (isinstance(value, str) and is_number(value)) and not _is_number(value):
+        return ""
+    return (
+        ": a number may be seconds or milliseconds; declare a bigint, and convert it in a Column, "
+        "as F.timestamp_millis does"
+    )
+
+
+def _no_day(value: Any) -> str:
+    if not _is_number(value):
+        return ""
+    return (
+        ": a number may be days or milliseconds; declare a bigint, and convert it in a Column, as "
+        "F.date_from_unix_date does"
+    )
+
+
+def _base64(text: str) -> bytes:
+    """Without bits that would be cut off."""
+    data = text.encode("ascii", "replace")
+    try:
+        found = base64.b64decode(data, validate=True)
+    except ValueError:
+        raise ValueError from None
+    if base64.b64encode(found) != data:
+        raise ValueError
+    return found
+
+
+def _decimal_of(type_: pa.DataType) -> _One:
+    quantum = decimal.Decimal(1).scaleb(-type_.scale)
+    before = type_.precision - type_.scale
+    beyond = decimal.Decimal(10) ** before
+
+    def one(value: Any) -> decimal.Decimal:
+        if isinstance(value, bool) or not isinstance(value, int | decimal.Decimal | str):
+            raise _Misread
+        if isinstance(value, str) and not is_number(value):
+            raise _Misread
+        found = decimal.Decimal(value)
+        if found.copy_abs() >= beyond:
+            raise _Misread(f": at most {before} digits stand before the point")
+        try:
+            return found.quantize(quantum, context=_DIGITS)
+        except decimal.Inexact:
+            raise _Misread(f": at most {type_.scale} digits stand behind the point") from None
+
+    return one
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | decimal.Decimal) and not isinstance(value, bool)
 
 
 def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float | decimal.Decimal):
-        raise TypeError(f"expected a number, found {shown(value, 100)}")
+    if isinstance(value, str):
+        if not value.endswith(("NaN", "Infinity")):
+            raise _Misread
+        return number(value)
+    if not _is_number(value):
+        raise _Misread
     return float(value)  # the nearest; orjson refused what is too large for any
 
 
 def _short_number(value: Any) -> float:
-    number = _number(value)
-    if abs(number) >= _BEYOND_FLOAT:
-        raise TypeError(f"{value} is too large for a float")
-    return number
+    return _short(_number(value))
+
+
+def _short_text(text: str) -> float:
+    return _short(number(text))
+
+
+def _short(found: float) -> float:
+    if BEYOND_FLOAT <= abs(found) < float("inf"):
+        raise _Misread(", which is too large for a float")
+    return found
 
 
 def _integer(value: Any) -> int:
     if type(value) is int:
         return value
-    number = _number(value)
-    if not number.is_integer():
-        raise TypeError(f"expected an integer, found {value}")
-    if abs(number) > _EXACT:
-        raise TypeError(f"{value} is too large to be read exactly")
-    return int(number)
+    if not _is_number(value) or (
+        value != value.to_integral_value()
+        if isinstance(value, decimal.Decimal)
+        else not value.is_integer()
+    ):
+        raise _Misread
+    if abs(value) > _EXACT:
+        raise _Misread(": written so, or beyond 64 bits, it is too large to be read exactly")
+    return int(value)

@@ -14,6 +14,7 @@ from everflow.serdes.base import SerdeError, encode_one, flat
 from everflow.serdes.json_columns import read
 from everflow.serdes.json_reading import Faults, read_rows
 from everflow.serdes.json_writing import write
+from everflow.serdes.schema import storable
 
 
 @dataclass(frozen=True, repr=False)
@@ -22,11 +23,14 @@ class JsonSerde:
 
     Dates and timestamps are ISO 8601 text (timestamps ``2024-01-31T12:00:00.000000Z``, read with
     any offset), binary is base64, decimals are numbers (read from numbers or text), null fields are
-    written as ``null``.
+    written as ``null``, NaN and the infinities as text. SerdeError for a type that is not written.
     """
 
     type: pa.DataType
     kind: str = "json"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "type", storable(self.type))
 
     def encode(self, value: Any) -> bytes | None:
         return encode_one(self, value)

@@ -9,14 +9,18 @@ from __future__ import annotations
 import base64
 import datetime as dt
 import decimal
+import math
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from everflow.exact_texts import number_text
+from everflow.serdes.arrow_types import Misfit, field_step
 from everflow.serdes.base import SerdeError
 
 _Convert = Callable[[Any], Any] | None
@@ -33,6 +37,12 @@ _ESCAPED = r'["\\\x00-\x1f]'
 _QUOTE, _NOTHING = pa.scalar('"'), pa.scalar("")
 _TIMES = (pa.timestamp("us", "UTC"), pa.timestamp("us"), pa.date32())
 _YEARS = (dt.datetime.min, dt.datetime.max)
+_NO_YEAR = "it lies outside of the years 1 to 9999"
+_NO_JSON = {
+    pa.string().id: "its bytes are no UTF-8",
+    pa.timestamp("us").id: _NO_YEAR,
+    pa.date32().id: _NO_YEAR,
+}
 
 
 def write(values: pa.Array) -> pa.Array:
@@ -48,18 +58,62 @@ def write(values: pa.Array) -> pa.Array:
 
 def write_rows(values: pa.Array) -> pa.Array:
     """As `write`, value by value."""
-    written = _row_writer(values.type)
     try:
         return _by_value(values)
-    except _UNFIT:
-        for index, value in enumerate(values):
-            try:
-                written(value.as_py())
-            except _UNFIT as error:
+    except _UNFIT as error:
+        for index in range(len(values)):
+            misfit = _unwritable(values[index : index + 1])
+            if misfit is not None:
                 raise SerdeError(
-                    f"row {index} cannot be written as JSON: {error}", index=index
+                    f"row {index} cannot be written as JSON: {misfit}", index=index
                 ) from error
         raise
+
+
+def _unwritable(value: pa.Array) -> Misfit | None:
+    """Why the one value of the array has no JSON; None where it has."""
+    type_ = value.type
+    if value.null_count:
+        return None
+    if pa.types.is_struct(type_):
+        for field, column in zip(type_, value.flatten(), strict=True):
+            if (found := _unwritable(column)) is not None:
+                return found.below(field_step(field.name))
+        return None
+    if pa.types.is_list(type_):
+        for at, item in enumerate(_each_of(value.flatten())):
+            if (found := _unwritable(item)) is not None:
+                return found.below(f"[{at}]")
+        return None
+    if pa.types.is_map(type_):
+        keys, items = map(_each_of, _entries(value))
+        for key, item in zip(keys, items, strict=True):
+            if (found := _unwritable(key)) is not None:
+                return found
+            if (found := _unwritable(item)) is not None:
+                return found.below(f"[{_shown(key)}]")
+    try:
+        _row_writer(type_, False)(value[0].as_py())
+    except _Twice as error:
+        return Misfit("", type_, str(error))
+    except _UNFIT:
+        return Misfit("", type_, _NO_JSON.get(type_.id, "it has no JSON"))
+    return None
+
+
+def _entries(maps: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Keys and values of all maps of a column, which may be a slice."""
+    begin, end = maps.offsets[0].as_py(), maps.offsets[-1].as_py()
+    return maps.keys[begin:end], maps.items[begin:end]
+
+
+def _each_of(column: pa.Array) -> list[pa.Array]:
+    return [column[at : at + 1] for at in range(len(column))]
+
+
+def _shown(key: pa.Array) -> str:
+    text: str = key_text(key.type)(key[0].as_py())
+    return orjson.dumps(text[:100]).decode()
 
 
 def write_columns(values: pa.Array) -> pa.Array:
@@ -70,7 +124,7 @@ def write_columns(values: pa.Array) -> pa.Array:
 
 
 def _by_value(values: pa.Array) -> pa.Array:
-    written = _row_writer(values.type)
+    written = _row_writer(values.type, _all_finite(values))
     # of 2,048 values at once each takes three times as long: their memory is no more at hand
     return _in_chunks(
         values,
@@ -78,6 +132,30 @@ def _by_value(values: pa.Array) -> pa.Array:
         _OBJECT_BYTES,
         lambda some: pa.array(list(map(written, some.to_pylist())), pa.binary()),
     )
+
+
+def _all_finite(values: pa.Array) -> bool:
+    """False where there may be a NaN or an infinity, which orjson would write as ``null``."""
+    type_ = values.type
+    if not _has_floats(type_):
+        return True
+    if pa.types.is_struct(type_):
+        return all(_all_finite(values.field(index)) for index in range(type_.num_fields))
+    if pa.types.is_map(type_):
+        return _all_finite(_entries(values)[1])
+    if pa.types.is_list(type_):
+        return _all_finite(values.flatten())
+    numbers = (values.fill_null(0.0) if values.null_count else values).to_numpy()
+    return bool(np.isfinite(numbers).all())
+
+
+@lru_cache(maxsize=256)
+def _has_floats(type_: pa.DataType) -> bool:
+    if pa.types.is_map(type_):
+        return _has_floats(type_.item_type)
+    if pa.types.is_nested(type_):
+        return any(_has_floats(type_.field(index).type) for index in range(type_.num_fields))
+    return bool(pa.types.is_floating(type_))
 
 
 def _in_chunks(values: pa.Array, size: int, most_bytes: int, texts: _Texts) -> pa.Array:
@@ -89,20 +167,19 @@ def _in_chunks(values: pa.Array, size: int, most_bytes: int, texts: _Texts) -> p
 
 
 @lru_cache(maxsize=256)
-def _row_writer(type_: pa.DataType) -> Callable[[Any], bytes | None]:
-    """Writes what ``to_pylist`` gives; None for None."""
-    convert = _converter(type_)
+def _row_writer(type_: pa.DataType, finite: bool) -> Callable[[Any], bytes | None]:
+    """Writes what ``to_pylist`` gives; None for None. ``finite``: all numbers in it are."""
+    convert = _converter(type_, finite)
 
     def written(value: Any) -> bytes | None:
         if value is None:
             return None
-        plain = value if convert is None else convert(value)
-        return orjson.dumps(plain, option=orjson.OPT_NON_STR_KEYS)
+        return orjson.dumps(value if convert is None else convert(value))
 
     return written
 
 
-def _converter(type_: pa.DataType) -> _Convert:
+def _converter(type_: pa.DataType, finite: bool) -> _Convert:
     """Turns what ``to_pylist`` gives into what orjson takes; None where nothing has to change."""
     if pa.types.is_timestamp(type_):
         return _timestamp
@@ -110,24 +187,26 @@ def _converter(type_: pa.DataType) -> _Convert:
         return dt.date.isoformat
     if pa.types.is_decimal(type_):
         return _decimal
-    if pa.types.is_binary(type_) or pa.types.is_large_binary(type_):
+    if pa.types.is_floating(type_):
+        return None if finite else _float
+    if pa.types.is_binary(type_):
         return lambda value: base64.b64encode(value).decode()
     if pa.types.is_struct(type_):
-        return _struct_converter(type_)
-    if pa.types.is_list(type_) or pa.types.is_large_list(type_):
-        element = _converter(type_.value_type)
+        return _struct_converter(type_, finite)
+    if pa.types.is_list(type_):
+        element = _converter(type_.value_type, finite)
         if element is None:
             return None
         return lambda value: [None if v is None else element(v) for v in value]
     if pa.types.is_map(type_):
-        item = _converter(type_.item_type) or (lambda value: value)
-        key = _converter(type_.key_type) or (lambda value: value)
-        return lambda value: {key(k): None if v is None else item(v) for k, v in value}
+        return _map_converter(type_, finite)
     return None
 
 
-def _struct_converter(type_: pa.DataType) -> _Convert:
-    fields = [(field.name, fn) for field in type_ if (fn := _converter(field.type)) is not None]
+def _struct_converter(type_: pa.DataType, finite: bool) -> _Convert:
+    fields = [
+        (field.name, fn) for field in type_ if (fn := _converter(field.type, finite)) is not None
+    ]
     if not fields:
         return None
 
@@ -139,6 +218,44 @@ def _struct_converter(type_: pa.DataType) -> _Convert:
         return value
 
     return of_struct
+
+
+def _map_converter(type_: pa.DataType, finite: bool) -> _Convert:
+    key, item = key_text(type_.key_type), _converter(type_.item_type, finite)
+
+    def of_map(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
+        made = {key(k): v if v is None or item is None else item(v) for k, v in pairs}
+        if len(made) < len(pairs):
+            texts = [key(k) for k, _ in pairs]
+            again = next(text for at, text in enumerate(texts) if text in texts[:at])
+            raise _Twice(f"it has the key {orjson.dumps(again[:100]).decode()} twice")
+        return made
+
+    return of_map
+
+
+def key_text(type_: pa.DataType) -> Callable[[Any], str]:
+    """The name of a key of a map, which is text in JSON: the key's own JSON, without its quotes
+    where that is a text."""
+    if pa.types.is_string(type_):
+        return lambda key: key
+    if pa.types.is_integer(type_):
+        return str
+    written = _row_writer(type_, False)
+
+    def text(key: Any) -> str:
+        data = written(key) or b""
+        return (data[1:-1] if data[:1] == b'"' else data).decode()
+
+    return text
+
+
+class _Twice(ValueError):
+    """A map has a key twice, of which JSON keeps one."""
+
+
+def _float(value: float) -> Any:
+    return value if math.isfinite(value) else number_text(value)
 
 
 def _timestamp(value: dt.datetime) -> str:
@@ -190,13 +307,15 @@ def _struct_texts(type_: pa.DataType) -> _Texts:
 
 
 def _number_texts(column: pa.Array) -> pa.Array:
-    """orjson's digits: Arrow writes 1e16 as 1e+16, and NaN and infinities, which are null."""
+    """orjson's digits: Arrow writes 1e16 as 1e+16."""
     column = column.cast(pa.float64())
-    text = orjson.dumps(
-        (column.fill_null(0.0) if column.null_count else column).to_numpy(),
-        option=orjson.OPT_SERIALIZE_NUMPY,
-    )
+    numbers = (column.fill_null(0.0) if column.null_count else column).to_numpy()
+    text = orjson.dumps(numbers, option=orjson.OPT_SERIALIZE_NUMPY)
     texts = pc.split_pattern(pa.array([text[1:-1].decode()]), ",").values[: len(column)]
+    finite = np.isfinite(numbers)
+    if not finite.all():
+        odd = [f'"{number_text(value)}"' for value in numbers[~finite].tolist()]
+        texts = pc.replace_with_mask(texts, pa.array(~finite), pa.array(odd, pa.string()))
     return pc.if_else(column.is_valid(), texts, None) if column.null_count else texts
 
 
@@ -215,6 +334,6 @@ def _time_texts(column: pa.Array) -> pa.Array:
     moments = column.cast(pa.timestamp("us", zone))  # of dates: ArrowInvalid beyond 64 bits
     first, last = (pa.scalar(year, pa.timestamp("us")).cast(moments.type) for year in _YEARS)
     if pc.any(pc.or_(pc.less(moments, first), pc.greater(moments, last))).as_py():
-        raise pa.ArrowInvalid("years beyond 1 to 9999")
+        raise pa.ArrowInvalid(_NO_YEAR)
     texts = pc.replace_substring(column.cast(pa.string()), " ", "T")
     return pc.binary_join_element_wise(_QUOTE, texts, _QUOTE, _NOTHING)

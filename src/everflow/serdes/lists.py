@@ -18,7 +18,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from everflow.records import Int64
-from everflow.serdes.base import Serde, SerdeError, decode_present, flat, with_nulls_of
+from everflow.serdes.base import (
+    Serde,
+    SerdeError,
+    decode_present,
+    flat,
+    with_nulls_of,
+    without_row,
+)
 from everflow.serdes.primitives import DoubleSerde, FloatSerde, IntegerSerde
 from everflow.user_texts import shown
 
@@ -106,7 +113,8 @@ class ListSerde:
                 raise
             index = int(np.searchsorted(offsets, error.index, "right")) - 1
             place = error.index - int(offsets[index])
-            raise SerdeError(f"entry {place} of a list: {error}", index=index) from error
+            why = without_row(str(error))
+            raise SerdeError(f"entry {place} of a list: {why}", index=index) from error
         return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values, type=self.type)
 
     def _alone(self, data: pa.Array, index: int) -> pa.Array:

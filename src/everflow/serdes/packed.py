@@ -16,6 +16,7 @@ takes seconds.
 
 from __future__ import annotations
 
+import decimal
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -35,10 +36,12 @@ from everflow.serdes.base import (
     matrix_from_binary,
     slices,
     with_nulls_of,
+    without_row,
 )
 from everflow.serdes.json_serde import JsonSerde
 from everflow.serdes.packed_values import by_column, packed_reader
 from everflow.serdes.primitives import BytesSerde, StringSerde
+from everflow.serdes.schema import storable
 
 _Bytes = npt.NDArray[np.uint8]
 _LENGTH_BYTES = 4
@@ -54,6 +57,7 @@ class PackedSerde:
     def __post_init__(self) -> None:
         if not pa.types.is_struct(self.type) or self.type.num_fields == 0:
             raise SerdeError(f"the packed layout takes a struct with fields, found {self.type}")
+        object.__setattr__(self, "type", storable(self.type))
 
     @property
     def null_bytes(self) -> int:
@@ -126,8 +130,8 @@ class PackedSerde:
                     f"a tail that holds field {field.name!r}",
                 )
                 tail = slices(data, taken, size)
-                column = _tail_serde(field.type).decode_array(
-                    tail if whole else with_nulls_of(tail, _mask(rows, index))
+                column = _from_tail(
+                    tail if whole else with_nulls_of(tail, _mask(rows, index)), field
                 )
                 taken, at = taken + size, at + _LENGTH_BYTES
             else:
@@ -167,6 +171,16 @@ def _tail_serde(type_: pa.DataType) -> StringSerde | BytesSerde | JsonSerde:
     return JsonSerde(type_)
 
 
+def _from_tail(tail: pa.Array, field: pa.Field) -> pa.Array:
+    try:
+        return _tail_serde(field.type).decode_array(tail)
+    except SerdeError as error:
+        raise SerdeError(
+            f"row {error.index}: the field {field.name}: {without_row(str(error))}",
+            index=error.index,
+        ) from error
+
+
 def _big_endian(numbers: npt.NDArray[Any], code: str) -> _Bytes:
     width = int(code[2:])
     return np.ascontiguousarray(numbers.astype(code)).view(np.uint8).reshape(-1, width)
@@ -178,7 +192,7 @@ def _fixed_bytes(column: pa.Array, width: int) -> _Bytes:
         return flags.reshape(-1, 1)
     if pa.types.is_decimal128(column.type):
         if column.null_count:  # the bytes behind a null are undefined, the layout says zero
-            column = pc.fill_null(column, pa.scalar(0, pa.int8()).cast(column.type))
+            column = pc.fill_null(column, pa.scalar(decimal.Decimal(0), column.type))
         raw = np.frombuffer(column.buffers()[1], np.uint8)
         rows: _Bytes = raw[column.offset * 16 : (column.offset + len(column)) * 16].reshape(-1, 16)[
             :, ::-1

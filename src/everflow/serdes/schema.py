@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
 
+from everflow.serdes.arrow_types import field_step, normal_type, type_text
 from everflow.serdes.base import SerdeError
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
@@ -36,26 +39,111 @@ _SIMPLE: dict[str, pa.DataType] = {
     "timestamp_ntz": pa.timestamp("us"),
     "void": pa.null(),
 }
+_NUMBERS = "declare a bigint, and convert it in a Column"
+_NOT_STORED = {
+    "interval": _NUMBERS,
+    "calendar_interval": _NUMBERS,
+    "variant": "declare a string, and read it in a Column, as F.parse_json does",
+    "time": "declare a string, or a bigint of microseconds",
+    "geometry": "declare a binary of WKB",
+    "geography": "declare a binary of WKB",
+    "object": "declare its fields",
+    "udt": "declare its fields",
+}
+"""Types that Spark's schemas have and no serde writes, and what to declare for them."""
+_ARROW_NOT_STORED: tuple[tuple[Callable[[pa.DataType], bool], str], ...] = (
+    (pa.types.is_unsigned_integer, "a signed integer that is wide enough, or decimal(20,0)"),
+    (pa.types.is_float16, "float"),
+    (pa.types.is_date64, "date"),
+    (pa.types.is_time, "a string, or a bigint of microseconds"),
+    (pa.types.is_duration, "a bigint of microseconds"),
+    (pa.types.is_interval, "a bigint"),
+    (pa.types.is_string_view, "string"),
+    (pa.types.is_binary_view, "binary"),
+    (pa.types.is_decimal, "decimal(p,s) of 128 bits, with p from 1 to 38 and s from 0 to p"),
+)
+_STORED = (
+    pa.types.is_boolean,
+    pa.types.is_signed_integer,
+    pa.types.is_float32,
+    pa.types.is_float64,
+    pa.types.is_string,
+    pa.types.is_binary,
+    pa.types.is_date32,
+    pa.types.is_timestamp,
+    pa.types.is_null,
+)
 _TOKEN = re.compile(
     r"\s*(?:(`(?:[^`]|``)+`)|('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")|([A-Za-z0-9_]+)|([<>(),:]))"
 )
 
 
 def arrow_type(schema: Any) -> pa.DataType:
-    """The Arrow type of ``schema``; text with several fields, or one ``name type`` pair, gives a
-    struct.
+    """The Arrow type of ``schema``, in the form edges use (`normal_type`); text with several
+    fields, or one ``name type`` pair, gives a struct.
 
-    Raises SerdeError that quotes the text and the place where reading stopped.
+    Raises SerdeError that quotes the text and the place where reading stopped, or names the field
+    whose type no serde writes.
     """
     if isinstance(schema, pa.DataType):
-        return schema
+        return storable(schema)
     if isinstance(schema, pa.Schema):
-        return pa.struct(list(schema))
+        return storable(pa.struct(list(schema)))
     if isinstance(schema, str):
-        return _Ddl(schema).parse()
+        return storable(_Ddl(schema).parse())
     if hasattr(schema, "jsonValue"):
-        return _from_json_value(schema.jsonValue())
+        return storable(_from_json_value(schema.jsonValue()))
     raise SerdeError(f"a schema is DDL text or a StructType, found {type(schema).__name__}")
+
+
+@lru_cache(maxsize=1024)
+def storable(type_: pa.DataType) -> pa.DataType:
+    """``type_`` in the form edges use. SerdeError where no serde writes it, which names the field
+    and what to declare."""
+    found = normal_type(type_)
+    _require_storable(found, "")
+    return found
+
+
+def _require_storable(type_: pa.DataType, path: str) -> None:
+    place = path.removeprefix(".") or "the schema"
+    if pa.types.is_struct(type_):
+        names = [field.name for field in type_]
+        for field in type_:
+            inner = path + field_step(field.name)
+            if names.count(field.name) > 1:
+                raise SerdeError(
+                    f"the field {inner.removeprefix('.')} appears twice in the schema; give one of "
+                    f"them another name"
+                )
+            _require_storable(field.type, inner)
+    elif pa.types.is_list(type_):
+        _require_storable(type_.value_type, f"{path}[]")
+    elif pa.types.is_map(type_):
+        if _holds(type_.key_type, lambda one: pa.types.is_map(one) or pa.types.is_null(one)):
+            raise SerdeError(
+                f"{place} is {type_text(type_)}: the key of a map can neither be nor hold a map or "
+                f"a void, in Spark as here; declare array<struct<key:...,value:...>>"
+            )
+        _require_storable(type_.key_type, f"{path}[]")
+        _require_storable(type_.item_type, f"{path}[]")
+    elif pa.types.is_decimal128(type_) and 0 <= type_.scale <= type_.precision:
+        return
+    elif not any(is_one(type_) for is_one in _STORED):
+        cure = next((cure for is_one, cure in _ARROW_NOT_STORED if is_one(type_)), "another type")
+        raise SerdeError(f"{place} is {type_text(type_)}, which no serde writes; declare {cure}")
+
+
+def _holds(type_: pa.DataType, wanted: Callable[[pa.DataType], bool]) -> bool:
+    if wanted(type_):
+        return True
+    count = type_.num_fields if pa.types.is_nested(type_) else 0
+    return any(_holds(type_.field(index).type, wanted) for index in range(count))
+
+
+_COLLATION = "no serde keeps a collation; leave it out, and compare in a Column, as F.collate does"
+_DECIMALS, _TEXTS = ("decimal", "dec", "numeric"), ("varchar", "char")
+_TYPE_WORDS = (*_SIMPLE, "array", "map", "struct", *_DECIMALS, *_TEXTS)
 
 
 class _Ddl:
@@ -68,10 +156,7 @@ class _Ddl:
         while position < end:
             match = _TOKEN.match(text, position)
             if match is None:
-                unexpected = text[position:].strip()[:1]
-                raise SerdeError(
-                    f"cannot read the schema {text!r}: unexpected {unexpected!r} at {position}"
-                )
+                raise _unexpected(text, position)
             self.tokens.append(
                 (match.group(match.lastindex or 0), match.start(match.lastindex or 0))
             )
@@ -86,7 +171,7 @@ class _Ddl:
         first = self.tokens[0][0].lower()
         single = len(self.tokens) == 1 or (
             self.tokens[1][0] in "<("
-            and first in ("struct", "array", "map", "decimal", "varchar", "char")
+            and first in ("struct", "array", "map", *_DECIMALS, *_TEXTS, *_NOT_STORED)
         )
         result = self.type() if single else pa.struct(self.fields(None))
         if self.at < len(self.tokens):
@@ -121,7 +206,10 @@ class _Ddl:
             if self.peek()
             else "its end"
         )
-        return SerdeError(f"cannot read the schema {self.text!r}: {what} at {place}")
+        return self.refusal(f"{what} at {place}")
+
+    def refusal(self, what: str) -> SerdeError:
+        return SerdeError(f"cannot read the schema {self.text!r}: {what}")
 
     def fields(self, close: str | None) -> list[pa.Field]:
         found: list[pa.Field] = []
@@ -141,8 +229,6 @@ class _Ddl:
                 raise self.error("expected NULL after NOT")
             if self.word("comment"):
                 self.next()
-            if any(field.name == name for field in found):
-                raise self.error(f"the field {name!r} appears twice")
             found.append(pa.field(name, field_type))
             if self.peek() != ",":
                 break
@@ -167,44 +253,98 @@ class _Ddl:
             self.expect(",")
             value = self.type()
             self.expect(">")
+            if pa.types.is_null(key):
+                raise self.refusal("the keys of a map cannot be void; declare another type")
             return pa.map_(key, value)
-        if word in ("decimal", "dec", "numeric"):
+        if word in _DECIMALS:
             precision, scale = self.numbers() if self.peek() == "(" else (10, 0)
+            if not 1 <= precision <= 38 or scale > precision:
+                raise self.refusal(
+                    f"decimal({precision},{scale}) has a precision from 1 to 38, and a scale from "
+                    f"0 to the precision"
+                )
             return pa.decimal128(precision, scale)
-        if word in ("varchar", "char"):
+        if word in _TEXTS:
             self.numbers()
             return pa.string()
         if word not in _SIMPLE:
             self.at -= 1
-            near = difflib.get_close_matches(
-                word, [*_SIMPLE, "array", "map", "struct", "decimal"], n=1
-            )
-            raise self.error(
-                f"unknown type {word!r}{f' (did you mean {near[0]}?)' if near else ''}"
-            )
+            raise self.unknown(word)
+        if (self.peek() or "").lower() == "collate":
+            raise self.refusal(_COLLATION)
         return _SIMPLE[word]
+
+    def unknown(self, word: str) -> SerdeError:
+        """The error of ``word``, the token at hand, which is no type."""
+        token, place = self.tokens[self.at]
+        name, begin = self.tokens[self.at - 1] if self.at else ("", 0)
+        after = self.tokens[self.at + 1][0].lower() if self.at + 1 < len(self.tokens) else ""
+        for one in (word, name.lower()):
+            if one in _NOT_STORED:
+                return self.refusal(f"no serde writes the type {one}; {_NOT_STORED[one]}")
+        if word == "collate":
+            return self.refusal(_COLLATION)
+        if re.fullmatch(r"\w+", name) and after in _TYPE_WORDS:
+            spaced = self.text[begin : place + len(token)]
+            return self.error(f"a name with a space takes backticks, `{spaced}`; found {word!r}")
+        near = difflib.get_close_matches(word, _TYPE_WORDS, n=1)
+        return self.error(f"unknown type {word!r}{f' (did you mean {near[0]}?)' if near else ''}")
 
     def numbers(self) -> list[int]:
         self.expect("(")
-        found = [int(self.next())]
+        found = [self.number()]
         if self.peek() == ",":
             self.at += 1
-            found.append(int(self.next()))
+            found.append(self.number())
         self.expect(")")
         return found if len(found) == 2 else [*found, 0]
+
+    def number(self) -> int:
+        token = self.next()
+        if not re.fullmatch(r"[0-9]{1,9}", token):
+            self.at -= 1
+            raise self.error("expected a number")
+        return int(token)
+
+
+def _unexpected(text: str, position: int) -> SerdeError:
+    """The error of a schema in which no token begins at ``position``."""
+    at = position + len(text[position:]) - len(text[position:].lstrip())
+    found = f"cannot read the schema {text!r}: unexpected {text[at]!r} (character {at})"
+    if text[at] == "`":
+        return SerdeError(f"{found}: a backtick has no second one")
+    begin = at
+    while begin and (text[begin - 1].isalnum() or text[begin - 1] == "_"):
+        begin -= 1
+    word = re.compile(r"[^\s,<>():`'\"]*").match(text, begin)
+    name = word.group() if word else ""
+    if not any(map(str.isalpha, name)):
+        return SerdeError(found)
+    return SerdeError(
+        f"{found}; a name with anything but letters of a to z, digits and _ takes backticks: "
+        f"`{name}`"
+    )
 
 
 def _from_json_value(value: Any) -> pa.DataType:
     """The Arrow type of what pyspark's ``DataType.jsonValue()`` gives."""
     if isinstance(value, str):
         return _Ddl(value).type()
-    kind = value["type"]
+    kind = str(value["type"])
     if kind == "struct":
+        for field in value["fields"]:
+            if "__COLLATIONS" in (field.get("metadata") or {}):
+                raise SerdeError(f"the field {field['name']}: {_COLLATION}")
         return pa.struct(
             [pa.field(field["name"], _from_json_value(field["type"])) for field in value["fields"]]
         )
     if kind == "array":
         return pa.list_(_from_json_value(value["elementType"]))
     if kind == "map":
-        return pa.map_(_from_json_value(value["keyType"]), _from_json_value(value["valueType"]))
-    raise SerdeError(f"a schema may not hold the type {kind!r}")
+        key = _from_json_value(value["keyType"])
+        if pa.types.is_null(key):
+            raise SerdeError("the keys of a map cannot be void; declare another type")
+        return pa.map_(key, _from_json_value(value["valueType"]))
+    raise SerdeError(
+        f"no serde writes the type {kind}: {_NOT_STORED.get(kind, 'declare another type')}"
+    )

@@ -10,11 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import datetime
 from typing import NamedTuple
 
 from everflow.clock import instant, time_of
 from everflow.errors import StatePointError
+from everflow.exact_texts import epoch_ms
 
 At = None | int | str | datetime | Mapping[int, int]
 """None or "end": the end; a time in ms, in ISO 8601 or as a datetime (UTC where it names no zone);
@@ -22,7 +23,7 @@ offsets by partition, also as text: "0=120,1=98"."""
 
 NOTHING_BEHIND = -1
 """What the brokers say for the offset of a time that is behind the last record."""
-_OFFSETS = re.compile(r"\d+=\d+(,\d+=\d+)*")
+_OFFSETS = re.compile(r"\d{1,18}=\d{1,18}(,\d{1,18}=\d{1,18})*", re.ASCII)
 
 
 class Span(NamedTuple):
@@ -56,8 +57,10 @@ class Point:
         if isinstance(at, Mapping):
             return Point(offsets=dict(at))
         if isinstance(at, datetime):
-            zoned = at if at.tzinfo else at.replace(tzinfo=timezone.utc)
-            return Point(time_ms=int(zoned.timestamp() * 1000))
+            try:
+                return Point(time_ms=epoch_ms(at))
+            except ValueError as error:
+                raise StatePointError(f"{error}; round it.") from None
         if isinstance(at, str) and _OFFSETS.fullmatch(at):
             pairs = [pair.split("=") for pair in at.split(",")]
             return Point(offsets={int(partition): int(offset) for partition, offset in pairs})

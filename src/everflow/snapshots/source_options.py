@@ -6,6 +6,7 @@ Pure. What is no option of the source's own is a setting, as of `KafkaStreams`.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -167,7 +168,7 @@ def _milliseconds(own: Mapping[str, str], option: str) -> int | None:
     text = own.get(option)
     if text is None:
         return None
-    if not text.isdecimal() or int(text) < 1:
+    if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < 1:
         raise ConfigError(f"The option {option} is {text!r}; it is a number of ms above 0.")
     return int(text)
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import datetime
 from typing import Any, NamedTuple
 
+from everflow.exact_texts import epoch_ms
 from everflow.foreign_names import Telling
 from everflow.serdes import Serde
 
 Headers = Sequence[tuple[str, bytes | None]]
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 class TestRecord(NamedTuple):
@@ -79,8 +79,9 @@ class InputTopic(Telling):
         *,
         partition: int | None = None,
     ) -> None:
-        """Pipe one record and run it through; ``timestamp`` in ms or a datetime. ``partition``:
-        into this one, wherever the topic's partitioner puts the key."""
+        """Pipe one record and run it through; ``timestamp`` in ms or a datetime (UTC where it names
+        no zone; ValueError for one between two ms). ``partition``: into this one, wherever the
+        topic's partitioner puts the key."""
         self._pipe([self._raw(key, value, timestamp, headers, partition)])
 
     def pipe_raw(
@@ -130,7 +131,7 @@ class InputTopic(Telling):
         if timestamp is None:
             timestamp, self._next_ms = self._next_ms, self._next_ms + self._advance_ms
         if isinstance(timestamp, datetime):
-            timestamp = (timestamp - _EPOCH) // timedelta(milliseconds=1)
+            timestamp = epoch_ms(timestamp)
         place = self._place(data[0], partition)
         return RawRecord(self._topic, *data, timestamp, tuple(headers), place)
 

@@ -26,6 +26,7 @@ from everflow.columns.key_partitions import java_partitions
 from everflow.dsl.expressions import checked_serde
 from everflow.dsl.topics.key_partitioners import key_partitioner_of
 from everflow.errors import TopologyError
+from everflow.exact_texts import exact_ms
 from everflow.foreign_names import Telling
 from everflow.handlers.given import Handlers
 from everflow.location import user_line
@@ -303,7 +304,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         """Move the wall clock (ms or timedelta), load the global tables of DataFrames that are due,
         and call what processors have it call; stream time only moves with records, and where a
         source has an ``idle_advance``."""
-        self._wall_clock_ms += int(by.total_seconds() * 1000) if isinstance(by, timedelta) else by
+        self._wall_clock_ms += exact_ms(by) if isinstance(by, timedelta) else by
         self._tables.load(self._wall_clock_ms)
         if self._plan.wall_clocks:
             self._pipe([])

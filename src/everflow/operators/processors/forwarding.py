@@ -13,12 +13,10 @@ from everflow.operators.processors.context import NO_ROW, Forwarded
 from everflow.operators.processors.processor import Record
 from everflow.operators.user_code import UserFunctionError
 from everflow.records import HEADERS, LAST_SEQ, EdgeBatch, Int64, joined_headers
-from everflow.serdes.fitting import column_of
+from everflow.serdes.fitting import MisfitError, column_of
 from everflow.serdes.windowed import python_keys
 from everflow.topology.graph import EdgeType
 from everflow.user_texts import shown
-
-_UNFIT = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
 
 def tagged(value: pa.DataType, children: Sequence[str]) -> pa.DataType:
@@ -114,23 +112,18 @@ class Results:
     def _column(self, what: str, items: list[Any], kind: pa.DataType, rows: Int64) -> pa.Array:
         try:
             return column_of(items, kind)
-        except _UNFIT:
-            for place, item in enumerate(items):
-                try:
-                    column_of([item], kind)
-                except _UNFIT as error:
-                    row = int(rows[place])
-                    told = TypeError(
-                        f"forward found the {what} {shown(item)}, which is not the declared type "
-                        f"{kind} ({error})"
-                    )
-                    raise UserFunctionError(
-                        str(told),
-                        source=NO_ROW if row == NO_ROW else int(self.batch.source[row]),
-                        partition=0 if row == NO_ROW else int(self.batch.partition[row]),
-                        offset=-1 if row == NO_ROW else int(self.batch.offset[row]),
-                    ) from told
-            raise
+        except MisfitError as error:
+            row = int(rows[error.index])
+            told = TypeError(
+                f"forward found the {what} {shown(items[error.index])}, which is not of the "
+                f"declared type: {error}"
+            )
+            raise UserFunctionError(
+                str(told),
+                source=NO_ROW if row == NO_ROW else int(self.batch.source[row]),
+                partition=0 if row == NO_ROW else int(self.batch.partition[row]),
+                offset=-1 if row == NO_ROW else int(self.batch.offset[row]),
+            ) from told
 
 
 def placed(

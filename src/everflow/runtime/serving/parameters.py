@@ -10,6 +10,7 @@ import orjson
 import pyarrow as pa
 
 from everflow.client import key_forms
+from everflow.exact_texts import whole
 from everflow.runtime.query.query_errors import StoreKindError
 from everflow.runtime.query.store_query import EntryPlace
 from everflow.serdes import JsonSerde, Serde, SerdeError
@@ -143,7 +144,7 @@ class Parameters:
         if text is None:
             return default
         try:
-            value = int(text)
+            value = whole(text)
         except ValueError as error:
             what = "no time in ms since the epoch" if name in _TIMES else "no whole number"
             raise malformed(f"{name}={shortened(text)!r} is {what}.") from error

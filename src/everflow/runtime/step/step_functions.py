@@ -15,7 +15,7 @@ from everflow.operators.user_code import require_users
 from everflow.records import EdgeBatch, Int64
 from everflow.runtime.commit.batch import BadRecord, BatchFailure
 from everflow.runtime.step.user_line import innermost_line
-from everflow.serdes.fitting import column_of
+from everflow.serdes.fitting import MisfitError, column_of
 from everflow.serdes.windowed import python_keys
 from everflow.topology.physical_plan import FunctionOp, Source, TakeOp, UnnestOp
 from everflow.user_texts import (
@@ -299,15 +299,11 @@ def _column(
     record."""
     try:
         return column_of(items, kind)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError):
-        for place, item in enumerate(items):
-            try:
-                column_of([item], kind)
-            except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-                row = int(rows[place])
-                cause = TypeError(f"result {shown(item)} is not the declared type {kind} ({error})")
-                raise RecordFailure.at(op, sources, batch, row, cause) from error
-        raise
+    except MisfitError as error:
+        cause = TypeError(
+            f"result {shown(items[error.index])} is not of the declared type: {error}"
+        )
+        raise RecordFailure.at(op, sources, batch, int(rows[error.index]), cause) from error
 
 
 def take(op: TakeOp, batch: EdgeBatch) -> EdgeBatch:

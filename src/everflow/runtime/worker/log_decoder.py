@@ -23,7 +23,7 @@ from everflow.runtime.step.record_times import far_times, odd_times, refuse_nega
 from everflow.runtime.step.step_failure import stack_of
 from everflow.runtime.worker.set_aside import Fault, Judge
 from everflow.serdes import Serde
-from everflow.serdes.fitting import column_of
+from everflow.serdes.fitting import MisfitError, column_of
 from everflow.serdes.json_serde import JsonSerde
 from everflow.topology.hops import HopInput, as_text, concat
 from everflow.topology.physical_plan import (
@@ -158,16 +158,25 @@ def _fault(
     source: Source, raw: EdgeBatch, row: int, error: BaseException, part: str, serde: Serde
 ) -> Fault:
     record = BadRecord(source.topic, int(raw.partition[row]), int(raw.offset[row]), source.node)
-    why = writable(str(error)) if isinstance(error, EverflowError) else error_text(error)
+    ours = isinstance(error, EverflowError | MisfitError)
+    why = writable(str(error)) if ours else error_text(error)
     failure = BatchFailure(
         kind="undecodable",
-        error=f"{part} is not a valid {serde!r}: {why}",
+        error=f"{part} is not a valid {_called(serde)}: {why}",
         record=record,
         stage=DESERIALIZATION,
         exception=class_of(error),
         details=stack_of(error) if error.__traceback__ is not None else "",
     )
     return Fault(failure, error)
+
+
+_WITH_SCHEMAS = ("json", "packed", "list", "time_windowed", "session_windowed")
+
+
+def _called(serde: Serde) -> str:
+    """Without its schema: what does not fit names its field."""
+    return serde.kind if serde.kind in _WITH_SCHEMAS else repr(serde)
 
 
 def _far(source: Source, raw: EdgeBatch, row: int, error: RecordTimeError) -> Fault:

@@ -70,7 +70,7 @@ def test_a_serde_that_decodes_to_another_type_is_named_with_the_record() -> None
     assert pairs(good) == [("a", 1), ("c", 3)]
     assert (
         bad.value.to_pylist()[0]["error"]
-        == "value is not a valid Digits(): TypeError: expected an int, found str 'x'"
+        == "value is not a valid Digits(): the value (int): expected an int, found str 'x'"
     )
 
 
