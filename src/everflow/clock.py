@@ -81,6 +81,12 @@ class Deadline:
         return self._clock.monotonic_ms() >= self._end_ms
 
 
+def believed_ms(kept_ms: int, now_ms: int, ahead_ms: int) -> int:
+    """A wall-clock time (ms) that was kept over batches or restarts, as far as it is believed: one
+    that is more than ``ahead_ms`` ahead of now is of a clock that was wrong, and counts as now."""
+    return now_ms if kept_ms > now_ms + ahead_ms else kept_ms
+
+
 def instant(time_ms: int) -> str:
     """ISO 8601 in UTC, with milliseconds where there are any; the number itself beyond what a
     calendar has."""

@@ -173,7 +173,7 @@ class LmdbStore:
                     meta.moved_to(position, str(self.path)),
                     last_batch=batch,
                     inputs={**meta.inputs, **inputs},
-                    updated_ms=max(meta.updated_ms, now_ms),
+                    updated_ms=meta.followed(now_ms),
                 ),
             )
 
@@ -205,7 +205,7 @@ class LmdbStore:
                 meta.check_owner(meta.owner._replace(incarnation=incarnation), str(self.path))
             meta = meta.moved_to(next_position, str(self.path))
             meta = write(txn, meta, lambda name: None)
-            self._put_meta(txn, replace(meta, updated_ms=max(meta.updated_ms, now_ms)))
+            self._put_meta(txn, replace(meta, updated_ms=meta.followed(now_ms)))
 
         self._env.write(body)
 
@@ -231,7 +231,7 @@ class LmdbStore:
         def touched(meta: StoreMeta) -> StoreMeta:
             if incarnation is not None:
                 meta.check_owner(meta.owner._replace(incarnation=incarnation), str(self.path))
-            return replace(meta, updated_ms=max(meta.updated_ms, now_ms))
+            return replace(meta, updated_ms=meta.followed(now_ms))
 
         self._change_meta(touched)
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import NamedTuple
 
+from everflow.clock import believed_ms
 from everflow.errors import StateFormatError, StoreMismatchError
 
 FORMAT = 2
@@ -19,6 +20,10 @@ class Owner(NamedTuple):
 
     incarnation: str
     last_batch: str
+
+
+CLOCK_AHEAD_MS = 60_000
+"""By so much two clocks may differ, or a moment that is noted late lie behind one noted before."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +91,13 @@ class StoreMeta:
                 f"{expected.last_batch or 'none'}. The task "
                 "has been taken over meanwhile; the batch is replayed from the changelog."
             )
+
+    def followed(self, now_ms: int) -> int:
+        """``updated_ms`` of a store that has followed its changelog until ``now_ms`` (-1: it is not
+        known to). Never ahead of a clock that is right again."""
+        if now_ms < 0:
+            return self.updated_ms
+        return max(now_ms, believed_ms(self.updated_ms, now_ms, CLOCK_AHEAD_MS))
 
     def moved_to(self, position: int | None, where: str) -> StoreMeta:
         """With a later position (None keeps it). StoreMismatchError for an earlier one."""

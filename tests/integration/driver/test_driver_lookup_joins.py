@@ -152,3 +152,37 @@ def test_the_clock_ends_a_wait_where_no_records_come() -> None:
         assert list(map(told, outs)) == [[("b", "B", 99_999_999)], []]
         entry.pipe_input("b", "late", 0)
         assert list(map(told, outs)) == [[], []]
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("ahead_ms", [5_002, 50 * 365 * 86_400_000])
+def test_a_record_that_came_by_a_clock_ahead_of_time_waits_no_longer_than_its_timeout(
+    ahead_ms: int, whole: bool
+) -> None:
+    builder = StreamsBuilder()
+    one = builder.global_table if whole else builder.table
+    table = one("t", key=TEXT, value=TEXT, store="t")
+    stream = builder.stream("s", key=TEXT, value=TEXT)
+    value, on = F.coalesce(F.col("right"), F.lit("none")), F.col("key") if whole else None
+    stream.lookup_join(table, value, on=on, timeout="5 seconds", store="waiting").to("out")
+    with TopologyTestDriver(builder.build()) as driver:
+        entry = driver.create_input_topic("t", TEXT, TEXT)
+        record = driver.create_input_topic("s", TEXT, TEXT)
+        out = driver.create_output_topic("out", TEXT, TEXT)
+        driver.advance_wall_clock_time(ahead_ms)
+        record.pipe_input("a", "A", 100, headers=(("h", b"1"),))
+        record.pipe_input("b", "B", 101)
+        driver.advance_wall_clock_time(-ahead_ms)  # the clock is right again: 0
+        entry.pipe_input("b", "y", 0)  # a wait that is looked at anew ends as any other
+        driver.advance_wall_clock_time(1_000)
+        assert told(out) == [("b", "y", 101)]
+        driver.advance_wall_clock_time(3_999)
+        assert told(out) == []
+        driver.advance_wall_clock_time(1_001)
+        (found,) = out.read_records()
+        assert (found.key, found.value, found.timestamp) == ("a", "none", 100)
+        assert list(found.headers) == [("h", b"1")]
+        driver.advance_wall_clock_time(ahead_ms)
+        assert told(out) == []
+        state = driver._stores["waiting"]
+        assert len(state) == 1, "of who has waited nothing is left but the next number"

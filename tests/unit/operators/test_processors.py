@@ -93,6 +93,29 @@ def test_the_wall_clock_calls_once_however_many_times_were_due() -> None:
     ]
 
 
+@pytest.mark.parametrize("ahead_ms", [1_001, 86_400_000, 50 * 365 * 86_400_000])
+def test_a_clock_that_was_ahead_once_does_not_silence_a_method(ahead_ms: int) -> None:
+    def feed(source: Any, driver: TopologyTestDriver) -> None:
+        driver.advance_wall_clock_time(ahead_ms)
+        source.pipe_batch(RECORDS[:1])
+        driver.advance_wall_clock_time(-ahead_ms)  # the clock is right again: 0
+        for _ in range(3):
+            driver.advance_wall_clock_time(1_000)
+
+    made = given(Counts, feed, stores=[SEEN])
+    assert [one[2] for one in made if one[0] == "tick"][-3:] == [1_000, 2_000, 3_000]
+
+
+def test_a_clock_that_goes_back_by_less_than_an_interval_calls_no_more_often() -> None:
+    def feed(source: Any, driver: TopologyTestDriver) -> None:
+        driver.advance_wall_clock_time(5_000)
+        for by in (1_000, -900, 900, 1_000):
+            driver.advance_wall_clock_time(by)
+
+    made = given(Counts, feed, stores=[SEEN])
+    assert [one[2] for one in made if one[0] == "tick"] == [6_000, 7_000]
+
+
 class Doubled(BatchProcessor):
     def process_batch(self, batch: pa.RecordBatch) -> pa.Table:
         rows = pa.array([row for row in range(len(batch)) for _ in range(2)], pa.int64())

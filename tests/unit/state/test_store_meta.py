@@ -16,3 +16,11 @@ def test_a_store_of_an_earlier_release_opens_and_is_written_in_this_ones_format(
     again = json.loads(meta.encode())
     assert "inputs" in again
     assert again["format"] == FORMAT
+
+
+def test_a_time_of_a_clock_that_was_ahead_gives_way_to_the_right_one() -> None:
+    meta = StoreMeta(kind="key_value", updated_ms=1_000_000)
+    assert meta.followed(-1) == 1_000_000
+    assert meta.followed(999_000) == 1_000_000, "noted late"
+    assert meta.followed(1_001_000) == 1_001_000
+    assert meta.followed(900_000) == 900_000, "the clock was wrong"

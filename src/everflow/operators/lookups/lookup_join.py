@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from everflow.clock import instant
 from everflow.operators.fold import valid
 from everflow.operators.grouping import stream_times as running_times
 from everflow.operators.joins.joined_table import JoinedTable
@@ -137,7 +138,14 @@ class _Waiting:
             "null-key": 0 if self.kind.keeps_left else int(np.count_nonzero(keyless)),
             "not-found": told.dropped(kept=self.kind.keeps_left),
         }
-        return TasksResult(output, told.changes, after, dropped)
+        remarks = [
+            f"{self.room.store.name} of partition {partition}: {len(waiters)} records wait since "
+            f"{instant(max(one.came for one in waiters))}, which is ahead of this host's clock "
+            f"({instant(now_ms)}). They wait for {self.room.timeout_ms} ms from now on. Check the "
+            f"clocks of the hosts that ran the task"
+            for partition, waiters in told.retimed.items()
+        ]
+        return TasksResult(output, told.changes, after, dropped, remarks=remarks)
 
 
 @dataclass(frozen=True, kw_only=True)

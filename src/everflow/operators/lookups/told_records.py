@@ -29,10 +29,14 @@ class ToldRecords:
     told: list[tuple[int, Told]] = field(default_factory=list)
     """With their tasks."""
     changes: dict[int, list[StoreChanges]] = field(default_factory=dict)
+    retimed: dict[int, list[Waiter]] = field(default_factory=dict)
+    """Of each task, who waits from now on (`TaskWaits.retimed`)."""
 
     def add(self, partition: int, settled: TaskWaits) -> None:
         """Take over what became of a task's waiters."""
         self.told += [(partition, one) for one in settled.told]
+        if settled.retimed:
+            self.retimed[partition] = list(settled.retimed.values())
         made = settled.written(self._stored([one.row for one in settled.stays]))
         if made is not None:
             self.changes[partition] = [made]

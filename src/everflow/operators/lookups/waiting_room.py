@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from everflow.clock import believed_ms
 from everflow.records import LAST_SEQ, Int64, StoreChanges
 from everflow.serdes import Serde
 from everflow.state.changelog import TIMESTAMP_BYTES
@@ -73,8 +74,8 @@ class TaskEvents:
     updates: Sequence[tuple[int, int, bytes]]
     stream_time: int
     """After all of them."""
-    now_ms: int = 0
-    """By the wall clock."""
+    now_ms: int | None = None
+    """By the wall clock; None: it ends nobody's wait here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +125,9 @@ class TaskWaits:
     waiting: dict[bytes, dict[int, Waiter]] = field(default_factory=dict)
     gone: list[Waiter] = field(default_factory=list)
     """From the store."""
+    retimed: dict[int, Waiter] = field(default_factory=dict)
+    """Waiters of the store, as they are there, that wait from now on: the clock by which they came
+    is ahead of the present one."""
     next_number: int = 0
     first_number: int = 0
     heap: list[tuple[int, int, int, int, bytes]] = field(default_factory=list)
@@ -170,7 +174,13 @@ class TaskWaits:
             keys += places
             values += [None] * len(places)
             times += [self.events.stream_time] * len(places)
-        for one, data in zip(self.stays, stored, strict=True):
+        for old in self.retimed.values():
+            keys.append(self.room.places(old)[-1])
+            values.append(None)
+            times.append(self.events.stream_time)
+        again = [self.waiting[old.key][number] for number, old in self.retimed.items()]
+        data_of = [*stored, *(one.stored for one in again)]
+        for one, data in zip([*self.stays, *again], data_of, strict=True):
             places = self.room.places(one)
             keys += places
             values += [_TIMES.pack(one.time, one.came) + data, *([one.key] * (len(places) - 1))]
@@ -209,9 +219,11 @@ class TaskWaits:
         if room.grace_ms is not None and len(events.stream_times):
             end = int(events.stream_times[-1]) - room.grace_ms
             listed += view.range(_BY_TIME, _BY_TIME + _TIME.pack(max(end, 0)))
-        if room.timeout_ms is not None:
+        if room.timeout_ms is not None and events.now_ms is not None:
             end = max(events.now_ms - room.timeout_ms + 1, 0)
             listed += view.range(_BY_CLOCK, _BY_CLOCK + _TIME.pack(end))
+            ahead = events.now_ms + room.timeout_ms + 1
+            listed += view.range(_BY_CLOCK + _TIME.pack(ahead), bytes([_BY_CLOCK[0] + 1]))
         due = {_number_of(place): key[TIMESTAMP_BYTES:] for place, key in listed}
         more = [(n, key) for n, key in due.items() if n not in self.waiting.get(key, {})]
         values = view.get_many([_prefix(key) + _NUMBER.pack(n) for n, key in more])
@@ -222,10 +234,14 @@ class TaskWaits:
     def _come(self, number: int, key: bytes, value: bytes) -> None:
         time, came = _TIMES.unpack_from(value)
         waiter = Waiter(number, time, came, key, NO_ROW, value[_TIMES.size :])
+        timeout_ms, now_ms = self.room.timeout_ms, self.events.now_ms
+        if timeout_ms is not None and now_ms is not None:
+            waiter, old = waiter._replace(came=believed_ms(came, now_ms, timeout_ms)), waiter
+            if waiter.came != came:
+                self.retimed[number] = old
         self.waiting.setdefault(key, {})[number] = waiter
         self._await_end(waiter, 0)
-        timeout_ms = self.room.timeout_ms
-        if timeout_ms is not None and came + timeout_ms <= self.events.now_ms:
+        if timeout_ms is not None and now_ms is not None and came + timeout_ms <= now_ms:
             self.heap.append((BEHIND_ALL, _DUE, came, number, key))
 
     # --- events ----------------------------------------------------------------------------------
@@ -244,7 +260,7 @@ class TaskWaits:
 
     def _wait(self, place: int, at: int, key: bytes) -> None:
         time, row = int(self.events.times[at]), int(self.events.rows[at])
-        waiter = Waiter(self.next_number, time, self.events.now_ms, key, row)
+        waiter = Waiter(self.next_number, time, self.events.now_ms or 0, key, row)
         grace_ms, stream_time = self.room.grace_ms, int(self.events.stream_times[at])
         if grace_ms is not None and waiter.since + grace_ms < stream_time:
             self.told.append(Told(place, waiter, NO_ROW))
@@ -268,7 +284,7 @@ class TaskWaits:
     def _end(self, place: int, waiter: Waiter, found: int) -> None:
         self.told.append(Told(place, waiter, found))
         if waiter.row < 0:
-            self.gone.append(waiter)
+            self.gone.append(self.retimed.pop(waiter.number, waiter))
 
 
 def _prefix(key: bytes) -> bytes:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from everflow.clock import believed_ms, instant
 from everflow.operators.grouping import task_slices
 from everflow.operators.processors.context import Place, Shown, Turn, shown
 from everflow.operators.processors.ending_entries import EndingEntries, index_of
@@ -95,7 +96,10 @@ class _Task:
         times = [one.stream_times[partition] for one in members]
         self._turns = [Turn(stream_time=time, time=max(0, time)) for time in times]
         self._entries: dict[str, Entries | VersionEntries] = {}
-        self._due = [self._due_of(one) for one in members]
+        self._ahead: list[dict[str, int]] = [{} for _ in members]
+        """Times of `_last` that are ahead of the present clock, and are not believed."""
+        self._last = [self._last_of(*both) for both in zip(members, self._ahead, strict=True)]
+        self._due = [self._due_of(*both) for both in zip(members, self._last, strict=True)]
         self._idle = [one.idle.get(partition, 0) for one in members]
         self.is_due = any(self._idle) or any(any(due.values()) for due in self._due)
 
@@ -146,18 +150,33 @@ class _Task:
             mine = [left.pop(one.name) for one in _spec(member).specs if one.name in left]
             if mine:
                 result.changes[self._partition] = mine
-            clocks = member.clocks.get(self._partition, {})
             result.clocks[self._partition] = {
-                name: (self._now_ms if ms < 0 else ms)
-                + self._due[number][name] * member.operator.wall_clocks[name]
-                for name, ms in clocks.items()
+                name: last + self._due[number][name] * member.operator.wall_clocks[name]
+                for name, last in self._last[number].items()
             }
+            result.remarks += [
+                f"task {self._place.task}: {member.name}.{name} was last due at "
+                f"{instant(kept)}, which is ahead of this host's clock ({instant(self._now_ms)}). "
+                f"It is due again in {member.operator.wall_clocks[name]} ms. Check the clocks of "
+                f"the hosts that ran the task"
+                for name, kept in self._ahead[number].items()
+            ]
 
-    def _due_of(self, member: SharingProcessor) -> dict[str, int]:
+    def _last_of(self, member: SharingProcessor, ahead: dict[str, int]) -> dict[str, int]:
+        """When each method was last due: now where it never was, and where a clock that was wrong
+        has said so."""
+        last = {}
+        for name, kept in member.clocks.get(self._partition, {}).items():
+            every_ms = member.operator.wall_clocks[name]
+            last[name] = self._now_ms if kept < 0 else believed_ms(kept, self._now_ms, every_ms)
+            if last[name] < kept:
+                ahead[name] = kept
+        return last
+
+    def _due_of(self, member: SharingProcessor, last: Mapping[str, int]) -> dict[str, int]:
         """How many times each method has become due since it last was."""
-        clocks = member.clocks.get(self._partition, {})
         return {
-            name: max(0, (self._now_ms - clocks[name]) // every_ms) if clocks[name] >= 0 else 0
+            name: max(0, (self._now_ms - last.get(name, self._now_ms)) // every_ms)
             for name, every_ms in member.operator.wall_clocks.items()
         }
 

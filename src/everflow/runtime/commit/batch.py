@@ -345,6 +345,8 @@ class BatchResult:
     figures: BatchFigures = field(default_factory=BatchFigures)
     left_out: list[str] = field(default_factory=list)
     """The first few records that failed and that a handler left out, each in a line."""
+    remarks: list[str] = field(default_factory=list)
+    """What else is logged of the batch, each in a line."""
     printed: list[Printed] = field(default_factory=list)
     silent: Sequence[TopicPartition] = ()
     """As in the request: nothing of them was read."""

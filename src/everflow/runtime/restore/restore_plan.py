@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from everflow.clock import instant
 from everflow.state.store_meta import StoreMeta
 
 DEFAULT_DELETE_RETENTION_MS = 86_400_000
@@ -86,11 +87,11 @@ def restore_plan(
 def trusted_until_ms(updated_ms: int, delete_retention_ms: int) -> int:
     """Wall clock (ms) until which a store that had followed its changelog at ``updated_ms`` cannot
     have missed a delete."""
-    return (
-        updated_ms
-        + delete_retention_ms
-        - min(AGE_MARGIN_MS_MAX, delete_retention_ms // AGE_MARGIN_SHARE)
-    )
+    return updated_ms + delete_retention_ms - _margin_ms(delete_retention_ms)
+
+
+def _margin_ms(delete_retention_ms: int) -> int:
+    return min(AGE_MARGIN_MS_MAX, delete_retention_ms // AGE_MARGIN_SHARE)
 
 
 def _doubt(
@@ -124,6 +125,12 @@ def _doubt(
             f"source topic"
         )
     away_ms = now_ms - meta.updated_ms
+    if position < changelog.end and -away_ms > _margin_ms(changelog.delete_retention_ms):
+        return (
+            f"it says that it followed its changelog until {instant(meta.updated_ms)}, which is "
+            f"ahead of this host's clock ({instant(now_ms)}): how long it has not followed it is "
+            f"not known"
+        )
     if position < changelog.end and now_ms > trusted_until_ms(
         meta.updated_ms, changelog.delete_retention_ms
     ):

@@ -123,6 +123,8 @@ class StepResult:
     """All that handlers left out, by cause."""
     left_out: list[str] = field(default_factory=list)
     """What to tell of calls of clocks that were left out."""
+    remarks: list[str] = field(default_factory=list)
+    """What else is logged once the batch is committed."""
     timings: dict[str, float] = field(default_factory=dict)
     ages: list[Ages] = field(default_factory=list)
     printed: list[Printed] = field(default_factory=list)
@@ -144,6 +146,7 @@ class StepResult:
             )
             if done.changes.get(partition):
                 self.changes.setdefault(task, []).extend(done.changes[partition])
+        self.remarks += done.remarks
         for reason, count in done.dropped.items():
             reasons = self.dropped.setdefault(op.name, {})
             reasons[reason] = reasons.get(reason, 0) + count
@@ -507,6 +510,7 @@ def _to_control(result: StepResult, ways: str | None) -> str:
             "stream_times": by_name(result.stream_times),
             "dropped": result.dropped,
             "left_out": result.left_out,
+            "remarks": result.remarks,
             "ages": result.ages,
             "printed": result.printed,
             "bytes": result.input_bytes,
@@ -538,6 +542,7 @@ def _from_control(control: str) -> tuple[StepResult, str | None]:
         stream_times=by_task(data.get("stream_times", {})),
         dropped=data.get("dropped", {}),
         left_out=data.get("left_out", []),
+        remarks=data.get("remarks", []),
         ages=[Ages(*ages) for ages in data.get("ages", ())],
         printed=[Printed(*one) for one in data.get("printed", ())],
         input_bytes=data.get("bytes", 0),

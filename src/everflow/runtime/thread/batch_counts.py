@@ -20,6 +20,8 @@ from everflow.runtime.thread.table_printer import tables
 from everflow.runtime.thread.thread_figures import ABORTED, ThreadFigures
 
 TOLD_EVERY_MS = 60_000.0
+MOST_REMARKS = 3
+"""Of one batch."""
 NOTHING: Mapping[str, Mapping[str, int]] = {}
 
 COUNTS = {
@@ -121,6 +123,10 @@ class BatchCounts:
         tables.add(result.printed)
         if result.left_out:
             moves.warning("left out of a batch: %s", "; ".join(result.left_out))
+        if result.remarks:
+            more = len(result.remarks) - MOST_REMARKS
+            and_more = f"; and {more} more" if more > 0 else ""
+            moves.warning("%s%s", "; ".join(result.remarks[:MOST_REMARKS]), and_more)
 
     def tell(self, now_ms: float, dropped: Mapping[str, Mapping[str, int]] = NOTHING) -> None:
         """Tell what was dropped and is due; with ``math.inf`` all that is left, at the end."""

@@ -215,6 +215,7 @@ class KafkaSink:
             held_ms=writer.held_ms,
             figures=figures_of(result),
             printed=result.printed,
+            remarks=result.remarks,
             silent=request.silent,
             memory=self.ports.memory(),
         )

@@ -47,6 +47,7 @@ def test_a_new_store_reads_the_whole_log(meta: StoreMeta | None) -> None:
         (replace(META, position=101), LOG, "outside"),
         (replace(META, updated_ms=NOW_MS - 23 * HOUR_MS - 1), LOG, "delete.retention.ms"),
         (replace(META, updated_ms=-1), LOG, "an unknown time"),
+        (replace(META, updated_ms=NOW_MS + HOUR_MS + 1), LOG, "ahead of this host's clock"),
         (META, replace(LOG, limit=59), "ahead of offset 59"),
         (replace(META, kind="window"), LOG, "topology wants key_value"),
         (replace(META, retention_ms=5), LOG, "retention"),
@@ -68,6 +69,7 @@ def test_the_folder_s_doubt_wins() -> None:
 @pytest.mark.parametrize(
     ("meta", "log"),
     [
+        (replace(META, updated_ms=NOW_MS + HOUR_MS), LOG),  # clocks of hosts differ
         (replace(META, updated_ms=NOW_MS - 23 * HOUR_MS), LOG),  # within retention less the margin
         (
             replace(META, position=100, updated_ms=-1),

@@ -95,3 +95,10 @@ def test_a_commit_has_a_time_and_an_abort_its_cause() -> None:
     assert series[names.RENEWED_PRODUCERS] == {("2",): 2}
     assert series[names.REFUSED_COMMITS] == {("2", "ownership-changed"): 1}
     assert series[names.FAILED_BATCHES] == {("2", "aborted"): 1, ("2", "worker"): 1}
+
+
+def test_remarks_of_a_batch_are_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    counts = BatchCounts(Metrics(), ManualClock(), 0)
+    with caplog.at_level("WARNING", "everflow"):
+        counts.add(BatchResult(outcome=COMMITTED, remarks=["a", "b", "c", "d", "e"]))
+    assert caplog.messages == ["a; b; c; and 2 more"]
