@@ -110,6 +110,9 @@ MAX_TAG_VALUE = 30
 # skip records in silence.
 READERS_OWN = frozenset({"auto.offset.reset", "enable.partition.eof"})
 
+_OWN_TIMES = ("FailOnInvalidTimestamp", "LogAndSkipOnInvalidTimestamp")
+"""Extractors that change no record's time."""
+
 
 def _key(default: Any, check: Check | None = None) -> Any:
     return field(default=default, metadata={"check": check})
@@ -331,6 +334,14 @@ class StreamsConfig:
         if self.exactly_once:
             settings["transaction.timeout.ms"] = self.transaction_timeout_ms
         return settings
+
+    @property
+    def optimization(self) -> str:
+        """``topology.optimization`` as it holds beside the other settings: a topic of which not all
+        is read, or whose records get other times, is no changelog (note 065)."""
+        extractor = self.default_timestamp_extractor.rpartition(".")[2]
+        kept = self.auto_offset_reset == "earliest" and extractor in _OWN_TIMES
+        return self.topology_optimization if kept else "none"
 
     def consumer(self) -> dict[str, Any]:
         """librdkafka settings of readers of changelogs (restoration, recovery)."""

@@ -67,6 +67,7 @@ from everflow.runtime.wiring import (
     task_assignor,
 )
 from everflow.runtime.worker.global_records import GlobalRecords
+from everflow.state.left_out import PlacedChunk, without_left_out
 from everflow.state.lmdb_store import LmdbStore
 from everflow.threads import Running, on_thread
 from everflow.topology.sources.growth import TopicGrowth, growth
@@ -191,6 +192,9 @@ class ClusterPorts:
             standbys=self._standbys,
             new_incarnation=new_incarnation,
             paused=lambda: instance.pause.paused,
+            taken=lambda _, tp, at, chunk: without_left_out(
+                cast("PlacedChunk", chunk), at, ground.changelogs.left_out(tp)
+            ),
         )
         config = ground.config
         return StateUpdater(services, clock, config.acceptable_recovery_lag, config.task_timeout_ms)
@@ -238,7 +242,7 @@ class ClusterPorts:
             became_hot=lambda task: None,
             restores=SilentListener(),
             new_incarnation=new_incarnation,
-            taken=lambda _, tp, chunk: _taken(intake, tables, tp, chunk),
+            taken=lambda _, tp, __, chunk: _taken(intake, tables, tp, chunk),
             name="everflow-global-tables",
         )
         updater = StateUpdater(services, clock, sys.maxsize, ground.config.task_timeout_ms)

@@ -114,7 +114,7 @@ class KafkaStreams(
             if isinstance(config, StreamsConfig) and not keys
             else StreamsConfig(config, **keys)
         )
-        self._topology = optimized(topology, self.config.topology_optimization)
+        self._topology = optimized(topology, self.config.optimization)
         self._clock = clock or SystemClock()
         self._life = InstanceLife(self._clock, on_thread, self._on_ended)
         self._metrics = Metrics()
@@ -305,7 +305,12 @@ class KafkaStreams(
             blueprint=blueprint,
             directory=directory,
             changelogs=Changelogs(
-                admin, blueprint.cluster_id, config.application_id, blueprint.reused
+                admin,
+                blueprint.cluster_id,
+                config.application_id,
+                blueprint.reused,
+                blueprint.left_out,
+                config.consumer(),
             ),
         )
         context = self._spark()  # 8.

@@ -20,7 +20,7 @@ from everflow.records import CommittedOffset, TopicPartition
 from everflow.retry import StoppedError, attempting, retrying
 from everflow.runtime.commit.batch import format_metadata, of_kafka_streams, parse_metadata
 from everflow.runtime.tasks.blueprint import Blueprint
-from everflow.runtime.topics.internal_topics import TopicFacts, TopicSpec, prepare
+from everflow.runtime.topics.internal_topics import LEFT_OUT, TopicFacts, TopicSpec, prepare
 from everflow.runtime.topics.output_topics import fixed_outputs, missing_outputs
 from everflow.runtime.topics.reused_topics import require_compacted
 from everflow.state.task_directory import StateDirectory
@@ -177,7 +177,10 @@ def _prepare_internal(
     """See `prepare`."""
     _require_readable(topology, config, admin, counts)
     specs = [TopicSpec(n, p, dict(c), "repartition") for n, (p, c) in needed.repartition.items()]
-    specs += [TopicSpec(n, p, dict(c), "changelog") for n, (p, c) in needed.changelog.items()]
+    specs += [
+        TopicSpec(n, p, dict(c), LEFT_OUT if n in needed.left_out else "changelog")
+        for n, (p, c) in needed.changelog.items()
+    ]
     topics, inputs = ClusterTopics(admin, config), _partitions_of(counts)
     return prepare(topics, config.application_id, specs, inputs)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
@@ -14,6 +15,7 @@ from everflow.records import Int64, TopicPartition
 from everflow.snapshots.entry_columns import EntryError
 from everflow.snapshots.points import Reach
 from everflow.state.changelog import SUFFIX_BYTES
+from everflow.state.left_out import LeftOut, without_left_out
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
 
@@ -29,6 +31,8 @@ class LoggedRecords(Protocol):
     def values(self) -> list[bytes | None]: ...
     @property
     def timestamps(self) -> Int64: ...
+    @property
+    def offsets(self) -> Int64: ...
     @property
     def next_position(self) -> int: ...
     @property
@@ -46,10 +50,17 @@ class CommittedLog(Protocol):
 
 
 class PartitionLog:
-    """One changelog partition. ``records``: how many of it were folded."""
+    """One changelog partition. ``records``: how many of it were folded. ``left_out``: what
+    processing has left out of it (note 065)."""
 
-    def __init__(self, reader: CommittedLog, tp: TopicPartition, spec: StoreSpec) -> None:
-        self._reader, self._tp, self._spec = reader, tp, spec
+    def __init__(
+        self,
+        reader: CommittedLog,
+        tp: TopicPartition,
+        spec: StoreSpec,
+        left_out: Mapping[bytes, LeftOut] = MappingProxyType({}),
+    ) -> None:
+        self._reader, self._tp, self._spec, self._left_out = reader, tp, spec, left_out
         self.records = 0
 
     def new_store(self, folder: Path) -> LmdbStore:
@@ -60,10 +71,14 @@ class PartitionLog:
         """Into the store. EntryError for a key that the store cannot have; whatever the reader
         raises."""
         read = self._reader.read(self._tp, reach.start, reach.end, every=self._spec.versioned)
+        known = {key: one for key, one in self._left_out.items() if one.offset < reach.end}
+        start = reach.start
         for chunk in read:
             self._check_keys(chunk, reach)
             position = min(chunk.next_position, reach.end)
-            store.load_chunk(chunk.keys, chunk.values, chunk.timestamps, position)
+            taken = without_left_out(chunk, start, known)
+            store.load_chunk(taken.keys, taken.values, taken.timestamps, position)
+            start = chunk.next_position
             self.records += chunk.records
 
     def place_of(self, key: bytes, end: int, start: int = 0) -> str:

@@ -102,7 +102,7 @@ def changelog_of(
 ) -> Iterator[StateReader]:
     """A reader of the store's changelog, with its own connections. StoreNotFoundError,
     NoChangelogError."""
-    stores = logged_stores(topology, config.application_id, config.topology_optimization)
+    stores = logged_stores(topology, config.application_id, config.optimization)
     with reading(stores.named(store), config, folder) as reader:
         yield reader
 

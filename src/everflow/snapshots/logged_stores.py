@@ -16,10 +16,12 @@ from everflow.topology.subtopologies import cut
 
 @dataclass(frozen=True)
 class LoggedStore:
-    """``topic``: the full name of its changelog."""
+    """``topic``: the full name of its changelog. ``left_out``: of the topic that says what
+    processing left out of it, where it is the table's source, too (note 065)."""
 
     columns: EntryColumns
     topic: str
+    left_out: str | None = None
 
     @property
     def name(self) -> str:
@@ -62,7 +64,11 @@ def logged_stores(topology: Topology, application_id: str, optimization: str) ->
         )
     for name, topic in topics.items():
         found[name] = (
-            LoggedStore(EntryColumns(specs[name], planned.value_results(name)), topic)
+            LoggedStore(
+                EntryColumns(specs[name], planned.value_results(name)),
+                topic,
+                specs[name].left_out_topic(application_id),
+            )
             if specs[name].logging
             else NoChangelogError(
                 f"Store {name!r} has no changelog (logging is off): what it holds is known to the "

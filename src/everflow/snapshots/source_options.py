@@ -145,7 +145,8 @@ def _store_of_serdes(name: str, own: Mapping[str, str], application_id: str) -> 
         source_topic=own.get("changelog.topic"),
     )
     columns = EntryColumns(spec, value, by_options=True)
-    return LoggedStore(columns, spec.changelog_topic(application_id))
+    topic, left_out = spec.changelog_topic(application_id), spec.left_out_topic(application_id)
+    return LoggedStore(columns, topic, left_out)
 
 
 def _serde(own: Mapping[str, str], option: str) -> Serde:

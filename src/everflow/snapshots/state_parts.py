@@ -20,6 +20,7 @@ from everflow.snapshots.entry_columns import compared, pages
 from everflow.snapshots.logged_stores import LoggedStore
 from everflow.snapshots.points import Reach
 from everflow.snapshots.snapshot import batches, opened
+from everflow.state.left_out import LeftOut, unpacked
 from everflow.state.lmdb_store import LmdbStore
 from everflow.waits import waiting
 
@@ -28,13 +29,15 @@ from everflow.waits import waiting
 class LogPart:
     """What of one changelog partition is read: up to a point; of a difference, to two. Picklable.
 
-    ``incomplete``: whether compaction may have removed what counted at the point.
+    ``incomplete``: whether compaction may have removed what counted at the point. ``left_out``: of
+    the partition of `LoggedStore.left_out`.
     """
 
     partition: int
     reach: Reach
     second: Reach | None = None
     incomplete: bool = True
+    left_out: Reach | None = None
 
     @property
     def offsets(self) -> int:
@@ -65,15 +68,20 @@ class PartReader:
     def opened(self, part: LogPart) -> Iterator[tuple[Iterator[pa.RecordBatch], int]]:
         """The part's batches, to be read inside the block, and how many records were folded for
         them. EntryError, and what the reader raises."""
-        log = PartitionLog(
-            self.reader, TopicPartition(self.store.topic, part.partition), self.store.columns.spec
-        )
+        topic = TopicPartition(self.store.topic, part.partition)
+        log = PartitionLog(self.reader, topic, self.store.columns.spec, self._left_out(part))
         with ExitStack() as stack:
             if part.second is None:
                 found = self._at(stack, log, part)
             else:
                 found = self._between(stack, log, part, part.second)
             yield found, log.records
+
+    def _left_out(self, part: LogPart) -> dict[bytes, LeftOut]:
+        if part.left_out is None or self.store.left_out is None:
+            return {}
+        tp = TopicPartition(self.store.left_out, part.partition)
+        return unpacked(self.reader.read(tp, part.left_out.start, part.left_out.end))
 
     def _at(self, stack: ExitStack, log: PartitionLog, part: LogPart) -> Iterator[pa.RecordBatch]:
         store = stack.enter_context(opened(log.new_store(self.folder / f"{part.partition}")))

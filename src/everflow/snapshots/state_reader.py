@@ -5,7 +5,7 @@ No instance needs to run.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -68,9 +68,15 @@ class StateReader:
     def look(self, at: At) -> LogParts:
         """What `rows` reads."""
         spans = self._spans()
+        left_out = self._left_out(spans)
         reaches = self._reaches(Point.of(at), spans)
         parts = [
-            LogPart(one, reach, incomplete=spans[one].stable > reach.end)
+            LogPart(
+                one,
+                reach,
+                incomplete=spans[one].stable > reach.end,
+                left_out=left_out.get(one),
+            )
             for one, reach in reaches.items()
         ]
         return LogParts(parts, _deleted(self.store, spans, reaches))
@@ -90,7 +96,11 @@ class StateReader:
             self._reaches(point, spans if point.offsets is not None else of_both)
             for point in points
         )
-        parts = [LogPart(one, reach, after[one]) for one, reach in before.items()]
+        left_out = self._left_out(spans)
+        parts = [
+            LogPart(one, reach, after[one], left_out=left_out.get(one))
+            for one, reach in before.items()
+        ]
         return LogParts(parts, _deleted(self.store, spans, before))
 
     def _read(self, look: LogParts, schema: pa.Schema) -> Rows:
@@ -125,6 +135,17 @@ class StateReader:
         stable = self.admin.list_offsets(logs, "latest", "read_committed")
         ends = self.admin.list_offsets(logs, "latest", "read_uncommitted")
         return {tp.partition: Span(starts[tp], stable[tp], ends[tp]) for tp in logs}
+
+    def _left_out(self, partitions: Iterable[int]) -> dict[int, Reach]:
+        """What there is of `LoggedStore.left_out`, by partition; none of an application that last
+        ran when there was no such topic."""
+        topic = self.store.left_out
+        if topic is None or topic not in (found := self.admin.describe_topics([topic])):
+            return {}
+        logs = [TopicPartition(topic, n) for n in partitions if n < found[topic].partitions]
+        starts = self.admin.list_offsets(logs, "earliest", "read_uncommitted")
+        ends = self.admin.list_offsets(logs, "latest", "read_committed")
+        return {tp.partition: Reach(starts[tp], ends[tp]) for tp in logs}
 
     def _reaches(self, point: Point, spans: Mapping[int, Span]) -> dict[int, Reach]:
         times: dict[int, int] = {}

@@ -73,7 +73,7 @@ class EverflowStateSource(DataSource):
         them. Raises ConfigError.
         """
         config = StreamsConfig(settings)
-        stores = logged_stores(topology, config.application_id, config.topology_optimization)
+        stores = logged_stores(topology, config.application_id, config.optimization)
         packed = Parcel.of(stores)
 
         class OfProgram(EverflowStateSource):
@@ -174,7 +174,7 @@ def _loaded(target: str, config: StreamsConfig) -> Parcel:
     """The stores of ``MODULE:NAME``. What is wrong with the program is raised as what it was."""
     with tempfile.TemporaryDirectory(prefix="everflow-stores-") as folder:
         packed = Path(folder) / "stores"
-        said = _run([target, config.application_id, config.topology_optimization, str(packed)])
+        said = _run([target, config.application_id, config.optimization, str(packed)])
         if said is not None or not packed.is_file():
             why = said or "exit code 0, without a word"
             raise TopologyError(

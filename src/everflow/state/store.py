@@ -13,6 +13,7 @@ import numpy as np
 from everflow.records import StoreChanges
 from everflow.serdes import Serde
 from everflow.state.changelog import SUFFIX_BYTES, expiry_times, pack_value
+from everflow.state.left_out import left_out_topic
 from everflow.state.versions import History, Version, accepted, put, versions_of
 
 VERSIONED = "versioned"
@@ -68,6 +69,12 @@ class StoreSpec:
     def changelog_topic(self, application_id: str) -> str:
         """The whole name of its changelog topic."""
         return self.source_topic or f"{application_id}-{self.changelog}"
+
+    def left_out_topic(self, application_id: str) -> str | None:
+        """The whole name of the topic that says what processing left out of ``source_topic``."""
+        if self.source_topic is None:
+            return None
+        return left_out_topic(application_id, self.name)
 
     @property
     def changelog(self) -> str:

@@ -18,8 +18,9 @@ from everflow.serdes import (
     Serde,
     StringSerde,
 )
-from everflow.topology.graph import Node, SourceNode, StatefulNode
+from everflow.topology.graph import Node, Reading, SourceNode, StatefulNode
 from everflow.topology.program import Topology
+from everflow.topology.timestamps import FailOnInvalidTimestamp, LogAndSkipOnInvalidTimestamp
 
 REUSE_SOURCE_TOPICS = "reuse.ktable.source.topics"
 OPTIMIZATIONS = ("none", REUSE_SOURCE_TOPICS)
@@ -32,7 +33,9 @@ def optimized(topology: Topology, optimization: str) -> Topology:
     """The topology as it is run with this setting.
 
     Left as they are: tables with a history, whose versions compaction would take away; tables
-    without a changelog; and those whose keys are not written as they were read.
+    without a changelog; those whose keys are not written as they were read; and those whose source
+    says where it begins, or what time a record has: the topic's records would be restored with
+    others. (What processing leaves out of the topic is known when it is restored, see note 065.)
     """
     if optimization != REUSE_SOURCE_TOPICS:
         return topology
@@ -47,9 +50,15 @@ def _reusing(node: Node, sources: dict[str, SourceNode]) -> Node:
     if source is None or node.label != "SOURCE":  # of a stream: its topic is another's affair
         return node
     (spec,) = node.stores
-    if not spec.logging or not _written_back(spec.key_serde):
+    if not spec.logging or not _written_back(spec.key_serde) or not _as_it_is(source.reading):
         return node
     return replace(node, stores=(replace(spec, source_topic=source.topics[0]),))
+
+
+def _as_it_is(reading: Reading) -> bool:
+    """Whether all of the topic is read, each record with its own time or not at all."""
+    own = None | FailOnInvalidTimestamp | LogAndSkipOnInvalidTimestamp
+    return isinstance(reading.timestamp, own) and reading.offset_reset in (None, "earliest")
 
 
 def _written_back(serde: Serde) -> bool:

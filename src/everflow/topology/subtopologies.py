@@ -99,6 +99,8 @@ class InternalTopics:
 
     repartition: Mapping[str, TopicSpec]
     changelog: Mapping[str, TopicSpec]
+    left_out: frozenset[str] = frozenset()
+    """Those of ``changelog`` that say what was left out of a reused topic (note 065)."""
 
 
 def cut(topology: Graph) -> SubTopologies:
@@ -151,13 +153,17 @@ def internal_topics(
         for name in declared
     }
     changelog: dict[str, TopicSpec] = {}
+    left_out: set[str] = set()
     for sub in subs.subtopologies:
         partitions = max(counts[name] for name in (*sub.source_topics, *sub.repartition_sources))
         for store in sub.stores:
-            if store.logging and store.source_topic is None:
+            if store.logging:
                 config = _changelog_config(store, topic_config, additional_retention_ms)
-                changelog[f"{application_id}-{store.changelog}"] = (partitions, config)
-    return InternalTopics(repartition, changelog)
+                name = store.left_out_topic(application_id)
+                if name is not None:
+                    left_out.add(name)
+                changelog[name or store.changelog_topic(application_id)] = (partitions, config)
+    return InternalTopics(repartition, changelog, frozenset(left_out))
 
 
 def tasks(

@@ -126,13 +126,15 @@ def _reset(target: str, config: StreamsConfig, status: StatusLine, asked: _Asked
     from everflow.cli.reset.plan import parse_position
     from everflow.clock import SystemClock
     from everflow.kafka.client_settings import check_clients
+    from everflow.topology.optimization import optimized
 
     clock = SystemClock()
     position = parse_position(asked.to, clock.now_ms())
     check_clients(config)
     topology = _loaded(target, status)
     with connected(config, status) as admin, ExitStack() as held:
-        reset = ClusterReset(topology=topology, config=config, admin=admin, status=status)
+        reused = optimized(topology, config.optimization)
+        reset = ClusterReset(topology=reused, config=config, admin=admin, status=status)
         with status.waiting("looking at topics, offsets and members", after_s=1.0):
             plan = reset.look(position, asked.inputs)
         if plan.untouched:

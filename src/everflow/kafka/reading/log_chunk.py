@@ -57,6 +57,11 @@ class LogChunk:
         """Bytes of keys and values."""
         return int(self.held.sizes.sum())
 
+    @property
+    def offsets(self) -> Int64:
+        """Where the records are."""
+        return self.held.arrow(False).offsets
+
     def offset_of(self, key: Key) -> int | None:
         """Of the last record that has this key."""
         found = self.held.arrow(False)

@@ -176,6 +176,17 @@ class BatchRequest:
             ranges={tp: OffsetRange(wanted.start, ends[tp]) for tp, wanted in self.ranges.items()},
         )
 
+    def reused(self) -> dict[TopicPartition, tuple[TaskId, str]]:
+        """Inputs that are changelogs of tables, too: whose, and of which store."""
+        found = {}
+        for task in self.tasks:
+            for store, place in task.stores.items():
+                if place.changelog is not None:
+                    tp = TopicPartition(place.changelog, task.task.partition)
+                    if tp in self.ranges:
+                        found[tp] = (task.task, store)
+        return found
+
     def to_json(self) -> str:
         """What travels to the workers."""
         return as_json(

@@ -72,7 +72,8 @@ class UpdaterServices:
         restores: told of warm-ups; must not raise (`restore_progress.RestoreTracker` sees to it).
         standbys: the user's listener; what it raises is logged.
         paused: the copies stand still; figures and commands go on.
-        taken: (task, its changelog, records read) -> what of them enters the store.
+        taken: (task, its changelog, where the store is, records read) -> what of them enters the
+            store.
     """
 
     open_follower: Callable[[], Follower]
@@ -85,8 +86,8 @@ class UpdaterServices:
     standbys: Callable[[], StandbyUpdateListener] = SilentStandbyListener
     new_incarnation: Callable[[], str] = lambda: "standby"
     paused: Callable[[], bool] = lambda: False
-    taken: Callable[[TaskId, TopicPartition, FoldedChunk], FoldedChunk] = (
-        lambda task, changelog, chunk: chunk
+    taken: Callable[[TaskId, TopicPartition, int, FoldedChunk], FoldedChunk] = (
+        lambda task, changelog, position, chunk: chunk
     )
     spawn: Spawn = on_thread
     name: str = "everflow-state-updater"
@@ -440,7 +441,8 @@ class StateUpdater:
                 self._late.behind(task_id, task.task.role, str(behind[0]), cause)
 
     def _load(self, task: CopiedTask, store: CopiedStore, chunk: FoldedChunk) -> None:
-        chunk = self._services.taken(task.task.id, store.progress.changelog, chunk)
+        at = store.progress.position
+        chunk = self._services.taken(task.task.id, store.progress.changelog, at, chunk)
         at_end = store.end is not None and chunk.next_position >= store.end
         of = store.progress
         with named_keys(of.task, of.store, store.store, of.changelog, chunk):

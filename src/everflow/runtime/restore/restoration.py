@@ -6,10 +6,10 @@ the next plan goes on from there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass, field, replace
+from typing import Protocol, cast, runtime_checkable
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from everflow.runtime.restore.restore_listener import (
 )
 from everflow.runtime.restore.restore_plan import ChangelogState, RestorePlan, restore_plan
 from everflow.state.changelog import SUFFIX_BYTES
+from everflow.state.left_out import LeftOut, PlacedChunk, corrected
 from everflow.state.lmdb_store import LmdbStore, StoreDamagedError
 from everflow.state.store import VERSIONED, StoreSpec
 from everflow.state.task_directory import StateDirectory
@@ -142,6 +143,8 @@ class RestoreJob:
     changelog: TopicPartition
     plan: RestorePlan
     incarnation: str | None = None
+    left_out: Mapping[bytes, LeftOut] = field(default_factory=dict)
+    """What processing left out of a changelog that is a reused topic, up to the plan's end."""
 
 
 def restore(
@@ -263,7 +266,11 @@ def _key_error(
 def _chunks(job: RestoreJob, reader: ChangelogReader) -> Iterator[FoldedChunk]:
     if job.plan.records_max:
         every = job.store.kind == VERSIONED
-        yield from reader.read(job.changelog, job.plan.start, job.plan.end, every=every)
+        read = reader.read(job.changelog, job.plan.start, job.plan.end, every=every)
+        if job.left_out:
+            placed = cast("Iterable[PlacedChunk]", read)  # of a log, as reused topics are
+            read = corrected(placed, job.plan.start, job.left_out)
+        yield from read
 
 
 def _load(

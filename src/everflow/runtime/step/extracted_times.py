@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from everflow.operators.user_code import require_users
@@ -51,6 +52,17 @@ class _Extracted:
     partition: np.ndarray
     offset: Int64
     times: Int64
+    keys: pa.Array
+
+    def dropped(self, consumed: Mapping[TopicPartition, int]) -> list[int]:
+        """The rows of those that are consumed and dropped."""
+        rows = np.flatnonzero(self.times < 0)
+        places = zip(self.partition[rows].tolist(), self.offset[rows].tolist(), strict=True)
+        return [
+            row
+            for row, (partition, offset) in zip(rows.tolist(), places, strict=True)
+            if offset < consumed[TopicPartition(self.topic, partition)]
+        ]
 
 
 @dataclass(frozen=True)
@@ -81,16 +93,29 @@ class ExtractedTimes:
         """How many of the records that are consumed have no time, by node and reason."""
         found: dict[str, dict[str, int]] = {}
         for one in self.sources:
-            rows = np.flatnonzero(one.times < 0)
-            count = sum(
-                offset < consumed[TopicPartition(one.topic, partition)]
-                for partition, offset in zip(
-                    one.partition[rows].tolist(), one.offset[rows].tolist(), strict=True
-                )
-            )
+            count = len(one.dropped(consumed))
             if count:
                 reasons = found.setdefault(one.op.name, {SKIPPED: 0})
                 reasons[SKIPPED] += count
+        return found
+
+    def left_out(
+        self,
+        consumed: Mapping[TopicPartition, int],
+        request: BatchRequest,
+        sources: Mapping[int, Source],
+    ) -> dict[TopicPartition, list[bytes]]:
+        """The keys, as they are written, of the dropped records of topics that are changelogs, too
+        (`BatchRequest.reused`)."""
+        found: dict[TopicPartition, list[bytes]] = {}
+        for one in self.sources:
+            rows = one.dropped(consumed)
+            if rows and any(tp.topic == one.topic for tp in request.reused()):
+                written = sources[one.op.source].key_serde.encode_array(one.keys.take(rows))
+                partitions = one.partition[rows].tolist()
+                for partition, key in zip(partitions, written.to_pylist(), strict=True):
+                    if key is not None:
+                        found.setdefault(TopicPartition(one.topic, partition), []).append(key)
         return found
 
 
@@ -110,7 +135,7 @@ def extract_times(
         times = _times(op, batch, sources, request)
         _require_near(op, batch, times, sources)
         topic = sources[op.source].topic
-        found.append(_Extracted(op, topic, batch.partition, batch.offset, times))
+        found.append(_Extracted(op, topic, batch.partition, batch.offset, times, batch.key))
         if op.extractor is None:
             batch = batch.with_columns(value=pc.struct_field(batch.value, [1]))
         hop.timestamp[rows] = times

@@ -125,6 +125,8 @@ class StepResult:
     """What to tell of calls of clocks that were left out."""
     remarks: list[str] = field(default_factory=list)
     """What else is logged once the batch is committed."""
+    skipped: dict[TopicPartition, list[bytes]] = field(default_factory=dict)
+    """Keys of records without a time, of topics that are changelogs, too (note 065)."""
     timings: dict[str, float] = field(default_factory=dict)
     ages: list[Ages] = field(default_factory=list)
     printed: list[Printed] = field(default_factory=list)
@@ -330,6 +332,7 @@ class TaskStep:
             consumed=consumed,
             stream_times=stream_times,
             dropped=extracted.dropped(consumed),
+            skipped=extracted.left_out(consumed, request, sources),
             ages=ages_read(hop, sources, consumed, _newest(request)),
             input_bytes=hop.bytes,
         )
@@ -511,6 +514,9 @@ def _to_control(result: StepResult, ways: str | None) -> str:
             "dropped": result.dropped,
             "left_out": result.left_out,
             "remarks": result.remarks,
+            "skipped": {
+                str(tp): [key.hex() for key in keys] for tp, keys in result.skipped.items()
+            },
             "ages": result.ages,
             "printed": result.printed,
             "bytes": result.input_bytes,
@@ -543,6 +549,10 @@ def _from_control(control: str) -> tuple[StepResult, str | None]:
         dropped=data.get("dropped", {}),
         left_out=data.get("left_out", []),
         remarks=data.get("remarks", []),
+        skipped={
+            tp: [bytes.fromhex(key) for key in keys]
+            for tp, keys in by_partition(data.get("skipped", {})).items()
+        },
         ages=[Ages(*ages) for ages in data.get("ages", ())],
         printed=[Printed(*one) for one in data.get("printed", ())],
         input_bytes=data.get("bytes", 0),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.tasks.task import ActiveTask, StandbyTask, TaskRole, TaskStore
+from everflow.state.left_out import left_out_topic
 from everflow.state.store import StoreSpec
 from everflow.topology.graph import Graph
 from everflow.topology.physical_plan import PhysicalPlan
@@ -87,6 +88,16 @@ class Blueprint:
         """The topics of the user that are changelogs of tables."""
         specs = self.store_specs().values()
         return frozenset(spec.source_topic for spec in specs if spec.source_topic is not None)
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """The topic that says what was left out, of each of them."""
+        specs = self.store_specs().values()
+        return {
+            spec.source_topic: left_out_topic(self.application_id, spec.name)
+            for spec in specs
+            if spec.source_topic is not None
+        }
 
     def store_specs(self) -> dict[str, StoreSpec]:
         return {spec.name: spec for specs in self.stores.values() for spec in specs}

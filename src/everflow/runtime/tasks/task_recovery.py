@@ -113,6 +113,7 @@ class ClusterRecoveryPorts:
                         changelog=store.changelog,
                         plan=prepared.plan,
                         incarnation=incarnation,
+                        left_out=self.changelogs.left_out(store.changelog, prepared.plan.end),
                     )
                 )
         self._replay(jobs)

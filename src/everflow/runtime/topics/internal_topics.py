@@ -17,10 +17,14 @@ from everflow.records import TopicPartition
 log = logging.getLogger("everflow")
 
 
+LEFT_OUT = "left-out"
+"""A kind of topic that earlier releases did not have."""
+
+
 @dataclass(frozen=True)
 class TopicSpec:
     """An internal topic as the topology needs it; ``name`` is the full name, ``kind``
-    ``repartition`` or ``changelog``."""
+    ``repartition``, ``changelog`` or `LEFT_OUT`."""
 
     name: str
     partitions: int
@@ -174,8 +178,9 @@ def prepare(
     )
     if not missing:
         return kept
-    names = ", ".join(spec.name for spec in missing)
-    if not first:
+    lost = [spec for spec in missing if spec.kind != LEFT_OUT]
+    names = ", ".join(spec.name for spec in lost)
+    if not first and lost:
         raise InternalTopicError(
             f"Internal topics are missing: {names}. {application_id} has run before, so they are "
             f"not created silently: state could "
@@ -186,4 +191,12 @@ def prepare(
     admin.create(missing)
     for spec in missing:
         log.info("Created topic %s (%d partitions)", spec.name, spec.partitions)
+        if not first:
+            log.warning(
+                "The topic %s is new, and %s has run before: it is not known what processing left "
+                "out of the table's topic until now. If the table is restored, such records are "
+                "in it",
+                spec.name,
+                application_id,
+            )
     return kept

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -53,6 +53,8 @@ from everflow.runtime.worker.large_records import (
     named,
     refused,
 )
+from everflow.state.changelog import fold
+from everflow.state.left_out import LeftOut, left_out_topic
 from everflow.state.store_meta import NO_INPUTS, Owner
 from everflow.topology.physical_plan import Source
 
@@ -115,6 +117,9 @@ class SinkPorts(Protocol):
     ) -> None:
         """`LmdbStore.apply` on the store in this folder, at the present wall clock."""
 
+    def entry(self, path: str, key: bytes) -> bytes | None:
+        """What the store in this folder has for a key, in its stored form."""
+
     def memory(self) -> Taken | None:
         """What this process has held of the batch so far, at the most; None: not known. Asked
         before what maps files of stores, and behind it."""
@@ -143,6 +148,7 @@ class KafkaSink:
             # A warm-up or keep-alive batch: the producer is there when the first record comes.
             self.ports.writer(request)
             return _of_nothing(request, result)
+        corrections = self._corrections(request, result, sources)
         left_out = take_letters(result, sources)
         attempts = LetterAttempts(
             topic=self.dead_letter_topic,
@@ -153,7 +159,7 @@ class KafkaSink:
         while True:
             letters = attempts.letters()
             try:
-                done = self._transacted(request, result, sources, touched, letters)
+                done = self._transacted(request, result, sources, touched, letters, corrections)
                 return replace(done, left_out=left_out) if done.committed else done
             except (LetterTooLargeError, LetterRefusedError) as error:
                 attempts.refused(letters, error)
@@ -165,6 +171,7 @@ class KafkaSink:
         sources: tuple[Source, ...],
         touched: set[TaskId],
         letters: Letters | None,
+        corrections: Sequence[_Correction],
     ) -> BatchResult:
         """One transaction. Raises as `__call__`, and LetterTooLargeError."""
         self.ports.reached(BEFORE_TRANSACTION)
@@ -172,7 +179,7 @@ class KafkaSink:
         writer.begin()
         try:
             with timed(result.timings, "write"):
-                counts = self._write(writer, request, result, letters)
+                counts = self._write(writer, request, result, letters, corrections)
                 writer.send()
                 if request.guarantee != EXACTLY_ONCE_V2:
                     # The driver commits the offsets when it is asked.
@@ -226,6 +233,7 @@ class KafkaSink:
         request: BatchRequest,
         result: StepResult,
         letters: Letters | None,
+        corrections: Sequence[_Correction],
     ) -> dict[str, int]:
         first = _FirstRecord(writer, self.ports)
         out = 0
@@ -246,6 +254,10 @@ class KafkaSink:
                     task.partition,
                 )
                 changelog += len(changes)
+        for one in corrections:
+            times = np.array([entry.time for entry in one.entries], np.int64)
+            packed = as_bytes([entry.packed() for entry in one.entries])
+            first.write(one.topic, as_bytes(one.keys), packed, times, one.partition)
         if letters is not None:
             letters.write(first)
         return {
@@ -255,6 +267,29 @@ class KafkaSink:
             "dead_letters": 0 if letters is None else len(letters.letters),
             "bytes": result.input_bytes,
         }
+
+    def _corrections(
+        self, request: BatchRequest, result: StepResult, sources: tuple[Source, ...]
+    ) -> list[_Correction]:
+        """What the tables have for the keys of records that are left out of topics that are their
+        changelogs, too: those bytes may never become state (note 065)."""
+        if result.dead_letters is None and not result.skipped:
+            return []
+        found = []
+        for tp, keys in left_out_keys(request, result, sources).items():
+            task, store = request.reused()[tp]
+            place = next(one.stores[store] for one in request.tasks if one.task == task)
+            changes = [one for one in result.changes.get(task, []) if one.store == store]
+            written = fold(_joined(store, changes))
+            stored = [
+                written[key] if key in written else self.ports.entry(place.path, key)
+                for key in keys
+            ]
+            offset, now_ms = result.consumed[tp] - 1, request.wall_clock_ms
+            entries = [LeftOut.of(offset, one, now_ms) for one in stored]
+            topic = left_out_topic(request.application_id, store)
+            found.append(_Correction(topic, tp.partition, list(keys), entries))
+        return found
 
     def _commit(
         self,
@@ -306,6 +341,33 @@ def _delivery_s(request: BatchRequest) -> float:
     if open_ms is None:
         return FLUSH_TIMEOUT_S
     return min(FLUSH_TIMEOUT_S, open_ms / 1000 + ENDED_LATE_S)
+
+
+class _Correction(NamedTuple):
+    """Records of one partition of a topic of what was left out."""
+
+    topic: str
+    partition: int
+    keys: list[bytes]
+    entries: list[LeftOut]
+
+
+def left_out_keys(
+    request: BatchRequest, result: StepResult, sources: tuple[Source, ...]
+) -> dict[TopicPartition, dict[bytes, None]]:
+    """The keys of records that were left out of inputs that are changelogs, too."""
+    reused = request.reused()
+    found = {tp: dict.fromkeys(keys) for tp, keys in result.skipped.items() if tp in reused}
+    if result.dead_letters is None or not reused:
+        return found
+    topics = {source.index: source.topic for source in sources}
+    letters = result.dead_letters
+    places = zip(letters.source.tolist(), letters.partition.tolist(), strict=True)
+    for (source, partition), key in zip(places, letters.key.to_pylist(), strict=True):
+        tp = TopicPartition(topics[source], partition)
+        if tp in reused and key is not None:
+            found.setdefault(tp, {})[key] = None
+    return found
 
 
 class _FirstRecord:

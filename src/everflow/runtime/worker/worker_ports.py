@@ -152,6 +152,10 @@ class WorkerPorts:
         for full in _held.wrote(path, len(changes), size, self.held_bytes):
             LmdbStore.close_at(full)
 
+    def entry(self, path: str, key: bytes) -> bytes | None:
+        with LmdbStore.open(path).snapshot() as view:
+            return view.get_many([key])[0]
+
     def memory(self) -> Taken | None:
         return of_this_process(os.getpid()).look()
 

@@ -277,6 +277,9 @@ class _Batch:
         )
         self.reached(APPLYING)
 
+    def entry(self, path: str, key: bytes) -> None:
+        return None
+
     def memory(self) -> None:
         return None
 
