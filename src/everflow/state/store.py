@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Protocol, runtime_checkable
 
@@ -14,7 +16,8 @@ from everflow.records import StoreChanges
 from everflow.serdes import Serde
 from everflow.state.changelog import SUFFIX_BYTES, expiry_times, pack_value
 from everflow.state.left_out import left_out_topic
-from everflow.state.versions import History, Version, accepted, put, versions_of
+from everflow.state.overlay import OrderedEntries
+from everflow.state.versions import History, Version, accepted, put, versions_within
 
 VERSIONED = "versioned"
 
@@ -96,8 +99,17 @@ class StoreView(Protocol):
         """Stored values (8-byte big-endian timestamp + value bytes), in the order of ``keys``; None
         where absent."""
 
+    def entries(self) -> int:
+        """About how many there are: those that have expired may be counted as long as they take
+        room. Reads none."""
+
     def range(self, start: bytes | None, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
-        """Entries with ``start <= key < end`` in key order."""
+        """Entries with ``start <= key < end`` in key order, read as they are taken."""
+
+    def reversed_range(
+        self, start: bytes | None, end: bytes | None
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """`range` from the last to the first."""
 
     def range_many(self, bounds: Sequence[tuple[bytes, bytes]]) -> list[list[tuple[bytes, bytes]]]:
         """The entries of `range` for each of many ranges (start, end)."""
@@ -119,14 +131,15 @@ def memory_store(spec: StoreSpec) -> InMemoryStore:
 
 class InMemoryStore:
     """The reference of a store's behaviour: a `StoreView` that committed changes are applied to.
-    Single-threaded."""
+    Single-threaded. Changes cost what they are, however much it holds."""
 
     def __init__(self, spec: StoreSpec | None = None) -> None:
         self._kind = "key_value" if spec is None else spec.kind
         self._retention_ms = spec.retention_ms if spec is not None and spec.expires else None
         self._newest_ms = -1
-        self._entries: dict[bytes, bytes] = {}
-        self._ordered: list[bytes] | None = []
+        self._entries: OrderedEntries[bytes] = OrderedEntries()
+        self._expiring: list[tuple[int, bytes]] = []
+        """When the keys of windows and sessions expire, as a heap; deleted ones may be there."""
         self.position = 0
         """Goes up with each change."""
 
@@ -137,16 +150,22 @@ class InMemoryStore:
     def newest_ms(self) -> int:
         return self._newest_ms
 
+    def entries(self) -> int:
+        """See `StoreView`."""
+        return len(self._entries)
+
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         return [self._entries.get(key) for key in keys]
 
     def range(self, start: bytes | None, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
         """See `StoreView`; the entries of the moment of the call."""
-        if self._ordered is None:
-            self._ordered = sorted(self._entries)
-        low = 0 if start is None else bisect_left(self._ordered, start)
-        high = len(self._ordered) if end is None else bisect_left(self._ordered, end)
-        return iter([(key, self._entries[key]) for key in self._ordered[low:high]])
+        return self._entries.range(start, end)
+
+    def reversed_range(
+        self, start: bytes | None, end: bytes | None
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """See `range`."""
+        return self._entries.range(start, end, reverse=True)
 
     def range_many(self, bounds: Sequence[tuple[bytes, bytes]]) -> list[list[tuple[bytes, bytes]]]:
         return [list(self.range(start, end)) for start, end in bounds]
@@ -155,22 +174,23 @@ class InMemoryStore:
         """Puts and deletes in order; then windows with ``start <= newest_ms - retention`` go,
         sessions by their end."""
         self.position += 1
+        if self._retention_ms is not None and len(changes):
+            written = expiry_times(changes.keys, self._kind)
+            self._newest_ms = max(self._newest_ms, int(written.max()))
+            for key, time in zip(changes.keys, written.tolist(), strict=True):
+                if key not in self._entries:
+                    heappush(self._expiring, (time, key))
         for key, value, timestamp in zip(
             changes.keys, changes.values, changes.timestamps.tolist(), strict=True
         ):
             if value is None:
-                self._entries.pop(key, None)
+                self._entries.remove(key)
             else:
-                self._entries[key] = timestamp.to_bytes(8, "big", signed=True) + value
-        if self._retention_ms is not None and len(changes):
-            written = expiry_times(changes.keys, self._kind)
-            self._newest_ms = max(self._newest_ms, int(written.max()))
-            keys = list(self._entries)
-            for at in np.flatnonzero(
-                expiry_times(keys, self._kind) <= self._newest_ms - self._retention_ms
-            ).tolist():
-                del self._entries[keys[at]]
-        self._ordered = None
+                self._entries.put(key, timestamp.to_bytes(8, "big", signed=True) + value)
+        if self._retention_ms is not None:
+            oldest = self._newest_ms - self._retention_ms
+            while self._expiring and self._expiring[0][0] <= oldest:
+                self._entries.remove(heappop(self._expiring)[1])
 
 
 class InMemoryVersions(InMemoryStore):
@@ -182,6 +202,8 @@ class InMemoryVersions(InMemoryStore):
         assert spec.retention_ms is not None, f"versioned store {spec.name} without history"
         self._history_ms = spec.retention_ms
         self._versions: dict[bytes, History] = {}
+        self._awaited: dict[bytes, int] = {}
+        """When to look at a key: its entry of `_expiring` that counts."""
         self.stream_time = -1
 
     def latest_many(self, keys: Sequence[bytes]) -> list[tuple[int, bytes | None] | None]:
@@ -191,12 +213,7 @@ class InMemoryVersions(InMemoryStore):
     def versions_many(self, asked: Sequence[tuple[bytes, int, int]]) -> list[list[Version]]:
         """See `VersionsView`."""
         return [
-            [
-                version
-                for version in versions_of(self._versions.get(key, []))
-                if version.end > first and version.start <= last
-            ]
-            for key, first, last in asked
+            versions_within(self._versions.get(key, []), first, last) for key, first, last in asked
         ]
 
     def apply(self, changes: StoreChanges) -> None:
@@ -205,18 +222,38 @@ class InMemoryVersions(InMemoryStore):
         times = np.asarray(changes.timestamps, np.int64)
         kept = accepted(times, self.stream_time, self._history_ms)
         for at in np.flatnonzero(kept).tolist():
-            history = self._versions.setdefault(changes.keys[at], [])
-            put(history, int(times[at]), changes.values[at])
+            key, time, value = changes.keys[at], int(times[at]), changes.values[at]
+            history = self._versions.setdefault(key, [])
+            put(history, time, value)
+            self._await_end(key, history)
+            if history[-1][0] == time:
+                self._show_latest(key, value, time)
         self.stream_time = max(self.stream_time, int(times.max(initial=-1)))
         oldest = self.stream_time - self._history_ms
-        for key, history in list(self._versions.items()):
-            while len(history) > 1 and history[1][0] <= oldest:
-                history.pop(0)
-            if history[-1][1] is None and len(history) == 1 and history[0][0] <= oldest:
+        while self._expiring and self._expiring[0][0] <= oldest:
+            time, key = heappop(self._expiring)
+            if self._awaited.get(key) != time:
+                continue
+            del self._awaited[key]
+            history = self._versions.get(key, [])
+            ended = bisect_right(history, oldest, key=itemgetter(0)) - 1
+            del history[: max(0, ended)]
+            if len(history) == 1 and history[0][1] is None and history[0][0] <= oldest:
                 del self._versions[key]
-        self._entries = {
-            key: pack_value(time, value)
-            for key, (time, value) in ((key, one[-1]) for key, one in self._versions.items())
-            if value is not None
-        }
-        self._ordered = None
+            elif history:
+                self._await_end(key, history)
+
+    def _await_end(self, key: bytes, history: History) -> None:
+        """Note when the key's first version may go: with the next one, or as a deletion."""
+        if len(history) == 1 and history[0][1] is not None:
+            return
+        time = history[1][0] if len(history) > 1 else history[0][0]
+        if key not in self._awaited or time < self._awaited[key]:
+            self._awaited[key] = time
+            heappush(self._expiring, (time, key))
+
+    def _show_latest(self, key: bytes, value: bytes | None, time: int) -> None:
+        if value is None:
+            self._entries.remove(key)
+        else:
+            self._entries.put(key, pack_value(time, value))

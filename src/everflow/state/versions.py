@@ -7,7 +7,7 @@ retention, and the latest version of each key for ever (the latest deletion as l
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
@@ -89,10 +89,19 @@ def put(history: History, time: int, value: bytes | None) -> int:
     return history[at + 1][0] if at + 1 < len(history) else OPEN
 
 
-def versions_of(history: History) -> Iterable[Version]:
-    """The versions with their ends."""
-    ends = [*(time for time, _ in history), OPEN][1:]
+def versions_of(history: History, end: int = OPEN) -> Iterable[Version]:
+    """The versions with their ends; ``end``: of the last one."""
+    ends = [*(time for time, _ in history), end][1:]
     return (Version(time, end, value) for (time, value), end in zip(history, ends, strict=True))
+
+
+def versions_within(history: History, first: int, last: int) -> list[Version]:
+    """The versions that are valid at some time from ``first`` to ``last`` (ms, included); none of
+    the others is looked at."""
+    begin = max(0, bisect_right(history, first, key=itemgetter(0)) - 1)
+    end = bisect_right(history, last, key=itemgetter(0))
+    behind = history[end][0] if end < len(history) else OPEN
+    return list(versions_of(history[begin:end], behind))
 
 
 def accepted(times: Int64, stream_time: int, history_ms: int) -> Flags:

@@ -59,10 +59,15 @@ class EndingEntries(Entries):
     def range(
         self, start: bytes | None, end: bytes | None, *, reverse: bool = False
     ) -> Iterator[tuple[bytes, Stored]]:
-        """See `Entries`; those that live."""
-        for key, entry in super().range(start, end, reverse=reverse):
-            if self._lives(entry[0]):
-                yield key, entry
+        """See `Entries`; those that live now."""
+        ended = self._stream_time() - self._ttl_ms
+        found = super().range(start, end, reverse=reverse)
+        return ((key, entry) for key, entry in found if entry[0] > ended)
+
+    def entries(self) -> int:
+        """See `Entries`; what has ended is taken out first, each once."""
+        self.take_out_ended()
+        return super().entries()
 
     def take_out_ended(self) -> None:
         """What has ended is deleted; what was due and lives on is looked at again at its end."""

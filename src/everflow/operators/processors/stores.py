@@ -7,7 +7,6 @@ write raise SerdeError.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, Protocol, overload
 
@@ -30,6 +29,7 @@ from everflow.state.key_ranges import (
     windows_between,
     windows_of,
 )
+from everflow.state.overlay import Overlay
 from everflow.state.store import StoreSpec, StoreView
 from everflow.windows import Windowed
 
@@ -54,49 +54,44 @@ class Entries:
         self.spec = spec
         self.values: Values = spec.value_serde
         self._view = view
-        self._known: dict[bytes, Stored | None] = {}
+        self._read: dict[bytes, Stored | None] = {}
+        self._top: Overlay[Stored] = Overlay(view, unpack_value)
         self._changed: dict[bytes, None] = {}
-        self._ordered: list[bytes] = []
 
     def load(self, keys: list[bytes]) -> None:
         """Read what will be asked for, by one call."""
-        wanted = [key for key in keys if key not in self._known]
+        wanted = [key for key in keys if key not in self._read]
         for key, stored in zip(wanted, self._view.get_many(wanted), strict=True):
-            self._known[key] = None if stored is None else unpack_value(stored)
+            self._read[key] = None if stored is None else unpack_value(stored)
 
     def get(self, key: bytes) -> Stored | None:
         """The entry of a key."""
-        if key not in self._known:
+        if key in self._top:
+            return self._top.get(key)
+        if key not in self._read:
             self.load([key])
-        return self._known[key]
+        return self._read[key]
 
     def put(self, key: bytes, value: Any, time: int) -> None:
         """A new value at a time, None: none any more."""
-        if key not in self._changed:
-            insort(self._ordered, key)
         self._changed.pop(key, None)  # it is the last one written
         self._changed[key] = None
-        self._known[key] = None if value is None else (time, value)
+        self._top.put(key, None if value is None else (time, value))
 
     def range(
         self, start: bytes | None, end: bytes | None, *, reverse: bool = False
     ) -> Iterator[tuple[bytes, Stored]]:
-        """Entries ``start <= key < end`` in key order, as they are now."""
-        low = 0 if start is None else bisect_left(self._ordered, start)
-        high = len(self._ordered) if end is None else bisect_left(self._ordered, end)
-        found = {key: unpack_value(stored) for key, stored in self._view.range(start, end)}
-        for key in self._ordered[low:high]:
-            entry = self._known[key]
-            if entry is None:
-                found.pop(key, None)
-            else:
-                found[key] = entry
-        for key in sorted(found, reverse=reverse):
-            yield key, found[key]
+        """Entries ``start <= key < end`` in key order, as they are now, read as they are taken: as
+        long as the batch runs."""
+        return self._top.range(start, end, reverse=reverse)
+
+    def entries(self) -> int:
+        """About how many there are."""
+        return self._top.entries()
 
     def changes(self, deleted_at: int) -> StoreChanges:
         """What has changed, the last of each key, in the order in which it was written."""
-        entries = [self._known[key] for key in self._changed]
+        entries = [self._top.get(key) for key in self._changed]
         return StoreChanges(
             self.spec.name,
             list(self._changed),
@@ -115,7 +110,9 @@ class StoreClock(NamedTuple):
 
 class _Store(Telling):
     """What the stores of a processor have in common. Longer results are of the moment of the call:
-    what is written meanwhile is not seen."""
+    what is written meanwhile is not seen. They are read as they are taken, so the first entry of a
+    large store costs no more than that of a small one; take what you need before the micro-batch
+    ends."""
 
     def __init__(self, entries: Entries, clock: StoreClock) -> None:
         self._entries, self._clock = entries, clock
@@ -135,8 +132,9 @@ class _Store(Telling):
         return self._scan(None, None, reverse=True)
 
     def approximate_num_entries(self) -> int:
-        """How many entries there are; it reads them."""
-        return sum(1 for key, _ in self._entries.range(None, None) if self._is_there(key))
+        """About how many entries there are, without a look at them: those whose time is over may
+        be counted for a while."""
+        return self._entries.entries()
 
     def _key(self, key: Any) -> bytes:
         found = self._keys.encode(key)
@@ -149,8 +147,13 @@ class _Store(Telling):
 
     def _kept(self, time: int) -> bool:
         """Whether what expires by ``time`` is not expired yet."""
+        oldest = self._oldest()
+        return oldest is None or time > oldest
+
+    def _oldest(self) -> int | None:
+        """What expires by this time, or before it, has expired; None: nothing does."""
         retention = self._entries.spec.retention_ms
-        return retention is None or time > self._clock.stream_time() - retention
+        return None if retention is None else self._clock.stream_time() - retention
 
     def _put(self, key: bytes, value: Any) -> None:
         """``value`` as it is stored."""
@@ -164,20 +167,21 @@ class _Store(Telling):
         *,
         reverse: bool = False,
     ) -> Iterator[tuple[Any, Any]]:
-        found = [
-            (key, value)
-            for key, (_, value) in self._entries.range(start, end, reverse=reverse)
-            if (keep is None or keep(key)) and self._is_there(key)
-        ]
-        return ((self._shown(key), self._values.decode(value)) for key, value in found)
+        lives = self._lives_now()
+        found = self._entries.range(start, end, reverse=reverse)
+        return (
+            (self._shown(key), self._values.decode(value))
+            for key, (_, value) in found
+            if (keep is None or keep(key)) and (lives is None or lives(key))
+        )
 
     def _shown(self, stored_key: bytes) -> Any:
         """The key of an entry as results have it."""
         return self._keys.decode(stored_key)
 
-    def _is_there(self, stored_key: bytes) -> bool:
-        """Whether an entry of the store has not expired."""
-        return True
+    def _lives_now(self) -> Callable[[bytes], bool] | None:
+        """Which stored keys have not expired at this moment; None: all."""
+        return None
 
 
 class KeyValueStore(_Store):
@@ -309,8 +313,9 @@ class WindowStore(_Store):
         size_ms = self._entries.spec.window_size_ms or 0
         return Windowed(self._keys.decode(key), start, start + size_ms)
 
-    def _is_there(self, stored_key: bytes) -> bool:
-        return self._kept(split_window_store_key(stored_key)[1])
+    def _lives_now(self) -> Callable[[bytes], bool] | None:
+        oldest = self._oldest()
+        return None if oldest is None else lambda key: split_window_store_key(key)[1] > oldest
 
 
 class SessionStore(_Store):
@@ -382,8 +387,9 @@ class SessionStore(_Store):
         key, start, end = split_session_key(stored_key)
         return Windowed(self._keys.decode(key), start, end)
 
-    def _is_there(self, stored_key: bytes) -> bool:
-        return self._kept(split_session_key(stored_key)[2])
+    def _lives_now(self) -> Callable[[bytes], bool] | None:
+        oldest = self._oldest()
+        return None if oldest is None else lambda key: split_session_key(key)[2] > oldest
 
 
 KINDS: dict[str, type[KeyValueStore | WindowStore | SessionStore]] = {

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from operator import itemgetter
 from typing import Any, cast
 
 import numpy as np
@@ -11,6 +13,7 @@ from everflow.foreign_names import Telling
 from everflow.operators.processors.stores import Values
 from everflow.records import StoreChanges
 from everflow.state.changelog import unpack_value
+from everflow.state.overlay import Overlay
 from everflow.state.store import StoreSpec, StoreView
 from everflow.state.versions import (
     OPEN,
@@ -27,60 +30,63 @@ from everflow.state.versions import (
 
 class VersionEntries:
     """The versions of a store in one task: what was committed, and the batch's on top. A
-    `VersionsView` of both."""
+    `VersionsView` of both, which reads of a key's versions those that are asked for."""
 
     def __init__(self, spec: StoreSpec, view: StoreView) -> None:
         self.spec = spec
         self.values: Values = spec.value_serde
-        self._below, self._view = view, cast(VersionsView, view)
-        self._known: dict[bytes, History] = {}
+        self._view = cast(VersionsView, view)
         self._puts: list[tuple[bytes, bytes | None, int]] = []
+        self._put_of: dict[bytes, History] = {}
+        self._latest: Overlay[bytes] = Overlay(view, lambda stored: unpack_value(stored)[1])
+        self._begins: dict[bytes, int] = {}
+        """When the first committed version of a key begins, of those for which somebody asked."""
         self.stream_time = self._view.stream_time
-
-    def load(self, keys: Sequence[bytes]) -> None:
-        """Read what will be asked for, by one call."""
-        wanted = [key for key in dict.fromkeys(keys) if key not in self._known]
-        found = self._view.versions_many([(key, 0, OPEN - 1) for key in wanted])
-        for key, versions in zip(wanted, found, strict=True):
-            self._known[key] = [(one.start, one.value) for one in versions]
 
     def versions_many(self, asked: Sequence[tuple[bytes, int, int]]) -> list[list[Version]]:
         """See `VersionsView`."""
-        self.load([key for key, _, _ in asked])
         expired = self.stream_time - (self.spec.retention_ms or 0)
+        below = self._view.versions_many(asked)
         return [
             [
                 one
-                for one in versions_of(self._known[key])
+                for one in self._with_puts(key, committed, first, last)
                 if one.end > max(first, expired) and one.start <= last
             ]
-            for key, first, last in asked
+            for (key, first, last), committed in zip(asked, below, strict=True)
         ]
 
     def latest_many(self, keys: Sequence[bytes]) -> list[tuple[int, bytes | None] | None]:
         """See `VersionsView`."""
-        self.load(keys)
-        return [self._known[key][-1] if self._known[key] else None for key in keys]
+        found = self._view.latest_many(keys)
+        for at, key in enumerate(keys):
+            known = found[at]
+            mine = self._put_of.get(key)
+            if mine and (known is None or mine[-1][0] >= known[0]):
+                found[at] = mine[-1]
+        return found
 
     def put(self, key: bytes, value: bytes | None, time: int) -> int | None:
         """A version's end; None: it is older than the history, and ignored."""
         if time < self.stream_time - (self.spec.retention_ms or 0):
             return None
-        self.load([key])
         self.stream_time = max(self.stream_time, time)
         self._puts.append((key, value, time))
-        return put(self._known[key], time, value)
+        put(self._put_of.setdefault(key, []), time, value)
+        (latest,) = self.latest_many([key])
+        assert latest is not None  # there is this one
+        if latest[0] == time:
+            self._latest.put(key, value)
+            return OPEN
+        committed = self._view.versions_many([(key, time, time)])[0]
+        return next(
+            one.end for one in self._with_puts(key, committed, time, time) if one.start == time
+        )
 
     def latest(self) -> Iterator[tuple[bytes, bytes]]:
-        """The latest version of each key that has a value, in the order of the keys' bytes."""
-        found = {key: unpack_value(stored)[1] for key, stored in self._below.range(None, None)}
-        for key in dict.fromkeys(key for key, _, _ in self._puts):
-            value = self._known[key][-1][1]
-            if value is None:
-                found.pop(key, None)
-            else:
-                found[key] = value
-        return iter(sorted(found.items()))
+        """The latest version of each key that has a value, in the order of the keys' bytes, as they
+        are now."""
+        return self._latest.range(None, None)
 
     def changes(self, deleted_at: int) -> StoreChanges:
         """All versions that were put, in their order; each has its own time."""
@@ -90,6 +96,30 @@ class VersionEntries:
             [value for _, value, _ in self._puts],
             np.array([time for _, _, time in self._puts], np.int64),
         )
+
+    def _with_puts(
+        self, key: bytes, committed: list[Version], first: int, last: int
+    ) -> Iterable[Version]:
+        """The committed versions of an interval, and the batch's."""
+        mine = self._put_of.get(key)
+        if not mine:
+            return committed
+        begin = max(0, bisect_right(mine, first, key=itemgetter(0)) - 1)
+        end = bisect_right(mine, last, key=itemgetter(0))
+        starts = {one.start: one.value for one in committed} | dict(mine[begin:end])
+        history = sorted(starts.items(), key=itemgetter(0))
+        behind = mine[end][0] if end < len(mine) else OPEN
+        if history:
+            behind = min(behind, committed[-1].end if committed else self._begin_of(key))
+        return versions_of(history, behind)
+
+    def _begin_of(self, key: bytes) -> int:
+        """When the first committed version begins of a key that has none before what was asked;
+        `OPEN` where there is none."""
+        if key not in self._begins:
+            found = self._view.versions_many([(key, 0, OPEN - 1)])[0]
+            self._begins[key] = found[0].start if found else OPEN
+        return self._begins[key]
 
 
 class VersionedStore(Telling):
@@ -146,7 +176,7 @@ class VersionedStore(Telling):
 
     def all(self) -> Iterator[tuple[Any, Any]]:
         """Key and latest value of every key that has one, in the order of the keys' bytes."""
-        found = list(self._entries.latest())
+        found = self._entries.latest()
         return ((self._keys.decode(key), self._values.decode(value)) for key, value in found)
 
     def _key(self, key: Any) -> bytes:

@@ -11,6 +11,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
@@ -27,6 +28,8 @@ from everflow.topology.physical_plan import StatefulOp, StepOp, shown_by
 from everflow.user_texts import error_text, shown
 
 Entry = tuple[bytes, bytes]
+_TOGETHER = 1_000
+"""Entries that are decoded at once at most."""
 UNREADABLE = (SerdeError, struct.error, pa.ArrowException, ValueError, TypeError, LookupError)
 """What decoding bytes raises that are none."""
 
@@ -142,11 +145,11 @@ class CheckedView:
 
     def range(self, start: bytes | None, end: bytes | None) -> Iterator[Entry]:
         """See `StoreView`."""
-        return iter(self._whole(list(self._view.range(start, end))))
+        return self._in_parts(self._view.range(start, end))
 
     def reversed_range(self, start: bytes | None, end: bytes | None) -> Iterator[Entry]:
         """From the last to the first."""
-        return iter(self._whole(list(self._view.reversed_range(start, end))))
+        return self._in_parts(self._view.reversed_range(start, end))
 
     def range_many(self, bounds: Sequence[tuple[bytes, bytes]]) -> list[list[Entry]]:
         """See `StoreView`."""
@@ -173,6 +176,13 @@ class CheckedView:
             ]
         )
         return found
+
+    def _in_parts(self, entries: Iterator[Entry]) -> Iterator[Entry]:
+        """Checks as far as somebody reads: one entry, then more at a time."""
+        size = 1
+        while part := list(islice(entries, size)):
+            yield from self._whole(part)
+            size = min(2 * size, _TOGETHER)
 
     def _whole(self, entries: list[Entry]) -> list[Entry]:
         """Keys, too: these are the store's own, not the operator's."""

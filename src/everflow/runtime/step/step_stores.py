@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from heapq import merge
+from operator import itemgetter
 from typing import Protocol
 from zlib import crc32
 
 from everflow.records import StoreChanges, TaskId
 from everflow.runtime.commit.batch import TaskContext
+from everflow.state.overlay import OverlayView
 from everflow.state.store import StoreSpec, StoreView
 
 
@@ -34,51 +35,6 @@ class StoreAccess(Protocol):
 
     def distrust(self, task: TaskContext, spec: StoreSpec, reason: str) -> None:
         """Have a store that has a changelog rebuilt from it before a batch reads it again."""
-
-
-class OverlayView:
-    """A store with changes of the running batch on top, for operators that share a store in one
-    step (D5)."""
-
-    def __init__(self, below: StoreView) -> None:
-        self.below = below
-        self._changed: dict[bytes, bytes | None] = {}
-
-    def remember(self, changes: StoreChanges) -> None:
-        """Put changes on top, in order."""
-        for key, value, time in zip(
-            changes.keys, changes.values, changes.timestamps.tolist(), strict=True
-        ):
-            self._changed[key] = None if value is None else struct.pack(">q", time) + value
-
-    @property
-    def newest_ms(self) -> int:
-        """See `StoreView`; without the batch's own changes: only the operator whose store it is
-        asks."""
-        return self.below.newest_ms
-
-    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """See `StoreView`."""
-        missing = [key for key in keys if key not in self._changed]
-        found = dict(zip(missing, self.below.get_many(missing), strict=True)) if missing else {}
-        return [self._changed[key] if key in self._changed else found[key] for key in keys]
-
-    def range(self, start: bytes | None, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
-        """See `StoreView`."""
-        merged: dict[bytes, bytes | None] = dict(self.below.range(start, end))
-        merged.update(
-            (key, value)
-            for key, value in self._changed.items()
-            if (start is None or key >= start) and (end is None or key < end)
-        )
-        for key in sorted(merged):
-            value = merged[key]
-            if value is not None:
-                yield key, value
-
-    def range_many(self, bounds: Sequence[tuple[bytes, bytes]]) -> list[list[tuple[bytes, bytes]]]:
-        """See `StoreView`."""
-        return [list(self.range(start, end)) for start, end in bounds]
 
 
 class WholeTable:
@@ -128,17 +84,32 @@ class WholeTable:
 
     def range(self, start: bytes | None, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
         """See `StoreView`; of a key that lies in several partitions the entry of the first."""
-        before: bytes | None = None
-        for key, value in merge(
-            *(part.range(start, end) for part in self._parts), key=lambda entry: entry[0]
-        ):
-            if key != before:
-                yield key, value
-            before = key
+        return _first_of_each(
+            merge(*(part.range(start, end) for part in self._parts), key=itemgetter(0))
+        )
+
+    def reversed_range(
+        self, start: bytes | None, end: bytes | None
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """See `range`."""
+        parts = [part.reversed_range(start, end) for part in self._parts]
+        return _first_of_each(merge(*parts, key=itemgetter(0), reverse=True))
+
+    def entries(self) -> int:
+        """See `StoreView`; a key that lies in several partitions counts in each."""
+        return sum(part.entries() for part in self._parts)
 
     def range_many(self, bounds: Sequence[tuple[bytes, bytes]]) -> list[list[tuple[bytes, bytes]]]:
         """See `StoreView`."""
         return [list(self.range(start, end)) for start, end in bounds]
+
+
+def _first_of_each(entries: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
+    before: bytes | None = None
+    for key, value in entries:
+        if key != before:
+            yield key, value
+        before = key
 
 
 class TaskStores(AbstractContextManager["TaskStores"]):

@@ -12,7 +12,8 @@ import pytest
 from everflow import serdes
 from everflow.records import StoreChanges, TaskId
 from everflow.runtime.commit.batch import TaskContext
-from everflow.runtime.step.step_stores import FollowedView, OverlayView, TaskStores
+from everflow.runtime.step.step_stores import FollowedView, TaskStores
+from everflow.state.overlay import OverlayView
 from everflow.state.store import InMemoryStore, StoreSpec
 
 SPEC = StoreSpec(name="s", kind="key_value", key_serde=serdes.string(), value_serde=serdes.string())

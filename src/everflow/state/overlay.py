@@ -1,0 +1,239 @@
+"""Changes on top of a store, which is read as far as it is asked for. Pure.
+
+What a range gives is of the moment of the call: nobody has to read it whole for that.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator, Sequence
+from heapq import merge
+from operator import itemgetter
+from typing import TYPE_CHECKING, Generic, TypeVar
+from weakref import WeakSet
+
+from everflow.records import StoreChanges
+from everflow.state.changelog import pack_value
+
+if TYPE_CHECKING:
+    from everflow.state.store import StoreView
+
+T = TypeVar("T")
+
+_FEW = 64
+"""Entries that a range copies at once, rather than to have the next change copy all there are."""
+_SHARE = 32
+"""From this part of the keys on, new ones are sorted in together: one by one each moves those
+behind it."""
+
+
+class OrderedEntries(Generic[T]):
+    """Values by key, which are read in the order of the keys. Single-threaded."""
+
+    def __init__(self) -> None:
+        self._of: dict[bytes, T] = {}
+        self._keys: list[bytes] = []
+        self._fresh: set[bytes] = set()
+        """Keys that are not among `_keys` yet."""
+        self._gone: set[bytes] = set()
+        """Keys that still are among `_keys`."""
+        self._readers: WeakSet[Iterator[tuple[bytes, T]]] = WeakSet()
+        """Ranges that somebody still has: they read what was there when they were asked for."""
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._of
+
+    def get(self, key: bytes) -> T | None:
+        """The value of a key."""
+        return self._of.get(key)
+
+    def put(self, key: bytes, value: T) -> None:
+        """The value of a key from now on."""
+        self._leave_readers_theirs()
+        if key not in self._of:
+            if key in self._gone:
+                self._gone.discard(key)
+            else:
+                self._fresh.add(key)
+        self._of[key] = value
+
+    def remove(self, key: bytes) -> None:
+        """No value of the key from now on; nothing where there is none."""
+        if key not in self._of:
+            return
+        self._leave_readers_theirs()
+        del self._of[key]
+        if key in self._fresh:
+            self._fresh.discard(key)
+        else:
+            self._gone.add(key)
+
+    def range(
+        self, start: bytes | None, end: bytes | None, *, reverse: bool = False
+    ) -> Iterator[tuple[bytes, T]]:
+        """Keys ``start <= key < end`` with their values, as they are now."""
+        keys, of = self._in_order(), self._of
+        low = 0 if start is None else bisect_left(keys, start)
+        high = len(keys) if end is None else bisect_left(keys, end)
+        if high - low <= _FEW:
+            few = [(key, of[key]) for key in keys[low:high]]
+            return iter(few[::-1] if reverse else few)
+        found = _read(keys, of, range(high - 1, low - 1, -1) if reverse else range(low, high))
+        self._readers.add(found)
+        return found
+
+    def _leave_readers_theirs(self) -> None:
+        if self._readers:
+            self._of, self._keys = dict(self._of), list(self._keys)
+            self._readers = WeakSet()
+
+    def _in_order(self) -> list[bytes]:
+        fresh, gone = self._fresh, self._gone
+        if not fresh and not gone:
+            return self._keys
+        if (len(fresh) + len(gone)) * _SHARE > len(self._keys):
+            kept = [key for key in self._keys if key not in gone] if gone else self._keys
+            # Two runs that are in order each: as many steps as there are keys.
+            self._keys = sorted([*kept, *sorted(fresh)])
+        else:
+            for key in gone:
+                del self._keys[bisect_left(self._keys, key)]
+            for key in fresh:
+                insort(self._keys, key)
+        self._fresh, self._gone = set(), set()
+        return self._keys
+
+
+def _read(keys: list[bytes], of: dict[bytes, T], at: Sequence[int]) -> Iterator[tuple[bytes, T]]:
+    for one in at:
+        key = keys[one]
+        yield key, of[key]
+
+
+class Overlay(Generic[T]):
+    """What ``below`` holds, and what has changed since; ``read``: a stored entry as a `T`."""
+
+    def __init__(self, below: StoreView, read: Callable[[bytes], T]) -> None:
+        self._below, self._read = below, read
+        self._live: OrderedEntries[T] = OrderedEntries()
+        self._since: dict[bytes, int] = {}
+        """Which change was the first of each key that has one."""
+        self._passed: tuple[dict[bytes | None, bytes], dict[bytes | None, bytes]] = {}, {}
+        """To where all entries below have changed, by where a range begins, and for ranges
+        backwards by where they end: whoever takes the first entry out, and asks for the first one
+        again, would meet all that it has taken out."""
+        self._uncounted: list[bytes] = []
+        self._covered = 0
+        """Of the changed keys those that are below, without the `_uncounted` ones."""
+
+    def __contains__(self, key: bytes) -> bool:
+        """Whether the key has changed."""
+        return key in self._since
+
+    def get(self, key: bytes) -> T | None:
+        """What has become of a key that has changed."""
+        return self._live.get(key)
+
+    def put(self, key: bytes, value: T | None) -> None:
+        """The value of a key from now on; None: there is none any more."""
+        if key not in self._since:
+            self._since[key] = len(self._since)
+            self._uncounted.append(key)
+        if value is None:
+            self._live.remove(key)
+        else:
+            self._live.put(key, value)
+
+    def range(
+        self, start: bytes | None, end: bytes | None, *, reverse: bool = False
+    ) -> Iterator[tuple[bytes, T]]:
+        """Entries ``start <= key < end`` in the order of the keys, as they are now."""
+        passed = self._passed[reverse].get(end if reverse else start)
+        stored = (
+            self._below.reversed_range(start, end if passed is None else passed)
+            if reverse
+            else self._below.range(start if passed is None else passed, end)
+        )
+        if not self._since:
+            read = self._read
+            return ((key, read(entry)) for key, entry in stored)
+        kept = self._unchanged(stored, end if reverse else start, len(self._since), reverse)
+        live = self._live.range(start, end, reverse=reverse)
+        return merge(live, kept, key=itemgetter(0), reverse=reverse)
+
+    def entries(self) -> int:
+        """How many there are, as far as ``below`` knows it; reads none but what has changed."""
+        found = self._below.get_many(self._uncounted)
+        self._covered += sum(entry is not None for entry in found)
+        self._uncounted = []
+        return max(0, self._below.entries() - self._covered) + len(self._live)
+
+    def _unchanged(
+        self,
+        stored: Iterator[tuple[bytes, bytes]],
+        bound: bytes | None,
+        moment: int,
+        reverse: bool,
+    ) -> Iterator[tuple[bytes, T]]:
+        """The entries that had not changed after so many keys had."""
+        last: bytes | None = None
+        first = True
+        since, read = self._since, self._read
+        for key, entry in stored:
+            at = since.get(key)
+            if at is not None and at < moment:
+                last = key
+                continue
+            if first:
+                self._note_passed(bound, last, reverse)
+                first = False
+            yield key, read(entry)
+        if first:
+            self._note_passed(bound, last, reverse)
+
+    def _note_passed(self, bound: bytes | None, last: bytes | None, reverse: bool) -> None:
+        if last is not None:
+            self._passed[reverse][bound] = last if reverse else last + b"\x00"
+
+
+class OverlayView(Overlay[bytes]):
+    """A `StoreView` of a store with changes of the running batch on top, for operators that share a
+    store in one step (D5)."""
+
+    def __init__(self, below: StoreView) -> None:
+        super().__init__(below, bytes)
+        self.below = below
+
+    def remember(self, changes: StoreChanges) -> None:
+        """Put changes on top, in order."""
+        for key, value, time in zip(
+            changes.keys, changes.values, changes.timestamps.tolist(), strict=True
+        ):
+            self.put(key, None if value is None else pack_value(time, value))
+
+    @property
+    def newest_ms(self) -> int:
+        """See `StoreView`; without the batch's own changes: only the operator whose store it is
+        asks."""
+        return self.below.newest_ms
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """See `StoreView`."""
+        missing = [key for key in keys if key not in self]
+        found = dict(zip(missing, self.below.get_many(missing), strict=True)) if missing else {}
+        return [self.get(key) if key in self else found[key] for key in keys]
+
+    def reversed_range(
+        self, start: bytes | None, end: bytes | None
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """See `StoreView`."""
+        return self.range(start, end, reverse=True)
+
+    def range_many(self, bounds: Sequence[tuple[bytes, bytes]]) -> list[list[tuple[bytes, bytes]]]:
+        """See `StoreView`."""
+        if not self._since:
+            return self.below.range_many(bounds)
+        return [list(self.range(start, end)) for start, end in bounds]
