@@ -4,6 +4,10 @@ The buffer is a store. An entry stands under ``0, time, key`` with ``1`` and the
 ``0`` for a deletion, both behind ``2`` and the headers where there are some; where the time does
 not follow from the key, it stands under ``1, key``. Times are written so that they sort, also below
 0. Early results (note 036) have the number of updates before all that, in 8 bytes.
+
+Where the buffer is bounded, ``2`` has how many entries it holds and their bytes, so that nobody
+reads them to know it, and how many entries there are in all with that one, 8 bytes each. It counts
+as long as the last one is right: releases before it, and buffers without bounds, leave it as it is.
 """
 
 from __future__ import annotations
@@ -30,8 +34,9 @@ from everflow.state.store import StoreView
 
 _TIME = struct.Struct(">Q")
 _COUNT = struct.Struct(">Q")
+_BOOK = struct.Struct(">QQQ")
 _LOWEST = 1 << 63
-_HELD, _TIME_OF = b"\x00", b"\x01"
+_HELD, _TIME_OF, _BOOKED = b"\x00", b"\x01", b"\x02"
 _DELETION, _VALUE, _WITH_HEADERS = b"\x00", b"\x01", b"\x02"
 
 Headers: TypeAlias = "list[dict[str, object]] | None"
@@ -247,6 +252,8 @@ class _Buffer:
 
     ``held``: by place and key; ``places``: the place of each key that has come or is held here,
     None where it is not held any more; ``before``: the stored ones of those that were looked at.
+    ``count``, ``size``: entries and bytes of the whole buffer, looked at or not, where it is
+    bounded; ``booked``: what is stored of them.
     """
 
     spec: SuppressSpec
@@ -256,7 +263,11 @@ class _Buffer:
     places: dict[bytes, int | None] = field(default_factory=dict)
     before: set[tuple[int, bytes]] = field(default_factory=set)
     queue: list[tuple[int, bytes, bytes]] = field(default_factory=list)
+    count: int = 0
     size: int = 0
+    booked: bytes | None = None
+    _rest: Iterator[tuple[bytes, bytes]] = field(default_factory=lambda: iter(()))
+    _next: tuple[bytes, bytes] | None = None
 
     def take(self, updates: list[_Update]) -> Iterator[_Given]:
         """Put the updates in, one after the other; what comes out at each."""
@@ -275,10 +286,10 @@ class _Buffer:
             early = self.spec.early
             if early is not None and count == early.records:
                 yield from self._out(place, update.key, by)
-            while self.spec.bounds.over(len(self.held), self.size):
+            while self.spec.bounds.over(self.count, self.size):
                 if self.spec.bounds.stops:
                     raise self._full()
-                yield from self._oldest_out(by)
+                yield from self._first_out(by)
 
     def passed(self, by: int) -> Iterator[_Given]:
         """What comes out with stream time alone."""
@@ -301,11 +312,15 @@ class _Buffer:
             times.append(time)
 
         index = not self.spec.by_window
+        more = 0
+        known = {key for _, key in self.before}
         for place, key in self.before:
             if (place, key) not in self.held:
                 change(_held_key(place, key), None, self.stream_time)
+                more -= 1
                 if index and self.places.get(key) is None:
                     change(_TIME_OF + key, None, self.stream_time)
+                    more -= 1
         for (place, key), entry in self.held.items():
             if entry.row < 0:
                 continue
@@ -313,16 +328,27 @@ class _Buffer:
             if self.spec.early is not None:
                 value = _COUNT.pack(entry.updates) + value
             change(_held_key(place, key), value, entry.time)
-            if index and (place, key) not in self.before:
-                change(_TIME_OF + key, _written(place), entry.time)
+            if (place, key) not in self.before:
+                more += 1
+                if index:
+                    change(_TIME_OF + key, _written(place), entry.time)
+                    more += key not in known
+        book = self._book(more)
+        if book != self.booked:
+            change(_BOOKED, book, max(0, self.stream_time))
         return StoreChanges(self.spec.store, keys, values, np.array(times, np.int64))
+
+    def _book(self, more: int) -> bytes | None:
+        """What is to be stored of count and size; ``more``: entries than there were."""
+        if not self.spec.bounds.given or not self.count:
+            return None
+        entries = self.view.entries() + more + (self.booked is None)
+        return _BOOK.pack(self.count, self.size, entries)
 
     def _load(self, updates: list[_Update]) -> None:
         """What the updates can meet or let out."""
         keys = sorted({update.key for update in updates})
-        if self.spec.bounds.given:
-            self._keep(self.view.range(_HELD, _TIME_OF))
-            return
+        self._load_book()
         latest = max([self.stream_time, *(update.entry.time for update in updates)])
         self._keep(self.view.range(_HELD, _held_key(latest - self.spec.held_ms + 1, b"")))
         if self.spec.by_window:
@@ -338,16 +364,48 @@ class _Buffer:
         found = zip(looked_up, self.view.get_many(looked_up), strict=True)
         self._keep((key, entry) for key, entry in found if entry is not None)
 
+    def _load_book(self) -> None:
+        (stored,) = self.view.get_many([_BOOKED])
+        self.booked = None if stored is None else unpack_value(stored)[1]
+        if not self.spec.bounds.given:
+            return
+        self._rest = self.view.range(_HELD, _TIME_OF)
+        self._next = next(self._rest, None)
+        if self.booked is not None:
+            self.count, self.size, entries = _BOOK.unpack(self.booked)
+            if entries == self.view.entries():
+                return
+        self._count()
+
+    def _count(self) -> None:
+        """Of a buffer of which nothing is booked, or that others have changed since: it is read,
+        once."""
+        self.count = self.size = 0
+        for stored_key, stored in self.view.range(_HELD, _TIME_OF):
+            self.count += 1
+            self.size += _size(stored_key[1 + _TIME.size :], self._entry(stored))
+
+    def _reach_first(self) -> None:
+        """Keep what is stored and gives way before all that is kept."""
+        while self._next is not None:
+            if self.queue:
+                first = self._turn(*_place_and_key(self._next[0]))
+                if self.queue[0] < first and (
+                    not self.spec.by_start or self.queue[0][0] < first[0]
+                ):
+                    return
+            self._keep(iter([self._next]))
+            self._next = next(self._rest, None)
+
     def _keep(self, entries: Iterator[tuple[bytes, bytes]]) -> None:
         for stored_key, stored in entries:
-            place = _TIME.unpack_from(stored_key, 1)[0] - _LOWEST
-            key = stored_key[1 + _TIME.size :]
+            place, key = _place_and_key(stored_key)
             if (place, key) in self.before:
                 continue
             self.before.add((place, key))
             self.places[key] = place
             self._queue(place, key)
-            self._hold(place, key, self._entry(stored))
+            self.held[place, key] = self._entry(stored)
 
     def _entry(self, stored: bytes) -> _Entry:
         """What stands in the store, behind its time."""
@@ -358,15 +416,28 @@ class _Buffer:
         return _unpacked(time, data[_COUNT.size :])._replace(updates=updates)
 
     def _queue(self, place: int, key: bytes) -> None:
-        start = key[-_TIME.size :] if self.spec.by_start else b""
-        heappush(self.queue, (place, start, key))
+        heappush(self.queue, self._turn(place, key))
+
+    def _turn(self, place: int, key: bytes) -> tuple[int, bytes, bytes]:
+        """In the order of which entries go."""
+        return place, key[-_TIME.size :] if self.spec.by_start else b"", key
 
     def _hold(self, place: int, key: bytes, entry: _Entry) -> None:
         known = self.held.get((place, key))
-        if known is not None:
+        if known is None:
+            self.count += 1
+        else:
             self.size -= _size(key, known)
         self.held[place, key] = entry
         self.size += _size(key, entry)
+
+    def _first_out(self, by: int) -> Iterator[_Given]:
+        """The first of the whole buffer gives way."""
+        self._reach_first()
+        if self.queue:
+            yield from self._oldest_out(by)
+        else:  # what was booked is more than there is
+            self.count = self.size = 0
 
     def _oldest_out(self, by: int) -> Iterator[_Given]:
         place, _, key = heappop(self.queue)
@@ -378,6 +449,7 @@ class _Buffer:
         entry = self.held.pop((place, key), None)
         if entry is None:
             return
+        self.count -= 1
         self.size -= _size(key, entry)
         self.places[key] = None
         if entry.value is not None or not self.spec.by_window:
@@ -389,7 +461,7 @@ class _Buffer:
         most += [f"{bounds.bytes} bytes"] if bounds.bytes is not None else []
         return BufferFullError(
             f"the buffer {self.spec.store!r} of suppress ({self.spec.where}) holds "
-            f"{len(self.held)} records of {self.size} bytes back, and may hold "
+            f"{self.count} records of {self.size} bytes back, and may hold "
             f"{' and '.join(most)} in a task; give it more, use windows with a shorter grace, or "
             "emit_early_when_full()"
         )
@@ -410,6 +482,10 @@ def _unpacked(time: int, data: bytes) -> _Entry:
 
 def _held_key(place: int, key: bytes) -> bytes:
     return _HELD + _written(place) + key
+
+
+def _place_and_key(stored_key: bytes) -> tuple[int, bytes]:
+    return _TIME.unpack_from(stored_key, 1)[0] - _LOWEST, stored_key[1 + _TIME.size :]
 
 
 def _written(place: int) -> bytes:
