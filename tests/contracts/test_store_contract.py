@@ -149,6 +149,12 @@ def keys_in(store: Store, start: bytes | None = None, end: bytes | None = None) 
         return [key for key, _ in view.range(start, end)]
 
 
+def require_both_ways(view: StoreView, bounds: Sequence[tuple[bytes, bytes]]) -> None:
+    forward = [list(view.range(first, last)) for first, last in bounds]
+    assert [list(view.reversed_range(first, last))[::-1] for first, last in bounds] == forward
+    assert view.last_many(bounds) == [listed[-1] if listed else None for listed in forward]
+
+
 def test_values_come_back_in_the_order_asked_with_their_time_in_front(store: Store) -> None:
     store.apply([(b"b", b"1"), (b"a", b"2")])
     with store.view() as view:
@@ -213,6 +219,7 @@ def test_many_ranges_are_those_of_one_each(store: Store, length: int) -> None:
     bounds = [(first, last) for first in keys for last in [*keys, b"\xff"]]
     with store.view() as view:
         assert view.range_many(bounds) == [list(view.range(first, last)) for first, last in bounds]
+        require_both_ways(view, bounds)
         assert view.range_many([]) == []
 
 
@@ -225,6 +232,7 @@ def test_many_ranges_in_any_order_are_those_of_one_each(store: Store) -> None:
     bounds += sorted((key, key + b"\x00") for key in texts)
     with store.view() as view:
         assert view.range_many(bounds) == [list(view.range(first, last)) for first, last in bounds]
+        require_both_ways(view, bounds)
 
 
 def test_many_ranges_of_windows_are_those_of_one_each(windows: Store, time_key: TimeKey) -> None:
@@ -233,7 +241,18 @@ def test_many_ranges_of_windows_are_those_of_one_each(windows: Store, time_key: 
     bounds = [(first, last) for first in keys[::4] for last in keys[::3]]
     with windows.view() as view:
         assert view.range_many(bounds) == [list(view.range(first, last)) for first, last in bounds]
+        require_both_ways(view, bounds)
         assert any(view.range_many(bounds))
+
+
+def test_a_range_that_is_read_in_part_is_of_the_moment_of_the_call(store: Store) -> None:
+    keys = [b"%03d" % number for number in range(200)]
+    store.apply([(key, b"v") for key in keys])
+    with store.view() as view:
+        assert view.entries() == len(keys)
+        begun = view.range(None, None), view.reversed_range(None, None)
+        assert [next(one)[0] for one in begun] == [keys[0], keys[-1]]
+        assert [len(list(one)) for one in begun] == [199, 199]
 
 
 def test_windows_are_found_over_all_segments_in_key_order(

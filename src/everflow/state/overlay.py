@@ -237,3 +237,9 @@ class OverlayView(Overlay[bytes]):
         if not self._since:
             return self.below.range_many(bounds)
         return [list(self.range(start, end)) for start, end in bounds]
+
+    def last_many(self, bounds: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes] | None]:
+        """See `StoreView`."""
+        if not self._since:
+            return self.below.last_many(bounds)
+        return [next(self.reversed_range(start, end), None) for start, end in bounds]

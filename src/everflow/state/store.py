@@ -21,6 +21,11 @@ from everflow.state.versions import History, Version, accepted, put, versions_wi
 
 VERSIONED = "versioned"
 
+Entry = tuple[bytes, bytes]
+"""The key of a stored entry, and the entry."""
+Bounds = tuple[bytes, bytes]
+"""Start and end of a range."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class StoreSpec:
@@ -114,6 +119,9 @@ class StoreView(Protocol):
     def range_many(self, bounds: Sequence[tuple[bytes, bytes]]) -> list[list[tuple[bytes, bytes]]]:
         """The entries of `range` for each of many ranges (start, end)."""
 
+    def last_many(self, bounds: Sequence[Bounds]) -> list[Entry | None]:
+        """The last entry of each of many ranges (start, end); None where there is none."""
+
 
 @runtime_checkable
 class WholeView(StoreView, Protocol):
@@ -122,6 +130,25 @@ class WholeView(StoreView, Protocol):
     @property
     def mark(self) -> int:
         """Another number when it holds something else, from 0 on."""
+
+
+def last_of_each(view: StoreView, bounds: Sequence[Bounds]) -> list[Entry | None]:
+    """`StoreView.last_many`, one by one."""
+    return [next(view.reversed_range(start, end), None) for start, end in bounds]
+
+
+def last_of_length(
+    view: StoreView, bounds: Sequence[Bounds], lengths: Sequence[int]
+) -> list[Entry | None]:
+    """As `StoreView.last_many`, of the entries whose keys have a length: longer keys may begin with
+    the same bytes."""
+    found = view.last_many(bounds)
+    for at, ((start, _), length) in enumerate(zip(bounds, lengths, strict=True)):
+        last = found[at]
+        if last is not None and len(last[0]) != length:
+            before = view.reversed_range(start, last[0])
+            found[at] = next((entry for entry in before if len(entry[0]) == length), None)
+    return found
 
 
 def memory_store(spec: StoreSpec) -> InMemoryStore:
@@ -169,6 +196,10 @@ class InMemoryStore:
 
     def range_many(self, bounds: Sequence[tuple[bytes, bytes]]) -> list[list[tuple[bytes, bytes]]]:
         return [list(self.range(start, end)) for start, end in bounds]
+
+    def last_many(self, bounds: Sequence[Bounds]) -> list[Entry | None]:
+        """See `StoreView`."""
+        return last_of_each(self, bounds)
 
     def apply(self, changes: StoreChanges) -> None:
         """Puts and deletes in order; then windows with ``start <= newest_ms - retention`` go,

@@ -16,7 +16,7 @@ import numpy as np
 from everflow.records import Int64
 from everflow.state import changelog, stored_keys
 from everflow.state.reading_ahead import ReadingAhead
-from everflow.state.store import VERSIONED
+from everflow.state.store import VERSIONED, Bounds, Entry, last_of_each
 from everflow.state.store_meta import StoreMeta
 
 KEY_VALUE = "key_value"
@@ -123,11 +123,8 @@ class StoreSnapshot:
         without an entry share one empty list."""
         nothing: list[tuple[bytes, bytes]] = []
         found = [nothing] * len(bounds)
-        databases = (
-            self._databases if self._one else [self._databases[slot] for slot in self.meta.segments]
-        )
         asked = _Bounds.of(bounds)
-        for database in databases:
+        for database in self._shown_databases():
             self._ahead.fetch(asked.starts, database)
             with self._txn.cursor(database) as cursor:
                 asked.collect(cursor, found)
@@ -140,6 +137,40 @@ class StoreSnapshot:
             sorted(_visible(iter(entries), self.meta.kind, expired_ms)) if entries else entries
             for entries in found
         ]
+
+    def last_many(self, bounds: Sequence[Bounds]) -> list[Entry | None]:
+        """The last entry of each range (start, end); of each database one key is looked up."""
+        found: list[Entry | None] = [None] * len(bounds)
+        firsts, ends = [start for start, _ in bounds], [end for _, end in bounds]
+        if stored_keys.has_long(firsts) or stored_keys.has_long(ends):
+            return last_of_each(self, bounds)
+        starts, stored = stored_keys.encode_short(firsts), stored_keys.encode_short(ends)
+        unsure: set[int] = set()
+        expired_ms = -1 if self._one else _expired_ms(self.meta)
+        for database in self._shown_databases():
+            self._ahead.fetch(stored, database)
+            with self._txn.cursor(database) as cursor:
+                for at, (start, end) in enumerate(zip(starts, stored, strict=True)):
+                    if not (cursor.prev() if cursor.set_range(end) else cursor.last()):
+                        continue
+                    key = cursor.key()
+                    if key < start:
+                        continue
+                    if stored_keys.is_bucket(key) or self._is_expired(key[1:], expired_ms):
+                        unsure.add(at)
+                    elif (known := found[at]) is None or known[0] < key[1:]:
+                        found[at] = key[1:], cursor.value()
+        for at in unsure:  # among keys that it takes more than a look to tell apart
+            found[at] = next(self.reversed_range(*bounds[at]), None)
+        return found
+
+    def _is_expired(self, key: bytes, expired_ms: int) -> bool:
+        return not self._one and changelog.expiry_time(key, self.meta.kind) <= expired_ms
+
+    def _shown_databases(self) -> Sequence[Any]:
+        if self._one:
+            return self._databases
+        return [self._databases[slot] for slot in self.meta.segments]
 
     def _ranges_of_long(
         self, bounds: Sequence[tuple[bytes, bytes]], chosen: Iterable[int]

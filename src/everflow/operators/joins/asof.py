@@ -17,7 +17,7 @@ from everflow.operators.fold import valid
 from everflow.operators.grouping import stored, task_slices
 from everflow.operators.grouping import stream_times as running_times
 from everflow.operators.joins.held_back import HeldBack, Released, TimeMakers, come_out
-from everflow.operators.joins.join_side import JoinKeys, read_entries
+from everflow.operators.joins.join_side import JoinKeys, read_as_of
 from everflow.operators.joins.joined_table import NEVER
 from everflow.operators.joins.joined_values import JoinKind, Stores, joined, task_codes
 from everflow.operators.joins.versions_as_of import NONE, STORED, Versions, latest_before
@@ -189,13 +189,16 @@ class AsOfJoin:
     def _stored(
         self, released: Released, codes: Int64, owners: Int32, low: Int64, stores: Stores
     ) -> _Kept:
-        """The stored right records that the left ones may meet; each key is read once."""
+        """The stored right records that the left ones may meet; each key is read once: from the one
+        that holds for the earliest of them."""
         ones, first, group = np.unique(codes, return_index=True, return_inverse=True)
         least, most = np.full(len(ones), np.iinfo(np.int64).max), np.full(len(ones), -1)
+        earliest = least.copy()
         np.minimum.at(least, group, low)
+        np.minimum.at(earliest, group, released.times)
         np.maximum.at(most, group, released.times)
         groups = JoinKeys(owners[first], released.keys.take(pa.array(first)))
-        found = read_entries(self.right.name, groups, least, most, stores)
+        found = read_as_of(self.right.name, groups, least, earliest, most, stores)
         return _Kept(ones[found.codes], found.times, found.entries)
 
 

@@ -20,7 +20,7 @@ from everflow.operators.user_code import written_bytes
 from everflow.records import HEADERS, EdgeBatch, Int32, Int64, StoreChanges, joined_headers
 from everflow.serdes import Serde
 from everflow.state.changelog import unpack_value
-from everflow.state.store import StoreSpec, StoreView
+from everflow.state.store import StoreSpec, StoreView, last_of_length
 
 _TIME = struct.Struct(">q")
 _NUMBER = struct.Struct(">i")
@@ -144,18 +144,11 @@ class HeldBack:
         ]
         # Only those up to the stream time before can meet others of their key and time there.
         seen = sorted({place for place, time in zip(places, times, strict=True) if time <= before})
-        known = dict(zip(seen, view.range_many([_numbers(place) for place in seen]), strict=True))
+        lengths = [len(place) + _NUMBER.size for place in seen]
+        lasts = last_of_length(view, [_numbers(place) for place in seen], lengths)
         number = {
-            place: 1
-            + max(
-                (
-                    _NUMBER.unpack(key[-_NUMBER.size :])[0]
-                    for key, _ in entries
-                    if len(key) == len(place) + _NUMBER.size
-                ),
-                default=-1,
-            )
-            for place, entries in known.items()
+            place: 0 if last is None else 1 + _NUMBER.unpack(last[0][-_NUMBER.size :])[0]
+            for place, last in zip(seen, lasts, strict=True)
         }
         found = []
         for place, value, listed, time in zip(places, written, headers, times, strict=True):

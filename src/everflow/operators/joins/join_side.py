@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from everflow.records import EdgeBatch, Int32, Int64
 from everflow.serdes.base import rest
 from everflow.serdes.windowed import START_BYTES, STORE_SUFFIX_BYTES, window_store_prefixes
 from everflow.state.changelog import TIMESTAMP_BYTES, expiry_times
-from everflow.state.store import StoreSpec
+from everflow.state.store import Entry, StoreSpec, last_of_length
 
 _NUMBER_BYTES = STORE_SUFFIX_BYTES - START_BYTES
 _LAST_TIME = np.iinfo(np.int64).max
@@ -107,26 +108,67 @@ class Kept(NamedTuple):
 def read_entries(store: str, groups: JoinKeys, low: Int64, high: Int64, stores: Stores) -> Kept:
     """The entries of each group's key in a window store, with times from ``low`` to ``high`` (ms,
     included)."""
-    codes: list[int] = []
-    keys: list[bytes] = []
-    entries: list[bytes] = []
+    found = _Found([], [], [])
     order, parts = groups.by_task()
     column = groups.keys.take(pa.array(order))
-    # Sorts behind all keys of the last time, and before those of the next ms.
-    after = np.minimum(np.maximum(high[order], -1), _LAST_TIME - 1) + 1
-    starts = window_store_prefixes(column, np.maximum(low[order], 0)).to_pylist()
-    ends = window_store_prefixes(column, after).to_pylist()
+    starts, ends = _places(column, low[order]), _places(column, _after(high[order]))
     plain, numbers = column.to_pylist(), order.tolist()
     for partition, part in parts:
         bounds = list(zip(starts[part], ends[part], strict=True))
-        found = stores[partition][store].range_many(bounds)
-        for code, key, listed in zip(numbers[part], plain[part], found, strict=True):
-            if not listed:
-                continue
-            length = len(key) + STORE_SUFFIX_BYTES
-            for stored_key, entry in listed:
-                if len(stored_key) == length:  # else a longer key that begins like the bounds
-                    codes.append(code)
-                    keys.append(stored_key)
-                    entries.append(entry)
-    return Kept.of(codes, keys, entries)
+        listed = stores[partition][store].range_many(bounds)
+        for code, key, entries in zip(numbers[part], plain[part], listed, strict=True):
+            found.add(code, key, entries)
+    return Kept.of(*found)
+
+
+def read_as_of(
+    store: str, groups: JoinKeys, low: Int64, first: Int64, last: Int64, stores: Stores
+) -> Kept:
+    """What those who ask from ``first`` to ``last`` (ms) may find of each group's key: the last
+    entry from ``low`` to ``first``, and those behind it up to ``last``."""
+    found = _Found([], [], [])
+    order, parts = groups.by_task()
+    column = groups.keys.take(pa.array(order))
+    starts, ends = _places(column, low[order]), _places(column, _after(first[order]))
+    plain, numbers = column.to_pylist(), order.tolist()
+    for partition, part in parts:
+        bounds = list(zip(starts[part], ends[part], strict=True))
+        lengths = [len(key) + STORE_SUFFIX_BYTES for key in plain[part]]
+        lasts = last_of_length(stores[partition][store], bounds, lengths)
+        for code, key, entry in zip(numbers[part], plain[part], lasts, strict=True):
+            found.add(code, key, [] if entry is None else [entry])
+    behind = read_entries(store, groups, _after(first), last, stores)
+    kept = Kept.of(*found)
+    return Kept(
+        np.concatenate([kept.codes, behind.codes]),
+        np.concatenate([kept.times, behind.times]),
+        np.concatenate([kept.numbers, behind.numbers]),
+        pa.concat_arrays([kept.entries, behind.entries]),
+    )
+
+
+class _Found(NamedTuple):
+    """Entries with the group of each."""
+
+    codes: list[int]
+    keys: list[bytes]
+    entries: list[bytes]
+
+    def add(self, code: int, key: bytes, entries: Sequence[Entry]) -> None:
+        """Those of the key."""
+        length = len(key) + STORE_SUFFIX_BYTES
+        for stored_key, entry in entries:
+            if len(stored_key) == length:  # else a longer key that begins like the bounds
+                self.codes.append(code)
+                self.keys.append(stored_key)
+                self.entries.append(entry)
+
+
+def _places(keys: pa.Array, times: Int64) -> list[bytes]:
+    """Sorts before all entries of each key and time, and behind those of the times before."""
+    found: list[bytes] = window_store_prefixes(keys, np.maximum(times, 0)).to_pylist()
+    return found
+
+
+def _after(times: Int64) -> Int64:
+    return np.minimum(np.maximum(times, -1), _LAST_TIME - 1) + 1

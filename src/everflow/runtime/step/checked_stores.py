@@ -22,12 +22,11 @@ from everflow.runtime.commit.batch import StorePlace, TaskContext
 from everflow.runtime.step.step_stores import FollowedView, StoreAccess
 from everflow.serdes.base import ResultDecoder, SerdeError
 from everflow.state.changelog import SUFFIX_BYTES, TIMESTAMP_BYTES
-from everflow.state.store import StoreSpec
+from everflow.state.store import Bounds, Entry, StoreSpec
 from everflow.state.versions import Version
 from everflow.topology.physical_plan import StatefulOp, StepOp, shown_by
 from everflow.user_texts import error_text, shown
 
-Entry = tuple[bytes, bytes]
 _TOGETHER = 1_000
 """Entries that are decoded at once at most."""
 UNREADABLE = (SerdeError, struct.error, pa.ArrowException, ValueError, TypeError, LookupError)
@@ -155,6 +154,12 @@ class CheckedView:
         """See `StoreView`."""
         found: list[list[Entry]] = self._view.range_many(bounds)
         self._whole([entry for entries in found for entry in entries])
+        return found
+
+    def last_many(self, bounds: Sequence[Bounds]) -> list[Entry | None]:
+        """See `StoreView`."""
+        found: list[Entry | None] = self._view.last_many(bounds)
+        self._whole([entry for entry in found if entry is not None])
         return found
 
     def latest_many(self, keys: Sequence[bytes]) -> list[tuple[int, bytes | None] | None]:

@@ -12,7 +12,7 @@ from zlib import crc32
 from everflow.records import StoreChanges, TaskId
 from everflow.runtime.commit.batch import TaskContext
 from everflow.state.overlay import OverlayView
-from everflow.state.store import StoreSpec, StoreView
+from everflow.state.store import Bounds, Entry, StoreSpec, StoreView, last_of_each
 
 
 class FollowedView(StoreView, Protocol):
@@ -102,6 +102,10 @@ class WholeTable:
     def range_many(self, bounds: Sequence[tuple[bytes, bytes]]) -> list[list[tuple[bytes, bytes]]]:
         """See `StoreView`."""
         return [list(self.range(start, end)) for start, end in bounds]
+
+    def last_many(self, bounds: Sequence[Bounds]) -> list[Entry | None]:
+        """See `StoreView`."""
+        return last_of_each(self, bounds)
 
 
 def _first_of_each(entries: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
