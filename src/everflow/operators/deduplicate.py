@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from everflow.operators.fold import valid
 from everflow.operators.grouping import stream_times
 from everflow.operators.joins.join_side import JoinKeys, Kept, read_entries
+from everflow.operators.joins.joined_table import NEVER
 from everflow.operators.joins.joined_values import task_codes
 from everflow.operators.user_code import written_bytes
 from everflow.records import ByteColumn, EdgeBatch, Int64, StoreChanges, TasksResult
@@ -31,7 +32,7 @@ from everflow.state.store import StoreView
 @dataclass(frozen=True, kw_only=True)
 class DeduplicateSpec:
     """A record goes on unless one of its id that went on is at most ``within_ms`` away, before or
-    after. Records without an id go on.
+    after. Records without an id go on, and do not move stream time.
 
     Late ones, more than ``grace_ms`` behind stream time, are dropped: what they would repeat may be
     forgotten; so are those of negative times. ``beside``: the id stands beside the value (see
@@ -74,8 +75,9 @@ class DeduplicateSpec:
         if self.beside:
             ids, value = (pc.struct_field(batch.value, [i]) for i in (0, 1))
         times = batch.timestamp
-        running, after = stream_times(times, batch.partition, before)
-        known, negative, late = valid(ids), times < 0, times + self.grace_ms < running
+        known, negative = valid(ids), times < 0
+        running, after = stream_times(np.where(known, times, NEVER), batch.partition, before)
+        late = times + self.grace_ms < running
         dropped = {
             "negative-timestamp": int(np.count_nonzero(known & negative)),
             "late": int(np.count_nonzero(known & ~negative & late)),

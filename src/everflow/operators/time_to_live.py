@@ -25,7 +25,8 @@ from everflow.operators.user_code import written_bytes
 from everflow.records import EdgeBatch, Int64, StoreChanges, TasksResult
 from everflow.serdes import Serde
 from everflow.serdes.base import ResultDecoder
-from everflow.state.changelog import TIMESTAMP_BYTES
+from everflow.state.changelog import TIMESTAMP_BYTES, pack_value
+from everflow.state.overlay import OverlayView
 from everflow.state.store import StoreView
 from everflow.topology.hops import appended, concat
 
@@ -172,8 +173,8 @@ class _Task:
     """One task's records, taken so that what one finds is what all before it have left.
 
     Records are given to the operator in parts: a part ends where an entry ends that has a record in
-    it. ``times``: of the entries that are there; ``ends``: when to look at them; ``hidden``: what
-    has changed, on top of the store; ``seen``: keys of the part.
+    it. ``times``: of the entries that are there; ``ends``: when to look at them; ``top``: the store
+    with what has changed; ``seen``: keys of the part.
     """
 
     spec: TimeToLiveSpec
@@ -186,13 +187,15 @@ class _Task:
     stream_time: int
     times: dict[bytes, int] = field(default_factory=dict)
     ends: list[tuple[int, bytes]] = field(default_factory=list)
-    hidden: dict[bytes, bytes | None] = field(default_factory=dict)
     written: dict[bytes, tuple[bytes | None, int]] = field(default_factory=dict)
     part: list[int] = field(default_factory=list)
     seen: set[bytes] = field(default_factory=set)
     given: list[EdgeBatch] = field(default_factory=list)
     ended: list[tuple[int, int, bytes, int]] = field(default_factory=list)
     dropped: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.top = OverlayView(self.views[self.spec.store])
 
     def is_quiet(self) -> bool:
         """Whether no entry can end with these records."""
@@ -267,18 +270,18 @@ class _Task:
     def _end(self, row: int, now: int) -> None:
         """Take out what has ended before the record in ``row``."""
         while self.ends and self.ends[0][0] <= now:
-            _, key = heappop(self.ends)
+            looked_at, key = heappop(self.ends)
             if key in self.seen:
                 self._flush()
             time = self.times.get(key)
             if time is None:
                 continue
             end = time + self.spec.ttl_ms
-            if end > now:
+            if end > looked_at:  # it moved: also if that is over, others may end before
                 heappush(self.ends, (end, key))
                 continue
             del self.times[key]
-            self.hidden[key] = None
+            self.top.put(key, None)
             self.written[key] = (None, end)
             self.ended.append((len(self.given), row, key, end))
 
@@ -311,10 +314,8 @@ class _Task:
         """Give the records of the part to the operator."""
         if self.part:
             some = self.batch.take(np.array(self.part, np.int64))
-            view = _Overlaid(self.views[self.spec.store], self.hidden)
-            done = self.inner.process_tasks(
-                some, {self.partition: {self.spec.store: view}}, {self.partition: self.stream_time}
-            )
+            views = {self.partition: {self.spec.store: self.top}}
+            done = self.inner.process_tasks(some, views, {self.partition: self.stream_time})
             self.stream_time = done.stream_times[self.partition]
             self._remember(done.changes.get(self.partition, []))
             self.given.append(done.output)
@@ -330,10 +331,10 @@ class _Task:
                 self.written.pop(key, None)  # it is the last one written
                 self.written[key] = (value, time)
                 if value is None:
-                    self.hidden[key] = None
+                    self.top.put(key, None)
                     self.times.pop(key, None)
                     continue
-                self.hidden[key] = time.to_bytes(TIMESTAMP_BYTES, "big", signed=True) + value
+                self.top.put(key, pack_value(time, value))
                 self._begin(key, time, self.times.get(key) != time)
 
     def _result(self, due: list[bytes], after: int, stored: set[bytes]) -> TasksResult:
@@ -379,31 +380,6 @@ class _Task:
         last = {key: at for at, key in enumerate(keys)}
         kept = [at for key, at in last.items() if is_result[at] or key in stored]
         return output.take(np.array(sorted(kept), np.int64))
-
-
-class _Overlaid:
-    """A store with changes on top, for point reads."""
-
-    def __init__(self, view: StoreView, hidden: Mapping[bytes, bytes | None]) -> None:
-        self._view, self._hidden = view, hidden
-
-    @property
-    def newest_ms(self) -> int:
-        """See `StoreView`."""
-        return self._view.newest_ms
-
-    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """See `StoreView`."""
-        found = self._view.get_many(keys)
-        return [self._hidden.get(key, entry) for key, entry in zip(keys, found, strict=True)]
-
-    def range(self, start: bytes | None, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
-        """Nobody asks a table's operator for a range."""
-        raise AssertionError("entries with a time to live are read one by one")
-
-    def range_many(self, bounds: Sequence[tuple[bytes, bytes]]) -> list[list[tuple[bytes, bytes]]]:
-        """See `range`."""
-        raise AssertionError("entries with a time to live are read one by one")
 
 
 def _one(parts: Sequence[TasksResult]) -> TasksResult:

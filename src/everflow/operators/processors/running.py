@@ -285,7 +285,9 @@ class Running:
         same = [
             entries
             for entries in self._entries.values()
-            if entries.spec.kind == "key_value" and entries.spec.key_serde == serde
+            if isinstance(entries, Entries)
+            and entries.spec.kind == "key_value"
+            and entries.spec.key_serde == serde
         ]
         if not same or serde is None or not len(rows):
             return
