@@ -33,6 +33,7 @@ from everflow.setting_checks import (
     Replicas,
     broker_addresses,
     host_and_port,
+    host_names,
     http_url,
     int32,
     kafka_name,
@@ -232,6 +233,7 @@ class StreamsConfig:
     spark_job_per_batch: bool = _key(False)
     http_listen: str = _key("", listening)
     query_listen: str = _key("", listening)
+    http_allowed_hosts: str = _key("", host_names)
     query_token_file: str = _key("")
     query_ssl_certificate_location: str = _key("")
     query_ssl_key_location: str = _key("")
@@ -409,6 +411,11 @@ class StreamsConfig:
             non_overlap_cost=self.rack_aware_assignment_non_overlap_cost,
             probing_interval_ms=self.probing_rebalance_interval_ms,
         )
+
+    @property
+    def allowed_hosts(self) -> tuple[str, ...]:
+        """``http.allowed.hosts``, one by one."""
+        return tuple(name.strip() for name in self.http_allowed_hosts.split(",") if name.strip())
 
     def tags(self) -> Mapping[str, str]:
         """This instance's tags (``client.tag.zone=...``, KIP-708), told to the group; by tag

@@ -339,6 +339,14 @@ _WATCHING = _group(
         "`application.server` is this address unless it is set. Empty: nothing listens",
         OURS,
     ),
+    http_allowed_hosts=KeyText(
+        "Names by which requests without a token may call the host of `http.listen` and "
+        "`query.listen`, separated by commas: of a proxy, a load balancer, a Service. "
+        "`localhost`, addresses, the machine's own name and that of `application.server` need not "
+        "be named; `*`: any name "
+        "([why](security.md#what-may-be-sent-to-an-instance))",
+        OURS,
+    ),
     query_token_file=KeyText(
         "File with a token, or several, each in a line, of which one has to come with each query, "
         "and with each request for [the page](page.md); `none`: nobody is asked for one. Needed "

@@ -142,6 +142,16 @@ def listening(value: Any) -> str | None:
     )
 
 
+def host_names(value: Any) -> str | None:
+    """Names of hosts, separated by commas, without ports; ``*``."""
+    names = [name.strip() for name in str(value).split(",")] if value else []
+    wrong = next((name for name in names if not _HOST_NAME.fullmatch(name)), None)
+    return None if wrong is None else (
+        f"must be names of hosts, separated by commas, without http:// and ports, or *: {wrong!r} "
+        f"is none"
+    )
+
+
 def http_url(value: Any) -> str | None:
     """Empty, or a URL with a host."""
     if not value:
@@ -179,6 +189,7 @@ def timestamp_extractor(value: object) -> str | None:
 
 BY_DURATION = "by_duration:"
 _RESETS = ("earliest", "latest", "none")
+_HOST_NAME = re.compile(r"\*|[A-Za-z0-9._-]+")
 _ISO = re.compile(
     r"P(?=\d|T\d)(?:(\d{1,9})D)?"
     r"(?:T(?=\d)(?:(\d{1,9})H)?(?:(\d{1,9})M)?(?:(\d{1,15})(?:\.(\d{1,3})0*)?S)?)?",

@@ -152,7 +152,7 @@ TABLE: tuple[tuple[str, frozenset[str], frozenset[str]], ...] = (
         "everflow.fleet",
         BASE
         | {"everflow.fleet", "everflow.autoscale", "everflow.spark"}
-        | {"everflow.observe.http_server"},
+        | {"everflow.observe.http_server", "everflow.observe.host_names"},
         frozenset({"pyspark", "py4j", "starlette"}),
     ),
     # what runs on the hosts beside Spark knows no Spark
@@ -264,7 +264,8 @@ TABLE: tuple[tuple[str, frozenset[str], frozenset[str]], ...] = (
         "everflow.runtime.serving",
         BASE
         | {f"everflow.runtime.{name}" for name in ("query", "serving")}
-        | {"everflow.observe.http_server", "everflow.client.key_forms"},
+        | {"everflow.observe.http_server", "everflow.observe.host_names"}
+        | {"everflow.client.key_forms"},
         frozenset({"starlette", "pyarrow", "orjson"}),
     ),
     # the instance: joins rooms and engines, and uses no engine's package itself

@@ -30,6 +30,7 @@ from everflow.fleet.messages import PROGRAM_FILE, SlotOrder
 from everflow.fleet.places import Places
 from everflow.fleet.program_files import pack
 from everflow.fleet.slot_job import SlotJob, SparkJobs, require_running
+from everflow.observe.host_names import OwnNames
 from everflow.observe.http_server import LOOPBACK, HttpServer
 from everflow.spark.foreign import hush_accumulators, hush_py4j
 from everflow.spark.launch.jvm_launch import jvm_ends_with_failure
@@ -140,6 +141,8 @@ class _Door:
             listen,
             application(Doors(token, frozenset(own), places.reported, self._shown, self._resize)),
             "--listen",
+            names=OwnNames(listen, [host]),
+            free=lambda path: path == "/report",  # a keeper shows its token
         )
         bound, _, port = self._server.address.rpartition(":")
         self.address = f"{host if bound.strip('[]') in ANYWHERE else bound}:{port}"

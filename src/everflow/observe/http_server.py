@@ -7,12 +7,14 @@ programs (JSON), `/topology` as Kafka Streams describes it, `/page` for a browse
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
 import socket
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import uvicorn
@@ -25,15 +27,27 @@ from starlette.routing import Route
 from everflow.errors import ConfigError
 from everflow.observe.exposition import CONTENT_TYPE, exposition
 from everflow.observe.health import Verdict, live, ready
+from everflow.observe.host_names import (
+    Application,
+    OwnHostOnly,
+    OwnNames,
+    Receive,
+    Scope,
+    Send,
+    answer,
+)
 from everflow.observe.observation import Observation
 from everflow.observe.page.routes import Page
+from everflow.observe.room import Room
 from everflow.observe.short_road import ShortAnswers, connections
 from everflow.observe.status import status_of
-from everflow.observe.whole_requests import REQUEST_S
+from everflow.observe.whole_requests import REQUEST_S, BoundedLog
 
 log = logging.getLogger("everflow")
 
-MOST_CONNECTIONS = 512
+PROBES = frozenset(("/live", "/ready"))
+"""Paths that are answered whatever the request's Host, and beyond the room for connections."""
+PROBE_THREADS = 2
 MOST_HEAD_BYTES = 64 << 10
 """Of a request's first line and headers: its path has a key of 16 KiB, each byte of it in three."""
 STOP_S = 5.0
@@ -52,16 +66,23 @@ def application(
     place for who is no probe: what has to be asked of the brokers is in it. ``topology``: the text
     of `Topology.describe`; ``drain`` returns at once."""
     watched = watch or look
+    # Of their own: behind many readers, slow ones too, a probe would wait until it has failed.
+    probing = ThreadPoolExecutor(PROBE_THREADS, thread_name_prefix="everflow-probes")
+
+    async def probed(verdict: Callable[[Observation], Verdict]) -> Response:
+        seen = await asyncio.get_running_loop().run_in_executor(probing, look)
+        found = verdict(seen)
+        return JSONResponse(found._asdict(), status_code=200 if found.ok else 503)
 
     async def metrics(_: Request) -> Response:
         text = await run_in_threadpool(lambda: exposition(watched()))
         return Response(text, media_type=CONTENT_TYPE)
 
     async def alive(_: Request) -> Response:
-        return _probed(live(await run_in_threadpool(look)))
+        return await probed(live)
 
     async def is_ready(_: Request) -> Response:
-        return _probed(ready(await run_in_threadpool(look)))
+        return await probed(ready)
 
     async def status(_: Request) -> Response:
         return JSONResponse(status_of(await run_in_threadpool(watched)))
@@ -97,10 +118,6 @@ def application(
     )
 
 
-def _probed(verdict: Verdict) -> Response:
-    return JSONResponse(verdict._asdict(), status_code=200 if verdict.ok else 503)
-
-
 class HttpServer:
     """Listens from its making on; `close` from any thread. ConfigError where the address cannot be
     had."""
@@ -114,25 +131,39 @@ class HttpServer:
         ending: Callable[[], None] = lambda: None,
         short: ShortAnswers | None = None,
         request_s: float = REQUEST_S,
+        names: OwnNames | None = None,
+        free: Callable[[str], bool] = lambda _: False,
     ) -> None:
         """``address``: host:port, from ``setting``; port 0 is any that is free (`address` then says
         which). ``certificate``: files of a certificate and its key, for TLS.
         ``ending`` ends answers that have no end, and returns at once. ``short`` answers plain
-        requests where they arrive. ``request_s``: how long a request may take to arrive."""
+        requests where they arrive. ``request_s``: how long a request may take to arrive.
+        ``names``: by which requests may call it, the address's own where there are none; ``free``:
+        paths besides the probes that are answered whatever they call it (`OwnHostOnly`)."""
         self._ending = ending
         self._socket = _listening(address, setting)
         host, port = self._socket.getsockname()[:2]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        room, said = Room(), BoundedLog(self.address)
+        hosts = names or OwnNames(address)
+        guarded = OwnHostOnly(
+            _within(cast(Application, app), room), hosts, lambda path: path in PROBES or free(path)
+        )
         config = uvicorn.Config(
-            app,
+            cast(Any, guarded),
+            interface="asgi3",
+            loop="asyncio",
+            workers=1,  # not the environment's WEB_CONCURRENCY
+            # Who asks is who is connected: with FORWARDED_ALLOW_IPS in the environment it would be
+            # what a header says, and /drain hears this host alone.
+            proxy_headers=False,
             log_config=None,
             access_log=False,
             lifespan="off",
             # h11 is the one that bounds the head
-            http=cast(Any, connections(short, request_s)),
+            http=cast(Any, connections(short, request_s, room, said)),
             ws="none",
             h11_max_incomplete_event_size=MOST_HEAD_BYTES,
-            limit_concurrency=MOST_CONNECTIONS,
             timeout_graceful_shutdown=1,
             server_header=False,
             ssl_certfile=None if certificate is None else certificate[0],
@@ -155,6 +186,19 @@ class HttpServer:
             self._server.run(sockets=[self._socket])
         except Exception:  # processing goes on without it
             log.exception("The HTTP server at %s failed", self.address)
+
+
+def _within(app: Application, room: Room) -> Application:
+    """The application, for which there is room, or probes alone."""
+
+    async def answered(scope: Scope, receive: Receive, send: Send) -> None:
+        if room.full and scope["path"] not in PROBES:
+            text = "As many requests as can be answered at a time are being answered: ask again."
+            await answer(send, 503, "EF-HTTP-FULL", text)
+        else:
+            await app(scope, receive, send)
+
+    return answered
 
 
 def _interrupt_nobody() -> None:

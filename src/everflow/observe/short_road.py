@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from everflow.observe.whole_requests import WholeRequestsProtocol
+from everflow.observe.room import Room
+from everflow.observe.whole_requests import BoundedLog, WholeRequestsProtocol
 
 MOST_REST_S = 0.012
 REST = 20
@@ -96,6 +97,11 @@ class ShortRoadProtocol(WholeRequestsProtocol):
         self.asked: Any | None = None
         """What the request asks for that waits for the next look."""
 
+    def waits_since(self) -> float | None:
+        """See `everflow.observe.room.Connection`."""
+        since = super().waits_since()
+        return None if since is None or self.asked is not None else max(since, self._read_at)
+
     def data_received(self, data: bytes) -> None:
         """Wait for the next look, or leave it to the general road."""
         if self.asked is not None:  # it was not the whole request
@@ -160,7 +166,7 @@ class ShortRoadProtocol(WholeRequestsProtocol):
             and not self.conn.trailing_data[0]
             and not self.flow.write_paused
             and not self.transport.is_closing()
-            and (self.limit_concurrency is None or len(self.connections) < self.limit_concurrency)
+            and not self._room.full
         )
 
 
@@ -170,9 +176,12 @@ def _head(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
     return b"\r\n".join([*lines, b"content-type: application/json", b"content-length: "])
 
 
-def connections(answers: ShortAnswers | None, request_s: float) -> Callable[..., asyncio.Protocol]:
+def connections(
+    answers: ShortAnswers | None, request_s: float, room: Room, said: BoundedLog
+) -> Callable[..., asyncio.Protocol]:
     """What makes a connection's protocol, for uvicorn. ``request_s``: how long a request may take
-    to arrive, in seconds."""
+    to arrive, in seconds; ``said`` gets what is said of single requests."""
+    given: dict[str, Any] = {"request_s": request_s, "room": room, "said": said}
     if answers is None:
-        return partial(WholeRequestsProtocol, request_s=request_s)
-    return partial(ShortRoadProtocol, reads=ShortReads(answers), request_s=request_s)
+        return partial(WholeRequestsProtocol, **given)
+    return partial(ShortRoadProtocol, reads=ShortReads(answers), **given)

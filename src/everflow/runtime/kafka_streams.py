@@ -363,7 +363,10 @@ class KafkaStreams(
             self._samplers = Samplers() if tokens else None
             peers = peers_of(self.config, tokens, lambda: self.config.application_server)
             desks = letters_of(self.config), self._samplers, peers
-            held.enter_context(watched(observer, self._topology, address, drain, tokens, *desks))
+            names = self.config.application_server, *self.config.allowed_hosts
+            held.enter_context(
+                watched(observer, self._topology, address, drain, tokens, *desks, names)
+            )
         return observer
 
     def _served(self) -> str:

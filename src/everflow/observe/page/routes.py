@@ -62,6 +62,10 @@ class Page:
         object.__setattr__(self, "letters", LetterAnswers(self.desk, bool(self.tokens)))
         object.__setattr__(self, "flames", FlameAnswers(self.workers, bool(self.tokens)))
 
+    def needs_token(self, path: str) -> bool:
+        """Whether it is one of the page's, and those ask for a token."""
+        return bool(self.tokens) and (path == "/page" or path.startswith("/page/"))
+
     def routes(self) -> list[Route]:
         """See the module."""
         document = (FILES / "page.html").read_text().replace(DRAWING, self.drawing)

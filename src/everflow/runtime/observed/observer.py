@@ -411,11 +411,14 @@ def watched(
     desk: LetterDesk | None = None,
     workers: WorkerDesk | None = None,
     peers: Peers | None = None,
+    names: Sequence[str] = (),
 ) -> Iterator[HttpServer]:
     """The instance over HTTP, until the end of the block. ``drain`` returns at once; ``tokens``:
     one has to come with each request for the page; ``desk``: who replays dead letters;
-    ``workers``: who asks workers what they run; ``peers``: who asks the other instances.
-    ConfigError where it cannot listen."""
+    ``workers``: who asks workers what they run; ``peers``: who asks the other instances;
+    ``names``: by which requests may call this host, besides its own. ConfigError where it cannot
+    listen."""
+    from everflow.observe.host_names import OwnNames
     from everflow.observe.http_server import HttpServer, application  # a third of a second
     from everflow.observe.page.routes import Page
 
@@ -428,7 +431,13 @@ def watched(
         peers=peers,
     )
     app = application(observer.look, topology.describe(), drain, page, observer.watch)
-    server = HttpServer(address, app, ending=page.readers.close)
+    server = HttpServer(
+        address,
+        app,
+        ending=page.readers.close,
+        names=OwnNames(address, names),
+        free=page.needs_token,
+    )
     observer.address = server.address
     moves.info("Watched at http://%s (/page, /metrics, /live, /ready, /status)", server.address)
     try:

@@ -9,6 +9,7 @@ road as if this one was not there.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -25,6 +26,9 @@ MOST_CLIENTS = 1_000
 """Of which the headers are known, 4 MB at the most."""
 ACCEPTED = frozenset((b"accept", b"accept-encoding", b"accept-language", b"user-agent"))
 """Headers that change nothing of an answer."""
+_TARGET = re.compile(rb"[\x21-\x7e]+")
+_VALUE = re.compile(rb"[\t\x20-\x7e]*")
+"""What HTTP has in them (RFC 9112): the general road refuses other bytes of a target with 400."""
 
 
 class PlainRead(NamedTuple):
@@ -40,9 +44,15 @@ class PointReads:
     """Answers requests in bytes; on the event loop of the service, so nothing here may wait for a
     broker: what needs one has parameters, and those go the general road."""
 
-    def __init__(self, answers: ServedStores, allowed: Callable[[str], bool]) -> None:
-        """``allowed``: whether the value of the header Authorization ("": none) is enough."""
-        self._answers, self._allowed = answers, allowed
+    def __init__(
+        self,
+        answers: ServedStores,
+        allowed: Callable[[str], bool],
+        named: Callable[[str], bool],
+    ) -> None:
+        """``allowed``: whether the value of the header Authorization ("": none) is enough;
+        ``named``: whether that of Host is one of the service's own names."""
+        self._answers, self._allowed, self._named = answers, allowed, named
         self._plain: set[bytes] = set()
 
     def bodies(self, asked: Sequence[PlainRead]) -> list[bytes | None]:
@@ -72,7 +82,7 @@ class PointReads:
         if not first.endswith(END) or not self._headers_understood(headers):
             return None
         path = first[len(BEGIN) : -len(END)]
-        if b"?" in path or b"#" in path or b" " in path or not path.isascii():
+        if b"?" in path or b"#" in path or not _TARGET.fullmatch(path):
             return None
         try:
             parts = unquote(path.decode("ascii"), errors="strict").split("/", 2)
@@ -98,9 +108,11 @@ class PointReads:
         for line in lines:
             name, colon, value = line.partition(b":")
             name = name.lower()
-            if not colon or not value.isascii() or b"\r" in value or b"\n" in value:
+            if not colon or not _VALUE.fullmatch(value):
                 return False
             if name == b"host":
+                if not self._named(value.strip().decode()):
+                    return False
                 hosts += 1
             elif name == b"authorization":
                 if given:

@@ -32,6 +32,7 @@ def served(
     """The stores over HTTP until the end of the block; the address at which other instances and
     clients reach it (``application.server``). ``status``: how the instance does, where it is
     watched. ConfigError where it cannot listen, or nobody could be kept out."""
+    from everflow.observe.host_names import ANY, OwnNames
     from everflow.observe.http_server import HttpServer  # a third of a second
     from everflow.runtime.serving.answers import ServedStores
     from everflow.runtime.serving.point_reads import PointReads
@@ -42,8 +43,12 @@ def served(
     scheme = "http" if files is None else "https"
     answers = ServedStores(stores, queries, status)
     app = application(answers, tokens, scheme, version("everflow"))
-    reads = PointReads(answers, partial(allowed, [token.encode() for token in tokens]))
-    server = HttpServer(config.query_listen, app, "query.listen", files, short=reads)
+    # Who has shown a token may call it what he likes: no foreign site's page has one.
+    own = [ANY] if tokens else [config.application_server, *config.allowed_hosts]
+    names = OwnNames(config.query_listen, own)
+    allows = partial(allowed, [token.encode() for token in tokens])
+    reads = PointReads(answers, allows, names.named)
+    server = HttpServer(config.query_listen, app, "query.listen", files, short=reads, names=names)
     address = config.application_server or reached_at(server.address, socket.getfqdn())
     moves.info("Stores are served at %s://%s", scheme, address)
     try:

@@ -1,0 +1,124 @@
+"""By which names a request may call a server of ours: the header Host.
+
+A browser does what any site tells it to, and lets that site read the answer where the site's own
+name points to this host (DNS rebinding): the request then comes from this host, or from within its
+network, and only its Host says on whose behalf. So what needs no token is answered only where Host
+is a name that nobody else can have.
+"""
+
+from __future__ import annotations
+
+import functools
+import ipaddress
+import json
+import re
+import socket
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any
+from urllib.parse import unquote
+
+ANY = "*"
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]{0,5})?", re.ASCII)
+_ABSOLUTE = re.compile(rb"https?://([^/]*)(.*)", re.IGNORECASE)
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class OwnNames:
+    """The names of a server. Ports are not compared: a forwarded port (`kubectl port-forward`,
+    `ssh -L`) has another number, and who points a name at this host can take any port.
+
+    These are: ``localhost`` and loopback addresses; the address that is listened at, where it is
+    all addresses of the machine every address in numbers, as no name has to be looked up for it;
+    where others reach it, the machine's own names; and ``names``.
+    """
+
+    def __init__(self, listen: str, names: Iterable[str] = ()) -> None:
+        """``listen``: host:port; ``names``: host or host:port, each; ``*`` is any. Asks for the
+        machine's name where others reach the address, once a process."""
+        given = [name.strip().lower() for name in names]
+        self.any = ANY in given
+        host = _bare(listen.lower()) or ""
+        address = _address(host)
+        self._everywhere = address is not None and address.is_unspecified
+        here = {"localhost", host, *(_bare(name) or name for name in given)}
+        if not self.any and host != "localhost" and not (address and address.is_loopback):
+            here.update(_machine_names())
+        self._names = here - {""}
+        self._addresses = {found for name in self._names if (found := _address(name)) is not None}
+
+    def named(self, header: str) -> bool:
+        """Whether the value of a Host header is one of them."""
+        if self.any:
+            return True
+        host = _bare(header.lower())
+        if host is None:
+            return False
+        address = _address(host)
+        if address is None:
+            return host in self._names
+        return self._everywhere or address.is_loopback or address in self._addresses
+
+
+def _bare(header: str) -> str | None:
+    """The host without its port, its brackets and the dot behind it; None for what is none."""
+    found = _HOST.fullmatch(header)
+    return None if found is None else found[1].strip("[]").removesuffix(".")
+
+
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return None
+    mapped = getattr(address, "ipv4_mapped", None)
+    return mapped or address
+
+
+@functools.cache
+def _machine_names() -> frozenset[str]:
+    return frozenset({socket.gethostname().lower(), socket.getfqdn().lower()})
+
+
+class OwnHostOnly:
+    """An application that answers requests whose Host is one of ``names``, and of other ones only
+    those whose path is ``free``: what nobody learns anything from, or what needs a token. Requests
+    with an absolute target are answered by the host that the target names (RFC 9112, 3.2.2)."""
+
+    def __init__(self, app: Application, names: OwnNames, free: Callable[[str], bool]) -> None:
+        self._app, self._names, self._free = app, names, free
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        host = next((value for name, value in scope["headers"] if name == b"host"), b"")
+        absolute = _ABSOLUTE.fullmatch(scope["raw_path"])
+        if absolute is not None:
+            host, raw = absolute[1], absolute[2] or b"/"
+            scope = {**scope, "raw_path": raw, "path": unquote(raw.decode("ascii"))}
+        header = host.decode("latin-1").strip()
+        if self._names.named(header) or self._free(scope["path"]):
+            await self._app(scope, receive, send)
+        else:
+            await answer(send, 421, "EF-HOST", _refusal(header))
+
+
+def _refusal(header: str) -> str:
+    return (
+        f"This service is not called {header[:200]!r}: ask by an address of its own, or name this "
+        f"host in http.allowed.hosts where it is one of yours."
+    )
+
+
+async def answer(send: Send, status: int, code: str, message: str) -> None:
+    """An error in the query service's form; the connection ends with it."""
+    body = json.dumps({"error": {"code": code, "message": message}}).encode()
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(body)),
+        (b"connection", b"close"),
+    ]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
