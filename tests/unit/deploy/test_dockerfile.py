@@ -54,8 +54,16 @@ def test_what_is_run_stops_at_its_first_error() -> None:
 
 
 def test_versions_are_those_that_were_tested() -> None:
-    (install,) = [run for run in texts("RUN") if "pip install" in run]
-    assert "-c requirements.lock" in install
+    """By their hashes, and what builds them too."""
+    commands = [part.strip() for run in texts("RUN") for part in run.split("&&")]
+    pips = [part for part in commands if "/bin/pip " in part]
+    assert len(pips) == 4
+    for part in pips:
+        assert "--require-hashes -r" in part or "--no-deps" in part, part
+        if " wheel " in part:
+            assert "--no-build-isolation" in part, "it would be built by any version"
+        elif "--require-hashes" not in part:
+            assert "--no-index" in part, part
     assert {"python:3.11-slim-bookworm"} == {image.split()[0] for image in texts("FROM")}
 
 
