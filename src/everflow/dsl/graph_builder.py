@@ -8,6 +8,7 @@ nodes get the same names.
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from copy import copy
@@ -69,10 +70,13 @@ class Faces:
 
 
 class GraphBuilder:
-    """Mutable; owned by one StreamsBuilder and used from the thread that builds the topology."""
+    """Mutable; owned by one StreamsBuilder. Threads that share it wait for one another: each call
+    of the DSL holds ``lock``, since all of them use one pickler, which is C, and ends the process
+    where two threads use it at once."""
 
     def __init__(self, faces: Faces) -> None:
         self.faces = faces
+        self.lock = threading.RLock()
         self._nodes: dict[str, Node] = {}
         self._travel = TravelCheck()
         self._counter = 0
@@ -88,13 +92,16 @@ class GraphBuilder:
 
     @contextmanager
     def undone_on_error(self) -> Iterator[None]:
-        """A block that raises leaves everything here as it was before."""
-        before = {name: copy(value) for name, value in vars(self).items()}
-        try:
-            yield
-        except BaseException:
-            vars(self).update(before)
-            raise
+        """A block that raises leaves everything here as it was before. Other threads' blocks wait
+        for its end."""
+        with self.lock:
+            state = {name: value for name, value in vars(self).items() if name != "lock"}
+            before = {name: copy(value) for name, value in state.items()}
+            try:
+                yield
+            except BaseException:
+                vars(self).update(before)
+                raise
 
     def __str__(self) -> str:
         topics, stores = ", ".join(self._topics) or "no topic yet", ", ".join(self._stores)
@@ -364,6 +371,10 @@ class GraphBuilder:
 
     def build(self) -> Topology:
         """The frozen topology."""
+        with self.lock:
+            return self._built()
+
+    def _built(self) -> Topology:
         if not any(isinstance(node, SourceNode) for node in self._nodes.values()):
             raise TopologyError(
                 "the topology reads no topic; begin with builder.stream('topic') or "

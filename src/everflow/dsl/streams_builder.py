@@ -1,6 +1,6 @@
 """`StreamsBuilder`: a program begins here, and ``build`` freezes its topology.
 
-All calls belong to the thread that builds the topology; TopologyError, with the user's line and the
+Threads that share a builder wait for one another. TopologyError, with the user's line and the
 cure, for what cannot work.
 """
 
@@ -59,7 +59,7 @@ class _Keywords:
 
 
 class StreamsBuilder(Telling):
-    """Builds one topology; not for use from several threads.
+    """Builds one topology. Threads that share it wait for one another, call by call.
 
     ``pyspark.sql.functions`` need a Spark: once there is a builder, the first Column starts one (or
     uses the one that runs); it raises SetupError where Java is missing.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -105,14 +106,18 @@ _KIND_BY_SQL_ERROR = {
 }
 
 
+_quiet = threading.RLock()
+"""Held while PySpark's loggers are disabled."""
+
+
 def analyse(
     column: Column, edge: EdgeType, where: str | None, expected: pa.DataType | None = None
 ) -> ColumnExpr:
     """Resolve ``column`` against the columns of ``edge`` without running anything.
 
     Columns in sight: key, value (in the edge's types), timestamp bigint in ms, topic, partition,
-    offset, headers; of a join's results also left and right. Must be called from the thread that
-    builds the topology; starts a Spark session if there is none.
+    offset, headers; of a join's results also left and right. From any thread; starts a Spark session
+    if there is none.
 
     Args:
         expected: the type the place asks for (``pa.bool_()`` for a predicate), None where any will
@@ -395,11 +400,12 @@ def without_error_log() -> Iterator[None]:
     loggers = [
         PySparkLogger.getLogger(f"{kind}QueryContextLogger") for kind in ("DataFrame", "SQL")
     ]
-    disabled = [logger.disabled for logger in loggers]
-    for logger in loggers:
-        logger.disabled = True
-    try:
-        yield
-    finally:
-        for logger, before in zip(loggers, disabled, strict=True):
-            logger.disabled = before
+    with _quiet:  # of two threads at once, one would keep as "before" what the other has set
+        disabled = [logger.disabled for logger in loggers]
+        for logger in loggers:
+            logger.disabled = True
+        try:
+            yield
+        finally:
+            for logger, before in zip(loggers, disabled, strict=True):
+                logger.disabled = before
