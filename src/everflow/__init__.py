@@ -263,12 +263,13 @@ _MODULES = {
 def __getattr__(name: str) -> Any:
     found = _MODULES.get(name) or _MODULE_OF.get(name)
     if found is not None:
+        from everflow.hidden_modules import raise_told, require_unhidden
+
         try:
             module = importlib.import_module(found)
         except Exception as error:
-            from everflow.hidden_modules import raise_told
-
             raise_told(name, error)
+        require_unhidden()
         return module if name in _MODULES else getattr(module, name)
     from everflow.foreign_names import telling  # rare: not paid for by every import
 

@@ -1,44 +1,136 @@
-"""Finds files of the program that hide modules of Python's standard library.
+"""Finds files of the program that hide a library: a module of Python's or an installed package.
 
-Python looks for a module beside the script first: a ``queue.py`` there is what every library gets
-that imports ``queue``.
+Python looks for a module beside the script first: a ``queue.py`` or an ``orjson.py`` there is what
+every library gets that imports ``queue`` or ``orjson``.
 """
 
 from __future__ import annotations
 
+import os
+import re
 import sys
+import traceback
+from collections.abc import Iterable
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from types import ModuleType
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from everflow.errors import EverflowError, SetupError
+
+NEEDED = (
+    "confluent_kafka",
+    "crc32c",
+    "kafka",
+    "lmdb",
+    "numpy",
+    "orjson",
+    "pandas",
+    "prometheus_client",
+    "py4j",
+    "pyarrow",
+    "pyspark",
+    "rich",
+    "starlette",
+    "typer",
+    "uvicorn",
+)
+"""What everflow itself imports: a file of such a name that is loaded in its place is told before it
+does harm."""
+
+
+class Hiding(NamedTuple):
+    """``file`` of the program stands in front of the library ``name``, which is ``what`` for
+    people."""
+
+    file: Path
+    name: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.file} hides {self.what}"
+
+
+def require_unhidden() -> None:
+    """SetupError where a file of the program was loaded in the place of what everflow needs."""
+    loaded = [name for name in NEEDED if name in sys.modules]
+    if files := _loaded_beside(loaded):
+        raise _refusal(files, "everflow")
 
 
 def raise_told(what: str, error: Exception) -> NoReturn:
     """Raise ``error``, with which the import of ``what`` of everflow failed: as a SetupError where
-    the program hides a module of Python's; never as an AttributeError, of which Python makes
-    "cannot import name" without a reason."""
+    the program hides a library; never as an AttributeError, of which Python makes "cannot import
+    name" without a reason."""
     if not isinstance(error, EverflowError):
-        if files := hidden(sys.modules):
-            listed = ", ".join(f"{file} hides Python's own module {file.stem}" for file in files)
-            text = (
-                f"{listed}, which a library imports. Rename the file.\n  "
-                f"{type(error).__name__}: {error}"
-            )
-            raise SetupError(text) from None
+        if files := blamed(error):
+            refusal = _refusal(files, "a library")
+            raise SetupError(f"{refusal}\n  {type(error).__name__}: {error}") from None
         if isinstance(error, AttributeError):
             raise ImportError(f"everflow.{what} cannot be imported: {error}") from error
     raise error
 
 
-def hidden(modules: dict[str, ModuleType]) -> list[Path]:
-    """Files of those of ``modules`` that lie beside the script, or in the current folder, and have
-    a standard module's name."""
-    beside = {Path(sys.path[0] if sys.path else "").resolve(), Path.cwd()}
-    files = [
-        getattr(modules[name], "__file__", None)
-        for name in sorted(sys.stdlib_module_names & modules.keys())
-    ]
+def blamed(error: BaseException) -> list[Hiding]:
+    """Files of the program that hide a library and may be the reason of ``error``, with which an
+    import failed: those that hide a module of Python's, and those that ``error`` or its stack
+    names."""
+    files = {frame.filename for frame in traceback.extract_tb(error.__traceback__)}
+    said = set(re.findall(r"\w+", f"{error} {getattr(error, 'name', '')}"))
     return [
-        Path(file) for file in files if file is not None and Path(file).resolve().parent in beside
+        one
+        for one in _loaded_beside(sys.modules)
+        if one.name in sys.stdlib_module_names or one.name in said or str(one.file) in files
     ]
+
+
+def library(name: str, here: Iterable[Path]) -> str | None:
+    """What the top-level module ``name`` is for people if there is one outside of the folders
+    ``here``: a module of Python's, or an installed package, with its place. None: there is
+    none."""
+    if name in sys.stdlib_module_names or name in sys.builtin_module_names:
+        return f"Python's own module {name}"
+    spec = _elsewhere(name, set(here))
+    if spec is None:
+        return None
+    return f"the installed package {name} ({_place(spec)})"
+
+
+def _elsewhere(name: str, here: set[Path]) -> ModuleSpec | None:
+    """The module as Python would find it without the folders ``here``; folders without a file are
+    none."""
+    path = [entry for entry in sys.path if _resolved(entry) not in here]
+    spec = PathFinder.find_spec(name, path)
+    return None if spec is None or spec.origin is None else spec
+
+
+def _place(spec: ModuleSpec) -> str:
+    return str(next(iter(spec.submodule_search_locations or ()), spec.origin))
+
+
+def _loaded_beside(names: Iterable[str]) -> list[Hiding]:
+    """Of loaded top-level modules those whose file lies beside the script, or in the current
+    folder, while there is a library of that name."""
+    first = sys.path[0] if sys.path else ""
+    folders = {first, os.path.realpath(first), os.getcwd()}
+    found = []
+    for name in names:
+        file = getattr(sys.modules[name], "__file__", None)
+        if "." in name or not isinstance(file, str):
+            continue
+        path = os.path.dirname(file) if os.path.basename(file) == "__init__.py" else file
+        if os.path.dirname(path) in folders:  # each name of everflow asks: Path takes 20 us
+            what = library(name, {Path(folder).resolve() for folder in folders})
+            if what is not None:
+                found.append(Hiding(Path(path), name, what))
+    return sorted(found)
+
+
+def _resolved(entry: str) -> Path:
+    return Path(entry or ".").resolve()
+
+
+def _refusal(files: list[Hiding], who: str) -> SetupError:
+    listed = ", ".join(map(str, files))
+    one = len(files) == 1
+    kind = "folder" if one and files[0].file.is_dir() else "file" if one else "files"
+    return SetupError(f"{listed}, which {who} imports. Rename the {kind}.")

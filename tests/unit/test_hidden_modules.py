@@ -3,11 +3,15 @@ met it."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from importlib.metadata import packages_distributions, requires
 from pathlib import Path
 
 import pytest
+
+from everflow.hidden_modules import NEEDED
 
 
 def run(folder: Path, program: str) -> str:
@@ -35,6 +39,25 @@ def test_a_file_that_hides_a_module_of_python_is_named(tmp_path: Path, name: str
         f"file.\n"
     ) in said
     assert "cannot import name 'StreamsBuilder'" not in said
+
+
+@pytest.mark.parametrize("name", ["orjson", "pyarrow", "lmdb", "anyio"])
+def test_a_file_that_hides_an_installed_package_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / f"{name}.py").write_text("mine = 1\n")
+    program = "from everflow import serdes, KafkaStreams\nfrom everflow.testing import EmbeddedBroker\n"
+    said = run(tmp_path, program + "import everflow.testing as t\nt.TopologyTestDriver\n")
+    file = tmp_path.resolve() / f"{name}.py"
+    assert f"SetupError: {file} hides the installed package {name} (" in said
+    assert "Rename the file." in said
+
+
+def test_what_everflow_needs_is_what_its_distribution_asks_for() -> None:
+    needs = [one for one in requires("everflow") or () if "extra" not in one]
+    asked = {re.split(r"[^\w.-]", one)[0].replace("-", "_") for one in needs}
+    owners = packages_distributions().items()
+    names = {name for name, all_ in owners if asked & {one.replace("-", "_") for one in all_}}
+    code = {name for name in names if name.isidentifier() and name != "cpython"}
+    assert code | {"py4j"} == set(NEEDED)
 
 
 def test_a_file_of_such_a_name_that_hides_nothing_is_not_blamed(tmp_path: Path) -> None:

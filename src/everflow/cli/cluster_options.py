@@ -36,7 +36,8 @@ Target = Annotated[
     str,
     typer.Argument(
         metavar="MODULE:NAME",
-        help="A StreamsBuilder, a Topology, or a function that returns one of them.",
+        help="A StreamsBuilder, a Topology, or a function that returns one of them, in a module "
+        "or a file: FILE.py:NAME.",
     ),
 ]
 RunSettings = Annotated[

@@ -1,4 +1,4 @@
-"""``module:name`` -> the user's topology.
+"""``module:name`` or ``file.py:name`` -> the user's topology.
 
 The module is imported as its owner would import it: the current folder is on the path. What can be
 told of a wrong program without running it is told before (`everflow.cli.program_source`).
@@ -14,8 +14,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from everflow.cli.program_source import FORM, no_such_module, no_such_name, require_name
+from everflow.cli.program_source import (
+    module_and_name,
+    no_such_module,
+    no_such_name,
+    require_name,
+)
 from everflow.errors import EverflowError, TopologyError
+from everflow.hidden_modules import blamed
 from everflow.serdes.base import SerdeError
 from everflow.spark.later import started_by
 from everflow.spark.session import start_when_asked
@@ -26,7 +32,7 @@ LOAD_SILENT_S = 2.0
 
 
 def load_topology(target: str, *, start_spark: Callable[[], object]) -> Topology:
-    """Import ``module`` of ``target`` and return the topology that ``name`` holds, builds or
+    """Import the module of ``target`` (`module_and_name`) and return the topology that ``name`` holds, builds or
     returns.
 
     ``name`` is a `Topology`, a `StreamsBuilder`, or a function without arguments that returns one
@@ -38,10 +44,8 @@ def load_topology(target: str, *, start_spark: Callable[[], object]) -> Topology
             and line of the failing statement). Errors of everflow raised by the module pass
             unchanged.
     """
-    module_name, separator, name = target.partition(":")
-    if not (module_name and separator and name):
-        raise TopologyError(f"{target!r} does not name a topology: {FORM}", code="EF-PROGRAM")
     put_current_folder_on_path()
+    module_name, name = module_and_name(target)
     require_name(module_name, name)
     with started_by(start_spark):
         start_when_asked()
@@ -54,7 +58,7 @@ def load_topology(target: str, *, start_spark: Callable[[], object]) -> Topology
 
 def place_of(target: str) -> str:
     """``flights.py (/programs/flights.py), builder``: where a program was loaded from."""
-    module, _, name = target.partition(":")
+    module, name = module_and_name(target)
     file = getattr(sys.modules.get(module), "__file__", None)
     return f"{module}, {name}" if file is None else f"{Path(file).name} ({file}), {name}"
 
@@ -88,7 +92,9 @@ def _attribute(module: ModuleType, path: str) -> Any:
         try:
             found = getattr(found, part)
         except AttributeError:
-            raise no_such_name(module.__name__, path, _candidates(module)) from None
+            place = next(iter(getattr(module, "__path__", ())), None)
+            place = getattr(module, "__file__", None) or place or ""
+            raise no_such_name(module.__name__, path, _candidates(module), place) from None
     return found
 
 
@@ -151,8 +157,9 @@ def _failed(what: str, error: BaseException) -> TopologyError:
     where = _place(error)
     if isinstance(error, SyntaxError) and error.filename is not None:
         where = f"{error.filename}:{error.lineno}"
+    hiding = "".join(f". {one}: rename it" for one in blamed(error))
     return TopologyError(
-        f"{what} failed: {type(error).__name__}: {error}", where=where, code="EF-PROGRAM"
+        f"{what} failed: {type(error).__name__}: {error}{hiding}", where=where, code="EF-PROGRAM"
     )
 
 

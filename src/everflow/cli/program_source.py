@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import glob
 import importlib.util
 import symtable
 import sys
@@ -16,22 +17,124 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from everflow.errors import TopologyError
+from everflow.hidden_modules import library
 
-FORM = "write it as module:name, e.g. flights:builder for the variable `builder` in flights.py"
+FORM = (
+    "write it as module:name, e.g. flights:builder for the variable `builder` in flights.py; or "
+    "with the file, e.g. jobs/my-flights.py:builder"
+)
 _BINDS_UNSEEN = frozenset({"globals", "exec", "eval", "vars", "setattr", "__getattr__"})
 """Who uses one of these may bind names that are nowhere in the source."""
 _NAMES_SHOWN = 10
 
 
+def module_and_name(target: str) -> tuple[str, str]:
+    """The two parts of ``module:name``, or of ``folder/file.py:name``: the file's folder is then
+    put first on the path, as Python does for a script. The current folder is on the path.
+    TopologyError, with what to do, for what names no topology that can be imported."""
+    first, separator, name = target.rpartition(":")
+    asked = first if separator else target
+    file = Path(asked)
+    if not asked or _is_module(asked):
+        if not (first and name):
+            raise TopologyError(f"{target!r} does not name a topology: {FORM}", code="EF-PROGRAM")
+        return first, name
+    if file.suffix != ".py" or not file.is_file():
+        raise _no_program_file(file)
+    if not (first and name):
+        names = [one for one in _offered(_parsed(file.stem, file)) if not one.startswith("_")]
+        named = f"; it has: {', '.join(names[:_NAMES_SHOWN])}" if names else ""
+        raise TopologyError(
+            f"{target!r} does not say which topology of the file: write {asked}:NAME{named}",
+            code="EF-PROGRAM",
+        )
+    if "." in file.stem:
+        raise TopologyError(
+            f"{file} cannot be imported: Python takes the dot in its name for that of a package. "
+            f"Rename the file, e.g. {file.stem.replace('.', '_')}.py",
+            code="EF-PROGRAM",
+        )
+    folder = str(file.resolve().parent)
+    if sys.path[:1] != [folder]:
+        sys.path.insert(0, folder)
+    return file.stem, name
+
+
+def _is_module(asked: str) -> bool:
+    """Whether it is a module's name, not a file's: ``jobs.py`` is a file, and so is what lies there
+    under just that name."""
+    path = Path(asked)
+    named_as_file = "/" in asked or path.suffix in (".py", ".ipynb")
+    return not (named_as_file or (path.is_file() and not Path(f"{asked}.py").exists()))
+
+
+def _no_program_file(file: Path) -> TopologyError:
+    """The error for a path that is no Python file that is there."""
+    if file.is_dir():
+        inside = sorted(path.name for path in file.glob("*.py"))
+        listed = f"; it holds: {', '.join(inside[:_NAMES_SHOWN])}" if inside else ""
+        said = f"{file} is a folder, not a Python file; write {file}/FILE.py:NAME{listed}"
+    elif not file.exists():
+        near = sorted(path.name for path in file.parent.glob("*.py"))
+        listed = f"; the Python files there are: {_listed(file.name, near)}" if near else ""
+        said = f"there is no file {file} in {Path.cwd()}{listed}; {FORM}"
+    elif file.suffix == ".ipynb":
+        said = (
+            f"{file} is a notebook. Run it where it is, with KafkaStreams(...).run() in a cell; or "
+            f"write its program as a Python file (jupyter nbconvert --to script {file})"
+        )
+    else:
+        said = (
+            f"{file} is not called as a Python file. Rename it to {file.with_suffix('.py')} and "
+            f"write {file.with_suffix('.py')}:NAME"
+        )
+    return TopologyError(said, code="EF-PROGRAM")
+
+
 def require_name(module: str, path: str) -> None:
-    """TopologyError where there is no such module, its source is no Python, or it does not bind the
-    first name of ``path``.
+    """TopologyError where there is no such module, a file of the program has the name of a library
+    in its place, its source is no Python, or it does not bind the first name of ``path``.
 
     What cannot be told without running it passes: a module without source, or one that binds names
     by star imports and the like.
     """
+    _require_own_name(module, path)
     if module in sys.modules or not (found := _source_of(module)):
         return
+    tree = _parsed(module, found)
+    if any(_binds_unseen(node) for node in ast.walk(tree)):
+        return
+    bound = set(_bound(symtable.symtable(_read(found), str(found), "exec")))
+    if path.split(".")[0] not in bound:
+        offered = [name for name in _offered(tree) if not name.startswith("_")]
+        raise no_such_name(module, path, offered, str(found))
+
+
+def _require_own_name(module: str, path: str) -> None:
+    """TopologyError where a file in the first folder of the path, or the current one, is called as
+    a library, so that one of the two cannot be imported."""
+    top = module.partition(".")[0]
+    here = [Path(sys.path[0] if sys.path else "").resolve(), Path.cwd()]
+    mine = next(filter(Path.exists, (folder / f"{top}.py" for folder in here)), None)
+    if mine is None:
+        return
+    what = library(top, here)
+    loaded = getattr(sys.modules.get(top), "__file__", None)
+    if loaded is not None:
+        if Path(loaded).resolve() == mine:
+            return
+        what = what or f"the module {top} that is loaded already ({loaded})"
+    if what is None:
+        return
+    raise TopologyError(
+        f"{mine} has the name of {what}, and Python imports only one of the two. Rename the file, "
+        f"e.g. my_{top}.py, and write my_{top}:{path}",
+        code="EF-PROGRAM",
+    )
+
+
+def _parsed(module: str, found: Path) -> ast.Module:
+    """The source's tree; TopologyError where it is no Python."""
     text = _read(found)
     try:
         tree = ast.parse(text, found)
@@ -45,31 +148,32 @@ def require_name(module: str, path: str) -> None:
         raise TopologyError(
             f"module {module} is no Python: {error}", where=str(found), code="EF-PROGRAM"
         ) from None
-    if any(_binds_unseen(node) for node in ast.walk(tree)):
-        return
-    bound = set(_bound(symtable.symtable(text, str(found), "exec")))
-    if path.split(".")[0] not in bound:
-        offered = [name for name in _offered(tree) if not name.startswith("_")]
-        raise no_such_name(module, path, offered)
+    return tree
 
 
 def no_such_module(missing: str, asked: str) -> TopologyError:
     """The error for a module that is not found; ``missing`` is it, or the package it should be
     in."""
     here = Path.cwd()
-    hint = f"\n  {FORM}" if asked.endswith(".py") or "/" in asked else ""
-    there = sorted(path.stem for path in here.glob("*.py") if path.stem.isidentifier())
-    if not hint and there:
-        hint = f"; the modules here are: {_listed(missing, there)}"
+    there = sorted(path.stem for path in here.glob("*.py") if "." not in path.stem)
+    hint = f"; the modules here are: {_listed(missing, there)}" if there else ""
+    # A file without the suffix, or with another one, that people take for the program.
+    others = sorted(path for path in here.glob(f"{glob.escape(asked)}.*") if path.suffix != ".py")
+    if others:
+        hint = f"; {_no_program_file(others[0].relative_to(here))}"
     return TopologyError(
         f"no module {missing!r} in {here} or among the installed packages{hint}", code="EF-PROGRAM"
     )
 
 
-def no_such_name(module: str, path: str, known: Sequence[str]) -> TopologyError:
-    """The error for a name that a module does not have; ``known`` could have been meant."""
+def no_such_name(module: str, path: str, known: Sequence[str], place: str) -> TopologyError:
+    """The error for a name that a module does not have; ``known`` could have been meant; ``place``
+    of the module, empty where it has none."""
     hint = f"; it has: {_listed(path, known)}" if known else "; it holds no topology at all"
-    return TopologyError(f"module {module} has no {path!r}{hint}", code="EF-PROGRAM")
+    if Path(place).is_dir():
+        hint = f"; it is a folder: {_no_program_file(Path(place))}"
+    at = f" ({place})" if place else ""
+    return TopologyError(f"module {module}{at} has no {path!r}{hint}", code="EF-PROGRAM")
 
 
 def _listed(wanted: str, known: Sequence[str]) -> str:
@@ -82,7 +186,7 @@ def _source_of(module: str) -> Path | None:
     """The module's source; None where it has none that can be read, or its package must say where
     it is."""
     parts = module.split(".")
-    if not all(part.isidentifier() for part in parts):
+    if not all(parts):
         raise no_such_module(module, module)
     try:
         spec: ModuleSpec | None = importlib.util.find_spec(parts[0])

@@ -63,5 +63,10 @@ def __getattr__(name: str) -> Any:
     """The driver needs Spark, the proxy kafka-python; whoever only wants a broker does not wait
     for their import."""
     if name in _LATER:
-        return getattr(importlib.import_module(_LATER[name]), name)
+        try:
+            return getattr(importlib.import_module(_LATER[name]), name)
+        except Exception as error:
+            from everflow.hidden_modules import raise_told
+
+            raise_told(f"testing.{name}", error)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

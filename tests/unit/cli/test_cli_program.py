@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
+import orjson
 import pytest
 
 from everflow.cli.program import load_topology, place_of, put_current_folder_on_path
 from everflow.cli.program_source import require_name
 from everflow.errors import TopologyError
+from everflow.hidden_modules import library
 from everflow.topology.program import Topology
 
 PROGRAM = """
@@ -45,6 +48,111 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         del sys.modules[name]
 
 
+FILES = ["my-app.py", "1app.py", "my app.py", "class.py", "jobs/app.py", "jobs/my-app.py"]
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_file_is_run_whatever_its_name_also_where_no_import_statement_could_say_it(
+    folder: Path, file: str
+) -> None:
+    (folder / "jobs").mkdir()
+    (folder / "jobs" / "helper.py").write_text("number = 5\n")
+    imports = "from helper import number\n" if "/" in file else ""
+    (folder / file).write_text(imports + PROGRAM)
+    assert load(f"{file}:topology") == load(f"{folder / file}:make") == Topology(())
+    assert place_of(f"{file}:topology") == f"{Path(file).name} ({folder / file}), topology"
+    with pytest.raises(TopologyError, match=r"has no 'bilder'") as caught:
+        load(f"{file}:bilder")
+    assert str(folder / file) in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["my-app", "1app", "my app", "class"])
+def test_a_module_is_run_whatever_its_name(folder: Path, name: str) -> None:
+    (folder / f"{name}.py").write_text(PROGRAM)
+    assert load(f"{name}:builder") == Topology(())
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("app.txt:topology", "Rename it to app.py and write app.py:NAME"),
+        ("app:topology", "Rename it to app.py and write app.py:NAME"),
+        ("bare:topology", "Rename it to bare.py and write bare.py:NAME"),
+        ("book.ipynb:topology", "book.ipynb is a notebook"),
+        ("book:topology", "book.ipynb is a notebook"),
+        ("jobs:topology", "FILE.py:NAME; it holds: first.py, second.py"),
+        ("jobs/:topology", "jobs is a folder, not a Python file"),
+        ("jobs/fist.py:topology", "Did you mean 'first.py'?"),
+        ("jobs/first:topology", "Did you mean 'first.py'?"),
+        ("absent/app.py:topology", "there is no file absent/app.py"),
+        ("app.v2.py:topology", "Rename the file, e.g. app_v2.py"),
+    ],
+)
+def test_a_file_that_is_no_program_is_told_with_what_to_do(
+    folder: Path, target: str, words: str
+) -> None:
+    (folder / "jobs").mkdir()
+    for name in ("app.txt", "bare", "book.ipynb", "app.v2.py", "jobs/first.py", "jobs/second.py"):
+        (folder / name).write_text(PROGRAM)
+    with pytest.raises(TopologyError) as caught:
+        load(target)
+    assert words in str(caught.value)
+    assert caught.value.code == "EF-PROGRAM"
+
+
+LIBRARIES = sorted(
+    name
+    for name in (*packages_distributions(), "queue", "json", "socket", "sys", "secrets")
+    if name.isidentifier() and name not in ("everflow", "__pycache__")
+)
+
+
+@pytest.mark.parametrize("target", ["{}:builder", "{}.py:builder"])
+def test_a_file_with_the_name_of_any_library_is_told_with_both_places(
+    folder: Path, target: str
+) -> None:
+    path = [*sys.path]
+    assert len(LIBRARIES) > 40
+    for name in LIBRARIES:
+        if library(name, [folder]) is None:
+            continue  # data without code, or found by an editable install's own importer
+        file = folder / f"{name}.py"
+        file.write_text("import nothing_of_it_runs\nbuilder = None\n")
+        with pytest.raises(TopologyError) as caught:
+            load(target.format(name))
+        assert f"{file} has the name of " in str(caught.value), name
+        assert f"my_{name}:builder" in str(caught.value)
+        file.unlink()
+        sys.path[:] = path
+
+
+def test_a_name_that_a_library_does_not_have_is_told_with_the_place_of_the_library() -> None:
+    with pytest.raises(TopologyError) as caught:
+        load("orjson:builder")
+    assert f"module orjson ({orjson.__file__}) has no 'builder'" in str(caught.value)
+
+
+def test_a_helper_that_hides_an_installed_package_is_told_where_its_import_fails(
+    folder: Path,
+) -> None:
+    name = next(one for one in LIBRARIES if one not in sys.modules and library(one, [folder]))
+    (folder / f"{name}.py").write_text("mine = 1\n")
+    (folder / "uses.py").write_text(f"from {name} import what_the_package_has\nbuilder = 1\n")
+    with pytest.raises(TopologyError) as caught:
+        load("uses:builder")
+    assert f"{folder / name}.py hides the installed package {name}" in str(caught.value)
+
+
+def test_a_second_file_of_a_name_that_is_loaded_already_is_not_taken_for_the_first(
+    folder: Path,
+) -> None:
+    (folder / "jobs").mkdir()
+    (folder / "jobs" / "program.py").write_text(PROGRAM)
+    load("program:builder")
+    with pytest.raises(TopologyError, match="has the name of the module program that is loaded"):
+        load("jobs/program.py:builder")
+
+
 def require(module: str, path: str) -> None:
     put_current_folder_on_path()
     require_name(module, path)
@@ -69,7 +177,7 @@ def test_topologies_builders_and_functions_are_accepted(name: str) -> None:
         ("program", "write it as module:name"),
         ("program:", "write it as module:name"),
         ("absent:topology", "no module 'absent'"),
-        ("program.py:topology", "write it as module:name"),
+        ("program.py", "write program.py:NAME; it has: broken, builder, make, topology"),
         ("abs ent:topology", "no module 'abs ent'"),
         ("prog:builder", "the modules here are: program. Did you mean 'program'?"),
         ("program.inner:topology", "no module 'program.inner'"),
@@ -182,7 +290,7 @@ def test_a_module_in_a_package_is_looked_at_too(folder: Path) -> None:
     (folder / "shop" / "__init__.py").write_text("")
     (folder / "shop" / "orders.py").write_text("builder = 1")
     require("shop.orders", "builder")
-    with pytest.raises(TopologyError, match=r"module shop\.orders has no 'bilder'; it holds"):
+    with pytest.raises(TopologyError, match=r"shop/orders\.py\) has no 'bilder'; it holds"):
         require("shop.orders", "bilder")
 
 

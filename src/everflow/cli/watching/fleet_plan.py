@@ -12,6 +12,7 @@ from typing import Any
 import typer
 
 from everflow.cli.cluster import assignments, own_status, settings_of
+from everflow.cli.program_source import module_and_name
 from everflow.cli.watching.instance_checks import checked
 from everflow.client.direct import asked, refused_with
 from everflow.console.observed import table
@@ -34,7 +35,7 @@ def planned(
     require_not_own(settings)
     config = checked(target, settings)
     return Fleet(
-        target=target,
+        target=":".join(module_and_name(target)),  # on the hosts the file lies in the first folder
         application_id=config.application_id,
         settings=settings,
         least=least,

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from everflow.cli.program import put_current_folder_on_path
-from everflow.cli.program_source import FORM, require_name
+from everflow.cli.program_source import module_and_name, require_name
 from everflow.config import StreamsConfig
-from everflow.errors import ConfigError, TopologyError
+from everflow.errors import ConfigError
 from everflow.kafka.client_settings import check_clients
 
 OWN_OF_AUTOSCALE = {
@@ -22,11 +22,8 @@ OWN_OF_AUTOSCALE = {
 
 def checked(target: str, settings: Mapping[str, object]) -> StreamsConfig:
     """ConfigError, TopologyError: what no instance could run with."""
-    module, separator, name = target.partition(":")
-    if not (module and separator and name):
-        raise TopologyError(f"{target!r} does not name a topology: {FORM}", code="EF-PROGRAM")
     put_current_folder_on_path()
-    require_name(module, name)
+    require_name(*module_and_name(target))
     config = StreamsConfig(**settings)
     check_clients(config)
     return config
