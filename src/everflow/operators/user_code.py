@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,30 @@ def function_failure(
         partition=int(batch.partition[row]),
         offset=int(batch.offset[row]),
     )
+
+
+MOST_FOUND = 64
+"""Rows that are looked for at once: of a batch that fails as a whole each is a search."""
+
+
+def failing_rows(
+    count: int, failure: Callable[[int, int], BaseException | None], most: int = MOST_FOUND
+) -> dict[int, BaseException]:
+    """Which of ``count`` rows, of which at least one fails, fail alone, and how: the first ``most``
+    of them, found by halves, so with k of them in at most 2 k log2 n calls of ``failure(start,
+    end)``, which says how those rows fail. Empty where none fails alone."""
+    found: dict[int, BaseException] = {}
+    todo = [(0, count)]
+    while todo and len(found) < most:
+        start, end = todo.pop()
+        whole = (start, end) == (0, count) and count > 1  # it fails, as everybody knows
+        error = None if whole else failure(start, end)
+        if end - start > 1 and (whole or error is not None):
+            middle = (start + end) // 2
+            todo += [(middle, end), (start, middle)]
+        elif error is not None:
+            found[start] = error
+    return found
 
 
 def refused(

@@ -116,8 +116,8 @@ def analyse(
     """Resolve ``column`` against the columns of ``edge`` without running anything.
 
     Columns in sight: key, value (in the edge's types), timestamp bigint in ms, topic, partition,
-    offset, headers; of a join's results also left and right. From any thread; starts a Spark session
-    if there is none.
+    offset, headers; of a join's results also left and right. From any thread; starts a Spark
+    session if there is none.
 
     Args:
         expected: the type the place asks for (``pa.bool_()`` for a predicate), None where any will

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from everflow.errors import EverflowError
 from everflow.records import HEADERS, EdgeBatch, Int64, joined_headers, no_headers
+from everflow.topology.known_results import KnownResults
 from everflow.topology.physical_plan import Slot
 
 MARKER = -1
@@ -84,6 +85,8 @@ class HopInput:
     control: str
     bytes: int = 0
     """Of the records of the log that were read; step 0 tells it."""
+    known: KnownResults | None = None
+    """What functions gave for these records before; None where nobody computes them again."""
 
 
 def ends_hop(batch: pa.RecordBatch) -> bool:

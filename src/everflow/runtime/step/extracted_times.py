@@ -18,7 +18,7 @@ from everflow.operators.user_code import require_users
 from everflow.records import EdgeBatch, Int64, TaskId, TopicPartition
 from everflow.runtime.commit.batch import BatchRequest
 from everflow.runtime.step.record_times import MOST_MS, far_time, no_time
-from everflow.runtime.step.step_functions import RecordFailure
+from everflow.runtime.step.step_functions import RecordFailure, raise_all
 from everflow.serdes.windowed import python_keys
 from everflow.topology.hops import HopInput
 from everflow.topology.physical_plan import Source, TimeOp
@@ -120,19 +120,24 @@ class ExtractedTimes:
 
 
 def extract_times(
-    ops: Sequence[TimeOp], hop: HopInput, sources: Mapping[int, Source], request: BatchRequest
+    ops: Sequence[TimeOp],
+    hop: HopInput,
+    sources: Mapping[int, Source],
+    request: BatchRequest,
+    every_failure: bool = False,
 ) -> ExtractedTimes:
     """Give the records of the ``ops``' slots their times; those that get a negative one leave.
     Changes ``hop``.
 
-    Raises RecordFailure for a record of which an extractor says no time, or one beyond `MOST_MS`.
+    Raises RecordFailure for a record of which an extractor says no time, or one beyond `MOST_MS`;
+    ``every_failure``: for all of them.
     """
     if ops:
         hop.timestamp = hop.timestamp.copy()
     found = []
     for op in ops:
         batch, rows = hop.batches.pop(op.input), hop.rows.pop(op.input)
-        times = _times(op, batch, sources, request)
+        times = _times(op, batch, sources, request, every_failure)
         _require_near(op, batch, times, sources)
         topic = sources[op.source].topic
         found.append(_Extracted(op, topic, batch.partition, batch.offset, times, batch.key))
@@ -148,13 +153,18 @@ def extract_times(
 
 
 def _times(
-    op: TimeOp, batch: EdgeBatch, sources: Mapping[int, Source], request: BatchRequest
+    op: TimeOp,
+    batch: EdgeBatch,
+    sources: Mapping[int, Source],
+    request: BatchRequest,
+    every_failure: bool,
 ) -> Int64:
     match op.extractor:
         case None:
             return _said_by_column(op, batch, sources)
         case TimeFunction() as function:
-            return _said_by_function(op, function, batch, sources, _partition_times(op, request))
+            before = _partition_times(op, request)
+            return _said_by_function(op, function, batch, sources, before, every_failure)
         case UsePartitionTimeOnInvalidTimestamp():
             return _filled_in(op, batch, sources, _partition_times(op, request))
         case WallclockTimestampExtractor():
@@ -166,10 +176,9 @@ def _times(
 def _said_by_column(op: TimeOp, batch: EdgeBatch, sources: Mapping[int, Source]) -> Int64:
     said = pc.struct_field(batch.value, [0])
     if said.null_count:
-        row = int(np.flatnonzero(said.is_null().to_numpy(zero_copy_only=False))[0])
-        raise RecordFailure.at(
-            op, sources, batch, row, ValueError(f"timestamp= is NULL for this record{_UNTOLD}")
-        )
+        cause = ValueError(f"timestamp= is NULL for this record{_UNTOLD}")
+        rows = np.flatnonzero(said.is_null().to_numpy(zero_copy_only=False))[:MOST_NAMED]
+        raise_all([RecordFailure.of(op, sources, batch, row, cause) for row in rows.tolist()])
     times: Int64 = said.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
     return times
 
@@ -180,16 +189,18 @@ def _said_by_function(
     batch: EdgeBatch,
     sources: Mapping[int, Source],
     before: PartitionTimes,
+    every_failure: bool,
 ) -> Int64:
-    """Record by record, as a partition's time depends on what was said of those before."""
+    """Record by record, as a partition's time depends on what was said of those before; nothing is
+    said of one that fails, so those behind it see what they would see without it."""
     keys, values = python_keys(batch.key), batch.value.to_pylist()
     records = _contexts(batch, sources[op.source].topic) if function.takes > 2 else None
     partition_times = dict(before)
     partitions = batch.partition.tolist()
     times = np.empty(len(batch), np.int64)
-    row = 0
-    try:
-        for row, partition in enumerate(partitions):
+    failures: list[RecordFailure] = []
+    for row, partition in enumerate(partitions):
+        try:
             highest = partition_times.get(partition, _NOT_YET)
             given: tuple[Any, ...]
             if function.takes == 1:
@@ -202,9 +213,13 @@ def _said_by_function(
             times[row] = time
             if time > highest:
                 partition_times[partition] = time
-    except BaseException as error:
-        require_users(error)
-        raise RecordFailure.at(op, sources, batch, row, error) from error
+        except BaseException as error:
+            require_users(error)
+            failures.append(RecordFailure.of(op, sources, batch, row, error))
+            if not every_failure:
+                break
+    if failures:
+        raise_all(failures)
     return times
 
 
@@ -250,9 +265,9 @@ def _filled_in(
         times[rows] = np.where(times[rows] < 0, highest, times[rows])
     unknown = np.flatnonzero(times < 0)
     if len(unknown):
-        row = int(unknown[0])
-        cause = no_time(int(batch.timestamp[row]))
-        raise RecordFailure.at(op, sources, batch, row, cause) from cause
+        rows = unknown[:MOST_NAMED].tolist()
+        causes = {row: no_time(int(batch.timestamp[row])) for row in rows}
+        raise_all([RecordFailure.of(op, sources, batch, *one) for one in causes.items()])
     return times
 
 
@@ -263,11 +278,9 @@ def _require_near(
     failures = []
     for row in np.flatnonzero(times > MOST_MS)[:MOST_NAMED].tolist():
         cause = far_time(None, int(times[row]), extracted=True)
-        failures.append(RecordFailure.at(op, sources, batch, row, cause))
-        failures[-1].__cause__ = cause
+        failures.append(RecordFailure.of(op, sources, batch, row, cause))
     if failures:
-        failures[0].others = tuple(failures[1:])
-        raise failures[0]
+        raise_all(failures)
 
 
 def _partition_times(op: TimeOp, request: BatchRequest) -> dict[int, int]:

@@ -16,7 +16,7 @@ import pyarrow as pa
 from everflow.columns.key_partitions import BY_HASH, key_partitions
 from everflow.operators.user_code import require_users
 from everflow.records import EdgeBatch, Int64
-from everflow.runtime.step.step_functions import RecordFailure
+from everflow.runtime.step.step_functions import RecordFailure, raise_all
 from everflow.serdes.windowed import python_keys
 from everflow.topology.physical_plan import SinkOp, Source
 from everflow.user_texts import shown
@@ -35,11 +35,12 @@ class Partitions:
     batch: EdgeBatch
     said: pa.Array | None
     keys: pa.Array
+    every_failure: bool = False
 
     def of(self, topic: str, rows: Int64 | None, count: int) -> tuple[Int64, Int64]:
         """Rows, and the partition of each, for the records in ``rows`` (None: all) that go to a
         topic of ``count`` partitions; a row is there once for each of its partitions. RecordFailure
-        for a record of which none can be told."""
+        for a record of which none can be told; ``every_failure``: for all of them."""
         wanted = np.arange(len(self.batch), dtype=np.int64) if rows is None else rows
         by = self.op.partitioner
         if isinstance(by, str) and by in BY_HASH:
@@ -52,17 +53,32 @@ class Partitions:
             known = self.said.is_valid().to_numpy(zero_copy_only=False)[wanted]
             wrong = np.flatnonzero(known & ((numbers < 0) | (numbers >= count)))
             if len(wrong):
-                raise self._wrong(int(wanted[wrong[0]]), int(numbers[wrong[0]]), topic, count)
+                told = wrong if self.every_failure else wrong[:1]
+                rows_of = zip(wanted[told].tolist(), numbers[told].tolist(), strict=True)
+                raise_all([self._wrong(row, number, topic, count) for row, number in rows_of])
             return wanted, numbers.astype(np.int64, copy=False)
         found_rows: list[int] = []
         found: list[int] = []
+        failures: list[RecordFailure] = []
         for row, answer in self._answers(topic, wanted, count):
-            for number in self._numbers(row, answer, topic, count):
-                found_rows.append(row)
-                found.append(number)
+            if isinstance(answer, RecordFailure):
+                failures.append(answer)
+            else:
+                try:
+                    numbers_of = self._numbers(row, answer, topic, count)
+                except RecordFailure as failure:
+                    failures.append(failure)
+                else:
+                    found_rows += [row] * len(numbers_of)
+                    found += numbers_of
+            if failures and not self.every_failure:
+                break
+        if failures:
+            raise_all(failures)
         return np.array(found_rows, np.int64), np.array(found, np.int64)
 
     def _answers(self, topic: str, rows: Int64, count: int) -> Iterable[tuple[int, Any]]:
+        """What is said of each row: its partition, several, or why it fails."""
         if self.said is not None:
             yield from zip(rows.tolist(), self.said.take(pa.array(rows)).to_pylist(), strict=True)
             return
@@ -74,7 +90,7 @@ class Partitions:
                 answer = fn(topic, keys[row], values[row], count)
             except BaseException as error:
                 require_users(error)
-                raise RecordFailure.at(self.op, self.sources, self.batch, row, error) from error
+                answer = RecordFailure.of(self.op, self.sources, self.batch, row, error)
             yield row, answer
 
     def _numbers(self, row: int, answer: Any, topic: str, count: int) -> list[int]:
@@ -93,4 +109,4 @@ class Partitions:
             f"partitioner= gave {shown(number)}; {topic} has the partitions 0 to {count - 1} "
             f"(none: an empty list; as the key says: None)"
         )
-        return RecordFailure.at(self.op, self.sources, self.batch, row, error)
+        return RecordFailure.of(self.op, self.sources, self.batch, row, error)

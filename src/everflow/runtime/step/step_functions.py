@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +17,7 @@ from everflow.runtime.commit.batch import BadRecord, BatchFailure
 from everflow.runtime.step.user_line import innermost_line
 from everflow.serdes.fitting import MisfitError, column_of
 from everflow.serdes.windowed import python_keys
+from everflow.topology.known_results import KnownResults, Made, joined
 from everflow.topology.physical_plan import FunctionOp, Source, TakeOp, UnnestOp
 from everflow.user_texts import (
     COLUMN_IN_FUNCTION,
@@ -45,6 +46,8 @@ class RecordFailure(EverflowError):
 
     code = "EF-RECORD"
     others: tuple[RecordFailure, ...] = ()
+    before_state = False
+    """Whether no operator had read a store before in the batch."""
 
     def __init__(
         self,
@@ -90,6 +93,20 @@ class RecordFailure(EverflowError):
         )
         return RecordFailure(record, op.where, error, f"\n  {hint}" if hint else "", stage)
 
+    @staticmethod
+    def of(
+        op: Located,
+        sources: Mapping[int, Source],
+        batch: EdgeBatch,
+        row: int,
+        error: BaseException,
+        stage: str = PROCESSING,
+    ) -> RecordFailure:
+        """As `at`, with the error as its cause: for who raises it later."""
+        failed = RecordFailure.at(op, sources, batch, row, error, stage)
+        failed.__cause__ = error
+        return failed
+
 
 class UndecodableRecord(EverflowError):
     """A record whose bytes its source's serde does not read, and no dead letter topic to send it
@@ -116,51 +133,104 @@ class UndecodableRecord(EverflowError):
 
 
 def run_function(
-    op: FunctionOp, batch: EdgeBatch, sources: dict[int, Source], every_failure: bool = False
-) -> EdgeBatch:
-    """Call the user's function for every record, in order. Raises RecordFailure naming the record
-    it failed on; ``every_failure``: all of them."""
-    keys, values = python_keys(batch.key), batch.value.to_pylist()
-    results: list[Any] = []
-    fn, taken = op.fn, _TAKEN.get(op.op)
-    first: BaseException | None = None
-    try:
-        if taken is None:
-            for key, value in zip(keys, values, strict=True):
-                results.append(fn(key, value))
-        else:
-            for key, value in zip(keys, values, strict=True):
-                results.append(taken(fn(key, value)))
-    except BaseException as error:
-        require_users(error)
-        first = error
-    if first is None:
-        return _SHAPES[op.op](op, batch, results, sources)
-    failed = RecordFailure.at(op, sources, batch, len(results), first)
-    if every_failure:  # behind the except: in it, each would have the first one as its context
-        failed.others = _other_failures(op, batch, sources, len(results) + 1, keys, values)
-    raise failed from first
-
-
-def _other_failures(
     op: FunctionOp,
     batch: EdgeBatch,
     sources: dict[int, Source],
-    start: int,
-    keys: Sequence[Any],
-    values: Sequence[Any],
-) -> tuple[RecordFailure, ...]:
-    """Of the records from row ``start`` on."""
-    found, taken = [], _TAKEN.get(op.op, lambda result: result)
-    for row in range(start, len(values)):
+    every_failure: bool = False,
+    known: KnownResults | None = None,
+) -> EdgeBatch:
+    """Call the user's function for every record, in order; not for those whose results are
+    ``known``, which gets those of the others. Raises RecordFailure naming the record it failed on;
+    ``every_failure``: all of them, and all others are called before."""
+    rows, before = (None, None) if known is None else known.of(op.output, batch)
+    if rows is None or before is None or not len(rows):
+        made, failures = _called(op, batch, sources, every_failure)
+    elif len(rows) == len(batch):
+        return _with_results(op, batch, before)
+    else:
+        fresh = np.delete(_all(batch), rows)
+        made, failed = _called(op, batch.take(fresh), sources, every_failure)
+        made = joined([before, made._replace(rows=fresh[made.rows])])
+        failures = {int(fresh[row]): failure for row, failure in failed.items()}
+    if not failures:
+        if known is not None:
+            known.keep(op.output, batch, made)
+    else:
+        if known is not None:
+            good = np.delete(_all(batch), list(failures))
+            rows = np.searchsorted(good, made.rows)
+            known.keep(op.output, batch.take(good), made._replace(rows=rows))
+        raise_all([failures[row] for row in sorted(failures)])
+    return _with_results(op, batch, made)
+
+
+def _with_results(op: FunctionOp, batch: EdgeBatch, made: Made) -> EdgeBatch:
+    """The records with their results in columns."""
+    if len(made.rows) == len(batch) and op.op not in ("flat_map", "flat_map_values"):
+        return batch.with_columns(made.key, made.value)
+    nothing = pa.nulls(len(batch))
+    return batch.with_columns(nothing, nothing).take(made.rows).with_columns(made.key, made.value)
+
+
+def _called(
+    op: FunctionOp, batch: EdgeBatch, sources: dict[int, Source], every_failure: bool
+) -> tuple[Made, dict[int, RecordFailure]]:
+    """What the function gives, in columns, without the records for which it fails, and those
+    failures by their rows, each with the error as its cause. Without ``every_failure`` the first
+    one is raised."""
+    keys, values = python_keys(batch.key), batch.value.to_pylist()
+    results: list[Any] = []
+    errors: dict[int, BaseException] = {}
+    fn, taken = op.fn, _TAKEN.get(op.op)
+    pairs = zip(keys, values, strict=True)
+    while len(results) < len(values):
         try:
-            taken(op.fn(keys[row], values[row]))
+            if taken is None:
+                for key, value in pairs:
+                    results.append(fn(key, value))
+            else:
+                for key, value in pairs:
+                    results.append(taken(fn(key, value)))
         except BaseException as error:
             require_users(error)
-            failed = RecordFailure.at(op, sources, batch, row, error)
-            failed.__cause__ = error
-            found.append(failed)
-    return tuple(found)
+            if not every_failure:
+                raise RecordFailure.at(op, sources, batch, len(results), error) from error
+            errors[len(results)] = error
+            results.append(None)
+    good = _all(batch) if not errors else np.delete(_all(batch), list(errors))
+    while True:
+        fitting, taken_results = batch, results
+        if len(good) < len(batch):
+            fitting, taken_results = batch.take(good), [results[row] for row in good.tolist()]
+        try:
+            made = _SHAPES[op.op](op, fitting, taken_results)
+            break
+        except MisfitsError as misfits:
+            found = {int(good[row]): cause for row, cause in misfits.causes.items()}
+            if not every_failure:
+                row, cause = min(found.items())
+                raise RecordFailure.at(op, sources, batch, row, cause) from cause
+            errors.update(found)
+            good = good[~np.isin(good, list(found))]
+    failures = {
+        row: RecordFailure.of(op, sources, batch, row, error) for row, error in errors.items()
+    }
+    return made._replace(rows=good[made.rows]), failures
+
+
+def raise_all(failures: Sequence[RecordFailure]) -> NoReturn:
+    """Raise the first, with all the others."""
+    failures[0].others = tuple(failures[1:])
+    raise failures[0] from failures[0].__cause__
+
+
+class MisfitsError(Exception):
+    """Results that are not of the declared type; ``causes``: by the row of the record. Never shown
+    to users."""
+
+    def __init__(self, causes: Mapping[int, TypeError]) -> None:
+        super().__init__(len(causes))
+        self.causes = causes
 
 
 def _values(result: Any) -> list[Any]:
@@ -209,70 +279,57 @@ _TAKEN: dict[str, Callable[[Any], Any]] = {
 drained here."""
 
 
-def _shape_filter(
-    op: FunctionOp, batch: EdgeBatch, results: list[Any], sources: dict[int, Source]
-) -> EdgeBatch:
+def _all(batch: EdgeBatch) -> Int64:
+    return np.arange(len(batch), dtype=np.int64)
+
+
+def _shape_filter(op: FunctionOp, batch: EdgeBatch, results: list[Any]) -> Made:
     keep = np.array(results, bool)
     if op.op == "filter_not":
         keep = ~keep
-    return batch if keep.all() else batch.take(np.flatnonzero(keep))
+    if keep.all():
+        return Made(_all(batch), batch.key, batch.value)
+    kept = np.flatnonzero(keep)
+    rows = pa.array(kept, pa.int64())
+    return Made(kept, batch.key.take(rows), batch.value.take(rows))
 
 
-def _shape_beside(
-    op: FunctionOp, batch: EdgeBatch, results: list[Any], sources: dict[int, Source]
-) -> EdgeBatch:
+def _shape_beside(op: FunctionOp, batch: EdgeBatch, results: list[Any]) -> Made:
     answer, value = op.type.value
-    rows = np.arange(len(batch), dtype=np.int64)
-    column = _column(op, results, answer.type, batch, rows, sources)
-    return batch.with_columns(
-        value=pa.StructArray.from_arrays([column, batch.value], fields=[answer, value])
-    )
+    column = _column(results, answer.type, _all(batch))
+    beside = pa.StructArray.from_arrays([column, batch.value], fields=[answer, value])
+    return Made(_all(batch), batch.key, beside)
 
 
-def _shape_peek(
-    op: FunctionOp, batch: EdgeBatch, results: list[Any], sources: dict[int, Source]
-) -> EdgeBatch:
-    return batch
+def _shape_peek(op: FunctionOp, batch: EdgeBatch, results: list[Any]) -> Made:
+    return Made(_all(batch), batch.key, batch.value)
 
 
-def _shape_map(
-    op: FunctionOp, batch: EdgeBatch, results: list[Any], sources: dict[int, Source]
-) -> EdgeBatch:
-    rows = np.arange(len(batch), dtype=np.int64)
-    key = _column(op, [key for key, _ in results], op.type.key, batch, rows, sources)
-    value = _column(op, [value for _, value in results], op.type.value, batch, rows, sources)
-    return batch.with_columns(key, value)
+def _shape_map(op: FunctionOp, batch: EdgeBatch, results: list[Any]) -> Made:
+    rows = _all(batch)
+    key = _column([key for key, _ in results], op.type.key, rows)
+    return Made(rows, key, _column([value for _, value in results], op.type.value, rows))
 
 
-def _shape_map_values(
-    op: FunctionOp, batch: EdgeBatch, results: list[Any], sources: dict[int, Source]
-) -> EdgeBatch:
-    rows = np.arange(len(batch), dtype=np.int64)
-    return batch.with_columns(value=_column(op, results, op.type.value, batch, rows, sources))
+def _shape_map_values(op: FunctionOp, batch: EdgeBatch, results: list[Any]) -> Made:
+    return Made(_all(batch), batch.key, _column(results, op.type.value, _all(batch)))
 
 
-def _shape_select_key(
-    op: FunctionOp, batch: EdgeBatch, results: list[Any], sources: dict[int, Source]
-) -> EdgeBatch:
-    rows = np.arange(len(batch), dtype=np.int64)
-    return batch.with_columns(key=_column(op, results, op.type.key, batch, rows, sources))
+def _shape_select_key(op: FunctionOp, batch: EdgeBatch, results: list[Any]) -> Made:
+    return Made(_all(batch), _column(results, op.type.key, _all(batch)), batch.value)
 
 
-def _shape_flat_map(
-    op: FunctionOp, batch: EdgeBatch, results: list[Any], sources: dict[int, Source]
-) -> EdgeBatch:
-    rows = np.repeat(np.arange(len(batch), dtype=np.int64), [len(result) for result in results])
+def _shape_flat_map(op: FunctionOp, batch: EdgeBatch, results: list[Any]) -> Made:
+    rows = np.repeat(_all(batch), [len(result) for result in results])
     flat = [item for result in results for item in result]
-    out = batch.take(rows)
     if op.op == "flat_map_values":
-        return out.with_columns(value=_column(op, flat, op.type.value, batch, rows, sources))
-    key = _column(op, [key for key, _ in flat], op.type.key, batch, rows, sources)
-    return out.with_columns(
-        key, _column(op, [value for _, value in flat], op.type.value, batch, rows, sources)
-    )
+        keys = batch.key.take(pa.array(rows, pa.int64()))
+        return Made(rows, keys, _column(flat, op.type.value, rows))
+    key = _column([key for key, _ in flat], op.type.key, rows)
+    return Made(rows, key, _column([value for _, value in flat], op.type.value, rows))
 
 
-_SHAPES: dict[str, Callable[[FunctionOp, EdgeBatch, list[Any], dict[int, Source]], EdgeBatch]] = {
+_SHAPES: dict[str, Callable[[FunctionOp, EdgeBatch, list[Any]], Made]] = {
     "filter": _shape_filter,
     "filter_not": _shape_filter,
     "branch": _shape_beside,
@@ -287,23 +344,22 @@ _SHAPES: dict[str, Callable[[FunctionOp, EdgeBatch, list[Any], dict[int, Source]
 }
 
 
-def _column(
-    op: FunctionOp,
-    items: list[Any],
-    kind: pa.DataType,
-    batch: EdgeBatch,
-    rows: Int64,
-    sources: dict[int, Source],
-) -> pa.Array:
-    """Python results as the declared Arrow type; a result of another type is the fault of its
-    record."""
+def _column(items: list[Any], kind: pa.DataType, rows: Int64) -> pa.Array:
+    """Python results as the declared Arrow type; MisfitsError for results of another type, which are
+    the fault of their records, those in ``rows``."""
     try:
         return column_of(items, kind)
-    except MisfitError as error:
-        cause = TypeError(
-            f"result {shown(items[error.index])} is not of the declared type: {error}"
-        )
-        raise RecordFailure.at(op, sources, batch, int(rows[error.index]), cause) from error
+    except MisfitError:
+        causes: dict[int, TypeError] = {}
+        for row, item in zip(rows.tolist(), items, strict=True):
+            try:
+                column_of([item], kind)
+            except MisfitError as error:
+                told = f"result {shown(item)} is not of the declared type: {error}"
+                cause = TypeError(told)
+                cause.__cause__ = error
+                causes.setdefault(row, cause)  # the first of a record's
+        raise MisfitsError(causes) from None
 
 
 def take(op: TakeOp, batch: EdgeBatch) -> EdgeBatch:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,8 +20,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from everflow.handlers.given import Handlers
+from everflow.handlers.outages import is_outage
 from everflow.handlers.response import PROCESSING, PRODUCTION
-from everflow.operators.user_code import refused, require_users
+from everflow.operators.user_code import failing_rows, refused, require_users
 from everflow.records import (
     EdgeBatch,
     StoreChanges,
@@ -57,7 +60,13 @@ from everflow.runtime.step.stateful_ops import (
     run_stateful,
 )
 from everflow.runtime.step.step_failure import EarlierStepFailed, failure_of
-from everflow.runtime.step.step_functions import RecordFailure, run_function, take, unnest
+from everflow.runtime.step.step_functions import (
+    RecordFailure,
+    raise_all,
+    run_function,
+    take,
+    unnest,
+)
 from everflow.runtime.step.step_stores import StoreAccess, TaskStores
 from everflow.runtime.step.timings import timed
 from everflow.serdes import Serde
@@ -72,6 +81,7 @@ from everflow.topology.hops import (
     read_hop,
     write_hop,
 )
+from everflow.topology.known_results import KnownResults
 from everflow.topology.physical_plan import (
     DEAD_LETTER_SLOT,
     FunctionOp,
@@ -262,7 +272,8 @@ class TaskStep:
     ) -> Iterator[pa.RecordBatch]:
         by_index = {source.index: source for source in self.sources}
         by_name = {op.name: op for op in self.ops if isinstance(op, StatefulOp)}
-        records, result, told = self._begun(request, hop, by_index)
+        with _of_records_alone(not self.level):
+            records, result, told = self._begun(request, hop, by_index)
         result.timings = timings
         idle = moved(request, self.sources, result.consumed)
         judge = ClockJudge(
@@ -281,8 +292,10 @@ class TaskStep:
                 self.stores, request.tasks, self._shared_stores(bool(idle)), request.global_tasks
             ) as stores,
         ):
+            reads_stores = self.level > 0
             for op in self.ops:
                 if isinstance(op, StatefulOp):
+                    reads_stores = True
                     if op.output not in records:  # else it ran with those it shares stores with
                         group = [by_name[name] for name in op.together] or [op]
                         sides = order.sides(group)
@@ -296,9 +309,14 @@ class TaskStep:
                     shown_rows = printed_of(op, merge_tasks(in_order(order.read(op))))
                     result.printed += [shown_rows] if shown_rows.rows else []
                 elif isinstance(op, SinkOp):
-                    result.outputs += _to_outputs(op, order.read(op), by_index)
+                    with _of_records_alone(not reads_stores):
+                        every = self.every_failure
+                        result.outputs += _to_outputs(op, order.read(op), by_index, every)
                 else:
-                    order.keep(op, _run_stateless(op, order.read(op), by_index, self.every_failure))
+                    given = order.read(op)
+                    every, known = self.every_failure, hop.known
+                    with _of_records_alone(not reads_stores):
+                        order.keep(op, _run_stateless(op, given, by_index, every, known))
         if self.sink is None:
             assert self.hop_out is not None
             yield from write_hop(
@@ -321,7 +339,7 @@ class TaskStep:
         if self.level:
             return dict(hop.batches), *_from_control(hop.control)
         times = [op for op in self.ops if isinstance(op, TimeOp)]
-        extracted = extract_times(times, hop, sources, request)
+        extracted = extract_times(times, hop, sources, request, self.every_failure)
         records, consumed = merge_inputs(
             hop, self.sources, request.ranges, request.log_ends, request.waits
         )
@@ -397,15 +415,27 @@ def failed(error: Exception, hop_out: HopSchema | None) -> Iterator[pa.RecordBat
 # --- operators ------------------------------------------------------------------------------------
 
 
+@contextmanager
+def _of_records_alone(said: bool) -> Iterator[None]:
+    """A record that fails within the block failed before an operator had read a store, if so
+    ``said``."""
+    try:
+        yield
+    except RecordFailure as error:
+        error.before_state = said
+        raise
+
+
 def _run_stateless(
     op: FunctionOp | TakeOp | UnnestOp,
     batch: EdgeBatch,
     sources: dict[int, Source],
     every_failure: bool,
+    known: KnownResults | None,
 ) -> EdgeBatch:
     match op:
         case FunctionOp():
-            return run_function(op, batch, sources, every_failure)
+            return run_function(op, batch, sources, every_failure, known if every_failure else None)
         case TakeOp():
             return take(op, batch)
         case UnnestOp():
@@ -416,7 +446,9 @@ def _result_row(result: BatchResult) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array([result.to_json()])], schema=RESULT_SCHEMA)
 
 
-def _to_outputs(op: SinkOp, batch: EdgeBatch, sources: Mapping[int, Source]) -> list[SinkOutput]:
+def _to_outputs(
+    op: SinkOp, batch: EdgeBatch, sources: Mapping[int, Source], every_failure: bool = False
+) -> list[SinkOutput]:
     batch = merge_tasks(in_order(batch))
     if op.drop_null_keys and batch.key.null_count:
         batch = batch.take(np.flatnonzero(batch.key.is_valid().to_numpy(zero_copy_only=False)))
@@ -426,12 +458,13 @@ def _to_outputs(op: SinkOp, batch: EdgeBatch, sources: Mapping[int, Source]) -> 
     if op.partitioner == "column":
         said = pc.struct_field(batch.value, [0])
         batch = batch.with_columns(value=pc.struct_field(batch.value, [1]))
-    topics, value = _topics(op, batch, sources)
-    keys = _encoded(op, op.key_serde, batch.key, batch, sources)
-    values = _encoded(op, op.value_serde, value, batch, sources)
+    topics, value = _topics(op, batch, sources, every_failure)
+    keys = _encoded(op, op.key_serde, batch.key, batch, sources, every_failure)
+    values = _encoded(op, op.value_serde, value, batch, sources, every_failure)
     partitions = None
     if op.partitioner is not None:
-        partitions = Partitions(op, sources, batch.with_columns(value=value), said, keys)
+        seen_by_it = batch.with_columns(value=value)
+        partitions = Partitions(op, sources, seen_by_it, said, keys, every_failure)
     return [
         SinkOutput(
             node=op.name,
@@ -444,14 +477,19 @@ def _to_outputs(op: SinkOp, batch: EdgeBatch, sources: Mapping[int, Source]) -> 
     ]
 
 
+_NOWHERE = "nowhere"
+"""Stands for the topic of a record that has none."""
+
+
 def _topics(
-    op: SinkOp, batch: EdgeBatch, sources: Mapping[int, Source]
+    op: SinkOp, batch: EdgeBatch, sources: Mapping[int, Source], every_failure: bool
 ) -> tuple[str | list[str], pa.Array]:
     """Topic of all records or one for each, and the value. RecordFailure for a record whose topic
-    cannot be told."""
+    cannot be told; ``every_failure``: for all of them."""
     if isinstance(op.topic, str):
         return op.topic, batch.value
     topics: list[str] = []
+    failures: list[RecordFailure] = []
     if op.topic is None:
         topics, value = (
             pc.struct_field(batch.value, [0]).to_pylist(),
@@ -464,8 +502,13 @@ def _topics(
                 topics.append(op.topic(k, v))
             except BaseException as error:
                 require_users(error)
-                raise RecordFailure.at(op, sources, batch, row, error) from error
-    legal = set[str]()
+                failures.append(RecordFailure.of(op, sources, batch, row, error))
+                if not every_failure:
+                    break
+                topics.append(_NOWHERE)
+    if failures and not every_failure:
+        raise_all(failures)
+    legal = {_NOWHERE} if failures else set[str]()
     for row, topic in enumerate(topics):
         if isinstance(topic, str) and topic in legal:
             continue
@@ -474,8 +517,13 @@ def _topics(
                 f"the topic to write to is {shown(topic)}, not a name: 1 to 249 letters, digits, "
                 f"'.', '_' or '-' are one"
             )
-            raise RecordFailure.at(op, sources, batch, row, found)
-        legal.add(topic)
+            failures.append(RecordFailure.of(op, sources, batch, row, found))
+            if not every_failure:
+                break
+        else:
+            legal.add(topic)
+    if failures:
+        raise_all(failures)
     return topics, value
 
 
@@ -485,8 +533,10 @@ def _encoded(
     column: pa.Array,
     batch: EdgeBatch,
     sources: Mapping[int, Source],
+    every_failure: bool,
 ) -> pa.Array:
-    """Final bytes. RecordFailure for a value that its serde cannot write."""
+    """Final bytes. RecordFailure for a value that its serde cannot write; ``every_failure``: for
+    several of them."""
     try:
         return serde.encode_array(column)
     except BaseException as error:
@@ -494,8 +544,21 @@ def _encoded(
         found = refused(serde, column, error)
         if found is None:
             raise
-        row, cause = found
-        raise RecordFailure.at(op, sources, batch, row, cause, PRODUCTION) from cause
+        causes = dict([found])
+        if every_failure and not is_outage(error):
+            causes = failing_rows(len(column), partial(_unwritten, serde, column)) or causes
+        of = [RecordFailure.of(op, sources, batch, *one, PRODUCTION) for one in causes.items()]
+        raise_all(of)
+
+
+def _unwritten(serde: Serde, column: pa.Array, start: int, end: int) -> BaseException | None:
+    """Why these values cannot be written; None where they can."""
+    try:
+        serde.encode_array(column.slice(start, end - start))
+    except BaseException as error:
+        require_users(error)
+        return error
+    return None
 
 
 def _newest(request: BatchRequest) -> dict[TaskId, int]:

@@ -9,8 +9,11 @@ from contextlib import contextmanager
 
 @contextmanager
 def timed(timings: dict[str, float], name: str) -> Iterator[None]:
-    """Add to ``timings`` how many ms the block took."""
+    """Add to ``timings`` how many ms the block took, also where it fails: the batch may be computed
+    again in the same attempt, and the time was spent on that all the same."""
     began = time.perf_counter()
-    yield
-    spent = (time.perf_counter() - began) * 1000
-    timings[name] = round(timings.get(name, 0.0) + spent, 2)
+    try:
+        yield
+    finally:
+        spent = (time.perf_counter() - began) * 1000
+        timings[name] = round(timings.get(name, 0.0) + spent, 2)

@@ -1,7 +1,7 @@
 """Runs projections whose Columns call Python functions in a resident step (note 014).
 
 A function sees the records that reach its operator and no others, as behind a filter of a
-DataFrame. It is called for a batch at once; where it fails, halves of the batch tell the record.
+DataFrame. It is called for a batch at once; where it fails, halves of the batch tell the records.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from everflow.errors import RetriableError
-from everflow.operators.user_code import require_users
+from everflow.operators.user_code import failing_rows, require_users
 from everflow.records import EdgeBatch
 from everflow.runtime.commit.batch import BadRecord
 from everflow.runtime.step.step_failure import SparkSays
-from everflow.runtime.step.step_functions import RecordFailure
+from everflow.runtime.step.step_functions import RecordFailure, raise_all
 from everflow.runtime.worker.column_client import ColumnsFailed
 from everflow.runtime.worker.python_calls import results_of
 from everflow.runtime.worker.resident_segments import ColumnComputer, seen
@@ -36,11 +36,12 @@ class Selection:
 
 
 class CallFailed(Exception):
-    """A function failed with the error chained, in ``row`` of its batch (None: in no row alone)."""
+    """A function failed with the error chained. ``rows``: those of its batch in which it fails
+    alone, and how; none where it fails in no row alone."""
 
-    def __init__(self, row: int | None) -> None:
-        super().__init__(row)
-        self.row = row
+    def __init__(self, rows: Mapping[int, BaseException]) -> None:
+        super().__init__(len(rows))
+        self.rows = rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,9 +102,10 @@ class CallingSegment:
         except CallFailed as failure:
             error = failure.__cause__
             assert error is not None
-            if failure.row is None:
+            if not failure.rows:
                 raise RecordFailure(None, self.where, error) from error
-            raise RecordFailure.at(self, self.sources, batch, failure.row, error) from error
+            found = failure.rows.items()
+            raise_all([RecordFailure.of(self, self.sources, batch, *one) for one in found])
 
     def _record(self, batch: EdgeBatch, row: int) -> BadRecord:
         source = self.sources[int(batch.source[row])]
@@ -140,39 +142,20 @@ def _picked(given: list[pa.Array], path: tuple[int, ...]) -> pa.Array:
 
 
 def _called(call: Call, rows: pa.RecordBatch, columns: ColumnComputer) -> list[pa.Array]:
-    try:
-        return results_of(call, rows, columns)
-    except (ColumnsFailed, RetriableError):
-        raise
-    except BaseException as error:
-        require_users(error)
-        row, cause = _culprit(call, rows, columns)
-        raise CallFailed(row) from (cause or error)
-
-
-def _culprit(
-    call: Call, rows: pa.RecordBatch, columns: ColumnComputer
-) -> tuple[int | None, BaseException | None]:
-    """The row that fails alone, found by halves, and how it fails; None where none does."""
-
     def failure(start: int, end: int) -> BaseException | None:
         try:
             results_of(call, rows.slice(start, end - start), columns)
-        except RetriableError:
+        except (ColumnsFailed, RetriableError):
             raise
         except BaseException as error:
             require_users(error)
             return error
         return None
 
-    start, end = 0, rows.num_rows
-    while end - start > 1:
-        middle = (start + end) // 2
-        if failure(start, middle) is not None:
-            end = middle
-        elif failure(middle, end) is not None:
-            start = middle
-        else:
-            return None, None
-    error = failure(start, end)
-    return (None if error is None else start), error
+    try:
+        return results_of(call, rows, columns)
+    except (ColumnsFailed, RetriableError):
+        raise
+    except BaseException as error:
+        require_users(error)
+        raise CallFailed(failing_rows(rows.num_rows, failure)) from error

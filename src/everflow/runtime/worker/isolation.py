@@ -48,6 +48,7 @@ from everflow.runtime.worker.log_decoder import LogDecoder
 from everflow.runtime.worker.set_aside import Fault, Judge
 from everflow.serdes import SerdeError
 from everflow.topology.hops import HopInput
+from everflow.topology.known_results import KnownResults
 from everflow.topology.physical_plan import Source, StatefulOp
 from everflow.user_texts import class_of
 
@@ -84,12 +85,14 @@ class Trial(NamedTuple):
 
 @dataclass(frozen=True)
 class Isolated:
-    """A decoded micro-batch, and how it is computed. ``stores``: those that it reads, and for each
-    who does; ``timings`` get how long decoding takes (ms)."""
+    """One decoded micro-batch, and how it is computed. ``stores``: those that it reads, and for
+    each who does; ``timings`` get how long decoding takes (ms)."""
 
     decoder: LogDecoder
     stores: Mapping[str, str] = field(default_factory=dict)
     timings: dict[str, float] = field(default_factory=dict)
+    known: KnownResults = field(default_factory=KnownResults)
+    """What functions gave in the runs of the batch so far: none is called twice for a record."""
 
     def run(
         self,
@@ -121,7 +124,7 @@ class Isolated:
                 if (away := serde_outage(error)) is not None:
                     raise away from error
                 faults = named(error)
-                if faults and self.stores:
+                if faults and self.stores and not getattr(error, "before_state", False):
                     # Its record may only have the key of an entry that cannot be read.
                     self._failing(None, request, read, judge, compute, Trial())
                 faults = faults or self._searched(error, request, read, judge, compute)
@@ -140,7 +143,7 @@ class Isolated:
 
     def _decoded(self, read: Mapping[TopicPartition, LogColumns], judge: Judge) -> HopInput:
         with timed(self.timings, "decode"):
-            return self.decoder.run(read, judge)
+            return replace(self.decoder.run(read, judge), known=self.known)
 
     def _searched(
         self,

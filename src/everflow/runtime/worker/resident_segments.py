@@ -6,7 +6,7 @@ What they give is what a Spark job's segments give for the same records (`spark.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -222,7 +222,7 @@ def through_levels(
         rows = list(step.run(request, hop, timings))
         if step is not steps[-1]:
             assert step.hop_out is not None
-            hop = read_hop(rows, step.hop_out)
+            hop = replace(read_hop(rows, step.hop_out), known=hop.known)
     return rows
 
 

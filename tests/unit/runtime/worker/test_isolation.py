@@ -24,6 +24,7 @@ from everflow.runtime.commit.batch import BadRecord, BatchRequest, StorePlace, T
 from everflow.runtime.step.step_failure import EarlierStepFailed
 from everflow.runtime.step.step_functions import RecordFailure
 from everflow.runtime.step.task_step import StepResult
+from everflow.runtime.step.timings import timed
 from everflow.runtime.worker.dead_letters import letter_headers
 from everflow.runtime.worker.isolation import HALVED_AFTER, Isolated, Trial
 from everflow.runtime.worker.large_records import largest_entry, times_of_entries
@@ -339,3 +340,15 @@ def test_a_time_that_nothing_holds_leaves_its_record_out_in_its_place(
         LogDecoder(SOURCES[:1], False, Handlers()).run({A: columns}, Judge())
     assert failed.value.failure.code == "EF-RECORD-TIME"
     assert failed.value.failure.judged
+
+
+def test_the_time_of_a_run_that_fails_is_booked_where_it_was_spent() -> None:
+    """It was what nobody had measured, so the driver's (`plan`): half of a thread."""
+    timings: dict[str, float] = {}
+    with pytest.raises(ZeroDivisionError), timed(timings, "operators"):
+        sum(1 // (n - 199_999) for n in range(200_000))
+    failed = timings["operators"]
+    assert failed > 0
+    with timed(timings, "operators"):
+        sum(range(200_000))
+    assert timings["operators"] > failed
