@@ -49,6 +49,11 @@ DROPPED = "dropped-total"
 UNMATCHED_LATE = "late-unmatched-total"
 """By thread and node: rows of a join's outer side that were emitted without a match because they
 came when their window and the grace were over."""
+KEYS_CHECKED = "keys-checked-total"
+"""By topic: keys of sources that were looked at, whether they lie where the topic's partitioner
+puts them."""
+KEYS_MISPLACED = "keys-misplaced-total"
+"""By topic: those of them that do not."""
 LEFT_OUT = "left-out-total"
 """By the error's class, node and input topic: records that failed and that a handler left out; and
 of each the last sample."""

@@ -231,6 +231,19 @@ class ClockCall(NamedTuple):
     time_ms: int
 
 
+class KeyPlaces(NamedTuple):
+    """Keys of a topic that were looked at, and how many of them lie in another partition than the
+    topic's partitioner says. ``sample``: the first of these, and where it lies; ``fits``: the
+    partitioner that would put all of them where they lie, or nothing."""
+
+    node: str
+    topic: str
+    checked: int
+    misplaced: int
+    sample: str = ""
+    fits: str = ""
+
+
 LATE_UNMATCHED = "late-unmatched"
 """In `TasksResult.dropped`: rows that are not left out, but emitted without a match, because they
 came when their window and the grace were over."""

@@ -312,6 +312,21 @@ FIGURES: tuple[Figure, ...] = (
         read=_series(names.UNMATCHED_LATE),
     ),
     Figure(
+        name=f"{OURS}keys_checked_total",
+        kind=COUNTER,
+        labels=("topic_name",),
+        text="keys of an input that were looked at, whether they lie in the partition that the "
+        "partitioner of the topic gives them: up to 256 of a micro-batch",
+        read=_series(names.KEYS_CHECKED),
+    ),
+    Figure(
+        name=f"{OURS}keys_misplaced_total",
+        kind=COUNTER,
+        labels=("topic_name",),
+        text="those that lie in another one: equal keys do not meet, alert on it",
+        read=_series(names.KEYS_MISPLACED),
+    ),
+    Figure(
         name=f"{TASK}enforced_processing_total",
         kind=COUNTER,
         text="how often a task went on though an input had nothing to read (max.task.idle.ms)",

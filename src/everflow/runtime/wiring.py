@@ -291,6 +291,7 @@ def job_opener(context: Any, ground: Ground, road: ResidentRoad | None) -> OpenJ
         held_bytes=config.memory.worker(config.num_stream_threads).pages,
         handlers=config.handlers(),
         layouts=ground.blueprint.layouts,
+        partitions=ground.blueprint.partitions,
         ahead_bytes=config.memory.worker(config.num_stream_threads).ahead,
     )
     # Once for all threads: what the program's variables are now is what the workers get.

@@ -30,6 +30,7 @@ from everflow.exact_texts import exact_ms
 from everflow.foreign_names import Telling
 from everflow.handlers.given import Handlers
 from everflow.location import user_line
+from everflow.moves import moves as told_moves
 from everflow.records import EdgeBatch, Int64, OffsetRange, TaskId, TopicPartition
 from everflow.runtime.client_state import IllegalStateError
 from everflow.runtime.commit.batch import COMMITTED, BatchRequest, BatchResult, TaskContext
@@ -39,6 +40,7 @@ from everflow.runtime.step.spark_failure import failure_of_said
 from everflow.runtime.step.step_failure import EarlierStepFailed, SparkSays
 from everflow.runtime.step.step_functions import RecordFailure, UndecodableRecord
 from everflow.runtime.step.task_step import SinkOutput, StepResult, TaskStep
+from everflow.runtime.thread.batch_counts import MisplacedKeys
 from everflow.runtime.thread.failure_text import ending
 from everflow.runtime.thread.packing import packed
 from everflow.runtime.thread.road import job_segments, resident_road
@@ -152,8 +154,9 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         )
         self._silence = DriverSilence(self._plan, self._stream_times, self._topics.inputs)
         self._inputs: list[InputTopic] = []
+        self._misplaced = MisplacedKeys()
         self._sink = _MemorySink(self._topics.count)
-        self._decoder = LogDecoder.of(self._plan, handlers)
+        self._decoder = LogDecoder.of(self._plan, handlers, self._topics.counts)
         self._segments, self._columns = _prepared(self._plan)
         self._closed = False
         self._request: BatchRequest | None = None
@@ -209,6 +212,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         self._offsets.update(dict.fromkeys(self._offsets, 0))
         self._tables.rewind()
         self._outputs.clear()
+        self._misplaced = MisplacedKeys()
         self._wall_clock_ms = self._start_ms
         for topic in self._inputs:
             topic.rewind()
@@ -384,6 +388,8 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
                 self._outputs.add(
                     RawRecord(topic, *parts, partition=partition) for parts in written
                 )
+        for line in self._misplaced.lines(result.keys):
+            told_moves.warning("%s", line)
         tables.add(result.printed)
         tables.flush()
         return self._deliver(result)

@@ -16,7 +16,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from everflow.errors import EverflowError
-from everflow.records import HEADERS, EdgeBatch, Int64, joined_headers, no_headers
+from everflow.records import (
+    HEADERS,
+    EdgeBatch,
+    Int64,
+    KeyPlaces,
+    joined_headers,
+    no_headers,
+)
 from everflow.topology.known_results import KnownResults
 from everflow.topology.physical_plan import Slot
 
@@ -87,6 +94,8 @@ class HopInput:
     """Of the records of the log that were read; step 0 tells it."""
     known: KnownResults | None = None
     """What functions gave for these records before; None where nobody computes them again."""
+    keys: Sequence[KeyPlaces] = ()
+    """Where keys of these lie; step 0 tells it."""
 
 
 def ends_hop(batch: pa.RecordBatch) -> bool:

@@ -188,5 +188,6 @@ def test_silence_takes_nothing_out_of_the_stores_of_a_join() -> None:
     with silent.driver:
         silent.pipe(BEFORE)
         silent.driver.advance_wall_clock_time(5_000)
+        silent.driver.advance_wall_clock_time(30_001)
         assert (b"a", b"a12500&None", 12_500) in silent.read()
         assert silent.pipe([("right", "a", 13_000)]) == [(b"a", b"a12500&a13000", 13_000)]

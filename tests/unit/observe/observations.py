@@ -50,6 +50,8 @@ FULL = Observation(
         names.LAST_COMMIT: {("0",): 1_789_999_995_000},
         names.DROPPED: {("0", "by-item", "late"): 6},
         names.UNMATCHED_LATE: {("0", "by-order"): 9},
+        names.KEYS_CHECKED: {("in",): 256},
+        names.KEYS_MISPLACED: {("in",): 192},
         names.LEFT_OUT: {("ValueError", "by-item", "in"): 2},
         names.SENT: {("out", "results"): 7},
         names.SENT_BYTES: {("out", "results"): 700},

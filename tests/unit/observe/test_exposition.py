@@ -33,6 +33,8 @@ def test_labels_and_values() -> None:
     task = "kafka_streams_stream_task_metrics_"
     assert found[f"{task}dropped_records_total", ("0", "by-item", "late")] == 6
     assert found["everflow_late_unmatched_records_total", ("0", "by-order")] == 9
+    assert found["everflow_keys_checked_total", ("in",)] == 256
+    assert found["everflow_keys_misplaced_total", ("in",)] == 192
     assert found[f"{task}record_lateness_avg", ("0", "1_0")] == 4
     assert found[f"{task}restoring_remaining_records_total", ("1_1", "active")] == 70
     assert found[f"{task}updating_remaining_records_total", ("1_2", "standby")] == 9

@@ -17,7 +17,7 @@ from everflow.errors import DamagedEntryError, EverflowError
 from everflow.handlers.response import PROCESSING
 from everflow.memory.batch_memory import Taken
 from everflow.metrics import Seen
-from everflow.records import UNBOUNDED_BYTES, OffsetRange, TaskId, TopicPartition
+from everflow.records import UNBOUNDED_BYTES, KeyPlaces, OffsetRange, TaskId, TopicPartition
 
 _T = TypeVar("_T")
 
@@ -287,16 +287,18 @@ class BatchFigures(NamedTuple):
     sent: Sequence[Sent] = ()
     puts: Sequence[Puts] = ()
     letters: Sequence[LetterGroup] = ()
+    keys: Sequence[KeyPlaces] = ()
 
     @staticmethod
     def of(data: Sequence[Sequence[Sequence[Any]]]) -> BatchFigures:
         """Of what JSON made of one."""
-        ages, sent, puts, letters = data
+        ages, sent, puts, letters, keys = data
         return BatchFigures(
             [Ages(*one) for one in ages],
             [Sent(*one) for one in sent],
             [Puts(*one) for one in puts],
             [LetterGroup(*one) for one in letters],
+            tuple(KeyPlaces(*one) for one in keys),
         )
 
 

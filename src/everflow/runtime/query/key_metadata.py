@@ -7,13 +7,17 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
+import pyarrow as pa
 from kafka.partitioner.default import murmur2
 
 from everflow.assignment.user_data import HostTasks
+from everflow.columns.key_partitions import MURMUR2
 from everflow.records import TaskId, TopicPartition
+from everflow.serdes import Serde
 from everflow.serdes.base import ResultDecoder, value_reader
 from everflow.state.store import StoreSpec
 from everflow.topology.graph import Node, SourceNode, StatefulNode
+from everflow.topology.partitioners import KeyPartitioner, partitions_of
 from everflow.topology.program import Topology
 
 Partitioner = Callable[[bytes, int], int]
@@ -37,6 +41,8 @@ class StoreSite:
     """Whether every instance has it: the store of a global table."""
     results: ResultDecoder | None = None
     """`PhysicalPlan.value_results`; None: those of the serde."""
+    partitioner: Partitioner | None = None
+    """By which the keys of its topics are spread; None: `default_partitioner`."""
 
     @cached_property
     def value_reader(self) -> Callable[[bytes], Any] | None:
@@ -87,6 +93,15 @@ def default_partitioner(key: bytes, partitions: int) -> int:
 @lru_cache(maxsize=1_024)  # readers come back to some keys, and it is a loop of Python
 def _hashed(key: bytes) -> int:
     return int(murmur2(key))
+
+
+def store_partitioner(by: KeyPartitioner | None, topic: str, serde: Serde) -> Partitioner | None:
+    """What a program says of a topic's keys, for queries; None: `default_partitioner`."""
+    if by is None or by == MURMUR2:
+        return None
+    return lambda key, partitions: int(
+        partitions_of(by, topic, pa.array([key], pa.binary()), serde, partitions)[0]
+    )
 
 
 def metadata_for_key(site: StoreSite, partition: int, hosts: Hosts | None) -> KeyQueryMetadata:

@@ -25,6 +25,7 @@ from everflow.runtime.query.key_metadata import (
     default_partitioner,
     metadata_for_key,
     metadata_of_hosts,
+    store_partitioner,
     topics_into_stores,
 )
 from everflow.runtime.query.query_errors import (
@@ -48,6 +49,8 @@ from everflow.runtime.tasks.blueprint import Blueprint
 from everflow.runtime.tasks.task import TaskStore
 from everflow.state.lmdb_env import StoreClosedError
 from everflow.state.lmdb_store import LmdbStore
+from everflow.state.store import StoreSpec
+from everflow.topology.partitioners import key_partitioners
 from everflow.topology.program import Topology
 
 SERVING = frozenset({ClientState.REBALANCING, ClientState.RUNNING})
@@ -122,7 +125,7 @@ class StoreQueries:
         partition: int | None,
         stale: bool,
         max_lag: int | None,
-        partitioner: Partitioner,
+        partitioner: Partitioner | None,
     ) -> ReadOnlyStore:
         """See `InteractiveQueries.store`."""
         site = self.site(name)
@@ -171,7 +174,9 @@ class StoreQueries:
             raise StoreNotFoundError(f"The topology has no store {name!r}; it has: {have}.")
         return site
 
-    def key_metadata(self, name: str, key: Any, partitioner: Partitioner) -> KeyQueryMetadata:
+    def key_metadata(
+        self, name: str, key: Any, partitioner: Partitioner | None
+    ) -> KeyQueryMetadata:
         """See `InteractiveQueries.query_metadata_for_key`."""
         site = self.site(name)
         partition = partition_of(site, key_bytes(site.spec, key), partitioner)
@@ -333,7 +338,7 @@ class _Access:
     partition: int | None
     stale: bool
     max_lag: int | None
-    partitioner: Partitioner
+    partitioner: Partitioner | None
 
     def readable(self) -> Sequence[int]:
         self.queries.require_serving()
@@ -398,7 +403,7 @@ class InteractiveQueries:
         *,
         stale: bool = False,
         max_lag: int | None = None,
-        partitioner: Partitioner = default_partitioner,
+        partitioner: Partitioner | None = None,
     ) -> ReadOnlyStore:
         """A store for reading: a `ReadOnlyKeyValueStore`, `ReadOnlyVersionedStore`,
         `ReadOnlyWindowStore` or `ReadOnlySessionStore`, by its kind.
@@ -412,7 +417,8 @@ class InteractiveQueries:
             max_lag: how far such a copy may be behind its changelog, in offsets, the end not older
             than one second; a query
                 that finds it further behind raises StaleStateError. None = any lag.
-            partitioner: how whoever writes the input topics partitions keys.
+            partitioner: how whoever writes the input topics partitions keys, a function of (key
+            bytes, number of partitions); None = as the program's sources say.
 
         Raises StoreNotFoundError; ValueError or TypeError for a partition or a lag that cannot be;
         InvalidStateStoreError if the instance does not run, as do the store's own methods.
@@ -420,7 +426,7 @@ class InteractiveQueries:
         return self._asked().store(name, partition, stale, max_lag, partitioner)
 
     def query_metadata_for_key(
-        self, store: str, key: Any, partitioner: Partitioner = default_partitioner
+        self, store: str, key: Any, partitioner: Partitioner | None = None
     ) -> KeyQueryMetadata:
         """Which instances have ``key`` of a store, as of the last rebalance, and how far behind the
         copy here is now; of a window or session store the key without its window.
@@ -463,6 +469,16 @@ def store_queries(
 ) -> StoreQueries:
     """The queries of a started instance."""
     topics = topics_into_stores(topology, blueprint.application_id)
+    spread = key_partitioners(topology)
+
+    def partitioner(spec: StoreSpec) -> Partitioner | None:
+        prefix = f"{blueprint.application_id}-"
+        for topic in sorted(topics[spec.name]):
+            name = topic if topic in spread else topic.removeprefix(prefix)
+            if name in spread:
+                return store_partitioner(spread[name], topic, spec.key_serde)
+        return None
+
     sites = [
         StoreSite(
             spec=spec,
@@ -470,6 +486,7 @@ def store_queries(
             partitions=max(blueprint.partitions[topic] for topic in topics[spec.name]),
             decode=blueprint.plan.value_decoder(spec.name),
             results=blueprint.plan.value_results(spec.name),
+            partitioner=partitioner(spec),
         )
         for subtopology, specs in blueprint.stores.items()
         for spec in specs
@@ -508,10 +525,11 @@ def store_queries(
     return StoreQueries(sites, inputs, own_host, ports, clock)
 
 
-def partition_of(site: StoreSite, key: bytes, partitioner: Partitioner) -> int:
-    """The partition of a key's bytes; ValueError if the partitioner names one that the store does
-    not have."""
-    partition = partitioner(key, site.partitions)
+def partition_of(site: StoreSite, key: bytes, partitioner: Partitioner | None) -> int:
+    """The partition of a key's bytes; None: as the program says. ValueError if the partitioner
+    names one that the store does not have."""
+    chosen = partitioner or site.partitioner or default_partitioner
+    partition = chosen(key, site.partitions)
     if not 0 <= partition < site.partitions:
         raise ValueError(
             f"The partitioner gave {partition} for a store with the partitions 0 to "

@@ -22,6 +22,7 @@ def figures_of(result: StepResult) -> BatchFigures:
         [sent for output in result.outputs for sent in _sent(output)],
         _puts(result.changes),
         result.letters,
+        result.keys,
     )
 
 

@@ -345,7 +345,7 @@ _SHAPES: dict[str, Callable[[FunctionOp, EdgeBatch, list[Any]], Made]] = {
 
 
 def _column(items: list[Any], kind: pa.DataType, rows: Int64) -> pa.Array:
-    """Python results as the declared Arrow type; MisfitsError for results of another type, which are
+    """Python results as the declared Arrow type; MisfitsError for those of another type, which are
     the fault of their records, those in ``rows``."""
     try:
         return column_of(items, kind)

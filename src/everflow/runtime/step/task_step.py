@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,6 +25,7 @@ from everflow.handlers.response import PROCESSING, PRODUCTION
 from everflow.operators.user_code import failing_rows, refused, require_users
 from everflow.records import (
     EdgeBatch,
+    KeyPlaces,
     StoreChanges,
     TaskId,
     TasksResult,
@@ -142,6 +143,8 @@ class StepResult:
     printed: list[Printed] = field(default_factory=list)
     input_bytes: int = 0
     """Arrow bytes of step 0's input: what ``max.batch.bytes`` bounds."""
+    keys: Sequence[KeyPlaces] = ()
+    """Of its records, where keys lie."""
 
     def add(self, op: StatefulOp, done: TasksResult) -> None:
         """Take over what an operator has done."""
@@ -253,7 +256,7 @@ class TaskStep:
             self.announce(request, self.level)
             hop = read_hop(batches, self.hop_in)
             if self.level == 0:
-                request, hop.bytes = _as_read(request, hop.control)
+                request, hop.bytes, hop.keys = _as_read(request, hop.control)
         return request, hop
 
     def run(
@@ -353,6 +356,7 @@ class TaskStep:
             skipped=extracted.left_out(consumed, request, sources),
             ages=ages_read(hop, sources, consumed, _newest(request)),
             input_bytes=hop.bytes,
+            keys=hop.keys,
         )
         return records, result, None
 
@@ -583,6 +587,7 @@ def _to_control(result: StepResult, ways: str | None) -> str:
             "ages": result.ages,
             "printed": result.printed,
             "bytes": result.input_bytes,
+            "keys": result.keys,
             **({} if ways is None else {"ways": ways}),
         }
     )
@@ -596,11 +601,15 @@ def _said(control: str) -> dict[str, Any]:
     return data
 
 
-def _as_read(request: BatchRequest, control: str) -> tuple[BatchRequest, int]:
-    """The request with the ranges that were read, and how many bytes they had."""
+def _as_read(request: BatchRequest, control: str) -> tuple[BatchRequest, int, Sequence[KeyPlaces]]:
+    """The request with the ranges that were read, how many bytes they had, and where keys lie."""
     data = _said(control)
     silent = tuple(TopicPartition(*tp) for tp in data.get("silent", ()))
-    return replace(request.ending(by_partition(data["ends"])), silent=silent), data["bytes"]
+    return (
+        replace(request.ending(by_partition(data["ends"])), silent=silent),
+        data["bytes"],
+        _keys(data),
+    )
 
 
 def _from_control(control: str) -> tuple[StepResult, str | None]:
@@ -619,5 +628,10 @@ def _from_control(control: str) -> tuple[StepResult, str | None]:
         ages=[Ages(*ages) for ages in data.get("ages", ())],
         printed=[Printed(*one) for one in data.get("printed", ())],
         input_bytes=data.get("bytes", 0),
+        keys=_keys(data),
     )
     return result, data.get("ways")
+
+
+def _keys(data: Mapping[str, Any]) -> list[KeyPlaces]:
+    return [KeyPlaces(*one) for one in data.get("keys", ())]

@@ -7,14 +7,14 @@ every such record, and of a micro-batch that may be a hundred thousand lines.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from everflow import metrics as names
 from everflow.clock import Clock
 from everflow.metrics import Metrics
 from everflow.moves import counted, moves
-from everflow.records import LATE_UNMATCHED
+from everflow.records import LATE_UNMATCHED, KeyPlaces
 from everflow.runtime.commit.batch import BatchResult
 from everflow.runtime.thread.table_printer import tables
 from everflow.runtime.thread.thread_figures import ABORTED, ThreadFigures
@@ -82,6 +82,36 @@ def _counted(number: int, why: str) -> str:
     return counted(number, NOUNS.get(why, "record"))
 
 
+class MisplacedKeys:
+    """Topics with keys in other partitions than their partitioner says; each is told once."""
+
+    def __init__(self) -> None:
+        self._told = set[str]()
+
+    def lines(self, keys: Iterable[KeyPlaces]) -> list[str]:
+        """What is to be told after a batch."""
+        fresh = [one for one in keys if one.misplaced and one.topic not in self._told]
+        self._told.update(one.topic for one in fresh)
+        return list(map(_misplaced, fresh))
+
+
+def _misplaced(keys: KeyPlaces) -> str:
+    if keys.fits:
+        lie = f"all {keys.checked:,} lie where {keys.fits} puts them"
+        cure = f"partitioner={keys.fits!r}"
+    else:
+        lie = "no partitioner known here puts all of them there"
+        cure = "partitioner= (murmur2, crc32, fnv1a, or a function)"
+    return (
+        f"{keys.misplaced:,} of {keys.checked:,} keys that were looked at in {keys.topic} lie in "
+        f"another partition than the topic's partitioner says ({keys.sample}): equal keys of this "
+        f"topic and of others do not meet in one task, so joins lose matches, and a query looks "
+        f"for a key in the wrong place. {lie[0].upper()}{lie[1:]}. Say so where {keys.node} reads "
+        f"the topic, with {cure}; or put .repartition(name='a-name') behind it; or have its "
+        f"producer write by murmur2 (docs/guide/joins.md)"
+    )
+
+
 @dataclass
 class BatchCounts:
     """Of one stream thread, which alone calls it."""
@@ -90,6 +120,7 @@ class BatchCounts:
     clock: Clock
     number: int
     _dropped: DroppedRecords = field(default_factory=DroppedRecords)
+    _misplaced: MisplacedKeys = field(default_factory=MisplacedKeys)
 
     def __post_init__(self) -> None:
         self._figures = ThreadFigures(self.metrics, self.clock, self.number)
@@ -120,6 +151,8 @@ class BatchCounts:
             ),
         )
         self.tell(self.clock.monotonic_ms(), result.dropped)
+        for line in self._misplaced.lines(result.figures.keys):
+            moves.warning("%s", line)
         tables.add(result.printed)
         if result.left_out:
             moves.warning("left out of a batch: %s", "; ".join(result.left_out))

@@ -59,12 +59,14 @@ class ThreadFigures:
 
     def _records(self, result: BatchResult, now_ms: float) -> None:
         thread, wall_ms = str(self.number), self.clock.now_ms()
-        ages, sent, puts, letters = result.figures
+        ages, sent, puts, letters, keys = result.figures
         read = [one for one in ages if one.task]
         add, saw = self.metrics.add_series, self.metrics.saw
         add(names.PROCESSED, _sums(((thread, one.task, one.node), one.records) for one in read))
         add(names.SENT, _sums(((one.node, one.topic), one.records) for one in sent))
         add(names.SENT_BYTES, _sums(((one.node, one.topic), one.bytes) for one in sent))
+        add(names.KEYS_CHECKED, _sums(((one.topic,), one.checked) for one in keys))
+        add(names.KEYS_MISPLACED, _sums(((one.topic,), one.misplaced) for one in keys))
         add(names.STORE_PUTS, _sums(((one.task, one.store), one.changes) for one in puts))
         counted = [
             (node, reason, count)

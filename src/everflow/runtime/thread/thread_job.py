@@ -72,6 +72,8 @@ class JobSettings:
     handlers: Handlers = field(default_factory=Handlers)
     layouts: str = ""
     ahead_bytes: int
+    partitions: Mapping[str, int]
+    """How many each input topic has."""
 
 
 def resident_channel() -> str:
@@ -188,7 +190,7 @@ def pack(plan: PhysicalPlan, settings: JobSettings, road: ResidentRoad | None) -
         for level in range(plan.levels)
     )
     log = LogInput(
-        decoder=LogDecoder.of(plan, settings.handlers),
+        decoder=LogDecoder.of(plan, settings.handlers, settings.partitions),
         group=f"{settings.application_id}-resident",
         read_committed=settings.read_committed,
         ahead_bytes=settings.ahead_bytes,

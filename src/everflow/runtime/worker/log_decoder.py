@@ -6,7 +6,7 @@ One decoder per serde is one truth: what a record's bytes say does not depend on
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +21,7 @@ from everflow.records import EdgeBatch, Int64, TopicPartition
 from everflow.runtime.commit.batch import BadRecord, BatchFailure
 from everflow.runtime.step.record_times import far_times, odd_times, refuse_negative, timely
 from everflow.runtime.step.step_failure import stack_of
+from everflow.runtime.worker.key_places import KeyCheck
 from everflow.runtime.worker.set_aside import Fault, Judge
 from everflow.serdes import Serde
 from everflow.serdes.fitting import MisfitError, column_of
@@ -41,11 +42,17 @@ class LogDecoder:
     sources: tuple[Source, ...]
     headers: bool
     handlers: Handlers
+    check: KeyCheck = field(default_factory=KeyCheck)
 
     @staticmethod
-    def of(plan: PhysicalPlan, handlers: Handlers) -> LogDecoder:
-        """For any plan."""
-        return LogDecoder(plan.sources, plan.headers, handlers)
+    def of(
+        plan: PhysicalPlan, handlers: Handlers, partitions: Mapping[str, int] | None = None
+    ) -> LogDecoder:
+        """For any plan; ``partitions``: how many each topic has, None: no keys are looked at."""
+        partitions = partitions or {}
+        keyed = {source.topic for source in plan.sources if source.partitioner is not None}
+        counts = {topic: partitions.get(topic, 1) for topic in sorted(keyed)}
+        return LogDecoder(plan.sources, plan.headers, handlers, KeyCheck(counts))
 
     def run(self, read: Mapping[TopicPartition, LogColumns], judge: Judge) -> HopInput:
         """Undecodable records, those whose time nothing holds, and those that are set aside, are
@@ -62,19 +69,22 @@ class LogDecoder:
             timestamp=_joined([columns.timestamps for columns in read.values()]),
             control="{}",
         )
-        letters = []
+        letters, keys = [], []
         odd = odd_times(hop.timestamp)
         for source in self.sources:
             mine = LogColumns.concat(
                 [found for tp, found in read.items() if tp.topic == source.topic]
             )
             raw = _raw(mine, np.flatnonzero(hop.source == source.index), hop)
+            if (places := self.check.of(source, raw)) is not None:
+                keys.append(places)
             decoded, bad = decoded_records(source, raw, judge, odd)
             if odd and source.own_times:
                 refuse_negative(source, decoded)
             hop.batches[source.slot], hop.rows[source.slot] = decoded, decoded.seq
             letters.append(bad)
             hop.bytes += raw.key.nbytes + raw.value.nbytes
+        hop.keys = keys
         dead = concat(letters)
         if odd:
             hop.timestamp = timely(hop, judge.wall_clock_ms)

@@ -106,6 +106,11 @@ class LogStep:
             yield from failed(error, self.hop_out)
             return
         ends = {tp: wanted.end for tp, wanted in request.ranges.items()}
-        told = {"ends": by_name(ends), "bytes": hop.bytes, "silent": request.silent}
+        told = {
+            "ends": by_name(ends),
+            "bytes": hop.bytes,
+            "silent": request.silent,
+            "keys": hop.keys,
+        }
         control = as_json(told)
         yield from write_hop(hop.batches, self.hop_out, control)
