@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F
 
@@ -72,10 +73,10 @@ KINDS: dict[str, tuple[str, list[Any]]] = {
         "struct<s: struct<x: string, y: int>, z: double>",
         [{"s": None, "z": 0.5}, {"s": A_STRUCT, "z": 0.5}, {"s": A_STRUCT, "z": 1.5}],
     ),
-    "array": ("array<int>", [[], [7, None], [7, 8]]),
+    "array": ("array<int>", [[6], [7, None], [7, 8]]),
     "array of structs": (
         "array<struct<x: string, y: int>>",
-        [[], [A_STRUCT, None], [A_STRUCT, A_STRUCT]],
+        [[A_STRUCT], [A_STRUCT, None], [A_STRUCT, A_STRUCT]],
     ),
     "struct of all": (
         "struct<d: decimal(10,2), t: timestamp, l: array<array<date>>, b: binary, f: float>",
@@ -85,7 +86,7 @@ KINDS: dict[str, tuple[str, list[Any]]] = {
             {"d": None, "t": dt.datetime(2000, 1, 1, tzinfo=UTC), "l": None, "b": None, "f": None},
         ],
     ),
-    "map": ("map<string, int>", [{}, {"x": 7}, {"x": None, "y": 7}]),
+    "map": ("map<string, int>", [{"x": None}, {"x": 7}, {"x": None, "y": 7}]),
     "struct with a map": (
         "struct<m: map<string, int>>",
         [{"m": {}}, {"m": {"x": 7}}, {"m": None}],
@@ -167,7 +168,7 @@ simple(
     ),
     table_filter=lambda p: p.table().filter(F.col("value.id").isNotNull()),
     table_filter_in_a_store=lambda p: p.table().filter(F.col("value.id").isNotNull(), store="s"),
-    table_values=lambda p: p.table().map_values(F.col("value.id"), store="s"),
+    table_values=lambda p: p.table().map_values(F.struct("value.id"), store="s"),
     transformed=lambda p: p.table().transform_values(
         lambda key, value: value and {"k": key, "v": value["id"]}, returns=f"k {p.kind}, v {p.kind}"
     ),
@@ -515,7 +516,7 @@ def run(made: Callable[[Program], Made], kind: str, keys: list[Any]) -> Any:
                 topics[step[0]].pipe_each(records([step], step[0]))
         driver.pipe_batch({one: records(BATCH, topic) for topic, one in topics.items()})
         entries = {}
-        named = functools.partial(name_of, keys)
+        named = functools.partial(name_of, pa.array(keys, key.type).to_pylist())
         if isinstance(out, KStream):
             read = driver.create_output_topic("out", *written).read_records()
         else:
@@ -545,16 +546,14 @@ def view_of(driver: TopologyTestDriver, store: str) -> Any:
     spec = driver._kept.get(store)
     if spec is None or spec.kind != "key_value" or spec.private:
         return None
-    view = driver.get_key_value_store(store)
-    return None if any(isinstance(key, bytes) for key, _ in view.all()) else view
+    own_format = spec.key_serde == spec.value_serde == serdes.bytes_()
+    return None if own_format else driver.get_key_value_store(store)
 
 
 def name_of(keys: list[Any], value: Any) -> Any:
     """``value`` with ``key 0``, ``key 1`` ... in the place of keys, however deep."""
     for place, key in enumerate(keys):
         if type(value) is type(key) and shown(value) == shown(key):
-            return f"key {place}"
-        if isinstance(key, dict) and isinstance(value, list) and value == list(key.items()):
             return f"key {place}"
     if isinstance(value, Windowed):
         return tuple(name_of(keys, part) for part in (value.key, value.start, value.end))
@@ -581,7 +580,7 @@ def check(name: str, kind: str) -> None:
     assert run(PROGRAMS[name], ddl, keys) == with_texts(name, len(keys))
 
 
-SPARK_COMPARES_NO_MAPS = {"filtered", "split"}
+COMPARED_BY_SPARK = {"filtered", "split"}
 GUARD = [
     *(("table_groups", "struct of all"), ("table_groups_of_a_struct", "array of structs")),
     *(("table_groups_by_function", "array of structs"), ("table_groups_reduced", "map")),
@@ -606,6 +605,6 @@ def test_operators_that_compare_keys_take_nested_ones(name: str, kind: str) -> N
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_each_operator_takes_keys_of_every_type(name: str, kind: str) -> None:
-    if "map" in kind and name in SPARK_COMPARES_NO_MAPS:
-        pytest.skip("Spark compares no maps")
+    if name in COMPARED_BY_SPARK and ("map" in kind or kind in ("float", "double")):
+        pytest.skip("Spark compares no maps, and takes -0.0 for 0.0")
     check(name, kind)
