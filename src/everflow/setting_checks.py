@@ -146,9 +146,13 @@ def host_names(value: Any) -> str | None:
     """Names of hosts, separated by commas, without ports; ``*``."""
     names = [name.strip() for name in str(value).split(",")] if value else []
     wrong = next((name for name in names if not _HOST_NAME.fullmatch(name)), None)
-    return None if wrong is None else (
-        f"must be names of hosts, separated by commas, without http:// and ports, or *: {wrong!r} "
-        f"is none"
+    return (
+        None
+        if wrong is None
+        else (
+            f"must be names of hosts, separated by commas, without http:// and ports, or *: {wrong!r} "
+            f"is none"
+        )
     )
 
 

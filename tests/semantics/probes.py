@@ -162,7 +162,7 @@ def _built(builder: StreamsBuilder, family: Family, source: str, prefix: str) ->
     names: dict[str, Any] = {}
     for name in (one for one in SIDES if one in code.co_names):
         topic = f"{prefix}-{name}"
-        names[name] = _source(builder, name, topic, family.value)
+        names[name] = source_of(builder, name, topic, family.value)
         sides.setdefault(SIDES[name], []).append(topic)
     made = eval(code, {**family.names, **names})
     stream = made.to_stream() if isinstance(made, KTable) else made
@@ -175,7 +175,8 @@ def _built(builder: StreamsBuilder, family: Family, source: str, prefix: str) ->
     return _Program(sides, f"{prefix}-out", nodes, stores)
 
 
-def _source(builder: StreamsBuilder, name: str, topic: str, value: Serde) -> Any:
+def source_of(builder: StreamsBuilder, name: str, topic: str, value: Serde) -> Any:
+    """What one of `SIDES` is in a program: a stream, groups or a table of a topic."""
     if name.endswith("stream"):
         return builder.stream(topic, key=TEXT, value=value)
     if name.endswith("groups"):

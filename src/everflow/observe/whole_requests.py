@@ -90,7 +90,9 @@ class WholeRequestsProtocol(H11Protocol):
         """See `everflow.observe.room.Connection`: of a client that does not read its answer the
         time of the one before."""
         answered = self.cycle is None or self.cycle.response_complete
-        return self._waits_since if answered or self._under_way() or self.flow.write_paused else None
+        return (
+            self._waits_since if answered or self._under_way() or self.flow.write_paused else None
+        )
 
     def give_way(self) -> None:
         """See `everflow.observe.room.Connection`."""

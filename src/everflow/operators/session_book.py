@@ -7,13 +7,13 @@ depends on all before it. Aggregates are folded over the result, see
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
 from everflow.operators.session_order import SessionOrder
 from everflow.serdes.windowed import SESSION_SUFFIX_BYTES, session_key, split_session_key
-from everflow.state.store import StoreView
+from everflow.state.store import Entry, StoreView
 from everflow.windows import SessionWindows
 
 _FAR_FUTURE_MS = (1 << 56) - 1
@@ -167,18 +167,31 @@ def read_sessions(
     # No session ends after this; with it, keys that begin with ``key`` and go on with text lie
     # outside.
     end = max(book.stream_time, max(last_ms, default=0), _FAR_FUTURE_MS) + 1
+    latest = [last + book.gap_ms for last in last_ms]
     bounds = [
-        (session_key(key, 0, max(first - book.gap_ms, 0)), session_key(key, 0, end))
-        for key, first in zip(keys, first_ms, strict=True)
+        (session_key(key, 0, max(first - book.gap_ms, 0)), session_key(key, 0, min(to + 1, end)))
+        for key, first, to in zip(keys, first_ms, latest, strict=True)
     ]
     found = store.range_many(bounds)
-    for code, key, last, entries in zip(codes, keys, last_ms, found, strict=True):
-        for entry in entries:
-            if len(entry[0]) != len(key) + SESSION_SUFFIX_BYTES:
-                continue  # a longer key that begins with the same bytes
+    newest_ms = store.newest_ms
+    for code, key, to, (_, behind), entries in zip(codes, keys, latest, bounds, found, strict=True):
+        for entry in _of_key(key, entries):
             _, session_start, session_end = split_session_key(entry[0])
-            if session_start > last + book.gap_ms:
+            book.load(code, session_start, session_end)
+            loaded.append(entry)
+        if to >= newest_ms:
+            continue
+        # Records that are behind: of the sessions that end later one may have begun by then.
+        for entry in _of_key(key, store.range(behind, session_key(key, 0, end))):
+            _, session_start, session_end = split_session_key(entry[0])
+            if session_start > to:
                 break
             book.load(code, session_start, session_end)
             loaded.append(entry)
     return loaded
+
+
+def _of_key(key: bytes, entries: Iterable[Entry]) -> Iterator[Entry]:
+    """Without those of longer keys that begin with the same bytes."""
+    length = len(key) + SESSION_SUFFIX_BYTES
+    return (entry for entry in entries if len(entry[0]) == length)

@@ -335,7 +335,7 @@ class _Buffer:
                     more += key not in known
         book = self._book(more)
         if book != self.booked:
-            change(_BOOKED, book, max(0, self.stream_time))
+            change(_BOOKED, book, 0)
         return StoreChanges(self.spec.store, keys, values, np.array(times, np.int64))
 
     def _book(self, more: int) -> bytes | None:

@@ -17,7 +17,7 @@ from everflow.serdes import Serde
 from everflow.state.changelog import SUFFIX_BYTES, expiry_times, pack_value
 from everflow.state.left_out import left_out_topic
 from everflow.state.overlay import OrderedEntries
-from everflow.state.versions import History, Version, accepted, put, versions_within
+from everflow.state.versions import History, Version, accepted, begins_after, put, versions_within
 
 VERSIONED = "versioned"
 
@@ -246,6 +246,10 @@ class InMemoryVersions(InMemoryStore):
         return [
             versions_within(self._versions.get(key, []), first, last) for key, first, last in asked
         ]
+
+    def begins_after(self, key: bytes, time: int) -> int:
+        """See `VersionsView`."""
+        return begins_after(self._versions.get(key, []), time)
 
     def apply(self, changes: StoreChanges) -> None:
         """Puts versions, but none that is older than the history when it comes; then those that

@@ -73,6 +73,25 @@ class VersionedSnapshot(StoreSnapshot):
                 found[at].append(Version(one[0], OPEN, one[1]))
         return found
 
+    def begins_after(self, key: bytes, time: int) -> int:
+        """See `VersionsView`."""
+        first = max(time, self._expired)
+        for segment, slot in self._segments():
+            if (segment + 1) * (self.meta.segment_ms or SEGMENT_MS_MIN) <= first:
+                continue
+            with self._txn.cursor(self._ring[slot]) as cursor:
+                for stored_key, _ in _of_key(cursor, key, first):
+                    end, start = _TIMES.unpack_from(stored_key, len(stored_key) - _TIMES.size)
+                    if end <= self._expired:
+                        continue
+                    if start > time:
+                        return int(start)
+                    if end > time:  # it ends where the next one begins
+                        return int(end)
+        latest = self.get(key)
+        start = OPEN if latest is None else unpack_value(latest)[0]
+        return start if start > time else OPEN
+
     def every_version(self) -> Iterator[tuple[bytes, Version]]:
         """Keys with the versions that have a value and that the history shows: the latest ones by
         key, then those before them, in no order."""

@@ -6,14 +6,17 @@ See `versioned_snapshot` for what lies where.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from operator import itemgetter
 
 import numpy as np
 
 from everflow.records import Int64
 from everflow.state.changelog import pack_value
 from everflow.state.versioned_snapshot import DELETION, VALUE, VersionedSnapshot
-from everflow.state.versions import OPEN, History, accepted, put
+from everflow.state.versions import OPEN, History, Version, accepted
 
 EARLIER = "session"
 """The kind of store whose keys those of earlier versions are."""
@@ -42,31 +45,78 @@ def version_changes(
     oldest = max(before.stream_time, int(times.max(initial=-1))) - history_ms
     latest: Changed = {}
     earlier: Changed = {}
-    asked = [
-        (key, max(min(time for time, _ in new) - 1, 0), OPEN - 1) for key, new in put_by_key.items()
-    ]
-    for (key, new), found in zip(put_by_key.items(), before.versions_many(asked), strict=True):
-        history: History = [(one.start, one.value) for one in found]
-        was = _entries(history)
+    for (key, new), known in zip(put_by_key.items(), _around(before, put_by_key), strict=True):
+        versions = _Versions(known, partial(before.begins_after, key))
+        was = _entries(known)
         for time, value in new:
-            put(history, time, value)
-        now = _entries(history)
+            versions.put(time, value)
+        now = _entries(versions.known)
         for ends, stored in now.items():
             if ends[0] > oldest and was.get(ends) != stored:
                 earlier[key + _TIMES.pack(*ends)] = pack_value(ends[1], stored)
         for ends in was.keys() - now.keys():
             earlier[key + _TIMES.pack(*ends)] = None
-        time, value = history[-1]
-        latest[key] = None if value is None else pack_value(time, value)
+        last = versions.known[-1]
+        if last.end == OPEN:
+            latest[key] = None if last.value is None else pack_value(last.start, last.value)
     return latest, earlier
 
 
-def _entries(history: History) -> dict[tuple[int, int], bytes]:
-    """The earlier versions, by end and start; a latest deletion too."""
+def _around(
+    before: VersionedSnapshot, put_by_key: Mapping[bytes, History]
+) -> Iterator[list[Version]]:
+    """Of each key the versions in which one is put, in order of time: what is between is not
+    read."""
+    latest = before.latest_many(list(put_by_key))
+    asked = [
+        (key, time, time)
+        for (key, new), one in zip(put_by_key.items(), latest, strict=True)
+        for time in sorted({time for time, _ in new if one is None or time < one[0]})
+    ]
+    found: dict[bytes, list[Version]] = {}
+    for (key, _, _), versions in zip(asked, before.versions_many(asked), strict=True):
+        for version in versions:
+            mine = found.setdefault(key, [])
+            if not mine or mine[-1].start != version.start:
+                mine.append(version)
+    for (key, new), one in zip(put_by_key.items(), latest, strict=True):
+        mine = found.get(key, [])
+        if one is not None and any(time >= one[0] for time, _ in new):
+            mine.append(Version(one[0], OPEN, one[1]))
+        yield mine
+
+
+class _Versions:
+    """Versions of a key, each with its end: some of those there are, in order of time."""
+
+    def __init__(self, known: Sequence[Version], begins_after: Callable[[int], int]) -> None:
+        self.known = list(known)
+        self._begins_after = begins_after
+
+    def put(self, time: int, value: bytes | None) -> None:
+        """One more; it splits the one in which it lies."""
+        at = bisect_right(self.known, time, key=itemgetter(0))
+        before = self.known[at - 1] if at else None
+        if before is not None and time < before.end:
+            if before.start == time:
+                self.known[at - 1] = before._replace(value=value)
+                return
+            self.known[at - 1] = before._replace(end=time)
+            end = before.end
+        else:
+            end = self._begins_after(time)
+            if at < len(self.known):
+                end = min(end, self.known[at].start)
+        self.known.insert(at, Version(time, end, value))
+
+
+def _entries(versions: Sequence[Version]) -> dict[tuple[int, int], bytes]:
+    """The earlier ones, by end and start; a latest deletion too."""
     found = {
-        (history[at + 1][0], time): DELETION if value is None else VALUE + value
-        for at, (time, value) in enumerate(history[:-1])
+        (one.end, one.start): DELETION if one.value is None else VALUE + one.value
+        for one in versions
+        if one.end != OPEN
     }
-    if history and history[-1][1] is None:
-        found[history[-1][0], history[-1][0]] = DELETION
+    if versions and versions[-1].end == OPEN and versions[-1].value is None:
+        found[versions[-1].start, versions[-1].start] = DELETION
     return found

@@ -47,6 +47,10 @@ class VersionsView(Protocol):
         """Of each key the versions that were valid at some time from the first to the last of the
         two (ms, included), in order of time."""
 
+    def begins_after(self, key: bytes, time: int) -> int:
+        """When the key's first version begins of those that begin after ``time`` (ms); `OPEN`:
+        there is none."""
+
 
 class VersionedRecord(NamedTuple):
     """A value as users see it: it is valid from ``timestamp`` (ms) until before ``valid_to``; None:
@@ -102,6 +106,12 @@ def versions_within(history: History, first: int, last: int) -> list[Version]:
     end = bisect_right(history, last, key=itemgetter(0))
     behind = history[end][0] if end < len(history) else OPEN
     return list(versions_of(history[begin:end], behind))
+
+
+def begins_after(history: History, time: int) -> int:
+    """See `VersionsView`."""
+    at = bisect_right(history, time, key=itemgetter(0))
+    return history[at][0] if at < len(history) else OPEN
 
 
 def accepted(times: Int64, stream_time: int, history_ms: int) -> Flags:

@@ -142,7 +142,7 @@ def test_a_standby_has_what_the_task_has_and_takes_it_over(
         def copied() -> bool:
             followed = [
                 one for each in instances for one in each._instance.updater.followed().values()
-            ]  # noqa: SLF001
+            ]
             return any(figures.offset_sum == end for figures in followed)
 
         wait_until(copied, 30.0, "the standby to be as far as the task")

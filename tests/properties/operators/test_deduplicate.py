@@ -40,11 +40,12 @@ def one_by_one(
     went_on: dict[Any, list[int]] = {}
     results, dropped, stream_time = [], {"late": 0, "negative-timestamp": 0}, -1
     for key, value, time in rows:
-        stream_time = max(stream_time, time)
         id_ = (value or None) if by_value else key
         if id_ is None:
             results.append((key, value, time))
-        elif time < 0:
+            continue
+        stream_time = max(stream_time, time)
+        if time < 0:
             dropped["negative-timestamp"] += 1
         elif time < stream_time - grace:
             dropped["late"] += 1

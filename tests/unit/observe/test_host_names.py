@@ -91,7 +91,12 @@ def test_whatever_is_own_ends_with_an_own_name(before: str, behind: str) -> None
 
 
 def answered(
-    address: str, path: str, host: str | None, method: str = "GET", *headers: str, version: str = "1.1"
+    address: str,
+    path: str,
+    host: str | None,
+    method: str = "GET",
+    *headers: str,
+    version: str = "1.1",
 ) -> int:
     """The status of the answer; ``host`` None: there is no such header."""
     where, _, port = address.rpartition(":")
@@ -165,7 +170,7 @@ def test_a_fleet_is_resized_by_its_own_name_alone() -> None:
         token="t",
         own_hosts=frozenset({"127.0.0.1"}),
         reported=lambda _: Wanted.run,
-        shown=lambda: {},
+        shown=dict,
         resize=lambda *size: sizes.append(size),
     )
     app = fleet_routes(doors)

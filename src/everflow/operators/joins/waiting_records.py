@@ -17,7 +17,7 @@ from everflow.operators.joins.joined_values import Stores
 from everflow.operators.joins.waiting import LEFT, RIGHT, WaitingKey
 from everflow.records import Int64, StoreChanges
 from everflow.state.changelog import TIMESTAMP_BYTES
-from everflow.state.store import StoreSpec, StoreView
+from everflow.state.store import Entry, StoreSpec, StoreView
 
 NEVER = np.iinfo(np.int64).max
 """In place of a place in the batch."""
@@ -67,9 +67,11 @@ class _Closed(NamedTuple):
 @dataclass(kw_only=True)
 class _Task:
     """A task's part: its store, where what it holds was met, its places at which stream time may
-    have passed on, and the changes of the store."""
+    have passed on, and the changes of the store. ``newest_ms``: the highest time of a record that
+    was kept before the batch."""
 
     view: StoreView
+    newest_ms: int
     met: Mapping[bytes, int]
     places: Int64
     stream_times: Int64
@@ -108,6 +110,9 @@ class WaitingRecords:
             places = np.flatnonzero(mine & records.advancing)
             task = _Task(
                 view=stores[partition][self.store.name],
+                newest_ms=max(
+                    stores[partition][side.store.name].newest_ms for side in self.sides.values()
+                ),
                 met=met.stored.get(partition, {}),
                 places=places,
                 stream_times=records.stream_times[places],
@@ -137,11 +142,7 @@ class WaitingRecords:
                 task.changes[key] = None
 
     def _stored_that_close(self, task: _Task, stream_time: int) -> Iterator[_Closed]:
-        shortest = min(side.closes_ms for side in self.sides.values() if side.kept)
-        last = stream_time - shortest - 1
-        if last < 0:
-            return
-        entries = list(task.view.range(None, waiting.up_to(last)))
+        entries = self._may_close(task, stream_time)
         keys = [WaitingKey.of(stored_key) for stored_key, _ in entries]
         until = [key.time + self.sides[key.side == LEFT].closes_ms for key in keys]
         closing = task.closing(np.array(until, np.int64)).tolist()
@@ -151,6 +152,21 @@ class WaitingRecords:
             task.changes[stored_key] = None
             for number, value in enumerate(waiting.values_of(entry[TIMESTAMP_BYTES:])):
                 yield _Closed(place, key, (0, number), -1, value)
+
+    def _may_close(self, task: _Task, stream_time: int) -> list[Entry]:
+        """The stored records that may close. What one side leaves open for longer, those behind
+        which the other side's are closed, is not read again with every batch."""
+        closes_ms = [side.closes_ms for side in self.sides.values() if side.kept]
+        last, all_close = stream_time - min(closes_ms) - 1, stream_time - max(closes_ms) - 1
+        entries: list[Entry] = []
+        if all_close >= 0:
+            entries += task.view.range(None, waiting.up_to(all_close))
+        # A record that has brought stream time to where it is has let go all that was due.
+        settled = task.before - min(closes_ms) - 1 if task.newest_ms == task.before else -1
+        behind = max(all_close, settled, -1)
+        if last > behind:
+            entries += task.view.range(waiting.up_to(behind), waiting.up_to(last))
+        return entries
 
     def _of_batch(
         self, task: _Task, records: BatchRecords, places: Int64, met: Int64

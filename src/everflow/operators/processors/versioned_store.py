@@ -21,6 +21,7 @@ from everflow.state.versions import (
     Version,
     VersionedRecord,
     VersionsView,
+    begins_after,
     put,
     record_as_of,
     records_of,
@@ -39,8 +40,6 @@ class VersionEntries:
         self._puts: list[tuple[bytes, bytes | None, int]] = []
         self._put_of: dict[bytes, History] = {}
         self._latest: Overlay[bytes] = Overlay(view, lambda stored: unpack_value(stored)[1])
-        self._begins: dict[bytes, int] = {}
-        """When the first committed version of a key begins, of those for which somebody asked."""
         self.stream_time = self._view.stream_time
 
     def versions_many(self, asked: Sequence[tuple[bytes, int, int]]) -> list[list[Version]]:
@@ -65,6 +64,12 @@ class VersionEntries:
             if mine and (known is None or mine[-1][0] >= known[0]):
                 found[at] = mine[-1]
         return found
+
+    def begins_after(self, key: bytes, time: int) -> int:
+        """See `VersionsView`."""
+        return min(
+            self._view.begins_after(key, time), begins_after(self._put_of.get(key, []), time)
+        )
 
     def put(self, key: bytes, value: bytes | None, time: int) -> int | None:
         """A version's end; None: it is older than the history, and ignored."""
@@ -110,16 +115,9 @@ class VersionEntries:
         history = sorted(starts.items(), key=itemgetter(0))
         behind = mine[end][0] if end < len(mine) else OPEN
         if history:
-            behind = min(behind, committed[-1].end if committed else self._begin_of(key))
+            after = committed[-1].end if committed else self._view.begins_after(key, last)
+            behind = min(behind, after)
         return versions_of(history, behind)
-
-    def _begin_of(self, key: bytes) -> int:
-        """When the first committed version begins of a key that has none before what was asked;
-        `OPEN` where there is none."""
-        if key not in self._begins:
-            found = self._view.versions_many([(key, 0, OPEN - 1)])[0]
-            self._begins[key] = found[0].start if found else OPEN
-        return self._begins[key]
 
 
 class VersionedStore(Telling):

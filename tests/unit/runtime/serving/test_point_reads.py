@@ -349,7 +349,9 @@ GENERAL = "X-By: the general road"
 TARGET_BYTES = st.one_of(
     st.integers(0, 255).map(lambda byte: bytes([byte])),
     st.integers(0, 255).map(lambda byte: b"%%%02x" % byte),
-    st.sampled_from([b"a", b"/", b"%", b"%2", b"..", b"%00", b"\x7f", b"\t", b"\x0b", b"\x00", b"\r"]),
+    st.sampled_from(
+        [b"a", b"/", b"%", b"%2", b"..", b"%00", b"\x7f", b"\t", b"\x0b", b"\x00", b"\r"]
+    ),
 )
 SETTINGS = settings(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -507,7 +509,9 @@ def test_headers_that_are_known_are_those_of_somebody_who_may_ask(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(point_reads, "MOST_CLIENTS", 2)
-    reads = PointReads(cast(Any, None), lambda given: given.startswith("Bearer good"), lambda _: True)
+    reads = PointReads(
+        cast(Any, None), lambda given: given.startswith("Bearer good"), lambda _: True
+    )
     for number in range(5):
         for _ in range(2):
             for token in (f"good-{number}", f"good-{number - 1}", f"bad-{number}", ""):
