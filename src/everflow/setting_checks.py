@@ -150,8 +150,8 @@ def host_names(value: Any) -> str | None:
         None
         if wrong is None
         else (
-            f"must be names of hosts, separated by commas, without http:// and ports, or *: {wrong!r} "
-            f"is none"
+            f"must be names of hosts, separated by commas, without http:// and ports, or *: "
+            f"{wrong!r} is none"
         )
     )
 
@@ -193,6 +193,10 @@ def timestamp_extractor(value: object) -> str | None:
 
 BY_DURATION = "by_duration:"
 _RESETS = ("earliest", "latest", "none")
+_SECRET = re.compile(
+    r"(?i)password|passphrase|secret|jaas\.?_?config|oauthbearer[._]config|key[._]pem$|keystore[._]key$"
+)
+_NAMES_ONLY = re.compile(r"(?i)[._](file|location|url)$|name$")
 _HOST_NAME = re.compile(r"\*|[A-Za-z0-9._-]+")
 _ISO = re.compile(
     r"P(?=\d|T\d)(?:(\d{1,9})D)?"
@@ -221,3 +225,9 @@ def reset_duration_ms(policy: str) -> int | None:
     days, hours, minutes, seconds = (int(part or 0) for part in found.groups()[:4])
     ms = int((found.group(5) or "").ljust(3, "0"))
     return (((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 1000 + ms
+
+
+def is_secret(key: str) -> bool:
+    """Whether the value of a setting, in Kafka's, Spark's or our names, is one that nobody else
+    should see, and not only where that is."""
+    return _SECRET.search(key) is not None and _NAMES_ONLY.search(key) is None

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+import typer
 from rich.console import Console
 
 from everflow.cli.option_names import named_as_typed, require_given
@@ -14,19 +15,27 @@ from everflow.console.status import StatusLine
 from everflow.console.terminal import merge_settings, parse_settings
 from everflow.errors import ConfigError
 from everflow.kafka.admin import ClusterAdmin
+from everflow.setting_checks import is_secret
 
 REACH_S = 20.0
 _SILENT_S = 1.0
+_INSTEAD = {
+    "--set": "Write the value into a file that is called as the setting, which only you can read, "
+    "and give its folder: --settings-folder FOLDER.",
+    "--conf": "Write it into conf/spark-defaults.conf of Spark, which only you can read.",
+}
 _CHECK = (
     "--bootstrap-servers (or EVERFLOW_BOOTSTRAP_SERVERS), that the broker runs, and security "
-    "settings (--set). For development `everflow broker` starts one"
+    "settings (--set, --settings-folder). For development `everflow broker` starts one"
 )
 
 
-def client_config(servers: str, settings: Sequence[str] | None) -> StreamsConfig:
-    """Clients' settings from ``--bootstrap-servers`` and ``--set``; ConfigError for what
-    `StreamsConfig` refuses."""
-    given = assignments("--set", settings)
+def client_config(
+    servers: str, settings: Sequence[str] | None, folders: Sequence[Path] | None = None
+) -> StreamsConfig:
+    """Clients' settings from ``--bootstrap-servers``, ``--set`` and ``--settings-folder``;
+    ConfigError for what `StreamsConfig` refuses."""
+    given = {**settings_of(folders or []), **assignments("--set", settings)}
     with named_as_typed({"bootstrap.servers": "--bootstrap-servers"}):
         return StreamsConfig(
             **{"application.id": "everflow-command", "bootstrap.servers": servers, **given}
@@ -47,11 +56,19 @@ def merged_settings(
 
 
 def assignments(option: str, given: Sequence[str] | None) -> dict[str, str]:
-    """The ``key=value`` arguments of ``option``; ConfigError for one that is none."""
+    """The ``key=value`` arguments of ``option``, with a warning for secrets: a command line is
+    shown to all users of its host. ConfigError for one that is none."""
     try:
-        return parse_settings(given or [])
+        found = parse_settings(given or [])
     except ValueError as error:
         raise ConfigError(f"{option} {error}") from None
+    for key in filter(is_secret, found):
+        typer.echo(
+            f"warning: {option} {key} is on the command line, which every user of this host can "
+            f"read (ps, /proc). {_INSTEAD.get(option, '')}",
+            err=True,
+        )
+    return found
 
 
 def settings_of(folders: Sequence[Path]) -> dict[str, str]:

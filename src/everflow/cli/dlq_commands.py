@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -16,6 +17,7 @@ from everflow.cli.cluster_options import (
     Debug,
     ErrorsForPeople,
     Servers,
+    SettingsFolders,
 )
 from everflow.cli.formats import Form, Output
 from everflow.cli.formats import show as shown
@@ -75,10 +77,11 @@ def _add_list(dlq: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
         node: Node = None,
         output: Form = Output.text,
         settings: ClientSettings = None,
+        settings_folder: SettingsFolders = None,
         debug: Debug = False,
     ) -> None:
         """Dead letters, a line each: its place, time, the record it was, node, error."""
-        with errors_for_people(debug), _letters(topic, servers, settings) as found:
+        with errors_for_people(debug), _letters(topic, servers, settings, settings_folder) as found:
             from everflow.kafka.dead_letters import Filter, line_of, plain_of
 
             listed = _without_plain(topic, found.chosen(Filter(error, source, node)))
@@ -96,6 +99,7 @@ def _add_show(dlq: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
         servers: Servers = LOCAL_BROKER,
         output: Form = Output.text,
         settings: ClientSettings = None,
+        settings_folder: SettingsFolders = None,
         debug: Debug = False,
     ) -> None:
         """All there is of a dead letter: the error with its stack, the record with its bytes."""
@@ -103,7 +107,7 @@ def _add_show(dlq: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
             from everflow.kafka.dead_letters import Filter, LetterPlace, plain_of, text_of
 
             wanted = frozenset({LetterPlace.parse(place)})
-            with _letters(topic, servers, settings) as found:
+            with _letters(topic, servers, settings, settings_folder) as found:
                 found.require(topic, wanted)
                 (letter,) = found.chosen(Filter(places=wanted))
             shown(output, plain_of(letter), [text_of(letter)])
@@ -119,10 +123,11 @@ def _add_group(dlq: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
         node: Node = None,
         output: Form = Output.text,
         settings: ClientSettings = None,
+        settings_folder: SettingsFolders = None,
         debug: Debug = False,
     ) -> None:
         """Dead letters by cause: how many of an error, a node and a topic, and one of them."""
-        with errors_for_people(debug), _letters(topic, servers, settings) as found:
+        with errors_for_people(debug), _letters(topic, servers, settings, settings_folder) as found:
             from everflow.kafka.dead_letters import Filter, groups
 
             listed = _without_plain(topic, found.chosen(Filter(error, source, node)))
@@ -148,6 +153,7 @@ def _add_replay(dlq: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
         dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell which.")] = False,
         output: Form = Output.text,
         settings: ClientSettings = None,
+        settings_folder: SettingsFolders = None,
         debug: Debug = False,
     ) -> None:
         """Write dead letters again as the records that they were, each once: those that were
@@ -158,7 +164,10 @@ def _add_replay(dlq: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
             from everflow.kafka.dead_letters import Filter, LetterPlace, line_of, refusal
 
             only = Filter(error, source, node, frozenset(map(LetterPlace.parse, places or ())))
-            with _replaying(topic, servers, settings, dry_run, to) as (found, replayer):
+            with _replaying(topic, servers, settings, settings_folder, dry_run, to) as (
+                found,
+                replayer,
+            ):
                 found.require(topic, only.places)
                 taken = found.chosen(only)
                 wanted = [one for one in taken if not one.replayed]
@@ -286,21 +295,28 @@ def _tell_left_out(topic: str, refused: list[DeadLetter]) -> None:
 
 
 @contextmanager
-def _letters(topic: str, servers: str, settings: list[str] | None) -> Iterator[_Letters]:
-    with _replaying(topic, servers, settings, True, None) as (found, _):
+def _letters(
+    topic: str, servers: str, settings: list[str] | None, settings_folder: list[Path] | None
+) -> Iterator[_Letters]:
+    with _replaying(topic, servers, settings, settings_folder, True, None) as (found, _):
         yield found
 
 
 @contextmanager
 def _replaying(
-    topic: str, servers: str, settings: list[str] | None, dry_run: bool, target: str | None
+    topic: str,
+    servers: str,
+    settings: list[str] | None,
+    settings_folder: list[Path] | None,
+    dry_run: bool,
+    target: str | None,
 ) -> Iterator[tuple[_Letters, Replayer | None]]:
     """What is in the topic, read after any other replay of it has been ended."""
     from everflow.cli.cluster import client_config, connected, own_status
     from everflow.cli.records import partitions_of
     from everflow.kafka.dead_letters import Replayer, letters, stored
 
-    config = client_config(servers, settings)
+    config = client_config(servers, settings, settings_folder)
     with own_status() as status, connected(config, status) as admin, ExitStack() as held:
         partitions = partitions_of(admin, topic)
         if target is not None:

@@ -13,6 +13,7 @@ from everflow.cli.cluster_options import (
     Debug,
     ErrorsForPeople,
     Servers,
+    SettingsFolders,
 )
 from everflow.cli.formats import Form, Format, Output, WindowKind
 from everflow.errors import ConfigError
@@ -49,6 +50,7 @@ def _add_produce(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
             ),
         ] = False,
         settings: ClientSettings = None,
+        settings_folder: SettingsFolders = None,
         debug: Debug = False,
     ) -> None:
         """Write each line of standard input to a topic, as value, or as key<TAB>value; empty lines
@@ -59,7 +61,7 @@ def _add_produce(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
 
             if not key_separator:
                 raise ConfigError("--key-separator must not be empty.")
-            config = client_config(servers, settings)
+            config = client_config(servers, settings, settings_folder)
             with own_status() as status, connected(config, status) as admin:
                 partitions_of(admin, topic)
                 if sys.stdin.isatty():
@@ -103,6 +105,7 @@ def _add_consume(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
         ] = None,
         output: Form = Output.text,
         settings: ClientSettings = None,
+        settings_folder: SettingsFolders = None,
         debug: Debug = False,
     ) -> None:
         """Print the committed records of a topic, key<TAB>value a line (json: an object a line,
@@ -111,7 +114,7 @@ def _add_consume(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
             from everflow.cli.cluster import client_config, connected, own_status
             from everflow.cli.records import json_of, partitions_of, records, text_of
 
-            config = client_config(servers, settings)
+            config = client_config(servers, settings, settings_folder)
             with own_status() as status, connected(config, status) as admin:
                 partitions = partitions_of(admin, topic)
                 starts = admin.list_offsets(

@@ -14,6 +14,7 @@ from everflow.cli.cluster_options import (
     Debug,
     ErrorsForPeople,
     Servers,
+    SettingsFolders,
 )
 from everflow.cli.formats import Form, Format, Output, WindowKind, show
 
@@ -38,6 +39,7 @@ def add_keys(topic: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
         ] = None,
         output: Form = Output.text,
         settings: ClientSettings = None,
+        settings_folder: SettingsFolders = None,
         debug: Debug = False,
     ) -> None:
         """Show the most frequent keys of the latest committed records, and the partitions with the
@@ -48,7 +50,7 @@ def add_keys(topic: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
             from everflow.kafka.reading.key_counts import count_keys, frequent, latest
             from everflow.serdes import SerdeError
 
-            config = client_config(servers, settings)
+            config = client_config(servers, settings, settings_folder)
             with own_status() as status, connected(config, status) as admin:
                 partitions = partitions_of(admin, name)
                 starts = admin.list_offsets(partitions, "earliest", "read_committed")

@@ -13,6 +13,7 @@ from everflow.cli.cluster_options import (
     Debug,
     ErrorsForPeople,
     Servers,
+    SettingsFolders,
 )
 from everflow.cli.formats import Form, Output, show
 from everflow.cli.topic_keys import add_keys
@@ -62,6 +63,7 @@ def _add_create(topic: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
             ),
         ] = None,
         settings: ClientSettings = None,
+        settings_folder: SettingsFolders = None,
         debug: Debug = False,
     ) -> None:
         """Create topics; nothing is created if one of them exists."""
@@ -73,7 +75,7 @@ def _add_create(topic: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
             topic_settings = assignments("--config", config)
             with (
                 own_status() as status,
-                connected(client_config(servers, settings), status) as admin,
+                connected(client_config(servers, settings, settings_folder), status) as admin,
             ):
                 _refuse_existing(admin, wanted)
                 asked = {name: (count, topic_settings) for name, count in wanted.items()}
@@ -96,6 +98,7 @@ def _add_list(topic: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
         servers: Servers = LOCAL_BROKER,
         output: Form = Output.text,
         settings: ClientSettings = None,
+        settings_folder: SettingsFolders = None,
         debug: Debug = False,
     ) -> None:
         """List all topics with partitions, replication factor and records (roughly: markers of
@@ -105,7 +108,7 @@ def _add_list(topic: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
 
             with (
                 own_status() as status,
-                connected(client_config(servers, settings), status) as admin,
+                connected(client_config(servers, settings, settings_folder), status) as admin,
             ):
                 topics = admin.list_topics()
                 records = _records(admin, topics)
@@ -119,6 +122,7 @@ def _add_delete(topic: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
         yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
         servers: Servers = LOCAL_BROKER,
         settings: ClientSettings = None,
+        settings_folder: SettingsFolders = None,
         debug: Debug = False,
     ) -> None:
         """Delete topics with all their records, after a question; nothing is deleted if one of them
@@ -128,7 +132,7 @@ def _add_delete(topic: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
 
             with (
                 own_status() as status,
-                connected(client_config(servers, settings), status) as admin,
+                connected(client_config(servers, settings, settings_folder), status) as admin,
             ):
                 topics = admin.list_topics()
                 _require_existing(names, topics)

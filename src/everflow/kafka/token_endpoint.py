@@ -101,9 +101,14 @@ class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]
             context = ssl.create_default_context(
                 cafile=str(file) if file else None, cadata=str(text) if text else None
             )
-            opener = urllib.request.build_opener(
-                urllib.request.HTTPSHandler(context=context), _NoRedirects()
-            )
+            handlers: list[urllib.request.BaseHandler] = [
+                urllib.request.HTTPSHandler(context=context),
+                _NoRedirects(),
+            ]
+            if urllib.parse.urlsplit(self._url).scheme == "http":
+                # The environment's proxy would read the secret; of https it passes bytes on.
+                handlers.append(urllib.request.ProxyHandler({}))
+            opener = urllib.request.build_opener(*handlers)
             with opener.open(request, timeout=_ANSWER_S) as answer:
                 given = json.loads(answer.read(_LONGEST_ANSWER))
             return str(given["access_token"]), float(given.get("expires_in", _LIFE_S))

@@ -18,6 +18,7 @@ from urllib.parse import quote, quote_plus
 import pytest
 import trustme
 from confluent_kafka import Consumer, Producer
+from confluent_kafka import TopicPartition as ClientTopicPartition
 from confluent_kafka.admin import (
     AclBinding,
     AclOperation,
@@ -27,8 +28,10 @@ from confluent_kafka.admin import (
     ResourcePatternType,
     ResourceType,
 )
+from typer.testing import CliRunner, Result
 
 from everflow import KafkaStreams, StreamsBuilder, serdes
+from everflow.cli.app import app as command
 from everflow.config import StreamsConfig
 from everflow.errors import EverflowError, FatalError, TaskTimeoutError
 from everflow.kafka.admin import ClusterAdmin
@@ -123,17 +126,163 @@ def allow(
         made.result(30)
 
 
+PAGE = (Path(__file__).parents[3] / "docs/guide/security.md").read_text()
+OPERATION = {
+    "Read": AclOperation.READ,
+    "Write": AclOperation.WRITE,
+    "Describe": AclOperation.DESCRIBE,
+    "DescribeConfigs": AclOperation.DESCRIBE_CONFIGS,
+    "Create": AclOperation.CREATE,
+    "Delete": AclOperation.DELETE,
+}
+RESOURCES: Mapping[str, tuple[ResourceType, tuple[str, ...], bool]] = {
+    "group `<application.id>`": (ResourceType.GROUP, ("{application}",), False),
+    "transactional ids that begin with `<application.id>` (exactly once)": (
+        ResourceType.TRANSACTIONAL_ID,
+        ("{application}",),
+        True,
+    ),
+    "transactional id `everflow-dlq-<dead letter topic>`": (
+        ResourceType.TRANSACTIONAL_ID,
+        ("everflow-dlq-{dead}",),
+        False,
+    ),
+    "topics that begin with `<application.id>-`": (ResourceType.TOPIC, ("{application}-",), True),
+    "input topics": (ResourceType.TOPIC, ("{source}",), False),
+    "output topics, the dead letter topic": (ResourceType.TOPIC, ("{output}", "{dead}"), False),
+    "the dead letter topic": (ResourceType.TOPIC, ("{dead}",), False),
+    "topics that the letters came from, or that of `--to`": (
+        ResourceType.TOPIC,
+        ("{source}",),
+        False,
+    ),
+    "topics of which the group has committed offsets": (ResourceType.TOPIC, ("{source}",), False),
+    "topics that are to be listed": (ResourceType.TOPIC, ("{output}",), False),
+    "the topic": (ResourceType.TOPIC, ("{output}",), False),
+}
+"""What the page calls a resource -> what a test calls it, and whether names only begin so."""
+
+
+def said(who: str) -> list[tuple[str, list[AclOperation]]]:
+    """docs/guide/security.md, "What an application has to be allowed": the rows of somebody."""
+    table = PAGE.split("## What an application has to be allowed\n")[1].split("\n## ")[0]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in table.splitlines()
+        if line.startswith("| ")
+    ]
+    assert rows[0] == ["who", "resource", "operations"]
+    mine = [row for row in rows[2:] if row[0].startswith(who)]
+    assert mine, who
+    return [
+        (resource, [OPERATION[one.split()[0]] for one in operations.split(", ")])
+        for _, resource, operations in mine
+        if resource != "all that an instance may"
+    ]
+
+
 def allow_what_the_guide_says(
-    broker: EmbeddedBroker, user: str, application: str, source: str, output: str
+    broker: EmbeddedBroker, user: str, who: str = "an instance", **parts: str
 ) -> None:
-    """docs/guide/security.md, "What an application has to be allowed"."""
-    read, write, ops = AclOperation.READ, AclOperation.WRITE, AclOperation
-    allow(broker, user, ResourceType.GROUP, application, read)
-    allow(broker, user, ResourceType.TRANSACTIONAL_ID, application, write, prefix=True)
-    allow(broker, user, ResourceType.TOPIC, source, read)
-    allow(broker, user, ResourceType.TOPIC, output, write)
-    internal = (ops.CREATE, read, write, ops.DELETE, ops.DESCRIBE_CONFIGS)
-    allow(broker, user, ResourceType.TOPIC, f"{application}-", *internal, prefix=True)
+    """``parts``: names of the test's ``application``, ``source``, ``output`` and ``dead``."""
+    parts.setdefault("dead", f"{parts['application']}-dead")
+    for resource, operations in said(who):
+        kind, names, prefix = RESOURCES[resource]
+        for named in names:
+            allow(broker, user, kind, named.format(**parts), *operations, prefix=prefix)
+
+
+def test_the_guide_says_what_each_resource_is() -> None:
+    assert {resource for resource, _ in said("")} == set(RESOURCES)
+
+
+COMMANDS: Mapping[str, tuple[str, ...]] = {
+    "`everflow dlq list`": ("dlq", "list", "{dead}"),
+    "`everflow dlq replay`": ("dlq", "replay", "{dead}"),
+    "`everflow lag`": ("lag", "{application}"),
+    "`everflow consume`": (
+        "consume",
+        "{output}",
+        "--from-beginning",
+        "--count",
+        "1",
+        "--timeout",
+        "9",
+    ),
+    "`everflow produce`": ("produce", "{output}"),
+    "`everflow topic create`": ("topic", "create", "{output}"),
+    "`everflow topic delete`": ("topic", "delete", "{output}", "--yes"),
+}
+
+
+@pytest.mark.parametrize("who", COMMANDS)
+def test_a_command_is_allowed_by_what_the_guide_says_and_by_no_less(
+    secure: EmbeddedBroker, token_url: str, name: str, who: str
+) -> None:
+    parts = {part: f"may-{name}-{part}" for part in ("application", "source", "output", "dead")}
+    made = [parts[part] for part in ("source", "dead")]
+    topics(secure, *made, *([] if "create" in who else [parts["output"]]))
+    write(secure, parts["output"] if "create" not in who else parts["source"], ["a", "b"])
+    dead_letter(secure, parts["dead"], parts["source"])
+    commit(secure, parts["application"], parts["source"])
+    given = settings(secure, token_url, "SCRAM-SHA-512", "librdkafka", "alice")
+    servers = f"--bootstrap-servers={given['bootstrap.servers']}"
+    options = [f"--set={key}={value}" for key, value in given.items() if "bootstrap" not in key]
+    arguments = [part.format(**parts) for part in COMMANDS[who]]
+
+    def asked() -> Result:
+        return CliRunner().invoke(command, [*arguments, servers, *options], input="k\tv\n")
+
+    refused = asked()
+    assert refused.exit_code != 0, refused.output
+    allow_what_the_guide_says(secure, "alice", who, **parts)
+    wait_until(lambda: asked().exit_code == 0, 30, who, history=lambda: [asked().output])
+
+
+PROGRAM = """
+from everflow import StreamsBuilder, serdes
+
+builder = StreamsBuilder()
+words = builder.stream("{source}", key=serdes.string(), value=serdes.string())
+counts = words.group_by(lambda key, value: value, returns="string", name="by-word").count(store="n")
+counts.to_stream().to("{output}")
+"""
+
+
+def test_a_reset_is_allowed_what_an_instance_is(
+    secure: EmbeddedBroker,
+    token_url: str,
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parts = {part: f"reset-{name}-{part}" for part in ("application", "source", "output")}
+    topics(secure, parts["source"], parts["output"], f"{parts['application']}-n-changelog")
+    commit(secure, parts["application"], parts["source"])
+    allow_what_the_guide_says(secure, "bob", **parts)
+    (tmp_path / f"{name.replace('-', '_')}_program.py").write_text(PROGRAM.format(**parts))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    given = settings(secure, token_url, "SCRAM-SHA-512", "librdkafka", "bob")
+    options = [f"--set={key}={value}" for key, value in given.items()]
+    options += [f"--set=state.dir={tmp_path}", "--application-id", parts["application"], "--yes"]
+    target = f"{name.replace('-', '_')}_program:builder"
+    done = CliRunner().invoke(command, ["reset", target, *options])
+    assert done.exit_code == 0, done.output
+
+
+def dead_letter(broker: EmbeddedBroker, topic: str, source: str) -> None:
+    producer = Producer({"bootstrap.servers": broker.inside_servers})
+    told = {"exception": "ValueError", "topic": source, "partition": "0", "offset": "0"}
+    headers = [(f"__streams.errors.{key}", value) for key, value in told.items()]
+    producer.produce(topic, "v", "k", headers=headers)  # type: ignore[arg-type]
+    producer.flush(30)
+
+
+def commit(broker: EmbeddedBroker, group: str, topic: str) -> None:
+    consumer = Consumer({"bootstrap.servers": broker.inside_servers, "group.id": group})
+    consumer.commit(offsets=[ClientTopicPartition(topic, 0, 0)], asynchronous=False)
+    consumer.close()
 
 
 @pytest.mark.parametrize("names", NAMES)
@@ -283,7 +432,8 @@ def test_a_program_counts_exactly_once_on_a_secure_cluster(
     topics(secure, source, output)
     write(secure, source, ["a", "b", "a", "c", "a"])
     user = "client" if door == "certificate" else "bob"
-    allow_what_the_guide_says(secure, user, application, source, output)
+    parts = {"application": application, "source": source, "output": output}
+    allow_what_the_guide_says(secure, user, **parts)
     given = settings(secure, token_url, door, names, user if user == "bob" else "alice")
     wanted = {"a": 3, "b": 1, "c": 1}
     config = {

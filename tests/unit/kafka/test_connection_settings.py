@@ -123,6 +123,15 @@ def test_an_endpoint_without_a_token_is_named(
     assert "hunter2" not in str(refused.value)
 
 
+def test_a_secret_does_not_pass_a_proxy_that_reads_it(
+    endpoint: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", "")
+    endpoint.answers = [(200, {"access_token": "one"})]  # type: ignore[attr-defined]
+    assert provider(endpoint, [0.0]).token() == "one"
+
+
 @pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
 def test_a_secret_does_not_follow_a_redirection(endpoint: ThreadingHTTPServer, code: int) -> None:
     elsewhere = f"http://localhost:{endpoint.server_port}/?secret=hunter2"

@@ -16,6 +16,7 @@ from everflow.cli.cluster_options import (
     Debug,
     ErrorsForPeople,
     Servers,
+    SettingsFolders,
 )
 from everflow.cli.formats import Form, Output
 from everflow.errors import ConfigError
@@ -74,6 +75,7 @@ def register(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
             typer.Option(help="For temporary files: the largest partition. Default: TMPDIR."),
         ] = None,
         settings: ClientSettings = None,
+        settings_folder: SettingsFolders = None,
         debug: Debug = False,
     ) -> None:
         """Show a store as its changelog says that it is, or was; or what is different at two
@@ -86,7 +88,9 @@ def register(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
             from everflow.waits import shown_by
 
             _check(form, path, at, diff, output, limit)
-            config = client_config(servers, [*(settings or []), f"application.id={application_id}"])
+            config = client_config(
+                servers, [*(settings or []), f"application.id={application_id}"], settings_folder
+            )
             with (
                 own_status() as status,
                 shown_by(partial(status.waiting, after_s=LOAD_SILENT_S)),

@@ -18,6 +18,7 @@ from everflow.cli.cluster_options import (
     ErrorsForPeople,
     Servers,
     SettingsAsForRun,
+    SettingsFolders,
 )
 from everflow.cli.formats import Form, Output, show
 from everflow.errors import ConfigError
@@ -107,6 +108,7 @@ def _add_lag(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
         servers: Servers = LOCAL_BROKER,
         output: Form = Output.text,
         settings: ClientSettings = None,
+        settings_folder: SettingsFolders = None,
         debug: Debug = False,
     ) -> None:
         """List how far an application is behind, by partition, worst first. It asks the brokers, so
@@ -115,7 +117,7 @@ def _add_lag(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
             from everflow.cli.cluster import client_config, connected, own_status
             from everflow.cli.watching.group_lag import lag_rows, lag_table
 
-            config = client_config(servers, settings)
+            config = client_config(servers, settings, settings_folder)
             with own_status() as status, connected(config, status) as admin:
                 rows = lag_rows(config, admin, application_id)
             show(output, rows, lag_table(rows))
