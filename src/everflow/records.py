@@ -77,6 +77,16 @@ def joined_headers(columns: Sequence[tuple[pa.Array | None, int]]) -> pa.Array |
     )
 
 
+def listed_headers(column: pa.Array | None, count: int) -> list[list[tuple[str, bytes | None]]]:
+    """The headers of each of ``count`` records; ``column`` None: no record has any."""
+    if column is None:
+        return [[] for _ in range(count)]
+    return [
+        [(header["key"], header["value"]) for header in row] if row else []
+        for row in column.to_pylist()
+    ]
+
+
 def no_headers(count: int) -> pa.Array:
     """The headers of ``count`` records without any."""
     return pa.ListArray.from_arrays(

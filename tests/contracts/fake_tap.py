@@ -49,12 +49,18 @@ class FakeRecords:
     def values(self) -> list[bytes | None]:
         return [value for _, value in self.found]
 
+    @property
+    def offsets(self) -> Any:
+        return np.array([at for at, _ in self.found], np.int64)
+
+    def of(self, chosen: slice) -> FakeRecords:
+        return FakeRecords(self.found[chosen])
+
     def arrow(self, headers: bool) -> LogColumns:
-        offsets = np.array([at for at, _ in self.found], np.int64)
         return LogColumns(
             pa.array(self.keys(), pa.binary()),
             pa.array(self.values(), pa.binary()),
-            offsets,
+            self.offsets,
             self.timestamps,
         )
 

@@ -4,6 +4,7 @@ ahead, going back after a failure, partitions that come and go, headers, compres
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ import pytest
 from contracts.transactional_log import write_transactions
 from everflow.errors import FatalError, LogStartMovedError, RetriableError
 from everflow.kafka.admin import ClusterAdmin
+from everflow.kafka.connection_settings import connection_settings
+from everflow.kafka.reading.fetch_connection import FetchConnection
 from everflow.kafka.reading.fetch_tap import FetchTap
 from everflow.kafka.reading.range_reader import RangeReader, Read
 from everflow.kafka.reading.taps import Taps
@@ -271,3 +274,15 @@ def test_a_read_ends_early_where_it_has_the_bytes_it_may_have(
         at = dict(read.ends)
     assert seen == {one: len(sizes), two: len(sizes)}
     assert reads > 15
+
+
+def test_as_many_logs_as_there_are_are_fetched_at_once(bootstrap: str, topic: Topic) -> None:
+    """With kafka-python's five requests a connection, the others failed and were sent again later."""
+    logs = [TopicPartition(topic(12), 0)]
+    logs += [logs[0]._replace(partition=partition) for partition in range(1, 12)]
+    settings = connection_settings({"bootstrap.servers": bootstrap})
+    with closing(FetchConnection(settings, 1 << 20, 30, "reading")) as connection:
+        for coming in [connection.fetch(tp, 0) for tp in logs]:
+            answer = connection.answer(coming, 30)
+            assert answer is not None
+            assert answer.records == b""

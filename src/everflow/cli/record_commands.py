@@ -120,9 +120,10 @@ def _add_consume(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
                 starts = admin.list_offsets(
                     partitions, "earliest" if from_beginning else "latest", "read_committed"
                 )
-                seen, shown = 0, json_of if output is Output.json else text_of
-                for message in records(config, starts, count, timeout, status):
-                    typer.echo(shown(message, key, value, window))
+                told = output is Output.json
+                seen, shown = 0, json_of if told else text_of
+                for record in records(config, starts, count, timeout, status, headers=told):
+                    typer.echo(shown(record, key, value, window))
                     seen += 1
             if count is not None and seen < count:
                 typer.echo(

@@ -5,15 +5,15 @@ from __future__ import annotations
 import base64
 import json
 import math
+import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
-from confluent_kafka import Consumer, KafkaError, Message, Producer
-from confluent_kafka import TopicPartition as ClientTopicPartition
+from confluent_kafka import KafkaError, Message, Producer
 
 from everflow import exact_texts, serdes
 from everflow.cli.formats import Format, WindowKind
@@ -24,7 +24,9 @@ from everflow.errors import ConfigError
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.client_log import client_log
 from everflow.kafka.errors import classify
-from everflow.records import TopicPartition
+from everflow.kafka.reading.client_tap import ClientTap
+from everflow.kafka.reading.log_chunk import LogChunk
+from everflow.records import TopicPartition, listed_headers
 from everflow.serdes import Serde, SerdeError
 from everflow.serdes.windowed import SESSION_SUFFIX_BYTES, START_BYTES
 
@@ -32,6 +34,7 @@ DELIVERY_S = 20.0
 """For how long a record may wait for a broker that takes it."""
 _POLL_S = 0.2
 _IDLE_S = 1.0
+_AT_ONCE = 1_000
 
 
 _TRUTH = {"true": True, "false": False}
@@ -150,31 +153,42 @@ def windowed(data: bytes | None, form: Format, window: WindowKind) -> str:
     return f"{decoded(data[:-suffix], form)}@{'/'.join(instant(time) for time in reversed(times))}"
 
 
-def text_of(message: Message, key: Format, value: Format, window: WindowKind | None) -> str:
+class ReadRecord(NamedTuple):
+    """A record of a topic; ``headers`` only where they were asked for."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[tuple[str, bytes | None]]
+
+
+def text_of(record: ReadRecord, key: Format, value: Format, window: WindowKind | None) -> str:
     """A record's line. SerdeError names the record and what to ask for."""
-    with _named(message, "key"):
-        data: bytes | None = message.key()
+    with _named(record, "key"):
+        data = record.key
         left = decoded(data, key) if window is None else windowed(data, key, window)
-    with _named(message, "value"):
-        return f"{left}\t{decoded(message.value(), value)}"
+    with _named(record, "value"):
+        return f"{left}\t{decoded(record.value, value)}"
 
 
-def json_of(message: Message, key: Format, value: Format, window: WindowKind | None) -> str:
+def json_of(record: ReadRecord, key: Format, value: Format, window: WindowKind | None) -> str:
     """A record as a JSON object in a line: bytes in base64, numbers and JSON as they are.
     SerdeError as of `text_of`."""
-    with _named(message, "key"):
-        data: bytes | None = message.key()
+    with _named(record, "key"):
+        data = record.key
         left = plain(data, key) if window is None else windowed(data, key, window)
-    with _named(message, "value"):
-        right = plain(message.value(), value)
-    own: Any = message.headers() or ()
-    headers = [{"name": name, "value": plain(data, Format.bytes)} for name, data in own]
+    with _named(record, "value"):
+        right = plain(record.value, value)
+    headers = [{"name": name, "value": plain(data, Format.bytes)} for name, data in record.headers]
     return json.dumps(
         {
-            "topic": message.topic(),
-            "partition": message.partition(),
-            "offset": message.offset(),
-            "timestamp": message.timestamp()[1],
+            "topic": record.topic,
+            "partition": record.partition,
+            "offset": record.offset,
+            "timestamp": record.timestamp,
             "key": left,
             "value": right,
             "headers": headers,
@@ -201,11 +215,11 @@ def plain(data: bytes | None, form: Format) -> Any:
 
 
 @contextmanager
-def _named(message: Message, half: str) -> Iterator[None]:
+def _named(record: ReadRecord, half: str) -> Iterator[None]:
     try:
         yield
     except SerdeError as error:
-        place = f"{message.topic()}-{message.partition()}@{message.offset()}"
+        place = f"{record.topic}-{record.partition}@{record.offset}"
         raise SerdeError(
             f"the {half} of {place} cannot be read: {error}\n--{half} bytes shows it as it is."
         ) from None
@@ -257,7 +271,8 @@ def records(
     count: int | None,
     timeout_s: float | None,
     status: StatusLine,
-) -> Iterator[Message]:
+    headers: bool,
+) -> Iterator[ReadRecord]:
     """Committed records from ``starts`` on, as they come, until there were ``count`` or none for
     ``timeout_s`` seconds."""
     away: list[str] = []
@@ -266,37 +281,45 @@ def records(
         if error.code() == KafkaError._ALL_BROKERS_DOWN:
             away[:] = [f"no answer from Kafka at {config.bootstrap_servers}"]
 
-    own = {
-        "group.id": "everflow-consume",
-        "enable.auto.commit": False,
-        "isolation.level": "read_committed",
-        "error_cb": failed,
-    }
-    consumer = Consumer(
-        {**config.consumer(), **own, "auto.offset.reset": "earliest"}, logger=client_log
-    )
-    with closing(consumer):
-        consumer.assign(
-            [ClientTopicPartition(tp.topic, tp.partition, offset) for tp, offset in starts.items()]
-        )
+    own = {"error_cb": failed, "auto.offset.reset": "earliest"}
+    ends = dict.fromkeys(starts, sys.maxsize)
+    with closing(ClientTap(config.consumer(), "everflow-consume", own)) as tap:
+        tap.go_to(starts)
         last = time.monotonic()
         shown = 0
         while count is None or shown < count:
-            message = consumer.poll(_POLL_S)
-            idle = time.monotonic() - last
-            if message is None:
+            found = tap.take(
+                ends, _POLL_S, most_records=_AT_ONCE if count is None else min(_AT_ONCE, count)
+            )
+            if not any(chunk.records for chunk in found.values()):
+                idle = time.monotonic() - last
                 if timeout_s is not None and idle >= timeout_s:
                     return
                 if idle >= _IDLE_S:
                     status.show(f"{away[0] if away else 'waiting for records'}, {idle:.0f} s")
                 continue
-            if (error := message.error()) is not None:
-                raise classify(error, f"reading {message.topic()}")
             away.clear()
             last = time.monotonic()
-            shown += 1
             status.clear()
-            yield message
+            for tp, chunk in found.items():
+                for record in _listed(tp, chunk, headers):
+                    yield record
+                    shown += 1
+                    if shown == count:
+                        return
+
+
+def _listed(tp: TopicPartition, chunk: LogChunk, headers: bool) -> Iterator[ReadRecord]:
+    found = chunk.columns(headers)
+    rows = zip(
+        found.offsets.tolist(),
+        found.timestamps.tolist(),
+        found.keys.to_pylist(),
+        found.values.to_pylist(),
+        listed_headers(found.headers, len(found)),
+        strict=True,
+    )
+    return (ReadRecord(tp.topic, tp.partition, *row) for row in rows)
 
 
 def partitions_of(admin: ClusterAdmin, topic: str) -> list[TopicPartition]:

@@ -5,21 +5,17 @@ from __future__ import annotations
 import base64
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from confluent_kafka import Consumer, KafkaError
-from confluent_kafka import TopicPartition as ClientTopicPartition
 
 from everflow.clock import instant
 from everflow.config import StreamsConfig
-from everflow.errors import ConfigError, EverflowError, RetriableError
-from everflow.kafka.client_log import client_log
-from everflow.kafka.errors import classify
+from everflow.errors import ConfigError, EverflowError
+from everflow.kafka.reading.log_reader import LogReader
 from everflow.kafka.writing.record_writer import RecordWriter
-from everflow.records import TopicPartition
+from everflow.records import TopicPartition, listed_headers
 
 KAFKA_STREAMS = "__streams.errors."
 OWN = "__everflow.errors."
@@ -32,11 +28,10 @@ AT_ONCE = 500
 AT_ONCE_BYTES = 8 << 20
 """Of their keys and values, where they are not held for other reasons."""
 _TIMEOUT_S = 30.0
-_POLL_S = 0.5
 _SILENT_S = 60.0
 """The brokers are away where nothing comes for so long."""
-_QUEUED_KIB = 16 << 10
-"""What the client reads ahead: the topic may be read in an instance that is at work."""
+_FETCH_BYTES = 2 << 20
+"""What is fetched at once: the topic may be read in an instance that is at work."""
 SHOWN_BYTES, SHOWN_HEADERS, SHOWN_CHARACTERS = 1_000, 20, 10_000
 """Of a letter where it is shown as a sample."""
 
@@ -193,44 +188,22 @@ def stored(
     starts: Mapping[TopicPartition, int],
     ends: Mapping[TopicPartition, int],
 ) -> Iterator[RawLetter]:
-    """The committed records of a topic up to ``ends``. RetriableError where the brokers go away."""
-    own = {
-        "group.id": "everflow-dlq",
-        "enable.auto.commit": False,
-        "isolation.level": "read_committed",
-        "auto.offset.reset": "earliest",
-        "enable.partition.eof": True,
-        "queued.max.messages.kbytes": _QUEUED_KIB,
-    }
-    consumer = Consumer({**config.consumer(), **own}, logger=client_log)
-    with closing(consumer):
-        left = {tp: end for tp, end in ends.items() if end > starts[tp]}
-        consumer.assign([ClientTopicPartition(*tp, starts[tp]) for tp in left])
-        heard = time.monotonic()
-        while left:
-            message: Any = consumer.poll(_POLL_S)
-            for at in consumer.position([ClientTopicPartition(*tp) for tp in left]):
-                tp = TopicPartition(at.topic, at.partition)
-                if at.offset >= left[tp]:
-                    del left[tp]
-            if message is None:
-                if time.monotonic() - heard > _SILENT_S:
-                    named = ", ".join(map(str, left))
-                    raise RetriableError(f"nothing of {named} came within {_SILENT_S:g} s")
-                continue
-            heard = time.monotonic()
-            if (error := message.error()) is not None:
-                if error.code() != KafkaError._PARTITION_EOF:
-                    raise classify(error, f"reading {message.topic()}")
-                left.pop(TopicPartition(message.topic(), message.partition()), None)
-                continue
-            yield RawLetter(
-                LetterPlace(message.partition(), message.offset()),
-                message.timestamp()[1],
-                message.key(),
-                message.value(),
-                message.headers() or (),
-            )
+    """The committed records of a topic up to ``ends``, one partition after the other. Raises what
+    `LogReader.read` raises."""
+    with LogReader(config.consumer(), fetch_bytes=_FETCH_BYTES) as reader:
+        for tp, end in ends.items():
+            for chunk in reader.read(tp, starts[tp], end, stall_timeout_s=_SILENT_S):
+                found = chunk.columns(headers=True)
+                rows = zip(
+                    found.offsets.tolist(),
+                    found.timestamps.tolist(),
+                    found.keys.to_pylist(),
+                    found.values.to_pylist(),
+                    listed_headers(found.headers, len(found)),
+                    strict=True,
+                )
+                for offset, *rest in rows:
+                    yield RawLetter(LetterPlace(tp.partition, offset), *rest)
 
 
 @dataclass

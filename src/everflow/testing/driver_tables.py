@@ -147,6 +147,10 @@ class _Written:
     columns: LogColumns
 
     @property
+    def offsets(self) -> Int64:
+        return self.columns.offsets
+
+    @property
     def timestamps(self) -> Int64:
         return self.columns.timestamps
 
@@ -164,6 +168,9 @@ class _Written:
 
     def arrow(self, headers: bool) -> LogColumns:
         return self.columns
+
+    def of(self, chosen: slice) -> _Written:
+        return _Written(self.columns.of(chosen))
 
     def latest(self) -> _Written:
         return self

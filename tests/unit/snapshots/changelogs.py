@@ -38,10 +38,16 @@ class Held:
     def values(self) -> list[bytes | None]:
         return [value for _, (_, value, _) in self.found]
 
+    @property
+    def offsets(self) -> Any:
+        return np.array([offset for offset, _ in self.found], np.int64)
+
+    def of(self, chosen: slice) -> Held:
+        return Held(self.found[chosen])
+
     def arrow(self, headers: bool) -> LogColumns:
-        offsets = np.array([offset for offset, _ in self.found], np.int64)
         keys, values = (pa.array(one, pa.binary()) for one in (self.keys(), self.values()))
-        return LogColumns(keys, values, offsets, self.timestamps)
+        return LogColumns(keys, values, self.offsets, self.timestamps)
 
     def latest(self) -> Held:
         last = {record[0]: at for at, (_, record) in enumerate(self.found)}

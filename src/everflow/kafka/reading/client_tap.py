@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as ClientTopicPartition
 
@@ -19,10 +20,12 @@ from everflow.kafka.client_log import client_log
 from everflow.kafka.errors import classify, classify_exception
 from everflow.kafka.reading.log_chunk import LogChunk
 from everflow.kafka.reading.log_columns import LogColumns
+from everflow.kafka.reading.raw_headers import RawHeaders
 from everflow.kafka.reading.record_columns import CorruptBatchError
 from everflow.kafka.reading.taps import CHECK_CRCS, CONNECT_S, UNBOUNDED_RECORDS
-from everflow.records import HEADERS, UNBOUNDED_BYTES, Int64, TopicPartition
+from everflow.records import HEADERS, UNBOUNDED_BYTES, Int64, TopicPartition, no_headers
 
+Header = tuple[str, bytes | None]
 _DEFAULTS: dict[str, Any] = {
     "enable.auto.commit": False,
     "enable.partition.eof": True,
@@ -65,6 +68,7 @@ class ClientTap:
             "group.id": group,
             "isolation.level": isolation,
         }
+        self._headers = RawHeaders(config)
         self._patient = patient
         self._clock = clock
         self._logs: dict[tuple[Any, Any], _Log] = {}
@@ -94,7 +98,7 @@ class ClientTap:
             self._drop_consumer()
             kept = {}
         gone = [log for tp, log in self._logs.items() if tp not in kept]
-        new = [_Log(tp, start) for tp, start in starts.items() if tp not in kept]
+        new = [_Log(tp, start, self._headers) for tp, start in starts.items() if tp not in kept]
         try:
             if gone:
                 self._consumer.incremental_unassign([ClientTopicPartition(*log.tp) for log in gone])
@@ -163,6 +167,7 @@ class ClientTap:
             raise classify_exception(failure, "connecting the reader") from failure
 
     def close(self) -> None:
+        self._headers.close()
         self._drop_consumer()
 
     def _drop_consumer(self) -> None:
@@ -264,6 +269,7 @@ class _Log:
 
     tp: TopicPartition
     position: int
+    headers: RawHeaders
     end_seen: int = -1
     """The log had no record behind what is here when it ended at this offset."""
     _came: list[Message] = field(default_factory=list)
@@ -285,11 +291,9 @@ class _Log:
             return None
         all_before = bool(came) and offset_of(came[-1]) < end
         before = len(came) if all_before else bisect_left(came, end, first, key=offset_of)
-        part = _Messages(came[first : min(before, first + most_records)])
+        part = Messages(came[first : min(before, first + most_records)], self.tp, self.headers)
         if most_bytes < UNBOUNDED_BYTES:
-            part = _Messages(
-                part.messages[: int(np.searchsorted(np.cumsum(part.sizes), most_bytes)) + 1]
-            )
+            part = part.of(slice(0, int(np.searchsorted(np.cumsum(part.sizes), most_bytes)) + 1))
         left = first + len(part.messages)
         if left < len(came):
             behind = offset_of(came[left])
@@ -309,11 +313,25 @@ class _Log:
         return LogChunk(part, self.position, len(part.messages))
 
 
-@dataclass(frozen=True)
-class _Messages:
-    """`Records` of one log as librdkafka has them."""
+@dataclass
+class Messages:
+    """`Records` of one log as librdkafka has them. ``raw``: what reads their headers. ``told``:
+    what librdkafka said of the headers, once it was asked."""
 
     messages: Sequence[Message]
+    tp: TopicPartition
+    raw: RawHeaders
+    told: Sequence[Sequence[Header] | None] | None = None
+
+    def of(self, chosen: slice) -> Messages:
+        """The chosen records."""
+        told = None if self.told is None else self.told[chosen]
+        return Messages(self.messages[chosen], self.tp, self.raw, told)
+
+    @property
+    def offsets(self) -> Int64:
+        """Their offsets."""
+        return np.fromiter(map(offset_of, self.messages), np.int64, len(self.messages))
 
     @property
     def timestamps(self) -> Int64:
@@ -341,24 +359,65 @@ class _Messages:
 
     def arrow(self, headers: bool) -> LogColumns:
         """The records in Arrow columns, with their headers if asked for."""
-        found = None
-        if headers:
-            rows = [
-                [{"key": h[0], "value": h[1]} for h in message.headers() or ()]
-                for message in self.messages
-            ]
-            found = pa.array(rows, HEADERS) if any(rows) else None
+        found, unread = self._headers() if headers else (None, {})
         return LogColumns(
             pa.array(self.keys(), pa.binary()),
             pa.array(self.values(), pa.binary()),
-            np.fromiter(map(offset_of, self.messages), np.int64, len(self.messages)),
+            self.offsets,
             self.timestamps,
             found,
+            unread,
         )
 
-    def latest(self) -> _Messages:
+    def _headers(self) -> tuple[pa.Array | None, dict[int, Exception]]:
+        """As the log has them, and which could not be read. librdkafka's names are C strings: a NUL
+        ends one, and one that is no UTF-8 is none. What it says only counts for records that the
+        log has lost since."""
+        if self.told is None:
+            self.told = [_told_headers(message) for message in self.messages]
+        offsets = self.offsets
+        marked = [row for row, own in enumerate(self.told) if own is None or own]
+        if not marked:
+            return None, {}
+        whole = self.raw.read(self.tp, int(offsets[marked[0]]), int(offsets[marked[-1]]) + 1)
+        rows = np.searchsorted(whole.offsets, offsets)
+        here = np.isin(offsets, whole.offsets)
+        unread = {
+            row: whole.unread[int(rows[row])]
+            for row in marked
+            if here[row] and int(rows[row]) in whole.unread
+        }
+        none = no_headers(len(offsets))
+        found = none
+        if whole.headers is not None:
+            found = pc.coalesce(whole.headers.take(pa.array(rows, mask=~here)), none)
+        lost = [row for row in marked if not here[row]]
+        if lost:
+            listed = found.to_pylist()
+            for row in lost:
+                own = self.told[row]
+                listed[row] = [{"key": name, "value": data} for name, data in own or ()]
+                if own is None:
+                    unread[row] = ValueError(
+                        "a header's name is no UTF-8, and the log had lost the record when it was "
+                        "read again"
+                    )
+            found = pa.array(listed, HEADERS)
+        return found, unread
+
+    def latest(self) -> Messages:
         """All: to see what is replaced would cost as much as to load it."""
         return self
+
+
+def _told_headers(message: Message) -> Sequence[Header] | None:
+    """What librdkafka says of a record's headers; None: a name is no UTF-8. Not to be asked twice:
+    after that it hands out a list with a pointer to nothing."""
+    try:
+        found: Any = message.headers()
+    except SystemError:
+        return None
+    return found or ()
 
 
 def offset_of(message: Message) -> int:

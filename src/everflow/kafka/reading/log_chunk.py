@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import pyarrow as pa
+
+from everflow.errors import EverflowError
 from everflow.kafka.reading.log_columns import LogColumns
+from everflow.kafka.reading.record_columns import CorruptBatchError
 from everflow.records import Int64
 
 Key = bytes
@@ -15,9 +19,12 @@ class Records(Protocol):
     """Records in log order as they came. Each call makes its lists or columns anew."""
 
     @property
+    def offsets(self) -> Int64: ...
+    @property
     def timestamps(self) -> Int64: ...
     @property
     def sizes(self) -> Int64: ...
+    def of(self, chosen: slice) -> Records: ...
     def keys(self) -> list[bytes | None]: ...
     def values(self) -> list[bytes | None]: ...
     def arrow(self, headers: bool) -> LogColumns: ...
@@ -60,7 +67,13 @@ class LogChunk:
     @property
     def offsets(self) -> Int64:
         """Where the records are."""
-        return self.held.arrow(False).offsets
+        return self.held.offsets
+
+    def columns(self, headers: bool) -> LogColumns:
+        """The records in Arrow columns, with their headers if asked for. A record that cannot be
+        read is `unread`, and keeps nobody else from being read. Raises RetriableError where the
+        brokers have to be asked for headers and do not answer."""
+        return _readable(self.held, len(self), headers)
 
     def offset_of(self, key: Key) -> int | None:
         """Of the last record that has this key."""
@@ -72,3 +85,28 @@ class LogChunk:
         """Without records that a later one of the same key replaces, as far as that is cheap to
         see: for who folds them anyhow. The record of the latest time stays."""
         return replace(self, held=self.held.latest())
+
+
+def _readable(held: Records, count: int, headers: bool) -> LogColumns:
+    """All at once where that is possible; else halved down to the record that is in the way."""
+    try:
+        return held.arrow(headers)
+    except EverflowError as failure:
+        if not isinstance(failure, CorruptBatchError):  # not of a record
+            raise
+        why: Exception = failure
+    except Exception as failure:
+        why = failure
+    if count > 1:
+        half = count // 2
+        return LogColumns.concat(
+            [
+                _readable(held.of(slice(0, half)), half, headers),
+                _readable(held.of(slice(half, count)), count - half, headers),
+            ]
+        )
+    if headers:
+        found = _readable(held, count, False)
+        return replace(found, unread={0: why})
+    nothing = pa.nulls(1, pa.binary())
+    return LogColumns(nothing, nothing, held.offsets, held.timestamps, None, {0: why})

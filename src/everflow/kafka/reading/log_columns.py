@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -17,13 +17,15 @@ _NOTHING: Int64 = np.empty(0, np.int64)
 class LogColumns:
     """Records in log order, columns of one length. ``keys`` and ``values``: binary, null where the
     record has none; ``timestamps`` in ms; ``headers``: `everflow.records.HEADERS`, or None
-    where no record has any, or they were not asked for."""
+    where no record has any, or they were not asked for. ``unread``: by row, why a record could not
+    be read; the columns have what could."""
 
     keys: pa.Array
     values: pa.Array
     offsets: Int64
     timestamps: Int64
     headers: pa.Array | None = None
+    unread: Mapping[int, Exception] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -42,13 +44,18 @@ class LogColumns:
         count = int(np.searchsorted(self.offsets, offset))
         if count == len(self):
             return self
-        headers = None if self.headers is None else self.headers[:count]
+        return self.of(slice(0, count))
+
+    def of(self, chosen: slice) -> LogColumns:
+        """Some records that follow one another."""
+        start, stop, _ = chosen.indices(len(self))
         return LogColumns(
-            self.keys[:count],
-            self.values[:count],
-            self.offsets[:count],
-            self.timestamps[:count],
-            headers,
+            self.keys[start:stop],
+            self.values[start:stop],
+            self.offsets[start:stop],
+            self.timestamps[start:stop],
+            None if self.headers is None else self.headers[start:stop],
+            {row - start: why for row, why in self.unread.items() if start <= row < stop},
         )
 
     @staticmethod
@@ -59,10 +66,16 @@ class LogColumns:
         if not parts:
             nothing = pa.array([], pa.binary())
             return LogColumns(nothing, nothing, _NOTHING, _NOTHING)
+        begins = np.cumsum([0, *map(len, parts)]).tolist()
         return LogColumns(
             pa.concat_arrays([part.keys for part in parts]),
             pa.concat_arrays([part.values for part in parts]),
             np.concatenate([part.offsets for part in parts]),
             np.concatenate([part.timestamps for part in parts]),
             joined_headers([(part.headers, len(part)) for part in parts]),
+            {
+                begin + row: why
+                for begin, part in zip(begins, parts, strict=False)
+                for row, why in part.unread.items()
+            },
         )

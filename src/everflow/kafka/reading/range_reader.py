@@ -169,7 +169,7 @@ class RangeReader:
             # What has just come is asked first: a silent log keeps nobody waiting again.
             pending = dict(sorted(pending.items(), key=lambda one: one[0] not in found))
             for tp, chunk in found.items():
-                parts[tp].append(chunk.held.arrow(self._headers))
+                parts[tp].append(chunk.columns(self._headers))
                 used = chunk.bytes if most_bytes < UNBOUNDED_BYTES else 0
                 left -= used
                 if chunk.next_position >= pending[tp] or used >= share:

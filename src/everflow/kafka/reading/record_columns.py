@@ -193,6 +193,8 @@ def _headers_of_one(data: bytes, at: int, count: int) -> list[dict[str, Any]]:
         size, at = _varint(data, at)
         if size < 0:
             raise ValueError("a header without a name")
+        if at + size > len(data):
+            raise ValueError("a header's name ends behind its record")
         name, at = data[at : at + size], at + size
         size, at = _varint(data, at)
         value = data[at : at + size] if size >= 0 else None

@@ -15,7 +15,7 @@ import numpy as np
 
 from everflow.errors import RecordRefusedError, RecordTooLargeError
 from everflow.handlers.response import Response
-from everflow.records import Bytes, EdgeBatch, Int64
+from everflow.records import Bytes, EdgeBatch, Int64, listed_headers
 from everflow.runtime.commit.batch import LetterGroup
 from everflow.runtime.step.step_functions import UndecodableRecord
 from everflow.runtime.step.task_step import StepResult
@@ -238,7 +238,7 @@ def letter_headers(
     letters: EdgeBatch, topics: dict[int, str]
 ) -> list[list[tuple[str, bytes | None]]]:
     """Of each: the record's own, then what is told of the error."""
-    own = headers_in(letters) if letters.headers is not None else [[] for _ in range(len(letters))]
+    own = listed_headers(letters.headers, len(letters))
     made = []
     errors = letters.value.field("error").to_pylist()
     for row, about in enumerate(_abouts(letters)):
@@ -253,15 +253,6 @@ def letter_headers(
         }
         made.append([*own[row], *((name, text.encode()) for name, text in told.items())])
     return made
-
-
-def headers_in(batch: EdgeBatch) -> list[list[tuple[str, bytes | None]]]:
-    """Of a batch that has any."""
-    assert batch.headers is not None
-    return [
-        [(header["key"], header["value"]) for header in row] if row else []
-        for row in batch.headers.to_pylist()
-    ]
 
 
 def _with(letters: EdgeBatch, response: Response) -> EdgeBatch:

@@ -17,6 +17,7 @@ import numpy as np
 from everflow.errors import RecordRefusedError, RecordTooLargeError
 from everflow.handlers.given import Handlers
 from everflow.kafka.reading.log_chunk import LogChunk
+from everflow.kafka.reading.log_columns import LogColumns
 from everflow.records import EdgeBatch, Int64, TopicPartition
 from everflow.runtime.commit.batch import LetterGroup
 from everflow.runtime.step.task_step import StepResult
@@ -66,10 +67,12 @@ class GlobalRecords:
         """What enters the store. UndecodableRecord for one that stops the application,
         RetriableError where its handler says RETRY."""
         source = self.sources[tp.topic]
-        good, bad = decoded_records(source, _raw(tp, chunk), Judge(self.handlers))
+        found = chunk.columns(headers=True)
+        raw_batch = _raw(tp, found)
+        good, bad = decoded_records(source, raw_batch, Judge(self.handlers), unread=found.unread)
         if len(bad) or good.key.null_count:
             self._leave_out(bad, good.key.null_count, source)
-        raw = chunk.held.arrow(headers=False).values
+        raw = found.values
         return TakenRecords(
             source.key_serde.encode_array(good.key).to_pylist(),
             [raw[int(row)].as_py() for row in good.seq] if len(bad) else raw.to_pylist(),
@@ -107,8 +110,7 @@ class GlobalRecords:
         return 0
 
 
-def _raw(tp: TopicPartition, chunk: LogChunk) -> EdgeBatch:
-    found = chunk.held.arrow(headers=True)
+def _raw(tp: TopicPartition, found: LogColumns) -> EdgeBatch:
     count = len(found)
     return EdgeBatch(
         key=found.keys,

@@ -24,7 +24,15 @@ from everflow.errors import (
     RecordTooLargeError,
 )
 from everflow.memory.batch_memory import Taken
-from everflow.records import Bytes, Int64, StoreChanges, TaskId, TopicPartition, as_bytes
+from everflow.records import (
+    Bytes,
+    Int64,
+    StoreChanges,
+    TaskId,
+    TopicPartition,
+    as_bytes,
+    listed_headers,
+)
 from everflow.runtime.commit.batch import (
     ABORTED,
     COMMITTED,
@@ -44,7 +52,6 @@ from everflow.runtime.worker.dead_letters import (
     LetterAttempts,
     Letters,
     Writes,
-    headers_in,
     take_letters,
 )
 from everflow.runtime.worker.large_records import (
@@ -428,7 +435,7 @@ def _write_output(
             values,
             batch.timestamp,
             partition,
-            headers_in(batch) if has_headers else None,
+            listed_headers(batch.headers, len(batch)) if has_headers else None,
         )
     return count
 

@@ -78,7 +78,7 @@ class LogDecoder:
             raw = _raw(mine, np.flatnonzero(hop.source == source.index), hop)
             if (places := self.check.of(source, raw)) is not None:
                 keys.append(places)
-            decoded, bad = decoded_records(source, raw, judge, odd)
+            decoded, bad = decoded_records(source, raw, judge, odd, mine.unread)
             if odd and source.own_times:
                 refuse_negative(source, decoded)
             hop.batches[source.slot], hop.rows[source.slot] = decoded, decoded.seq
@@ -94,10 +94,15 @@ class LogDecoder:
 
 
 def decoded_records(
-    source: Source, raw: EdgeBatch, judge: Judge, odd: bool = False
+    source: Source,
+    raw: EdgeBatch,
+    judge: Judge,
+    odd: bool = False,
+    unread: Mapping[int, Exception] | None = None,
 ) -> tuple[EdgeBatch, EdgeBatch]:
     """Raw records of a source -> the decoded ones, and those that are left out as dead letters,
     whose bytes are as they came. ``odd``: those with a time that nothing holds are among these.
+    ``unread``: by row, why a record could not be read (`LogColumns.unread`); it is left out, too.
     Raises what `Judge.letters` raises."""
     faults: dict[int, Fault] = judge.aside(source, raw)
     if odd:
@@ -117,7 +122,12 @@ def decoded_records(
         if part == "key":
             key = decoded
         for row, error in errors.items():
-            faults[row] = _fault(source, raw, row, error, part, serde)
+            faults[row] = _fault(
+                source, raw, row, error, f"{part} is not a valid {serde!r}: {_why(error)}"
+            )
+    for row, reason in (unread or {}).items():
+        why = f"the record cannot be read: {_why(reason)}"
+        faults[row] = _fault(source, raw, row, reason, why)
     good = raw.with_columns(key, decoded)
     if not faults:
         return good, judge.letters(source, raw, {})
@@ -164,15 +174,16 @@ def _decoded_each(
     return pa.concat_arrays(rows) if rows else pa.nulls(0, serde.type)
 
 
-def _fault(
-    source: Source, raw: EdgeBatch, row: int, error: BaseException, part: str, serde: Serde
-) -> Fault:
-    record = BadRecord(source.topic, int(raw.partition[row]), int(raw.offset[row]), source.node)
+def _why(error: BaseException) -> str:
     ours = isinstance(error, EverflowError | MisfitError)
-    why = writable(str(error)) if ours else error_text(error)
+    return writable(str(error)) if ours else error_text(error)
+
+
+def _fault(source: Source, raw: EdgeBatch, row: int, error: BaseException, told: str) -> Fault:
+    record = BadRecord(source.topic, int(raw.partition[row]), int(raw.offset[row]), source.node)
     failure = BatchFailure(
         kind="undecodable",
-        error=f"{part} is not a valid {_called(serde)}: {why}",
+        error=told,
         record=record,
         stage=DESERIALIZATION,
         exception=class_of(error),

@@ -1,0 +1,101 @@
+"""A record is the same on every way that reads it, whatever bytes its headers have: the tail of a
+log, a backlog, and what the command line shows. What only one of them can read is isolated."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from contracts.odd_records import FARTHEST, OddRecord, drawn, write
+from everflow.cli.app import app as command
+from everflow.kafka.reading.client_tap import ClientTap
+from everflow.kafka.reading.fetch_tap import FetchTap
+from everflow.kafka.reading.log_columns import LogColumns
+from everflow.kafka.reading.range_reader import FETCHING, RangeReader
+from everflow.kafka.writing.record_writer import RecordWriter
+from everflow.records import OffsetRange, TopicPartition
+
+pytestmark = pytest.mark.broker
+Topic = Callable[..., str]
+ANY_TIME = {"message_timestamp_after_max_ms": str(FARTHEST)}
+ODD = [
+    OddRecord(None, b"plain", 5),
+    OddRecord(b"", b"", 0, (("été".encode("latin-1"), b"x"),)),
+    OddRecord(b"k", None, 1, ((b"trace\0id", b"1"), (b"trace", None), (b"trace\0id", b""))),
+    OddRecord(b"\0", b"\xff", 2, ((b"", b""), (b"\xff", b"\xff"), (b"\x1b]0;t\x07", b"\x1b"))),
+]
+
+
+@pytest.fixture
+def writer(bootstrap: str) -> Iterator[RecordWriter]:
+    with closing(RecordWriter({"bootstrap.servers": bootstrap}, None)) as made:
+        yield made
+
+
+def rows(found: LogColumns) -> list[Any]:
+    assert found.unread == {}
+    headers = [[]] * len(found) if found.headers is None else found.headers.to_pylist()
+    named = [[(one["key"], one["value"]) for one in own] for own in headers]
+    columns = found.keys.to_pylist(), found.values.to_pylist(), found.timestamps.tolist(), named
+    return list(zip(*columns, strict=True))
+
+
+@pytest.mark.parametrize("tail", [1 << 40, 0], ids=["tail", "backlog"])
+def test_drawn_records_are_read_as_they_were_written(
+    tail: int, bootstrap: str, topic: Topic, writer: RecordWriter
+) -> None:
+    name = topic(2, **ANY_TIME)
+    both = [TopicPartition(name, 0), TopicPartition(name, 1)]
+    for seed, tp in enumerate(both):
+        write(writer, tp, written := drawn(random.Random(seed), 120))
+        assert any(record.headers for record in written)
+    client = {"bootstrap.servers": bootstrap}
+    with closing(RangeReader(client, "r", True, headers=True, tail_records=tail)) as reader:
+        read = reader.read(dict.fromkeys(both, OffsetRange(0, 120)), 30)
+    for seed, tp in enumerate(both):
+        assert rows(read.columns[tp]) == [one.read for one in drawn(random.Random(seed), 120)]
+
+
+@pytest.mark.parametrize("kind", ["librdkafka", "fetches"])
+def test_a_chunk_has_whole_names_however_often_it_is_asked(
+    kind: str, bootstrap: str, topic: Topic, writer: RecordWriter
+) -> None:
+    tp = TopicPartition(topic(1, **ANY_TIME), 0)
+    write(writer, tp, ODD)
+    client = {"bootstrap.servers": bootstrap}
+    tap = FetchTap.over(client) if kind == "fetches" else ClientTap(client, "r", FETCHING)
+    with closing(tap):
+        tap.go_to({tp: 0})
+        found: list[Any] = []
+        while tap.positions[tp] < len(ODD):
+            for chunk in tap.take({tp: len(ODD)}, 30).values():
+                assert rows(chunk.columns(True)) == rows(chunk.columns(True))
+                assert rows(chunk.columns(False))[0][3] == []
+                found += rows(chunk.columns(True))
+    assert found == [one.read for one in ODD]
+
+
+def test_the_command_line_shows_them(bootstrap: str, topic: Topic, writer: RecordWriter) -> None:
+    tp = TopicPartition(topic(1, **ANY_TIME), 0)
+    write(writer, tp, [*ODD, OddRecord(b"k", b"v", FARTHEST)])
+    arguments = ["consume", tp.topic, "--count", "5", "--key", "bytes", "--value", "bytes"]
+    environment = {"EVERFLOW_BOOTSTRAP_SERVERS": bootstrap}
+    shown = CliRunner().invoke(command, [*arguments, "--output", "json"], env=environment)
+    assert shown.exit_code == 0, shown.output
+    found = [json.loads(line) for line in shown.stdout.splitlines()]
+    assert [one["offset"] for one in found] == list(range(5))
+    assert [
+        [
+            (one["name"], None if one["value"] is None else base64.b64decode(one["value"]))
+            for one in record["headers"]
+        ]
+        for record in found
+    ] == [[*record.read[3]] for record in ODD] + [[]]
+    assert found[-1]["timestamp"] == FARTHEST

@@ -1,0 +1,139 @@
+"""A record that cannot be read is a dead letter with its place, and keeps no other from being
+read."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from confluent_kafka import Message
+
+from everflow import serdes
+from everflow.errors import RetriableError
+from everflow.handlers.given import Handlers
+from everflow.kafka.reading import record_batches
+from everflow.kafka.reading.client_tap import Messages
+from everflow.kafka.reading.log_chunk import LogChunk
+from everflow.kafka.reading.log_columns import LogColumns
+from everflow.kafka.writing.record_encoding import (
+    Producer,
+    RecordColumns,
+    encode,
+    encoded_headers,
+    framed,
+)
+from everflow.records import TopicPartition, listed_headers
+from everflow.runtime.worker.log_decoder import LogDecoder
+from everflow.runtime.worker.set_aside import Judge
+from unit.runtime.worker.test_log_decoder import reading
+
+TP = TopicPartition("in", 3)
+GOOD = [[("h", b"v"), ("", None)], []]
+NO_NAME, NEGATIVE = b"\x02\x01\x00", b"\x01"
+"""One header whose name has the length -1; a count of -1."""
+
+
+def chunk(headers: list[bytes | None]) -> LogChunk:
+    """Records whose headers are these bytes, or good ones."""
+    count = len(headers)
+    good = encoded_headers([GOOD[row % 2] for row in range(count)])
+    assert good is not None
+    bytes_of = [
+        own if bad is None else bad for own, bad in zip(good.to_pylist(), headers, strict=True)
+    ]
+    texts = pa.array([str(row).encode() for row in range(count)])
+    times = np.arange(count, dtype=np.int64)
+    columns = RecordColumns(texts, texts, times, pa.array(bytes_of, pa.binary()))
+    (records,) = encode(columns, [count])
+    data = framed(records, Producer(-1, -1, False), -1, "none", None)
+    found = record_batches.columns(data, record_batches.batches(data))
+    return LogChunk(found, count, count)
+
+
+@pytest.mark.parametrize("bad", [NO_NAME, NEGATIVE], ids=["no name", "negative"])
+def test_only_the_records_whose_headers_are_broken_are_left_out(bad: bytes) -> None:
+    broken = set(random.Random(len(bad)).sample(range(299), 5)) | {299}  # behind it is no other
+    found = chunk([bad if row in broken else None for row in range(300)]).columns(headers=True)
+    assert set(found.unread) == broken
+    assert found.keys.to_pylist() == found.values.to_pylist()
+    assert found.offsets.tolist() == list(range(300))
+    listed = listed_headers(found.headers, 300)
+    assert [listed[row] for row in range(300) if row not in broken] == [
+        GOOD[row % 2] for row in range(300) if row not in broken
+    ]
+
+
+def test_they_are_dead_letters_with_their_places() -> None:
+    found = chunk([NO_NAME if row in (4, 9) else None for row in range(10)]).columns(headers=True)
+    decoder = LogDecoder((reading(serdes.string()),), True, Handlers("dead"))
+    hop = decoder.run({TP: found}, Judge())
+    decoded = hop.batches[1]
+    (dead,) = [batch for slot, batch in hop.batches.items() if slot != 1]
+    assert decoded.value.to_pylist() == [str(row) for row in range(10) if row not in (4, 9)]
+    assert (dead.partition.tolist(), dead.offset.tolist()) == ([3, 3], [4, 9])
+    assert [one["value"] for one in dead.value.to_pylist()] == [b"4", b"9"]
+    assert all("cannot be read" in one["error"] for one in dead.value.to_pylist())
+
+
+class Told(Message):
+    """A message of librdkafka; ``own`` None: a name is no UTF-8. It may be asked once."""
+
+    def __new__(cls, at: int, own: Any) -> Told:
+        return super().__new__(cls)
+
+    def __init__(self, at: int, own: Any) -> None:
+        super().__init__(topic=TP.topic, partition=TP.partition, offset=at, timestamp=(1, 7))
+        self.own, self.asked = own, 0
+
+    def headers(self) -> Any:
+        self.asked += 1
+        assert self.asked == 1, "the second answer would end the interpreter"
+        if self.own is None:
+            raise SystemError("returned a result with an exception set")
+        return self.own
+
+
+@dataclass
+class Log:
+    """What own fetches still find of it."""
+
+    found: LogColumns
+
+    def read(self, tp: TopicPartition, start: int, end: int) -> LogColumns:
+        return self.found
+
+
+def test_of_records_that_the_log_has_lost_the_clients_word_counts() -> None:
+    """Deleted or compacted away between two fetches."""
+    still = chunk([None, NO_NAME]).columns(headers=True)
+    told = [Told(0, [("h", b"cut")]), Told(1, [("x", b"")]), Told(7, [("y", None)]), Told(8, None)]
+    messages: Any = [*told, Told(9, None)]
+    held = Messages(messages, TP, Log(still))  # type: ignore[arg-type]
+    for _ in range(2):
+        found = LogChunk(held, 10, 5).columns(headers=True)
+        listed = listed_headers(found.headers, 5)
+        assert [listed[0], listed[2]] == [GOOD[0], [("y", None)]]
+        assert set(found.unread) == {1, 3, 4}
+        assert found.offsets.tolist() == [0, 1, 7, 8, 9]
+
+
+def test_a_broker_that_does_not_answer_is_no_fault_of_a_record() -> None:
+    class Away:
+        def read(self, tp: TopicPartition, start: int, end: int) -> LogColumns:
+            raise RetriableError("away")
+
+    messages: Any = [Told(0, [("h", b"")]), Told(1, [])]
+    held = Messages(messages, TP, Away())  # type: ignore[arg-type]
+    with pytest.raises(RetriableError):
+        LogChunk(held, 2, 2).columns(headers=True)
+
+
+def test_what_cannot_be_read_stays_with_its_record() -> None:
+    one = chunk([None, NO_NAME, None]).columns(headers=True)
+    both = LogColumns.concat([one, one])
+    assert set(both.unread) == {1, 4}
+    assert (set(both.of(slice(4, 6)).unread), set(one.before(1).unread)) == ({0}, set())
