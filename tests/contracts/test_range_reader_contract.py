@@ -277,7 +277,7 @@ def test_a_read_ends_early_where_it_has_the_bytes_it_may_have(
 
 
 def test_as_many_logs_as_there_are_are_fetched_at_once(bootstrap: str, topic: Topic) -> None:
-    """With kafka-python's five requests a connection, the others failed and were sent again later."""
+    """With kafka-python's five requests a connection, the others failed and were sent again."""
     logs = [TopicPartition(topic(12), 0)]
     logs += [logs[0]._replace(partition=partition) for partition in range(1, 12)]
     settings = connection_settings({"bootstrap.servers": bootstrap})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
@@ -13,16 +14,17 @@ import numpy as np
 from everflow.clock import instant
 from everflow.config import StreamsConfig
 from everflow.errors import ConfigError, EverflowError
+from everflow.kafka.letter_headers import EXCEPTION, KAFKA_STREAMS, Header, sorted_out
 from everflow.kafka.reading.log_reader import LogReader
 from everflow.kafka.writing.record_writer import RecordWriter
+from everflow.moves import counted
 from everflow.records import TopicPartition, listed_headers
 
-KAFKA_STREAMS = "__streams.errors."
-OWN = "__everflow.errors."
 REPLAYED_FROM = "__everflow.replayed.from"
 """Header of a record that was replayed: the place of its dead letter."""
 REPLAYED = "__everflow.replayed"
-"""Header of what the dead letter topic gets in the same transaction: which letter was replayed."""
+"""Header, and the begin of the key, of what the dead letter topic gets in the same transaction: the
+note which letter was replayed."""
 AT_ONCE = 500
 """Letters in a transaction."""
 AT_ONCE_BYTES = 8 << 20
@@ -32,10 +34,11 @@ _SILENT_S = 60.0
 """The brokers are away where nothing comes for so long."""
 _FETCH_BYTES = 2 << 20
 """What is fetched at once: the topic may be read in an instance that is at work."""
+_log = logging.getLogger(__name__)
 SHOWN_BYTES, SHOWN_HEADERS, SHOWN_CHARACTERS = 1_000, 20, 10_000
 """Of a letter where it is shown as a sample."""
 
-Header = tuple[str, bytes | None]
+_LONGEST_NUMBER = 19
 Cause = tuple[str, str, str]
 """What letters have in common that fail alike: the error's class, the node, the source topic."""
 
@@ -53,9 +56,14 @@ class LetterPlace(NamedTuple):
     def parse(text: str) -> LetterPlace:
         """Inverse of ``str``. ConfigError for anything else."""
         partition, _, offset = text.partition("@")
-        if not (partition.isdecimal() and offset.isdecimal()):
+        if not (_is_number(partition) and _is_number(offset)):
             raise ConfigError(f"{text!r} is no dead letter: write PARTITION@OFFSET, such as 0@17.")
         return LetterPlace(int(partition), int(offset))
+
+    @property
+    def note_key(self) -> bytes:
+        """Of the note that this letter was replayed."""
+        return f"{REPLAYED}/{self}".encode()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +104,7 @@ class DeadLetter:
     def source_partition(self) -> int | None:
         """Of that topic; None where no header says so, or says no number."""
         text = self.about.get("partition", "")
-        return int(text) if text.isdecimal() else None
+        return int(text) if _is_number(text) else None
 
     @property
     def error(self) -> str:
@@ -149,14 +157,7 @@ class RawLetter(NamedTuple):
 
 def letter_of(record: RawLetter) -> DeadLetter:
     """What its headers say."""
-    about, own = {}, []
-    for name, data in record.headers:
-        for prefix in (KAFKA_STREAMS, OWN):
-            if name.startswith(prefix):
-                about[name.removeprefix(prefix)] = (data or b"").decode(errors="replace")
-                break
-        else:
-            own.append((name, data))
+    about, own = sorted_out(record.headers)
     return DeadLetter(
         place=record.place,
         timestamp=record.timestamp,
@@ -167,14 +168,51 @@ def letter_of(record: RawLetter) -> DeadLetter:
     )
 
 
+def _with_notes(records: Iterable[RawLetter]) -> Iterator[RawLetter | LetterPlace]:
+    """The records of a topic, and in place of each note which letter was replayed. One that has the
+    mark of a note and is none is passed over: what a record says of itself moves no other letter.
+    """
+    unread: list[LetterPlace] = []
+    for record in records:
+        names = {name for name, _ in record.headers}
+        if EXCEPTION in names or REPLAYED not in names:
+            yield record
+        elif (place := _noted(record)) is not None:
+            yield place
+        else:
+            unread.append(record.place)
+    if unread:
+        _log.warning(
+            "%s with the header %s that %s no note of a replay: passed over, %s first",
+            counted(len(unread), "record"),
+            REPLAYED,
+            "is" if len(unread) == 1 else "are",
+            unread[0],
+        )
+
+
+def _noted(note: RawLetter) -> LetterPlace | None:
+    """Which letter a note is about: it has that in its key, too, and stands behind it."""
+    said = next(data or b"" for name, data in reversed(note.headers) if name == REPLAYED)
+    try:
+        place = LetterPlace.parse(said.decode("ascii", "replace"))
+    except ConfigError:
+        return None
+    behind = place.partition == note.place.partition and place.offset < note.place.offset
+    return place if behind and note.key == place.note_key else None
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= _LONGEST_NUMBER
+
+
 def letters(records: Iterable[RawLetter]) -> list[DeadLetter]:
     """The dead letters in a topic's records, those that were replayed marked."""
     found: dict[LetterPlace, DeadLetter] = {}
     done: set[LetterPlace] = set()
-    for record in records:
-        replayed = next((data for name, data in record.headers if name == REPLAYED), None)
-        if replayed is not None:
-            done.add(LetterPlace.parse(replayed.decode()))
+    for record in _with_notes(records):
+        if isinstance(record, LetterPlace):
+            done.add(record)
         else:
             found[record.place] = letter_of(record)
     return [
@@ -224,12 +262,10 @@ def tallied(records: Iterable[RawLetter]) -> dict[Cause, LetterTally]:
     """The same as `letters`, by cause, of a topic of any size: a note stands behind its letter."""
     found: dict[Cause, LetterTally] = {}
     causes: dict[LetterPlace, Cause] = {}
-    for record in records:
-        replayed = next((data for name, data in record.headers if name == REPLAYED), None)
-        if replayed is not None:
-            place = LetterPlace.parse(replayed.decode())
-            if (cause := causes.pop(place, None)) is not None:
-                found[cause].open.discard(place)
+    for record in _with_notes(records):
+        if isinstance(record, LetterPlace):
+            if (cause := causes.pop(record, None)) is not None:
+                found[cause].open.discard(record)
             continue
         letter = letter_of(record)
         tally = found.setdefault(letter.group, LetterTally(letter))
@@ -421,7 +457,7 @@ class Replayer:
     def _note(self, letters: Sequence[DeadLetter]) -> None:
         self._writer.write(
             self._topic,
-            [f"{REPLAYED}/{letter.place}".encode() for letter in letters],
+            [letter.place.note_key for letter in letters],
             [b""] * len(letters),
             np.full(len(letters), int(time.time() * 1000), np.int64),
             [letter.place.partition for letter in letters],

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import pytest
+
 from everflow.kafka import dead_letters
 from everflow.kafka.dead_letters import (
     AT_ONCE,
     AT_ONCE_BYTES,
     REPLAYED,
+    REPLAYED_FROM,
     SHOWN_BYTES,
     LetterPlace,
     RawLetter,
+    letter_of,
+    letters,
     no_source,
     portions,
     refusal,
     sample_of,
     tallied,
 )
+from everflow.kafka.letter_headers import Header, of_the_record
 
 
 def raw(offset: int, value: bytes = b"v", node: str = "parse", topic: str = "in") -> RawLetter:
-    told = {"exception": "ValueError", "message": "ValueError: no", "topic": topic}
+    told = {"exception": "ValueError", "message": "ValueError: no", "stacktrace": "here"}
+    told |= {"topic": topic, "partition": "0", "offset": str(offset)}
     headers = [(f"__streams.errors.{name}", text.encode()) for name, text in told.items() if text]
     headers.append(("__everflow.errors.node", node.encode()))
     return RawLetter(LetterPlace(0, offset), 7_000, b"k", value, headers)
@@ -27,7 +34,86 @@ def raw(offset: int, value: bytes = b"v", node: str = "parse", topic: str = "in"
 
 def note(offset: int, of: int) -> RawLetter:
     mark = str(LetterPlace(0, of)).encode()
-    return RawLetter(LetterPlace(0, offset), 0, b"note", b"", [(REPLAYED, mark)])
+    return RawLetter(
+        LetterPlace(0, offset), 0, b"%s/%s" % (REPLAYED.encode(), mark), b"", [(REPLAYED, mark)]
+    )
+
+
+NAMED_LIKE_OURS: list[Header] = [
+    (REPLAYED, b"x"),
+    (REPLAYED, b"\xff\xfe"),
+    (REPLAYED, b"0@0"),
+    (REPLAYED, None),
+    (REPLAYED_FROM, b"other-0@1"),
+    ("__everflow.errors.left.out", b"x"),
+    ("__everflow.errors.node", b"elsewhere"),
+    ("__everflow.errors.", b""),
+    ("__everflow.own.", b"1"),
+    ("__everflow.own.__everflow.own.trace", b"2"),
+    ("__everflow.own.__everflow.replayed", b"0@0"),
+    ("__streams.errors.exception", b"KeyError"),
+    ("__streams.errors.topic", b"elsewhere"),
+    ("__streams.errors.partition", b"9" * 5_000),
+    ("__streams.errors.of.tomorrow", b"x"),
+    ("trace", b"x"),
+    ("", None),
+]
+
+
+@pytest.mark.parametrize("renamed", [True, False], ids=["letter", "letter of an earlier version"])
+@pytest.mark.parametrize("header", [[one] for one in NAMED_LIKE_OURS] + [NAMED_LIKE_OURS * 2])
+def test_no_header_of_a_record_is_taken_for_one_of_ours(
+    renamed: bool, header: list[Header]
+) -> None:
+    if not renamed:
+        header = [one for one in header if not one[0].startswith("__everflow.own.")]
+    told = raw(1)
+    theirs = of_the_record(header) if renamed else header
+    odd = told._replace(key=b"__everflow.replayed/0@0", headers=[*theirs, *told.headers])
+    first, second = letters([raw(0), odd])
+    assert (first.replayed, second.replayed) == (False, False)
+    assert list(second.own) == header
+    assert (second.about, second.parts_left_out) == (letter_of(told).about, "")
+    assert refusal("dead", second, None) is None
+    (tally,) = tallied([raw(0), odd]).values()
+    assert (tally.letters, tally.open) == (2, {LetterPlace(0, 0), LetterPlace(0, 1)})
+    first, second = letters([raw(0), odd, note(2, 1)])
+    assert (first.replayed, second.replayed) == (False, True)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        note(5, 0)._replace(key=None),
+        note(5, 0)._replace(key=b"__everflow.replayed/0@1"),
+        note(5, 0)._replace(place=LetterPlace(1, 5)),
+        note(5, 7),
+        note(5, 5),
+        note(5, 0)._replace(headers=[(REPLAYED, b"x")]),
+        note(5, 0)._replace(headers=[(REPLAYED, b"\xff")]),
+        note(5, 0)._replace(headers=[(REPLAYED, "\u0660@\u0660".encode())]),
+        note(5, 0)._replace(headers=[(REPLAYED, b"0@" + b"9" * 5_000)]),
+        note(5, 0)._replace(headers=[(REPLAYED, None)]),
+        note(5, 0)._replace(headers=[(REPLAYED, b"0@0"), (REPLAYED, b"0@1")]),
+    ],
+)
+def test_what_is_no_note_is_passed_over_with_a_warning(
+    made: RawLetter, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = letters([raw(0), raw(1), made])
+    assert [letter.replayed for letter in found] == [False, False]
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert str(made.place) in caplog.text
+    (tally,) = tallied([raw(0), raw(1), made]).values()
+    assert len(tally.open) == 2
+
+
+def test_a_letter_of_kafka_streams_keeps_the_headers_of_its_record() -> None:
+    """It renames none: what it adds stands behind those of the record."""
+    own: list[Header] = [("__streams.errors.topic", b"first"), ("__everflow.own.x", b"y")]
+    told = [(name, data) for name, data in raw(0).headers if name.startswith("__streams.")]
+    letter = letter_of(raw(0)._replace(headers=[*own, *told]))
+    assert (letter.source, list(letter.own)) == ("in", own)
 
 
 def test_what_was_replayed_is_no_longer_open() -> None:

@@ -15,14 +15,13 @@ import numpy as np
 
 from everflow.errors import RecordRefusedError, RecordTooLargeError
 from everflow.handlers.response import Response
+from everflow.kafka.letter_headers import EXCEPTION, KAFKA_STREAMS, OWN, Header, of_the_record
 from everflow.records import Bytes, EdgeBatch, Int64, listed_headers
 from everflow.runtime.commit.batch import LetterGroup
 from everflow.runtime.step.step_functions import UndecodableRecord
 from everflow.runtime.step.task_step import StepResult
 from everflow.topology.physical_plan import Source
 
-KAFKA_STREAMS = "__streams.errors."
-OWN = "__everflow.errors."
 PARTS_LEFT_OUT = f"{OWN}left.out"
 """Header of a letter that has not all of its record: which parts, and how large they were."""
 LEFT_OUT = "failed"
@@ -34,8 +33,6 @@ _MESSAGE_KEPT = 200
 _BATCH, _RECORD, _HEADER = 61, 40, 10
 """Bytes of a batch's header, which count for a topic's limit; what lengths and numbers of a record
 and of one of its headers take at most."""
-
-Header = tuple[str, bytes | None]
 
 
 class Writes(Protocol):
@@ -237,13 +234,13 @@ class LetterAttempts:
 def letter_headers(
     letters: EdgeBatch, topics: dict[int, str]
 ) -> list[list[tuple[str, bytes | None]]]:
-    """Of each: the record's own, then what is told of the error."""
+    """Of each: the record's own (`of_the_record`), then what is told of the error."""
     own = listed_headers(letters.headers, len(letters))
     made = []
     errors = letters.value.field("error").to_pylist()
     for row, about in enumerate(_abouts(letters)):
         told = {
-            f"{KAFKA_STREAMS}exception": about["exception"],
+            EXCEPTION: about["exception"],
             f"{KAFKA_STREAMS}message": errors[row],
             f"{KAFKA_STREAMS}stacktrace": about["stacktrace"],
             f"{KAFKA_STREAMS}topic": topics[int(letters.source[row])],
@@ -251,7 +248,9 @@ def letter_headers(
             f"{KAFKA_STREAMS}offset": str(int(letters.offset[row])),
             **{f"{OWN}{name}": str(about[name]) for name in ("stage", "node", "task", "attempt")},
         }
-        made.append([*own[row], *((name, text.encode()) for name, text in told.items())])
+        made.append(
+            [*of_the_record(own[row]), *((name, text.encode()) for name, text in told.items())]
+        )
     return made
 
 

@@ -1,0 +1,59 @@
+"""Headers of dead letters: which are everflow's, which are the record's own. Pure.
+
+A record may have headers named like ours: it read another dead letter topic, or somebody wants to
+be taken for a letter. They are renamed in its letter, and come back when it is replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+Header = tuple[str, bytes | None]
+
+KAFKA_STREAMS = "__streams.errors."
+OWN = "__everflow.errors."
+RENAMED = "__everflow.own."
+"""Stands before the name of a record's own header that is named like one of ours."""
+EXCEPTION = f"{KAFKA_STREAMS}exception"
+"""Who has this header is a dead letter, whatever else it has."""
+_RESERVED = (KAFKA_STREAMS, "__everflow.")
+_OF_KAFKA_STREAMS = frozenset(
+    f"{KAFKA_STREAMS}{name}"
+    for name in ("exception", "message", "stacktrace", "topic", "partition", "offset")
+)
+_OF_EVERFLOW = frozenset(
+    f"{OWN}{name}" for name in ("stage", "node", "task", "attempt", "left.out")
+)
+
+
+def of_the_record(headers: Iterable[Header]) -> list[Header]:
+    """A record's headers as its letter has them: none of them is named like one of ours."""
+    return [
+        (f"{RENAMED}{name}" if name.startswith(_RESERVED) else name, data) for name, data in headers
+    ]
+
+
+def sorted_out(headers: Sequence[Header]) -> tuple[dict[str, str], list[Header]]:
+    """What a letter's headers tell of the error, by the ends of their names, and the record's own.
+
+    Ours stand behind those of the record, so that the last one of a name counts, and what everflow
+    adds to those of Kafka Streams begins behind the last `EXCEPTION`: in letters of
+    earlier versions the record's own are not renamed.
+    """
+    begin = max(
+        (at for at, (name, _) in enumerate(headers) if name == EXCEPTION), default=len(headers)
+    )
+    ours = any(name in _OF_EVERFLOW for name, _ in headers[begin:])
+    told: dict[str, str] = {}
+    own: list[Header] = []
+    for at in range(len(headers) - 1, -1, -1):
+        name, data = headers[at]
+        if name in _OF_KAFKA_STREAMS:
+            end = name.removeprefix(KAFKA_STREAMS)
+        else:
+            end = name.removeprefix(OWN) if name in _OF_EVERFLOW and at > begin else ""
+        if end and end not in told:
+            told[end] = (data or b"").decode(errors="replace")
+        else:
+            own.append((name.removeprefix(RENAMED) if ours else name, data))
+    return told, own[::-1]
