@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -21,11 +23,20 @@ from everflow.cli.cluster_options import (
 )
 from everflow.cli.formats import Form, Output
 from everflow.cli.formats import show as shown
-from everflow.errors import ConfigError
+from everflow.clock import instant
+from everflow.errors import ConfigError, FatalError
 from everflow.moves import counted
 
 if TYPE_CHECKING:
-    from everflow.kafka.dead_letters import Cause, DeadLetter, Filter, LetterPlace, Replayer
+    from everflow.kafka.admin import ClusterAdmin
+    from everflow.kafka.dead_letters import (
+        Cause,
+        DeadLetter,
+        Filter,
+        LetterPlace,
+        OldLetters,
+        Replayer,
+    )
 
     Group = tuple[Cause, list[DeadLetter]]
 
@@ -34,6 +45,24 @@ Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="A topic of dead let
 Error = Annotated[str | None, typer.Option(help="Those with this text in the error.")]
 Source = Annotated[str | None, typer.Option("--from", help="Those that came from this topic.")]
 Node = Annotated[str | None, typer.Option(help="Those that failed at this node.")]
+
+
+_EXIT_DECLINED = 1
+_WHERE_DROPPED = (
+    "What came too late, the application that reads it counts: the metric dropped-records-total, "
+    "reason late, has the node; a warning of the application, and its page, say so, too."
+)
+
+
+class ReplayTime(str, Enum):
+    """The time of a record that is replayed."""
+
+    record = "record"
+    now = "now"
+
+    def time_ms(self) -> int | None:
+        """For all, or None: each has its own."""
+        return int(time.time() * 1000) if self is ReplayTime.now else None
 
 
 @dataclass(frozen=True)
@@ -150,16 +179,22 @@ def _add_replay(dlq: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
             list[str] | None,
             typer.Option("--letter", metavar="PARTITION@OFFSET", help="This one; repeatable."),
         ] = None,
-        dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell which.")] = False,
+        timestamp: Annotated[
+            ReplayTime,
+            typer.Option(help="What time they get: that of the record, or the present one."),
+        ] = ReplayTime.record,
+        dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show which.")] = False,
+        yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
         output: Form = Output.text,
         settings: ClientSettings = None,
         settings_folder: SettingsFolders = None,
         debug: Debug = False,
     ) -> None:
-        """Write dead letters again as the records that they were, each once: those that were
-        replayed are left out, also where an earlier replay was cut off. So are those that have not
-        all of their record, and without --to those whose headers do not say where they came
-        from."""
+        """Write dead letters again as the records that they were, each once, after a question:
+        those that were replayed are left out, also where an earlier replay was cut off. So are
+        those that have not all of their record, and without --to those whose headers do not say
+        where they came from. Records that are too old for their window by now are dropped there,
+        unless --timestamp now gives them the present time."""
         with errors_for_people(debug):
             from everflow.kafka.dead_letters import Filter, LetterPlace, line_of, refusal
 
@@ -167,6 +202,7 @@ def _add_replay(dlq: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
             with _replaying(topic, servers, settings, settings_folder, dry_run, to) as (
                 found,
                 replayer,
+                admin,
             ):
                 found.require(topic, only.places)
                 taken = found.chosen(only)
@@ -176,18 +212,62 @@ def _add_replay(dlq: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
                 if places and refused:
                     raise refused[0][1]
                 chosen = [one for one, why in judged if why is None]
-                if replayer is not None:
-                    replayer.replay(chosen, to)
-                elif output is Output.text:
+                old = _old(admin, chosen, to) if timestamp is ReplayTime.record else None
+                if dry_run and output is Output.text:
                     for letter in chosen:
                         typer.echo(line_of(letter))
+                if old is not None:
+                    typer.echo(_warning(old, len(chosen)), err=True)
+                if replayer is not None and chosen:
+                    if not yes:
+                        _ask(chosen, to)
+                    replayer.replay(chosen, to, timestamp.time_ms())
             done = [one for one in taken if one.replayed]
             if output is Output.json:
-                typer.echo(json.dumps(_replayed(chosen, done, refused, dry_run), indent=2))
-            told = "would be replayed" if dry_run else "replayed"
-            typer.echo(f"{counted(len(chosen), 'dead letter')} {told}", err=True)
+                told = _replayed(chosen, done, refused, dry_run) | {"late": old.count if old else 0}
+                typer.echo(json.dumps(told, indent=2))
+            would = "would be replayed" if dry_run else "replayed"
+            typer.echo(f"{counted(len(chosen), 'dead letter')} {would}", err=True)
+            if old is not None and not dry_run:
+                typer.echo(_WHERE_DROPPED, err=True)
             _tell_replayed_before(topic, done)
             _tell_left_out(topic, [one for one, _ in refused])
+
+
+def _old(admin: ClusterAdmin, chosen: Sequence[DeadLetter], to: str | None) -> OldLetters | None:
+    """Which are older than what is in the topics that they go to."""
+    from everflow.kafka.dead_letters import OldLetters
+    from everflow.records import TopicPartition
+
+    names = {to or one.source or "" for one in chosen}
+    shapes = admin.describe_topics(names) if names else {}
+    logs = [TopicPartition(name, n) for name in shapes for n in range(shapes[name].partitions)]
+    try:
+        newest = admin.newest_times(logs)
+    except FatalError as refused:  # brokers before 3.0
+        typer.echo(f"the brokers do not say how new the newest records are: {refused}", err=True)
+        return None
+    return OldLetters.among(chosen, to, newest)
+
+
+def _warning(old: OldLetters, chosen: int) -> str:
+    """What may become of letters that are old."""
+    verb = "is" if old.count == 1 else "are"
+    return (
+        f"{old.count:,} of {counted(chosen, 'dead letter')} {verb} older than the newest record of "
+        f"the topic: the oldest is of {instant(old.oldest)}, {old.topic} has a record of "
+        f"{instant(old.newest)}. An application drops a record as late where its window, join or "
+        f"ttl is over by then. `--timestamp now` gives the records the present time."
+    )
+
+
+def _ask(chosen: Sequence[DeadLetter], to: str | None) -> None:
+    """Raises typer.Exit where somebody says no."""
+    topics = sorted({to or one.source or "" for one in chosen})
+    question = f"Write {counted(len(chosen), 'record')} into {', '.join(topics)}?"
+    if not typer.confirm(question, err=True):
+        typer.echo("nothing was written", err=True)
+        raise typer.Exit(_EXIT_DECLINED)
 
 
 def _show(
@@ -298,7 +378,7 @@ def _tell_left_out(topic: str, refused: list[DeadLetter]) -> None:
 def _letters(
     topic: str, servers: str, settings: list[str] | None, settings_folder: list[Path] | None
 ) -> Iterator[_Letters]:
-    with _replaying(topic, servers, settings, settings_folder, True, None) as (found, _):
+    with _replaying(topic, servers, settings, settings_folder, True, None) as (found, _, _):
         yield found
 
 
@@ -310,7 +390,7 @@ def _replaying(
     settings_folder: list[Path] | None,
     dry_run: bool,
     target: str | None,
-) -> Iterator[tuple[_Letters, Replayer | None]]:
+) -> Iterator[tuple[_Letters, Replayer | None, ClusterAdmin]]:
     """What is in the topic, read after any other replay of it has been ended."""
     from everflow.cli.cluster import client_config, connected, own_status
     from everflow.cli.records import partitions_of
@@ -333,4 +413,4 @@ def _replaying(
             replayer = held.enter_context(closing(Replayer(config, topic, count)))
         starts = admin.list_offsets(partitions, "earliest", "read_committed")
         ends = admin.list_offsets(partitions, "latest", "read_committed")
-        yield _Letters(letters(stored(config, starts, ends))), replayer
+        yield _Letters(letters(stored(config, starts, ends))), replayer, admin

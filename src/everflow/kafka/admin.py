@@ -57,6 +57,7 @@ _ISOLATION = {
 }
 _EARLIEST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 _LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+_NEWEST: OffsetSpec = OffsetSpec.max_timestamp()  # type: ignore[no-untyped-call]
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 1.0
 _REQUEST_S = 10.0
@@ -406,6 +407,23 @@ class ClusterAdmin:
         """Starts of the logs whose leaders answer; RetriableError where none does."""
         asked = dict.fromkeys(partitions, _EARLIEST)
         return self._list(asked, "read_uncommitted", timeout_s, whole=False)
+
+    def newest_times(
+        self, partitions: Iterable[TopicPartition], timeout_s: float = _REQUEST_S
+    ) -> dict[TopicPartition, int]:
+        """The latest record time of each log that has one, in ms (KIP-734). Raises what brokers
+        before 3.0 say of a question that they do not know."""
+        asked = {ClientTopicPartition(*tp): _NEWEST for tp in partitions}
+
+        def once(left: float) -> dict[TopicPartition, int]:
+            futures = self._admin.list_offsets(asked, request_timeout=min(left, _ATTEMPT_S))
+            found = {
+                TopicPartition(at.topic, at.partition): self._answer(future, left + 1).timestamp
+                for at, future in futures.items()
+            }
+            return {tp: int(time) for tp, time in found.items() if time >= 0}
+
+        return self._retry(once, timeout_s, ASKING) if asked else {}
 
     def offsets_for_time(
         self,

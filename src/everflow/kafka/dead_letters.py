@@ -399,6 +399,38 @@ def refusal(topic: str, letter: DeadLetter, target: str | None) -> ConfigError |
     return no_source(topic, letter) if target is None and letter.source is None else None
 
 
+@dataclass(frozen=True)
+class OldLetters:
+    """Letters whose records are older than what their topics have: where a window, a join or a row
+    is over by then, it drops them as late. Times in ms; ``newest`` is that of ``topic``, into which
+    the oldest one goes."""
+
+    count: int
+    oldest: int
+    newest: int
+    topic: str
+
+    @staticmethod
+    def among(
+        chosen: Iterable[DeadLetter], target: str | None, newest: Mapping[TopicPartition, int]
+    ) -> OldLetters | None:
+        """``newest``: the latest time in each partition of the topics that they go to, as far as it
+        is known; a letter that goes by its key is held against its whole topic. None: none is
+        older."""
+        of_topic: dict[str, int] = {}
+        for tp, time_ms in newest.items():
+            of_topic[tp.topic] = max(time_ms, of_topic.get(tp.topic, time_ms))
+        old: list[tuple[int, int, str]] = []
+        for letter in chosen:
+            into = target or letter.source or ""
+            its_log = TopicPartition(into, letter.source_partition or 0)
+            known = letter.source_partition is not None and into == letter.source
+            last = newest.get(its_log) if known else of_topic.get(into)
+            if last is not None and letter.timestamp < last:
+                old.append((letter.timestamp, last, into))
+        return OldLetters(len(old), *min(old)) if old else None
+
+
 class Replayer:
     """Writes letters as the records that they were, and in the same transaction notes each in the
     dead letter topic: whoever reads that finds which are done. Owned by one thread; another one for
@@ -417,8 +449,11 @@ class Replayer:
         """Release the connections."""
         self._writer.close()
 
-    def replay(self, chosen: Sequence[DeadLetter], target: str | None) -> int:
-        """Into ``target``, or each into the topic it came from. How many. ConfigError for a letter
+    def replay(
+        self, chosen: Sequence[DeadLetter], target: str | None, time_ms: int | None = None
+    ) -> int:
+        """Into ``target``, or each into the topic it came from, with the time of its record, or
+        all with ``time_ms``. How many. ConfigError for a letter
         that does not say where it came from, has not all of its record, or names a topic that is
         not there: nothing of its transaction is written. Else as `RecordWriter`."""
         for start in range(0, len(chosen), AT_ONCE):
@@ -431,7 +466,7 @@ class Replayer:
                         raise refused
                     by_topic.setdefault(target or letter.source or "", []).append(letter)
                 for into, listed in by_topic.items():
-                    self._write(listed, into)
+                    self._write(listed, into, time_ms)
                 self._note(part)
                 self._writer.flush(_TIMEOUT_S)
             except EverflowError:  # the topic's readers shall not wait for us
@@ -440,13 +475,15 @@ class Replayer:
             self._writer.commit(_TIMEOUT_S)
         return len(chosen)
 
-    def _write(self, letters: Sequence[DeadLetter], into: str) -> None:
+    def _write(self, letters: Sequence[DeadLetter], into: str, time_ms: int | None) -> None:
         count = self._partitions(into)
         self._writer.write(
             into,
             [letter.key for letter in letters],
             [letter.value for letter in letters],
-            np.array([letter.timestamp for letter in letters], np.int64),
+            np.array([letter.timestamp for letter in letters], np.int64)
+            if time_ms is None
+            else np.full(len(letters), time_ms, np.int64),
             [_partition(letter, into, count) for letter in letters],
             [
                 [*letter.own, (REPLAYED_FROM, f"{self._topic}-{letter.place}".encode())]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import time
 from typing import Any
 
 import pytest
@@ -43,9 +44,9 @@ class Dlq:
         ]
         cluster.write(self.topic, made)
 
-    def __call__(self, *arguments: str) -> Result:
+    def __call__(self, *arguments: str, answer: str = "y\n") -> Result:
         environment = {"EVERFLOW_BOOTSTRAP_SERVERS": self.cluster.bootstrap}
-        return CliRunner().invoke(command, ["dlq", *arguments], env=environment)
+        return CliRunner().invoke(command, ["dlq", *arguments], input=answer, env=environment)
 
 
 @pytest.fixture
@@ -97,7 +98,7 @@ def test_all_of_it_is_there_for_programs(dlq: Dlq) -> None:
     ]
     tried = told("replay", dlq.topic, "--dry-run", "--node", "parse")
     assert (tried["dry_run"], tried["replayed"]) == (True, ["0@0", "0@1"])
-    assert told("replay", dlq.topic, "--node", "parse") == tried | {"dry_run": False}
+    assert told("replay", dlq.topic, "--node", "parse", "--yes") == tried | {"dry_run": False}
     again = told("replay", dlq.topic, "--node", "parse")
     assert (again["replayed"], again["replayed_before"]) == ([], ["0@0", "0@1"])
     assert told("list", dlq.topic, "--from", "elsewhere") == []
@@ -198,3 +199,74 @@ def test_letters_without_a_source_are_left_out_unless_a_topic_is_named(dlq: Dlq)
     assert "2 dead letters replayed" in rest.output
     assert [record.value for record in dlq.cluster.read(other)] == [b"plain", b"more"]
     assert "0 dead letters replayed" in dlq("replay", dlq.topic).output
+
+
+@pytest.mark.parametrize("answer", ["n\n", "", "\n"], ids=["no", "nobody answers", "return"])
+def test_nothing_is_replayed_without_a_yes(dlq: Dlq, answer: str) -> None:
+    asked = dlq("replay", dlq.topic, "--error", "KeyError", answer=answer)
+    assert asked.exit_code == 1
+    assert f"Write 1 record into {dlq.source}?" in asked.stderr
+    assert dlq.cluster.read(dlq.source) == []
+    done = dlq("replay", dlq.topic, "--error", "KeyError", "--yes", answer="")
+    assert (done.exit_code, "?" in done.output) == (0, False)
+    assert [record.value for record in dlq.cluster.read(dlq.source)] == [b"v9"]
+    again = dlq("replay", dlq.topic, "--error", "KeyError", answer="")
+    assert again.exit_code == 0, "there is nothing to ask about"
+
+
+def test_letters_that_are_older_than_the_topic_are_told_before(dlq: Dlq) -> None:
+    """The first partition is newer than all of them; their own, the second, lies between them."""
+    tried = dlq("replay", dlq.topic, "--dry-run", "--output", "json")
+    assert json.loads(tried.stdout)["late"] == 0
+    assert "older" not in tried.stderr
+    dlq.cluster.write(dlq.source, [Record(b"k", b"v", 90_000, 0), Record(b"k", b"v", 7_004, 1)])
+    tried = dlq("replay", dlq.topic, "--dry-run", "--output", "json")
+    assert json.loads(tried.stdout)["late"] == 1, "one of the same time is not late"
+    done = dlq("replay", dlq.topic, answer="n\n")
+    for part in ("1 of 3 dead letters", "1970-01-01T00:00:07.003Z", "1970-01-01T00:00:07.004Z"):
+        assert part in done.stderr
+    assert "--timestamp now" in done.stderr
+    to_it = dlq("replay", dlq.topic, "--to", dlq.source, "--dry-run", "--output", "json")
+    assert json.loads(to_it.stdout)["late"] == 1, "into the partition that it came from"
+    other = dlq.cluster.topic("other", 2)
+    dlq.cluster.write(other, [Record(b"k", b"v", 90_000, 0)])
+    to_other = dlq("replay", dlq.topic, "--to", other, "--dry-run", "--output", "json")
+    assert json.loads(to_other.stdout)["late"] == 3
+    assert "dropped-records-total" in dlq("replay", dlq.topic).stderr
+
+
+def test_letters_can_get_the_present_time(dlq: Dlq) -> None:
+    dlq.cluster.write(dlq.source, [Record(b"k", b"v", 90_000, 1)])
+    before = int(time.time() * 1000)
+    done = dlq("replay", dlq.topic, "--timestamp", "now")
+    assert done.exit_code == 0, done.output
+    assert "older" not in done.stderr
+    times = [record.timestamp for record in dlq.cluster.read(dlq.source) if record.value != b"v"]
+    assert len(times) == 3
+    assert all(before <= at <= time.time() * 1000 for at in times)
+    assert dlq("replay", dlq.topic, "--timestamp", "tomorrow").exit_code == 2
+
+
+def test_headers_of_a_record_that_are_named_like_ours_do_no_harm(dlq: Dlq) -> None:
+    """Letters as everflow writes them, of records that read another dead letter topic."""
+    odd = letter(dlq.source, 11, b"odd", "ValueError", "parse")
+    own = (("__everflow.replayed", b"\xff"), ("__everflow.errors.left.out", b"x"))
+    renamed = tuple((f"__everflow.own.{name}", data) for name, data in own)
+    dlq.cluster.write(
+        dlq.topic,
+        [
+            odd._replace(headers=own + odd.headers[1:]),
+            odd._replace(value=b"new", headers=renamed + odd.headers[1:]),
+            Record(b"__everflow.replayed/0@0", b"", 5, 0, (("__everflow.replayed", b"0@1"),)),
+        ],
+    )
+    for name in ("list", "group"):
+        assert dlq(name, dlq.topic).exit_code == 0
+    assert "(replayed)" not in dlq("list", dlq.topic).stdout
+    for place in ("0@3", "0@4"):
+        assert "__everflow.replayed=b'\\xff'" in dlq("show", dlq.topic, place).stdout
+    done = dlq("replay", dlq.topic)
+    assert "5 dead letters replayed" in done.stderr
+    found = {record.value: record.headers for record in dlq.cluster.read(dlq.source)}
+    assert found[b"odd"][:2] == found[b"new"][:2] == own
+    assert "0 dead letters replayed" in dlq("replay", dlq.topic).stderr

@@ -152,7 +152,9 @@ def test_a_dead_letter_that_its_topic_does_not_take_is_made_smaller(
     assert headers["__streams.errors.offset"] == b"1"
     assert (small.key, small.value) == (b"k2", b"{x")
     replayed = CliRunner().invoke(
-        command, ["dlq", "replay", dead], env={"EVERFLOW_BOOTSTRAP_SERVERS": cluster.bootstrap}
+        command,
+        ["dlq", "replay", dead, "--yes"],
+        env={"EVERFLOW_BOOTSTRAP_SERVERS": cluster.bootstrap},
     )
     assert "1 dead letter replayed" in replayed.output, replayed.output
     assert f"1 dead letter left out, {dead}-0@" in replayed.output

@@ -409,7 +409,10 @@ def test_dead_letters_are_looked_at_and_replayed_by_the_second_press(tmp_path: P
         window.until(f"{button} !== null", "the letters")
         assert ODD in text(window, "#letters-found details pre")
         window.value(f"{button}.click()")
-        assert text(window, "#letters-found button") == "Write 2 again into orders?"
+        assert (
+            text(window, "#letters-found button")
+            == "Write 2 again into orders, with their old times?"
+        )
         assert desk.replayed == []
         window.value(f"{button}.click()")
         window.until(f"{button}.textContent === 'Replay 0'", "the replay to be told")

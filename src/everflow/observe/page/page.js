@@ -251,7 +251,7 @@ function replayer(row) {
   made.addEventListener("click", async () => {
     if (!sure) {
       sure = true;
-      made.textContent = `Write ${whole(row.open)} again into ${row.topic}?`;
+      made.textContent = `Write ${whole(row.open)} again into ${row.topic}, with their old times?`;
       return;
     }
     made.disabled = true;

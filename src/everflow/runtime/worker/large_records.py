@@ -11,10 +11,11 @@ import pyarrow.compute as pc
 
 from everflow.clock import instant
 from everflow.errors import RecordRefusedError, RecordTooLargeError
+from everflow.kafka.letter_headers import KAFKA_STREAMS, OWN
 from everflow.records import EdgeBatch, Int64
 from everflow.runtime.commit.batch import BatchRequest
 from everflow.runtime.step.task_step import SinkOutput, StepResult
-from everflow.runtime.worker.dead_letters import KAFKA_STREAMS, OWN, Letters
+from everflow.runtime.worker.dead_letters import Letters
 from everflow.topology.physical_plan import Source
 
 _KEY_SHOWN = 60
