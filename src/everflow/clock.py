@@ -7,7 +7,7 @@ import time
 from datetime import datetime, timezone
 from typing import Protocol
 
-from everflow.exact_texts import epoch_ms, moment, whole
+from everflow.exact_texts import epoch_ms, is_day, moment, whole
 
 
 class Clock(Protocol):
@@ -100,11 +100,15 @@ def instant(time_ms: int) -> str:
 
 
 def time_of(text: str) -> int:
-    """Ms since 1970 of such a number, or of a time in ISO 8601, UTC where it names no zone.
+    """Ms since 1970 of such a number, or of a time in ISO 8601, UTC where it names no zone; a date
+    is its first moment.
     ValueError for anything else, for a time between two milliseconds, and for 1970's first moment
     (to Kafka's clients: now) and before."""
     try:
-        found = whole(text) if text.isdecimal() else epoch_ms(moment(text))
+        if text.isdecimal():
+            found = whole(text)
+        else:
+            found = epoch_ms(moment(f"{text}T00:00" if is_day(text) else text))
     except ValueError as error:
         why = f" ({error})" if str(error) else ""
         raise ValueError(

@@ -54,9 +54,14 @@ def number_text(value: float) -> str:
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
+def is_day(text: str) -> bool:
+    """Whether it is written as a date is, ``2024-01-31``."""
+    return _DATE.fullmatch(text) is not None
+
+
 def day(text: str) -> date:
     """A date, ``2024-01-31``."""
-    if _DATE.fullmatch(text) is None:
+    if not is_day(text):
         raise ValueError
     try:
         return date.fromisoformat(text)

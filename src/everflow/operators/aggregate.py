@@ -25,6 +25,7 @@ from everflow.operators.user_code import UserFunctionError
 from everflow.records import EdgeBatch, Int64, TasksResult
 from everflow.serdes import Serde
 from everflow.serdes.base import ResultDecoder, decode_present, value_reader
+from everflow.serdes.schema import storable
 from everflow.windows import TimeWindows
 
 
@@ -78,6 +79,7 @@ class AggregateSpec(KeyedOperator):
             for label, one, type_, order in zip(labels, aggregators, results, orders, strict=True)
             for column in _state_columns(label, one, type_, order)
         )
+        storable(pa.struct([(column.name, column.type) for column in columns]))  # lists, too
         state = pa.struct([(column.name, column.stored_type) for column in columns])
         bare_count = names is None and aggregators[0].kind == "count"
         return AggregateSpec(

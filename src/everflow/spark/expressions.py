@@ -214,8 +214,8 @@ def arrow_type(
     """The edge type of a Spark type; TopologyError for types that have no Arrow form."""
     if _has_variant(type_):  # its Arrow form would come back to Spark as a struct
         raise TopologyError(
-            f"{text} is {type_.simpleString()}, and a variant cannot leave Spark; make it text with "
-            f"F.to_json, or take a value out with F.variant_get",
+            f"{text} is {type_.simpleString()}, and a variant cannot leave Spark; make it text "
+            f"with F.to_json, or take a value out with F.variant_get",
             where=where,
         )
     try:

@@ -65,7 +65,9 @@ def unpack(data: pa.Array, type_: pa.DataType) -> pa.Array:
     starts += np.repeat(begins, counts)
     items = _serde(type_).decode_array(_cut(raw, starts, lengths)).field(0)
     offsets = np.concatenate([[0], lists])
-    found = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), items.cast(type_.value_type))
+    if items.type != type_.value_type:  # a cast of lists of voids to their own type breaks them
+        items = items.cast(type_.value_type)
+    found = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), items)
     if data.null_count == 0:
         return found
     at = np.cumsum(there.to_numpy(zero_copy_only=False)) - 1

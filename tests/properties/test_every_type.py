@@ -1,0 +1,162 @@
+"""What is written is read again: every type, through every serde and store, as key and value."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from everflow import Windowed, serdes
+from everflow.operators.folds.packed_lists import pack, unpack
+from everflow.records import StoreChanges
+from everflow.serdes import Serde
+from everflow.serdes.changed import ChangedSerde
+from everflow.serdes.fitting import column_of
+from everflow.serdes.json_writing import write_columns, write_rows
+from everflow.serdes.windowed import python_keys, session_key, window_store_key
+from everflow.snapshots.entry_columns import EntryColumns
+from everflow.state.changelog import fold, pack_value, records
+from everflow.state.lmdb_store import LmdbStore
+from everflow.state.store import StoreSpec, memory_store
+from everflow.state.versions import Version
+from properties.drawn_types import keys, present, same, types, values
+
+SIZE_MS = 10
+
+
+def drawn(data: Any, type_: pa.DataType, most: int = 4) -> list[Any]:
+    return data.draw(st.lists(values(type_), max_size=most))  # type: ignore[no-any-return]
+
+
+def through(serde: Serde, rows: list[Any]) -> None:
+    """Written and read in a column, cut, and one by one."""
+    column = column_of(rows, serde.type)
+    encoded = serde.encode_array(column)
+    assert encoded.to_pylist() == [serde.encode(row) for row in rows]
+    assert same(serde.decode_array(encoded), column)
+    alone = [serde.decode(one) for one in encoded.to_pylist()]
+    assert repr(alone) == repr(python_keys(column))
+    cut = len(rows) // 2
+    assert serde.encode_array(column[cut:]).equals(encoded[cut:])
+    assert same(serde.decode_array(encoded[cut:]), column[cut:])
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), type_=types)
+def test_every_type_round_trips_through_every_serde(data: Any, type_: pa.DataType) -> None:
+    rows = drawn(data, type_)
+    through(serdes.json(type_), rows)
+    through(serdes.from_type(type_), rows)
+    through(
+        serdes.packed(pa.struct([("f", type_), ("n", pa.int32())])),
+        [None, *({"f": row, "n": None} for row in rows)],
+    )
+    through(serdes.list_(serdes.json(type_)), [rows, None, []])
+    through(serdes.list_(serdes.from_type(type_)), [rows])
+    changes = [{"new": row, "old": other} for row, other in itertools.pairwise(rows)]
+    changed = ChangedSerde(serdes.from_type(type_))
+    there = [row for row in changes if row != {"new": None, "old": None}]
+    column = column_of(there, changed.type)
+    assert same(changed.decode_array(changed.encode_array(column)), column)
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), type_=types)
+def test_every_type_round_trips_as_a_windowed_key(data: Any, type_: pa.DataType) -> None:
+    if pa.types.is_null(type_):
+        return  # no key
+    rows = data.draw(st.lists(present(type_), max_size=3))
+    starts = data.draw(st.lists(st.integers(0, 2**62), min_size=3, max_size=3))
+    keyed = [Windowed(row, at, at + SIZE_MS) for row, at in zip(rows, starts, strict=False)]
+    for inner in (serdes.json(type_), serdes.from_type(type_)):
+        through(serdes.time_windowed(inner, SIZE_MS), keyed)
+        through(serdes.session_windowed(inner), keyed)
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), type_=types)
+def test_every_type_is_written_in_columns_as_value_by_value(data: Any, type_: pa.DataType) -> None:
+    column = column_of(drawn(data, type_), type_)
+    assert write_columns(column).to_pylist() == write_rows(column).to_pylist()
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), type_=types)
+def test_lists_of_every_type_round_trip_as_states_of_aggregates(
+    data: Any, type_: pa.DataType
+) -> None:
+    lists = column_of([drawn(data, type_), None, []], pa.list_(type_))
+    assert same(unpack(pack(lists), lists.type), lists)
+
+
+def stored_key(kind: str, key: bytes, at: int) -> bytes:
+    if kind == "window":
+        return window_store_key(key, at)
+    return session_key(key, at, at + 1) if kind == "session" else key
+
+
+@pytest.mark.parametrize("kind", ["key_value", "window", "session", "versioned"])
+@settings(max_examples=12, deadline=None)
+@given(data=st.data(), key_type=keys, value_type=types)
+def test_every_type_comes_back_from_every_store_and_changelog(
+    kind: str, data: Any, key_type: pa.DataType, value_type: pa.DataType
+) -> None:
+    spec = StoreSpec(
+        name="s",
+        kind=kind,
+        key_serde=serdes.from_type(key_type),
+        value_serde=serdes.packed(pa.struct([("v", value_type)])),
+        retention_ms=None if kind == "key_value" else 1_000_000,
+        window_size_ms=SIZE_MS if kind == "window" else None,
+    )
+    drawn_keys = data.draw(
+        st.lists(present(key_type), min_size=1, max_size=3, unique_by=spec.key_serde.encode)
+    )
+    rows = [{"v": data.draw(values(value_type))} for _ in drawn_keys]
+    times = np.arange(len(rows), dtype=np.int64)
+    written = [spec.value_serde.encode(row) for row in rows]
+    raw = [
+        stored_key(kind, spec.key_serde.encode(key) or b"", int(at))
+        for key, at in zip(drawn_keys, times, strict=True)
+    ]
+    changes = StoreChanges("s", raw, written, times)
+    logged = list(records(changes))
+    assert [(key, value) for key, value, _ in logged] == list(zip(raw, written, strict=True))
+    again = StoreChanges("s", [r[0] for r in logged], [r[1] for r in logged], times)
+    memory = memory_store(spec)
+    memory.apply(again)
+    expected = sorted(zip(raw, drawn_keys, rows, strict=True), key=lambda one: one[0])
+    shown = EntryColumns(spec, spec.value_serde)
+    with tempfile.TemporaryDirectory() as folder:
+        store = LmdbStore.open(Path(folder) / "s", kind=kind, retention_ms=spec.retention_ms)
+        try:
+            store.claim("i")
+            owner = store.meta().owner
+            store.apply(again, position=None, expected=owner, batch="b")
+            with store.snapshot() as view:
+                for found in (memory.get_many(raw), view.get_many(raw)):
+                    assert found == [
+                        pack_value(int(at), value or b"")
+                        for at, value in zip(times, written, strict=True)
+                    ]
+        finally:
+            store.close()
+    if kind == "versioned":
+        page = [(key, Version(int(at), int(at) + 1, value)) for key, value, at in logged]
+        batch = shown.versions(sorted(page, key=lambda one: one[0]), 0, repr)
+    else:
+        batch = shown.entries(
+            [(key, value or b"") for key, value in sorted(fold(again).items())], 0, repr
+        )
+    key_column = column_of([key for _, key, _ in expected], spec.key_serde.type)
+    assert same(batch.column("key"), key_column)
+    assert same(
+        batch.column("value"), column_of([row for _, _, row in expected], spec.value_serde.type)
+    )
