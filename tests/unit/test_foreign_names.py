@@ -152,7 +152,7 @@ state.cleanup.dir.max.age.ms state.dir statestore.cache.max.bytes statestore.unc
 task.timeout.ms topology.description.push.enabled topology.optimization upgrade.from window.size.ms
 windowed.inner.class.serde windowstore.changelog.additional.retention.ms
 """  # noqa: E501
-"""The keys of StreamsConfig in kafka-streams-4.4.0.jar, and that of its consumer's static membership."""
+"""The keys of StreamsConfig in kafka-streams-4.4.0.jar, and its consumer's static membership."""
 
 
 @pytest.mark.parametrize("key", KAFKA_STREAMS_4_4.split())

@@ -92,8 +92,8 @@ STREAMS_CONFIG: Names = {
         "queries read what has been committed; there is nothing else to read"
     ),
     "dsl.store.format": not_there(
-        "stores keep keys, values and times, in the bytes of the plain format; headers are those of "
-        "the record that made a result, and are not stored"
+        "stores keep keys, values and times, in the bytes of the plain format; headers are those "
+        "of the record that made a result, and are not stored"
     ),
     "topology.description.push.enabled": not_there(
         "what runs is shown by the instance: /status and the page of http.listen"
