@@ -195,4 +195,4 @@ def test_a_reset_reaches_back_by_whole_milliseconds(text: str, ms: int | None) -
 @pytest.mark.parametrize("text", ["\u0661\u0660", "1_0", "1.0", "1e1", "0x10"])
 def test_a_setting_is_a_number_in_ascii(text: str) -> None:
     with pytest.raises(ConfigError, match="whole number"):
-        StreamsConfig(application_id="a", num_stream_threads=text)  # type: ignore[arg-type]
+        StreamsConfig(application_id="a", num_stream_threads=text)

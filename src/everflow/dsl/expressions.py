@@ -283,8 +283,9 @@ def _required(
     if serde is None:
         raise TopologyError(
             (
-                f"{operator} writes the {part}, which is {type_text(type_)}, and no serde writes "
-                f"that; cast it, e.g. .cast('string')"
+                f"{operator} writes the {part}, and {type_text(type_)} has no serde of its own; "
+                f"cast "
+                f"it, or wrap it in a struct"
             ),
             where=where,
         )

@@ -20,6 +20,7 @@ _NAMES = {
     pa.date32(): "date",
     pa.duration("us"): "interval day to second",
     pa.null(): "void",
+    pa.duration("us"): "interval day to second",
 }
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from everflow.serdes.base import Serde, SerdeError
-from everflow.serdes.fitting import MisfitError, column_of
+from everflow.serdes.fitting import UnfitError, column_of
 from everflow.serdes.schema import arrow_type
 
 NEEDED = ("type", "encode", "decode")
@@ -55,7 +55,7 @@ class ByRecord:
         decoded = _each(self.own.decode, data.to_pylist())
         try:
             return column_of(decoded, self.type)
-        except MisfitError as error:
+        except UnfitError as error:
             raise SerdeError(
                 f"decode gave {decoded[error.index]!r:.200}, which does not fit: {error}",
                 index=error.index,

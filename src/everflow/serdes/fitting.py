@@ -63,7 +63,7 @@ class _Unlike(TypeError):
         self.why = why
 
 
-class MisfitError(TypeError):
+class UnfitError(TypeError):
     """A value does not fit its type; the text says where in it, and why. ``index``: which of the
     values."""
 
@@ -73,7 +73,7 @@ class MisfitError(TypeError):
 
 
 def column_of(items: Sequence[Any], type_: pa.DataType) -> pa.Array:
-    """``items`` as an array of ``type_``. MisfitError for the first that does not fit. A NamedTuple
+    """``items`` as an array of ``type_``. UnfitError for the first that does not fit. A NamedTuple
     (a `Windowed`, for instance) fits a struct."""
     try:
         return _column(items, type_)
@@ -81,7 +81,7 @@ def column_of(items: Sequence[Any], type_: pa.DataType) -> pa.Array:
         for index, item in enumerate(items):
             misfit = misfit_of(item, type_)
             if misfit is not None:
-                raise MisfitError(misfit, index) from error
+                raise UnfitError(misfit, index) from error
         raise  # of all together: they are more than a column holds
 
 

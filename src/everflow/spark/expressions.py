@@ -212,12 +212,6 @@ def arrow_type(
     type_: st.DataType, text: str = "the column", where: str | None = None
 ) -> pa.DataType:
     """The edge type of a Spark type; TopologyError for types that have no Arrow form."""
-    if _has_variant(type_):  # its Arrow form would come back to Spark as a struct
-        raise TopologyError(
-            f"{text} is {type_.simpleString()}, and a variant cannot leave Spark; make it text "
-            f"with F.to_json, or take a value out with F.variant_get",
-            where=where,
-        )
     try:
         if _stays_in_spark(type_):
             raise TypeError("PySpark passes on no variants and no times of day")
@@ -231,16 +225,6 @@ def arrow_type(
             ),
             where=where,
         ) from None
-
-
-def _has_variant(type_: st.DataType) -> bool:
-    if isinstance(type_, st.StructType):
-        return any(_has_variant(field.dataType) for field in type_)
-    if isinstance(type_, st.ArrayType):
-        return _has_variant(type_.elementType)
-    if isinstance(type_, st.MapType):
-        return _has_variant(type_.valueType)
-    return isinstance(type_, st.VariantType)
 
 
 @lru_cache(maxsize=256)

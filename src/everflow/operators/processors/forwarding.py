@@ -13,7 +13,7 @@ from everflow.operators.processors.context import NO_ROW, Forwarded
 from everflow.operators.processors.processor import Record
 from everflow.operators.user_code import UserFunctionError
 from everflow.records import HEADERS, LAST_SEQ, EdgeBatch, Int64, joined_headers
-from everflow.serdes.fitting import MisfitError, column_of
+from everflow.serdes.fitting import UnfitError, column_of
 from everflow.serdes.windowed import python_keys
 from everflow.topology.graph import EdgeType
 from everflow.user_texts import shown
@@ -112,7 +112,7 @@ class Results:
     def _column(self, what: str, items: list[Any], kind: pa.DataType, rows: Int64) -> pa.Array:
         try:
             return column_of(items, kind)
-        except MisfitError as error:
+        except UnfitError as error:
             row = int(rows[error.index])
             told = TypeError(
                 f"forward found the {what} {shown(items[error.index])}, which is not of the "

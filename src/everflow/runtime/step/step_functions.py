@@ -15,7 +15,7 @@ from everflow.operators.user_code import require_users
 from everflow.records import EdgeBatch, Int64
 from everflow.runtime.commit.batch import BadRecord, BatchFailure
 from everflow.runtime.step.user_line import innermost_line
-from everflow.serdes.fitting import MisfitError, column_of
+from everflow.serdes.fitting import UnfitError, column_of
 from everflow.serdes.windowed import python_keys
 from everflow.topology.known_results import KnownResults, Made, joined
 from everflow.topology.physical_plan import FunctionOp, Source, TakeOp, UnnestOp
@@ -205,7 +205,7 @@ def _called(
         try:
             made = _SHAPES[op.op](op, fitting, taken_results)
             break
-        except MisfitsError as misfits:
+        except UnfitResultsError as misfits:
             found = {int(good[row]): cause for row, cause in misfits.causes.items()}
             if not every_failure:
                 row, cause = min(found.items())
@@ -224,7 +224,7 @@ def raise_all(failures: Sequence[RecordFailure]) -> NoReturn:
     raise failures[0] from failures[0].__cause__
 
 
-class MisfitsError(Exception):
+class UnfitResultsError(Exception):
     """Results that are not of the declared type; ``causes``: by the row of the record. Never shown
     to users."""
 
@@ -345,21 +345,21 @@ _SHAPES: dict[str, Callable[[FunctionOp, EdgeBatch, list[Any]], Made]] = {
 
 
 def _column(items: list[Any], kind: pa.DataType, rows: Int64) -> pa.Array:
-    """Python results as the declared Arrow type; MisfitsError for those of another type, which are
+    """Python results as the declared Arrow type; UnfitResultsError for those of another type, which are
     the fault of their records, those in ``rows``."""
     try:
         return column_of(items, kind)
-    except MisfitError:
+    except UnfitError:
         causes: dict[int, TypeError] = {}
         for row, item in zip(rows.tolist(), items, strict=True):
             try:
                 column_of([item], kind)
-            except MisfitError as error:
+            except UnfitError as error:
                 told = f"result {shown(item)} is not of the declared type: {error}"
                 cause = TypeError(told)
                 cause.__cause__ = error
                 causes.setdefault(row, cause)  # the first of a record's
-        raise MisfitsError(causes) from None
+        raise UnfitResultsError(causes) from None
 
 
 def take(op: TakeOp, batch: EdgeBatch) -> EdgeBatch:

@@ -24,7 +24,7 @@ from everflow.runtime.step.step_failure import stack_of
 from everflow.runtime.worker.key_places import KeyCheck
 from everflow.runtime.worker.set_aside import Fault, Judge
 from everflow.serdes import Serde
-from everflow.serdes.fitting import MisfitError, column_of
+from everflow.serdes.fitting import UnfitError, column_of
 from everflow.serdes.json_serde import JsonSerde
 from everflow.topology.hops import HopInput, as_text, concat
 from everflow.topology.physical_plan import (
@@ -175,7 +175,7 @@ def _decoded_each(
 
 
 def _why(error: BaseException) -> str:
-    ours = isinstance(error, EverflowError | MisfitError)
+    ours = isinstance(error, EverflowError | UnfitError)
     return writable(str(error)) if ours else error_text(error)
 
 
