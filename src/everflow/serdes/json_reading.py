@@ -45,8 +45,9 @@ _MAY_BE_ROUNDED = re.compile(rb"[0-9.]{17}|[eE]-[0-9]{3}")
 # years that Python has, too
 _DAY = r"^[12]\d{3}-\d{2}-\d{2}$"
 _MOMENT = r"^[12]\d{3}-\d{2}-\d{2}[T ]\d{2}:\d{2}:\d{2}(?:\.\d{3}|\.\d{6})?(?:Z|[+-]\d{2}:\d{2})?$"
+_WHOLE = r"^-?(?:0|[1-9][0-9]*)$"
 _FEW = 100
-"""So many times cost as much at once as one by one."""
+"""So many times, or keys, cost as much at once as one by one."""
 _MOST_SHOWN = 100
 _UNFIT = (pa.ArrowException, TypeError, ValueError, OverflowError, ArithmeticError)
 _REGISTRY_HEAD = 5
@@ -208,9 +209,8 @@ def _scalar_reader(
     whole_numbers = pa.types.is_integer(type_)
 
     def column(values: Sequence[Any], faults: Unfit) -> pa.Array:
-        classes = set(map(type, values))
-        if not allowed.issuperset(classes):
-            if whole_numbers and float in classes:
+        if not allowed.issuperset(map(type, values)):
+            if whole_numbers:
                 faults.doubtful.update(at for at, v in enumerate(values) if type(v) is float)
             try:
                 values = [v if type(v) in allowed else one(v) for v in values]
@@ -311,12 +311,12 @@ def _struct_reader(type_: pa.DataType) -> _Column:
         if not all(rows):
             nulls = pa.array([row is None for row in rows])
             rows = [{} if row is None else row for row in rows]
-        columns = []
+        columns, inner = [], Unfit()
         for name, step, read in readers:
-            inner = Unfit()
             columns.append(read(_of_field(name, rows), inner))
             if inner or inner.doubtful:
                 faults.take(inner, step)
+                inner = Unfit()
         return pa.StructArray.from_arrays(columns, fields=fields, mask=nulls)
 
     return column
@@ -377,12 +377,28 @@ def _key_reader(type_: pa.DataType) -> _Column:
         return _nested_key_reader(type_)
     taken, one, expected = _scalar(type_)
     if pa.types.is_integer(type_):
-        taken, one, expected = (), whole, f"{expected}, as JSON writes it"
-    elif pa.types.is_boolean(type_):
+        return _integer_key_reader(type_)
+    if pa.types.is_boolean(type_):
         taken, one = (), _truth
     elif pa.types.is_floating(type_):
         taken, one = (), _short_text if pa.types.is_float32(type_) else number
     return _scalar_reader(type_, taken, one, expected)
+
+
+def _integer_key_reader(type_: pa.DataType) -> _Column:
+    by_value = _scalar_reader(type_, (), whole, "an integer, as JSON writes it")
+
+    def column(values: Sequence[Any], faults: Unfit) -> pa.Array:
+        if len(values) >= _FEW:
+            texts = pa.array(values, pa.string())
+            if pc.all(pc.match_substring_regex(texts, _WHOLE), min_count=0).as_py():
+                try:
+                    return texts.cast(type_)
+                except pa.ArrowInvalid:
+                    pass
+        return by_value(values, faults)
+
+    return column
 
 
 def _truth(text: str) -> bool:

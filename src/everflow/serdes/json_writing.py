@@ -30,6 +30,8 @@ _Texts = Callable[[pa.Array], pa.Array]
 _UNFIT = (pa.ArrowException, TypeError, ValueError, OverflowError)
 _FEW = 400
 """So many rows cost as much in columns as one by one."""
+_LOOKED_AT = 32
+"""For so many values one look for NaN in their columns is quicker than one for each."""
 _COLUMN_BYTES, _OBJECT_BYTES = 4_000_000, 1_000_000
 """What is written at once of large values, in columns and by value: as objects they take up to
 sixteen times as much."""
@@ -124,7 +126,7 @@ def write_columns(values: pa.Array) -> pa.Array:
 
 
 def _by_value(values: pa.Array) -> pa.Array:
-    written = _row_writer(values.type, _all_finite(values))
+    written = _row_writer(values.type, len(values) >= _LOOKED_AT and _all_finite(values))
     # of 2,048 values at once each takes three times as long: their memory is no more at hand
     return _in_chunks(
         values,
