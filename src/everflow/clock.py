@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from typing import Protocol
 
 from everflow.exact_texts import epoch_ms, is_day, moment, whole
+
+UTC = "UTC"
+"""As ``TZ`` names it."""
 
 
 class Clock(Protocol):
@@ -85,6 +91,32 @@ def believed_ms(kept_ms: int, now_ms: int, ahead_ms: int) -> int:
     """A wall-clock time (ms) that was kept over batches or restarts, as far as it is believed: one
     that is more than ``ahead_ms`` ahead of now is of a clock that was wrong, and counts as now."""
     return now_ms if kept_ms > now_ms + ahead_ms else kept_ms
+
+
+@contextmanager
+def in_utc() -> Iterator[None]:
+    """The local time of this process, all its threads, is UTC meanwhile: PySpark gives Python
+    functions local times, and what a function makes of a local time must not depend on the
+    machine."""
+    before = os.environ.get("TZ")
+    if before == UTC:
+        yield
+        return
+    to_utc()
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["TZ"]
+        else:
+            os.environ["TZ"] = before
+        time.tzset()
+
+
+def to_utc() -> None:
+    """As `in_utc`, for good: of a process that only workers come from."""
+    os.environ["TZ"] = UTC
+    time.tzset()
 
 
 def instant(time_ms: int) -> str:

@@ -71,6 +71,9 @@ _COMPILED_LATER = {
 """Ten times the JVM's own: while Spark starts, its best compiler works two seconds on code that
 runs seldom afterwards. What computes Columns gets there within its first batch (note 017)."""
 JAVA_OPTIONS = (
+    # `upper` and `lower` of Spark go by Java's locale where a text is not ASCII.
+    "-Duser.language=en",
+    "-Duser.country=US",
     "-XX:+UseSerialGC",
     "-XX:MaxHeapFreeRatio=40",
     "-XX:MinHeapFreeRatio=10",

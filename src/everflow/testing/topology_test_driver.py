@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from everflow.clock import in_utc
 from everflow.columns.key_partitions import java_partitions
 from everflow.dsl.expressions import checked_serde
 from everflow.dsl.topics.key_partitioners import key_partitioner_of
@@ -352,8 +353,11 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         of global tables' topics are in the tables before. ``moves``: to what the first one moves
         the times of silent sources."""
         self._require_open()
+        with in_utc():
+            self._run(records, moves or {})
+
+    def _run(self, records: Sequence[RawRecord], moves: Moves) -> None:
         pending = [self._tables.filled(records)]
-        moves = moves or {}
         while pending:
             taken = pending.pop(0)
             looped = self._micro_batch(taken, moves)

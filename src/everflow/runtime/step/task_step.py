@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from everflow.clock import in_utc
 from everflow.handlers.given import Handlers
 from everflow.handlers.outages import is_outage
 from everflow.handlers.response import PROCESSING, PRODUCTION
@@ -244,8 +245,9 @@ class TaskStep:
     def process(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Hop rows in; hop rows, or on the last step one row with the result, out."""
         timings = {"began": time.time() * 1000}
-        request, hop = self.read(batches, timings)
-        yield from self.run(request, hop, timings)
+        with in_utc():
+            request, hop = self.read(batches, timings)
+            yield from self.run(request, hop, timings)
 
     def read(
         self, batches: Iterable[pa.RecordBatch], timings: dict[str, float]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from everflow.clock import in_utc
 from everflow.runtime.commit.batch import BatchRequest
 from everflow.runtime.step.task_step import TaskStep, failed
 from everflow.runtime.step.timings import timed
@@ -54,7 +55,8 @@ class JobStage:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """What Spark's ``mapInArrow`` runs; a failure is told by the last row."""
         try:
-            yield from self._rows(batches)
+            with in_utc():
+                yield from self._rows(batches)
         except HopError:  # a stage before this one failed, and Spark says why
             raise
         except Exception as error:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from everflow.clock import in_utc
 from everflow.kafka.reading.log_columns import LogColumns
 from everflow.kafka.reading.range_reader import RangeReader
 from everflow.memory.peak import of_this_process
@@ -101,7 +102,8 @@ class LogStep:
         try:
             request, read = read_by_kept(self.input, self.request())
             decoder = self.input.decoder
-            hop = decoder.run(read, Judge.of(decoder.handlers, request))
+            with in_utc():
+                hop = decoder.run(read, Judge.of(decoder.handlers, request))
         except Exception as error:
             yield from failed(error, self.hop_out)
             return

@@ -17,6 +17,7 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from everflow.clock import in_utc
 from everflow.errors import EverflowError
 from everflow.kafka.reading.range_reader import RangeReader
 from everflow.memory.spare import SpareMemory, trim_of_libc
@@ -80,6 +81,7 @@ class ResidentStep:
             connection.connect(self.channel())
             lines = connection.makefile("rwb")
             with ExitStack() as opened:
+                opened.enter_context(in_utc())
                 columns = opened.enter_context(closing(ColumnClient(self.columns)))
                 reader = _Reader(self.input, opened)
                 spare = SpareMemory(trim_of_libc())

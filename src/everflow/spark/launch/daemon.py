@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import PurePath
 
+from everflow.clock import to_utc
 from everflow.spark.launch.handover import SOCKET_VARIABLE, DaemonPlace, awaited, give, stand_in
 
 MODULE = "everflow.spark.launch.daemon"
@@ -83,6 +84,7 @@ def as_a_jvms() -> None:
 
 def main() -> None:
     """Import, then hand over to pyspark's daemon; runs as ``python -m`` with `MODULE`."""
+    to_utc()
     own = os.environ.get("EVERFLOW_PROGRAM_PATH", "").split(os.pathsep)
     sys.path[:] = without_archives(program_last(sys.path, filter(None, own), os.getcwd()))
     # Meant for this process, not for those that a function starts.
