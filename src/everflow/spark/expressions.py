@@ -28,6 +28,7 @@ from everflow.errors import TopologyError
 from everflow.spark.analysed import AnalysedPlan, ExpressionNode, column_read, reads_column
 from everflow.spark.analysis_cache import Analysis, keep, kept, key_of
 from everflow.spark.arrow_twins import twin_of
+from everflow.spark.naive_times import any_written, written_at
 from everflow.spark.session import get_session
 from everflow.topology.graph import ColumnExpr, EdgeType, columns_in_sight, joined_sides
 from everflow.topology.types import column_names, normal_type, same_type, type_text
@@ -137,6 +138,8 @@ def analyse(
     if refused:
         what, instead = refused
         raise TopologyError(f"{text}: {what} cannot be used in a Column; {instead}", where=where)
+    if any_written() and any(map(_is_moment, analysed.walk())):
+        _refuse_local_times(column, schema, text, where)
     fields = st.StructType.fromJson(json.loads(analysis.schema)).fields
     if len(fields) != 1:
         raise TopologyError(
@@ -188,6 +191,28 @@ def _asked(column: Column, schema: str, text: str, edge: EdgeType, where: str | 
         sql=made.apply(0).sql(),
         deterministic=all(made.apply(i).deterministic() for i in range(made.size())),
     )
+
+
+def _is_moment(node: ExpressionNode) -> bool:
+    return node.kind == "Literal" and node.says["dataType"] == "timestamp"
+
+
+def _refuse_local_times(column: Column, schema: str, text: str, where: str | None) -> None:
+    """TopologyError for a constant that was a datetime without a zone. The plan's JSON says
+    moments in the zone of whatever session is active, so the JVM is asked."""
+    plan = _empty_frame(get_session(), schema).select(column)._jdf.queryExecution().analyzed()
+    leaves = plan.expressions().apply(0).collectLeaves()
+    for at in range(leaves.size()):
+        leaf = leaves.apply(at)
+        if leaf.nodeName() != "Literal" or leaf.dataType().typeName() != "timestamp":
+            continue
+        found = written_at(leaf.value()) if leaf.value() is not None else None
+        if found is not None:
+            raise TopologyError(
+                f"{text}: {found!r} has no zone, and is another moment on a machine in another "
+                f"time zone; write .replace(tzinfo=datetime.timezone.utc)",
+                where=where,
+            )
 
 
 def _twin(
