@@ -43,11 +43,14 @@ def stateful_kind(node: Node) -> str | None:
         return "join of tables" if of_tables else "join with table"
     if op.startswith("group_"):
         return "grouped table"
+    if op == "nested":
+        return "aggregate" if "records" in node else "grouped table"
     if op == "process":
         return "processor" if "store" in node else None
     if op == "transform_values":
         return "transformer" if "calls" in node else None
     return {
+        "maps": "aggregate",
         "cogroup": "cogroup" if windows is None else "cogrouped windows",
         "suppress": "suppress",
         "foreign": "foreign-key join",

@@ -25,9 +25,12 @@ def batches(records: Records, drawn: random.Random, topology: Topology) -> list[
     if drawn.random() < 0.5:
         return [[record] for record in records]
     if any(isinstance(node, SinkNode) and node.kind != "sink" for node in topology.nodes):
-        times = iter(sorted(record[3] for record in records if record[0] is not None))
+        timed = [record for record in records if record[0] is not None and record[3] >= 0]
+        times = iter(sorted(record[3] for record in timed))
         records = [
-            record if record[0] is None else [*record[:3], next(times) + at, record[4]]
+            record
+            if record[0] is None or record[3] < 0
+            else [*record[:3], next(times) + at, record[4]]
             for at, record in enumerate(records)
         ]
     cut = []
@@ -85,7 +88,7 @@ def unsettled(program: Program) -> set[str]:
     return found
 
 
-_BY_KEY = ("count", "reduce", "aggregate", "cogroup", "to_table", "join")
+_BY_KEY = ("count", "reduce", "aggregate", "maps", "cogroup", "to_table", "join")
 """What sends records whose key has changed through a topic."""
 _BY_LAST = ("foreign", "map_values", "filter", "join")
 """Tables whose content follows from the last entries of those before them."""
@@ -124,7 +127,9 @@ def taken_in_turn(program: Program) -> InTurn:
             several.add(name)
         if apart.intersection(sides) or of_one_key.intersection(crossed):
             apart.add(name)
-        two_keys = op.startswith("group_")  # what was and what is: one key has one of them
+        two_keys = (
+            op.startswith("group_") or op == "nested"
+        )  # what was and what is: one key has one of them
         if meet or (_gives_several(node) and not two_keys) or of_one_key.intersection(sides):
             of_one_key.add(name)
         two = meet and len(routes[name] - {""}) > 1
@@ -144,7 +149,7 @@ def taken_in_turn(program: Program) -> InTurn:
 
 _OF_KEYS = (
     *("filter", "map_values", "transform_values", "flat_map_values", "split", "branch"),
-    *("repartition", "to_stream", "to_table", "count", "reduce", "aggregate", "sink"),
+    *("repartition", "to_stream", "to_table", "count", "reduce", "aggregate", "maps", "sink"),
 )
 """Where the results of each key depend on the records of that key alone."""
 
@@ -170,14 +175,14 @@ def _routes(node: Node, side: str, before: set[str], changed: bool) -> set[str]:
 def _goes_through(node: Node) -> bool:
     """Whether it sends all through a topic, with their keys changed or not."""
     op: str = node["op"]
-    return op == "repartition" or op.startswith("group_")
+    return op in ("repartition", "nested") or op.startswith("group_")
 
 
 def _changes_key(node: Node) -> bool:
     op = node["op"]
     if "windows" in node and op != "join":
         return True
-    return op == "select_key" or (op == "process" and not node.get("values"))
+    return op in ("select_key", "nested") or (op == "process" and not node.get("values"))
 
 
 def _gives_old_times(node: Node) -> bool:
@@ -191,7 +196,8 @@ def _gives_old_times(node: Node) -> bool:
 def _gives_several(node: Node) -> bool:
     op = node["op"]
     several = ("suppress", "process", "flat_map_values")
-    return op in several or op.startswith("group_") or "windows" in node
+    several_keys = op == "nested" and "records" not in node
+    return op in several or several_keys or op.startswith("group_") or "windows" in node
 
 
 def left_out(program: Program, behind: set[str]) -> tuple[set[str], set[str], set[str]]:

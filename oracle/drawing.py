@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from oracle.processors import CHILDREN
-from oracle.programs import BRANCHES, Node, Program
+from oracle.programs import BRANCHES, MAP_KEYS, NESTED, Node, Program
 
 NEVER_LATE_MS = 100_000
 """A script's last records are ten seconds behind the others."""
@@ -58,12 +58,15 @@ class Draw:
                 + [self._process] * 3
                 + [self._look_through] * 2
                 + [self._foreign] * 3
+                + [self._nested] * 2
+                + [self._maps]
                 + [self._global_join] * 2 * len(self._global_tables)
             )
             if deep:
                 self._turn_last_for(step)
             step()
         self._sinks()
+        self.program.reuses = self._drawn.random() < 0.5
         return self.program
 
     def _turn_last_for(self, step: Callable[[], None]) -> None:
@@ -295,11 +298,29 @@ class Draw:
         else:
             right = self._add("map_values", **{"in": right}, store=self._store(), suffix="q")
             self._table(right)
-        kind = self._drawn.choice(["inner", "left"])
+        kind, more = self._drawn.choice(["inner", "left"]), Node()
         if self._drawn.random() < 0.3:
-            self._tables.append(self._add("foreign", left=left, right=right, kind=kind))
+            nested = self._drawn.choice(list(NESTED))
+            more = {"nested": nested, "rekeyed": f"{self._store()}-rekeyed"}
+        if self._drawn.random() < 0.3:
+            self._tables.append(self._add("foreign", left=left, right=right, kind=kind, **more))
             return
-        self._table(self._add("foreign", left=left, right=right, kind=kind, store=self._store()))
+        more["store"] = self._store()
+        self._table(self._add("foreign", left=left, right=right, kind=kind, **more))
+
+    def _nested(self) -> None:
+        """A stream or a table, counted by keys that are structs or arrays."""
+        tables = list(filter(self._tells_before, (*self._tables, *self._views)))
+        given = self._one_of([*self._streams, *tables])
+        more: Node = {"records": True} if given in self._streams else {}
+        more |= {"nested": self._drawn.choice(list(NESTED)), "store": self._store()}
+        self._stream(self._add("nested", **{"in": given}, **more), plain=False, changed=True)
+
+    def _maps(self) -> None:
+        given = self._one_of(self._streams)
+        keys, store = self._drawn.choice(list(MAP_KEYS)), self._store()
+        more = {"keys": keys, "map": f"{store}-map", "store": store}
+        self._table(self._add("maps", **{"in": given}, **more))
 
     def _global_join(self) -> None:
         left, right = self._one_of(self._streams), self._drawn.choice(self._global_tables)
@@ -412,7 +433,7 @@ class Draw:
         value of a new one, and its joins of two tables from one what the other side has by now
         (docs/differences.md)."""
         nodes = [node for node in map(self._node, self._above(name)) if "windows" not in node]
-        initial = any(node["op"] in ("aggregate", "cogroup") for node in nodes)
+        initial = any(node["op"] in ("aggregate", "cogroup", "maps") for node in nodes)
         return not initial and not self._two_ways(name)
 
     def _two_ways(self, name: str) -> bool:

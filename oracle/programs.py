@@ -5,6 +5,10 @@ are few functions, and they are the same on both sides: `filter` leaves out valu
 letter, `map_values` appends, `flat_map_values` gives the letters, `split` goes by their number,
 `select_key` takes the value's last letter, `reduce` and `aggregate` keep the last twelve letters of
 all (of a grouped table: of what was added and taken back), a joiner writes ``left&right``.
+
+`nested` counts by keys that are structs or arrays, and a ``nested`` join by a foreign key looks
+structs up; `maps` aggregates into maps whose keys are numbers, texts and others. All of these have
+texts before and behind them: Java has texts in their place.
 """
 
 from __future__ import annotations
@@ -12,6 +16,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import date, datetime, timezone
+from decimal import Decimal
 from typing import Any
 
 from pyspark.sql import functions as F
@@ -32,9 +38,31 @@ from oracle.processors import TEXT, last, processed, transformed
 
 KEYS = ("a", "b", "c")
 VALUES = ("x", "y", "xy", "zz", "")
+BAD, ODD = "\0bad", "\0odd"
+"""Stand for a value that `CHECKED` refuses, so that its record is skipped, and for bytes that are
+no UTF-8: U+FFFD on both sides."""
 BRANCHES = ("few", "many")
 """Values of at most one letter, and longer ones; nulls are in no branch."""
 Node = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class CheckedText:
+    """Texts; one that begins with a byte that no UTF-8 has, 0xfe, is refused."""
+
+    type = TEXT.type
+    kind = "checked-text"
+
+    def encode(self, value: str | None) -> bytes | None:
+        return None if value is None else value.encode()
+
+    def decode(self, data: bytes | None) -> str | None:
+        if data is not None and data[:1] == b"\xfe":
+            raise ValueError("it begins with 0xfe")
+        return None if data is None else data.decode("utf-8", "replace")
+
+
+CHECKED: Any = CheckedText()
 
 
 @dataclass
@@ -50,6 +78,8 @@ class Program:
     unordered: list[str] = field(default_factory=list)
     stores: list[str] = field(default_factory=list)
     versioned: list[str] = field(default_factory=list)
+    reuses: bool = False
+    """Whether tables have their topics as changelogs."""
     jitter_ms: int = 60
     step_ms: int = 1
 
@@ -68,6 +98,8 @@ class Program:
             + (f":{node['clock']}" if node.get("clock") else "")
             + (":grace" if "grace" in node else "")
             + (":versioned" if "history" in node else "")
+            + (f":{node['nested']}" if "nested" in node else "")
+            + (f":{node['keys']}" if "keys" in node else "")
             for node in self.nodes
             if node["op"] not in ("stream", "global_table", "sink", "child", "branch")
             and (node["op"] != "table" or "history" in node)
@@ -81,7 +113,9 @@ def kind_of(windows: Node) -> str:
 def script(program: Program, drawn: random.Random, records: int) -> list[list[Any]]:
     """Records ``[topic, key, value, time, headers]``, of times from 100 on. Most have headers that
     tell which record it is. Where there is a wall clock it moves: no topic, and by how many ms in
-    place of the time."""
+    place of the time. Some records are skipped on both sides: their value is `BAD`, or they have
+    no time, -1."""
+    whole = {node["topic"] for node in program.nodes if node["op"] == "global_table"}
     found: list[list[Any]] = []
     latest, clock = 100, any(node.get("clock") == "wall" for node in program.nodes)
     for number in range(records):
@@ -90,8 +124,12 @@ def script(program: Program, drawn: random.Random, records: int) -> list[list[An
         time = max(0, latest - back) // program.step_ms * program.step_ms
         key = drawn.choice([*KEYS, *KEYS, None])
         value = None if drawn.random() < 0.15 else drawn.choice(VALUES)
+        if drawn.random() < 0.02:
+            key, value = drawn.choice([(ODD, value), (key, ODD), (ODD, ODD)])
         headers = drawn.choice(_HEADERS)(str(number))
         found.append([drawn.choice(program.inputs), key, value, time, headers])
+        if drawn.random() < 0.1:
+            found.append(_skipped(found[-1], drawn, timeless=found[-1][0] not in whole))
         if clock and drawn.random() < 0.3:
             found.append([None, None, None, drawn.choice([5, 15, 40]), []])
     if program.unordered:
@@ -99,7 +137,21 @@ def script(program: Program, drawn: random.Random, records: int) -> list[list[An
     return found
 
 
+def _skipped(record: list[Any], drawn: random.Random, *, timeless: bool) -> list[Any]:
+    """One that is like another, or has another key, and is skipped. ``timeless``: it may be one
+    without a time, which ends the original's global tables."""
+    topic, key, value, time, headers = record
+    key = drawn.choice([key, key, *KEYS])
+    skipped = [topic, key, BAD, time, headers]
+    if not timeless:
+        return skipped
+    others = [[topic, key, value, -1, headers], [topic, key, None, -1, headers]]
+    return drawn.choice([skipped, *others])
+
+
 _HEADERS: tuple[Callable[[str], list[list[str | None]]], ...] = (
+    lambda number: [["\0", number], ["", "\0"], ["a\0b", ""]],
+    lambda number: [["\xe9\u20ac\U0001f600\ufffd", "\xff\xfe" + number], ["\n\r\t", "\xc3"]],
     lambda number: [],
     lambda number: [["n", number]],
     lambda number: [["n", number]],
@@ -209,10 +261,93 @@ def _group_aggregated(_: StreamsBuilder, made: dict[str, Any], node: Node) -> An
 
 
 def _foreign(_: StreamsBuilder, made: dict[str, Any], node: Node) -> Any:
-    left, right = made[node["left"]], made[node["right"]]
+    left, right, on = made[node["left"]], made[node["right"]], _letter()
     join = left.left_join if node["kind"] == "left" else left.join
     both = F.concat(F.col("left"), F.lit("&"), F.coalesce(F.col("right"), F.lit("_")))
-    return join(right, both, on=_letter(), name=node["id"], **_kept(node))
+    if "nested" in node:
+        on, nest = NESTED[node["nested"]](on), NESTED[node["nested"]](F.col("key"))
+        right = (
+            right.to_stream()
+            .select_key(nest)
+            .to_table(name=node["id"] + "-right", store=node["rekeyed"])
+        )
+    return join(right, both, on=on, name=node["id"], **_kept(node))
+
+
+NESTED: dict[str, Callable[[Any], Any]] = {
+    "struct": lambda one: F.struct(one.alias("a")),
+    "deep": lambda one: F.struct(F.struct(one.alias("b"), F.lit(1).alias("c")).alias("a")),
+    "array": lambda one: F.array(one, F.lit("-")),
+    "structs": lambda one: F.array(F.struct(one.alias("a"))),
+}
+"""Keys around a text."""
+
+
+def _text_of(key: Any) -> str:
+    """The text in it."""
+    if isinstance(key, str):
+        return key
+    return _text_of(key[0] if isinstance(key, list) else next(iter(dict(key).values())))
+
+
+def _counted_by_nested(_: StreamsBuilder, made: dict[str, Any], node: Node) -> Any:
+    """Of a stream or a table, by the value's last letter."""
+    letter = F.when(F.length("value") > 0, F.right(F.col("value"), F.lit(1))).otherwise(F.lit("z"))
+    given = made[node["in"]]
+    if "records" in node:
+        given = given.filter(F.col("value").isNotNull())
+    grouped = given.group_by(NESTED[node["nested"]](letter), name=node["id"])
+    counted = grouped.count(store=node["store"])
+    return counted.to_stream().map(
+        lambda key, value: (_text_of(key), None if value is None else str(value)),
+        returns=("string", "string"),
+    )
+
+
+MAP_KEYS: dict[str, Callable[[int], Any]] = {
+    "string": str,
+    "int": int,
+    "bigint": lambda n: n + (1 << 40),
+    "boolean": lambda n: n % 2 == 1,
+    "date": lambda n: date(2026, 1, 1 + n),
+    "timestamp": lambda n: datetime(2026, 1, 1, n, tzinfo=timezone.utc),
+    "double": lambda n: n / 2,
+    "decimal(10,2)": lambda n: Decimal(n) / 4,
+}
+"""Of a type, the key that stands for a number."""
+MOST_LETTERS = 20
+"""As many are counted of a value."""
+
+
+def _mapped(_: StreamsBuilder, made: dict[str, Any], node: Node) -> Any:
+    """How often values of each length came, counted in a map; of booleans, of each parity."""
+    key_of, parity = MAP_KEYS[node["keys"]], node["keys"] == "boolean"
+
+    def counted(value: str, before: Any) -> Any:
+        key = key_of(min(len(value), MOST_LETTERS))
+        counts = dict(before)
+        return {**counts, key: counts.get(key, 0) + 1}
+
+    def told(value: Any) -> str:
+        counts = dict(value)
+        found = [
+            (n, counts[key_of(n)])
+            for n in range(2 if parity else MOST_LETTERS + 1)
+            if key_of(n) in counts
+        ]
+        return ",".join(f"{n}={count}" for n, count in found)
+
+    table = (
+        made[node["in"]]
+        .group_by_key(name=node["id"])
+        .aggregate(
+            initializer=dict,
+            aggregator=counted,
+            returns=f"map<{node['keys']},bigint>",
+            store=node["map"],
+        )
+    )
+    return table.map_values(told, returns="string", store=node["store"])
 
 
 def _global_joined(_: StreamsBuilder, made: dict[str, Any], node: Node) -> Any:
@@ -278,10 +413,10 @@ def _kept(node: Node) -> dict[str, Any]:
 
 
 _BUILD: dict[str, Any] = {
-    "stream": lambda b, made, n: b.stream(n["topic"], key=TEXT, value=TEXT),
-    "table": lambda b, made, n: b.table(n["topic"], key=TEXT, value=TEXT, **_kept(n)),
+    "stream": lambda b, made, n: b.stream(n["topic"], key=TEXT, value=CHECKED),
+    "table": lambda b, made, n: b.table(n["topic"], key=TEXT, value=CHECKED, **_kept(n)),
     "global_table": lambda b, made, n: b.global_table(
-        n["topic"], key=TEXT, value=TEXT, store=n["store"]
+        n["topic"], key=TEXT, value=CHECKED, store=n["store"]
     ),
     "global_join": _global_joined,
     "filter": _filter,
@@ -302,6 +437,8 @@ _BUILD: dict[str, Any] = {
     "count": _aggregated,
     "reduce": _aggregated,
     "aggregate": _aggregated,
+    "nested": _counted_by_nested,
+    "maps": _mapped,
     "group_count": _group_aggregated,
     "group_reduce": _group_aggregated,
     "group_aggregate": _group_aggregated,

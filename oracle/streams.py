@@ -8,20 +8,22 @@ import random
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from bench.java_program import java_command
-from everflow import Topology
+from everflow import LogAndSkipOnInvalidTimestamp, Topology, serdes
 from everflow.jvm.jars import resolve_jars
 from everflow.testing import InputTopic, TopologyTestDriver
+from everflow.topology.optimization import REUSE_SOURCE_TOPICS, optimized
 from oracle.book import Book, drawn_programs, programs_with
 from oracle.cuts import Records, batches, left_out, taken_in_turn, unsettled
 from oracle.drawing import WIDE_MS
 from oracle.processors import TEXT
-from oracle.programs import Node, Program, built, script
+from oracle.programs import BAD, ODD, Node, Program, built, script
+from oracle.restored import RestoringDriver
 
 SOURCES = Path(__file__).with_name("java")
 SCRIPTS_A_PROGRAM = 8
@@ -31,6 +33,10 @@ SHORT_LIVED = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 RECORDS = 25
 Both: TypeAlias = "tuple[dict[str, Any], dict[str, Any]]"
 """What everflow and Kafka Streams told of one script."""
+LOST = "lost"
+"""In place of a key: all state is lost here."""
+_BYTES = {BAD: b"\xfe", ODD: b"\xff"}
+RAW = serdes.bytes_()
 LETTERS = "abcpqrtxyz&_-"
 """All keys that there can be."""
 
@@ -77,7 +83,10 @@ def compare(cases: int, seed: int, having: str | None = None) -> Iterator[Report
                 return
             topology = built(program)
             scripts = [
-                batches(script(program, drawn, drawn.randint(1, RECORDS)), drawn, topology)
+                with_a_loss(
+                    batches(script(program, drawn, drawn.randint(1, RECORDS)), drawn, topology),
+                    drawn,
+                )
                 for _ in range(SCRIPTS_A_PROGRAM)
             ]
             _compare(program, topology, scripts, ask, report)
@@ -89,10 +98,18 @@ def told_by_both(
 ) -> list[Both]:
     """What everflow and Kafka Streams, whom ``ask`` asks, make of one program with each of these
     scripts, cut into micro-batches: ``outputs`` by topic, and ``stores``, made comparable."""
-    one_by_one = [[record for batch in cut for record in batch] for cut in cuts]
+    one_by_one = [
+        [record for batch in cut for record in batch if record[1] != LOST] for cut in cuts
+    ]
     times = [times_asked(records) for records in one_by_one] if program.versioned else []
     answer = ask({**asdict(program), "scripts": one_by_one, "as_of": times})
-    with TopologyTestDriver(topology, emit_every_update=True) as driver:
+    reused = optimized(topology, REUSE_SOURCE_TOPICS if program.reuses else "none")
+    settings: dict[str, Any] = {
+        "emit_every_update": True,
+        "exception_handlers": {"deserialization": "continue"},
+        "default_timestamp_extractor": LogAndSkipOnInvalidTimestamp(),
+    }
+    with closing(RestoringDriver(reused, **settings)) as driver:
         told_here = [_run(driver, program, cut) for cut in cuts]
     theirs = answer()
     if "error" in theirs:
@@ -191,22 +208,36 @@ def _has_a_match_too(key: str | None, value: str, rows: set[tuple[str | None, st
     )
 
 
+def with_a_loss(cut: list[Records], drawn: random.Random) -> list[Records]:
+    """Half of the scripts: at a drawn place all state is lost, and restored. In place of a value
+    is what says how."""
+    if drawn.random() < 0.5:
+        return cut
+    at = drawn.randint(0, len(cut))
+    return [*cut[:at], [[None, LOST, drawn.randrange(1 << 30), 0, []]], *cut[at:]]
+
+
 def times_asked(records: Records) -> list[int]:
     """At which a versioned store is looked up behind a script."""
     latest = max(record[3] for record in records)
     return list(range(max(0, latest - 70), latest + 8, 7))
 
 
-def _run(driver: TopologyTestDriver, program: Program, cut: list[Records]) -> dict[str, Any]:
-    inputs = {topic: driver.create_input_topic(topic, TEXT, TEXT) for topic in program.inputs}
+def _run(driver: RestoringDriver, program: Program, cut: list[Records]) -> dict[str, Any]:
+    inputs = {topic: driver.create_input_topic(topic, RAW, RAW) for topic in program.inputs}
     for records in cut:
+        if records[0][1] == LOST:
+            driver.lose_state(random.Random(records[0][2]))
+            continue
         if records[0][0] is None:
             driver.advance_wall_clock_time(records[0][3])
             continue
         piped: dict[InputTopic, list[tuple[Any, ...]]] = {topic: [] for topic in inputs.values()}
         for topic, key, value, time, headers in records:
-            listed = [(name, None if one is None else one.encode()) for name, one in headers]
-            piped[inputs[topic]].append((key, value, time, listed))
+            listed = [
+                (name, None if one is None else one.encode("latin-1")) for name, one in headers
+            ]
+            piped[inputs[topic]].append((_bytes(key), _bytes(value), time, listed))
         driver.pipe_batch(piped)
     outputs = {
         topic: [
@@ -238,8 +269,12 @@ def _run(driver: TopologyTestDriver, program: Program, cut: list[Records]) -> di
     return {"outputs": outputs, "stores": stores}
 
 
+def _bytes(text: str | None) -> bytes | None:
+    return None if text is None else _BYTES.get(text) or text.encode()
+
+
 def _texts(headers: Any) -> list[list[str | None]]:
-    return [[name, None if one is None else one.decode()] for name, one in headers]
+    return [[name, None if one is None else one.decode("latin-1")] for name, one in headers]
 
 
 def _shows_windows(node: Node) -> bool:

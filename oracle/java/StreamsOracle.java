@@ -5,6 +5,7 @@ import com.fasterxml.jackson.databind.node.ObjectNode;
 import java.io.BufferedReader;
 import java.io.InputStreamReader;
 import java.io.PrintStream;
+import java.lang.reflect.Method;
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 import java.time.Instant;
@@ -14,9 +15,12 @@ import java.util.Map;
 import java.util.Properties;
 import java.util.TreeMap;
 import java.util.function.Function;
+import java.util.stream.Collectors;
+import org.apache.kafka.common.errors.SerializationException;
 import org.apache.kafka.common.header.Header;
 import org.apache.kafka.common.header.Headers;
 import org.apache.kafka.common.header.internals.RecordHeaders;
+import org.apache.kafka.common.serialization.ByteArraySerializer;
 import org.apache.kafka.common.serialization.Serdes;
 import org.apache.kafka.common.serialization.StringDeserializer;
 import org.apache.kafka.common.serialization.StringSerializer;
@@ -28,6 +32,7 @@ import org.apache.kafka.streams.TestInputTopic;
 import org.apache.kafka.streams.TestOutputTopic;
 import org.apache.kafka.streams.TopologyConfig;
 import org.apache.kafka.streams.TopologyTestDriver;
+import org.apache.kafka.streams.errors.LogAndContinueExceptionHandler;
 import org.apache.kafka.streams.kstream.Branched;
 import org.apache.kafka.streams.kstream.CogroupedKStream;
 import org.apache.kafka.streams.kstream.EmitStrategy;
@@ -52,6 +57,7 @@ import org.apache.kafka.streams.kstream.TimeWindows;
 import org.apache.kafka.streams.kstream.ValueJoiner;
 import org.apache.kafka.streams.kstream.ValueMapper;
 import org.apache.kafka.streams.kstream.Windowed;
+import org.apache.kafka.streams.processor.LogAndSkipOnInvalidTimestamp;
 import org.apache.kafka.streams.state.BuiltInDslStoreSuppliers;
 import org.apache.kafka.streams.state.DslKeyValueParams;
 import org.apache.kafka.streams.state.KeyValueBytesStoreSupplier;
@@ -104,13 +110,38 @@ public final class StreamsOracle {
         }
     }
 
+    /** Texts; one that begins with 0xfe is refused. */
+    public static final class CheckedText extends Serdes.WrapperSerde<String> {
+        public CheckedText() {
+            super(new StringSerializer(), (topic, data) -> {
+                if (data != null && data.length > 0 && data[0] == (byte) 0xfe) {
+                    throw new SerializationException("it begins with 0xfe");
+                }
+                return data == null ? null : new String(data, StandardCharsets.UTF_8);
+            });
+        }
+    }
+
+    /** Pipes a record of a negative time, which a TestRecord refuses. */
+    private static void pipeTimeless(final TopologyTestDriver driver, final String topic, final long time, final byte[] key, final byte[] value, final Headers headers) {
+        try {
+            final Method pipe = TopologyTestDriver.class.getDeclaredMethod("pipeRecord", String.class, long.class, byte[].class, byte[].class, Headers.class);
+            pipe.setAccessible(true);
+            pipe.invoke(driver, topic, time, key, value, headers);
+        } catch (final ReflectiveOperationException error) {
+            throw new IllegalStateException(error);
+        }
+    }
+
     private static Properties settings(final String folder) {
         final Properties settings = new Properties();
         settings.put(StreamsConfig.APPLICATION_ID_CONFIG, "oracle");
         settings.put(StreamsConfig.STATE_DIR_CONFIG, folder);
         settings.put(StreamsConfig.BOOTSTRAP_SERVERS_CONFIG, "none:1");
-        settings.put(StreamsConfig.DEFAULT_KEY_SERDE_CLASS_CONFIG, Serdes.StringSerde.class);
-        settings.put(StreamsConfig.DEFAULT_VALUE_SERDE_CLASS_CONFIG, Serdes.StringSerde.class);
+        settings.put(StreamsConfig.DEFAULT_KEY_SERDE_CLASS_CONFIG, CheckedText.class);
+        settings.put(StreamsConfig.DEFAULT_VALUE_SERDE_CLASS_CONFIG, CheckedText.class);
+        settings.put("deserialization.exception.handler", LogAndContinueExceptionHandler.class);
+        settings.put(StreamsConfig.DEFAULT_TIMESTAMP_EXTRACTOR_CLASS_CONFIG, LogAndSkipOnInvalidTimestamp.class);
         settings.put(StreamsConfig.STATESTORE_CACHE_MAX_BYTES_CONFIG, 0);
         settings.put(StreamsConfig.DSL_STORE_SUPPLIERS_CLASS_CONFIG, Suppliers.class);
         // Unmatched records of a join are looked at with each record, not once a second.
@@ -135,9 +166,9 @@ public final class StreamsOracle {
         private ObjectNode run(final JsonNode script, final JsonNode asOf, final Properties settings) {
             final ObjectNode told = JSON.createObjectNode();
             try (TopologyTestDriver driver = new TopologyTestDriver(builder.build(), settings, Instant.ofEpochMilli(0))) {
-                final Map<String, TestInputTopic<String, String>> inputs = new HashMap<>();
+                final Map<String, TestInputTopic<byte[], byte[]>> inputs = new HashMap<>();
                 for (final JsonNode topic : program.get("inputs")) {
-                    inputs.put(topic.asText(), driver.createInputTopic(topic.asText(), new StringSerializer(), new StringSerializer()));
+                    inputs.put(topic.asText(), driver.createInputTopic(topic.asText(), new ByteArraySerializer(), new ByteArraySerializer()));
                 }
                 for (final JsonNode record : script) {
                     if (record.get(0).isNull()) {
@@ -145,8 +176,12 @@ public final class StreamsOracle {
                         continue;
                     }
                     final Headers headers = new RecordHeaders();
-                    record.get(4).forEach(one -> headers.add(one.get(0).asText(), bytes(text(one.get(1)))));
-                    inputs.get(record.get(0).asText()).pipeInput(new TestRecord<>(text(record.get(1)), text(record.get(2)), headers, record.get(3).asLong()));
+                    record.get(4).forEach(one -> headers.add(one.get(0).asText(), one.get(1).isNull() ? null : one.get(1).asText().getBytes(StandardCharsets.ISO_8859_1)));
+                    if (record.get(3).asLong() < 0) {
+                        pipeTimeless(driver, record.get(0).asText(), record.get(3).asLong(), bytes(text(record.get(1))), bytes(text(record.get(2))), headers);
+                        continue;
+                    }
+                    inputs.get(record.get(0).asText()).pipeInput(new TestRecord<>(bytes(text(record.get(1))), bytes(text(record.get(2))), headers, record.get(3).asLong()));
                 }
                 final ObjectNode outputs = told.putObject("outputs");
                 for (final JsonNode topic : program.get("outputs")) {
@@ -156,7 +191,7 @@ public final class StreamsOracle {
                     for (final TestRecord<String, String> record : output.readRecordsToList()) {
                         final ArrayNode headers = records.addArray().add(record.key()).add(record.value()).add(record.timestamp()).addArray();
                         for (final Header one : record.headers()) {
-                            headers.addArray().add(one.key()).add(one.value() == null ? null : new String(one.value(), StandardCharsets.UTF_8));
+                            headers.addArray().add(one.key()).add(one.value() == null ? null : new String(one.value(), StandardCharsets.ISO_8859_1));
                         }
                     }
                 }
@@ -255,6 +290,10 @@ public final class StreamsOracle {
         }
 
         private static byte[] bytes(final String text) {
+            // Stand for a value that is refused, and for bytes that are no UTF-8.
+            if (text != null && (text.equals("\0bad") || text.equals("\0odd"))) {
+                return new byte[] {(byte) (text.equals("\0bad") ? 0xfe : 0xff)};
+            }
             return text == null ? null : text.getBytes(StandardCharsets.UTF_8);
         }
 
@@ -282,6 +321,10 @@ public final class StreamsOracle {
                 case "merge" -> streams.put(id, stream(node, "left").merge(stream(node, "right")));
                 case "to_table" -> tables.put(id, stream(node, "in").toTable(kept(node)));
                 case "to_stream" -> streams.put(id, table(node, "in").toStream());
+                case "nested" -> streams.put(id, nested(id, node));
+                case "maps" -> tables.put(id, stream(node, "in").groupByKey(Grouped.<String, String>as(id))
+                    .aggregate(() -> "", (k, v, a) -> counted(a, Math.min(v.length(), 20), node.get("keys").asText()), Materialized.<String, String, KeyValueStore<Bytes, byte[]>>as(node.get("map").asText()))
+                    .mapValues(v -> v, kept(node)));
                 case "count", "reduce", "aggregate" -> aggregate(id, node);
                 case "group_count", "group_reduce", "group_aggregate" -> tables.put(id, groupedTable(id, node));
                 case "cogroup" -> cogroup(id, node);
@@ -437,7 +480,9 @@ public final class StreamsOracle {
         private KTable<String, String> foreign(final JsonNode node) {
             final ValueJoiner<String, String, String> joiner = (l, r) -> l + "&" + (r == null ? "_" : r);
             final KTable<String, String> left = table(node, "left");
-            final KTable<String, String> right = table(node, "right");
+            final KTable<String, String> given = table(node, "right");
+            final KTable<String, String> right = !node.has("nested") ? given : given.toStream((k, v) -> k)
+                .toTable(Named.as(node.get("id").asText() + "-right"), Materialized.as(node.get("rekeyed").asText()));
             final Function<String, String> letter = v -> v.isEmpty() ? "c" : translated(v.charAt(v.length() - 1));
             if (!node.has("store")) {
                 return node.get("kind").asText().equals("left")
@@ -447,6 +492,27 @@ public final class StreamsOracle {
             return node.get("kind").asText().equals("left")
                 ? left.leftJoin(right, letter, joiner, kept(node))
                 : left.join(right, letter, joiner, kept(node));
+        }
+
+        /** A text in the place of each nested key: they are equal where the texts are. */
+        private KStream<String, String> nested(final String id, final JsonNode node) {
+            final KeyValueMapper<String, String, String> letter = (k, v) -> v.isEmpty() ? "z" : v.substring(v.length() - 1);
+            final Materialized<String, Long, KeyValueStore<Bytes, byte[]>> kept = Materialized.as(node.get("store").asText());
+            final KTable<String, Long> counted = node.has("records")
+                ? stream(node, "in").filter((k, v) -> v != null).groupBy(letter, Grouped.as(id)).count(kept)
+                : table(node, "in").groupBy((k, v) -> KeyValue.pair(letter.apply(k, v), v), Grouped.as(id)).count(kept);
+            return counted.toStream((k, v) -> k).mapValues(n -> n == null ? null : String.valueOf(n));
+        }
+
+        /** How often each number came, one more now; of "boolean" each parity. */
+        private static String counted(final String before, final int number, final String keys) {
+            final TreeMap<Integer, Integer> counts = new TreeMap<>();
+            for (final String one : before.isEmpty() ? new String[0] : before.split(",")) {
+                final String[] parts = one.split("=");
+                counts.put(Integer.parseInt(parts[0]), Integer.parseInt(parts[1]));
+            }
+            counts.merge(keys.equals("boolean") ? number % 2 : number, 1, Integer::sum);
+            return counts.entrySet().stream().map(one -> one.getKey() + "=" + one.getValue()).collect(Collectors.joining(","));
         }
 
         private static String translated(final char letter) {

@@ -67,7 +67,7 @@ from everflow.runtime.wiring import (
     task_assignor,
 )
 from everflow.runtime.worker.global_records import GlobalRecords
-from everflow.state.left_out import PlacedChunk, without_left_out
+from everflow.state.left_out import PlacedChunk, as_processed
 from everflow.state.lmdb_store import LmdbStore
 from everflow.threads import Running, on_thread
 from everflow.topology.sources.growth import TopicGrowth, growth
@@ -177,6 +177,15 @@ class ClusterPorts:
                 sync=sync,
             )
 
+        reused = {spec.source_topic: spec for spec in specs.values()}
+
+        def taken(_: TaskId, tp: TopicPartition, position: int, chunk: FoldedChunk) -> FoldedChunk:
+            spec = reused.get(tp.topic)
+            if spec is None:
+                return chunk
+            left_out = ground.changelogs.left_out(tp)
+            return as_processed(cast("PlacedChunk", chunk), position, left_out, spec)
+
         services = UpdaterServices(
             open_follower=lambda: CopyFollower(
                 ground.reader, every=ground.versioned, to_ends=ground.changelogs.reused
@@ -192,9 +201,7 @@ class ClusterPorts:
             standbys=self._standbys,
             new_incarnation=new_incarnation,
             paused=lambda: instance.pause.paused,
-            taken=lambda _, tp, at, chunk: without_left_out(
-                cast("PlacedChunk", chunk), at, ground.changelogs.left_out(tp)
-            ),
+            taken=taken,
         )
         config = ground.config
         return StateUpdater(services, clock, config.acceptable_recovery_lag, config.task_timeout_ms)

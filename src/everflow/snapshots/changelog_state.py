@@ -15,7 +15,7 @@ from everflow.records import Int64, TopicPartition
 from everflow.snapshots.entry_columns import EntryError
 from everflow.snapshots.points import Reach
 from everflow.state.changelog import SUFFIX_BYTES
-from everflow.state.left_out import LeftOut, without_left_out
+from everflow.state.left_out import Chunk, LeftOut, as_processed
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
 
@@ -76,7 +76,9 @@ class PartitionLog:
         for chunk in read:
             self._check_keys(chunk, reach)
             position = min(chunk.next_position, reach.end)
-            taken = without_left_out(chunk, start, known)
+            taken: Chunk = chunk
+            if self._spec.source_topic is not None:
+                taken = as_processed(chunk, start, known, self._spec)
             store.load_chunk(taken.keys, taken.values, taken.timestamps, position)
             start = chunk.next_position
             self.records += chunk.records

@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from everflow.records import Int64
+from everflow.serdes import Serde
 from everflow.state.changelog import unpack_value
 
 _HEAD = struct.Struct(">q?")
@@ -45,6 +46,15 @@ class LeftOut(NamedTuple):
     def packed(self) -> bytes:
         """The record's value."""
         return _HEAD.pack(self.offset, self.value is not None) + (self.value or b"")
+
+
+class Reused(Protocol):
+    """The part of a `StoreSpec` that is needed here."""
+
+    @property
+    def key_serde(self) -> Serde: ...
+    @property
+    def value_serde(self) -> Serde: ...
 
 
 class Chunk(Protocol):
@@ -97,24 +107,39 @@ def unpacked(chunks: Iterable[Chunk]) -> dict[bytes, LeftOut]:
     return found
 
 
+def as_written(data: Sequence[bytes | None], serde: Serde) -> Sequence[bytes | None]:
+    """Bytes of a topic as ``serde`` writes what is read of them: a source reads bytes that are no
+    UTF-8 as U+FFFD."""
+    if serde.kind != "string":
+        return data
+    return [
+        one if one is None or one.isascii() else one.decode("utf-8", "replace").encode()
+        for one in data
+    ]
+
+
 def corrected(
-    chunks: Iterable[PlacedChunk], start: int, left_out: Mapping[bytes, LeftOut]
+    chunks: Iterable[PlacedChunk], start: int, left_out: Mapping[bytes, LeftOut], spec: Reused
 ) -> Iterator[Chunk]:
-    """Chunks of a reused topic that begin at offset ``start``, as a store takes them.
+    """Chunks of a reused topic that begin at offset ``start``, as its store ``spec`` takes them.
 
     What is left out of a later chunk holds for earlier records of the key, too: they may have been
     left out themselves, and compaction may have removed those that were not."""
     for chunk in chunks:
-        yield without_left_out(chunk, start, left_out)
+        yield as_processed(chunk, start, left_out, spec)
         start = chunk.next_position
 
 
-def without_left_out(chunk: PlacedChunk, start: int, left_out: Mapping[bytes, LeftOut]) -> Chunk:
+def as_processed(
+    chunk: PlacedChunk, start: int, left_out: Mapping[bytes, LeftOut], spec: Reused
+) -> Chunk:
     """See `corrected`; of one chunk, which begins at ``start``."""
     ahead = {key: one for key, one in left_out.items() if one.offset >= start}
-    if not ahead:
+    keys, values = chunk.keys, chunk.values
+    written = as_written(keys, spec.key_serde), as_written(values, spec.value_serde)
+    if not ahead and written == (keys, values):
         return chunk
-    keys, values, offsets = chunk.keys, chunk.values, chunk.offsets.tolist()
+    (keys, values), offsets = written, chunk.offsets.tolist()
     last = {key: at for key, at in zip(keys, offsets, strict=True) if key in ahead}
     given = {
         key: one

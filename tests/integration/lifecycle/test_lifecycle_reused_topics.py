@@ -76,8 +76,8 @@ WANTED = {
 VALUES = {key: value for key, (value, _) in WANTED.items()}
 
 
-def held(streams: KafkaStreams) -> dict[str, Any]:
-    return dict(streams.store("people").all())
+def held(streams: KafkaStreams, **how: Any) -> dict[str, Any]:
+    return dict(streams.store("people", **how).all())
 
 
 def shown(app: Application, program: Topology) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def shown(app: Application, program: Topology) -> dict[str, Any]:
         **{name.replace("_", "."): value for name, value in SETTINGS.items()},
     )
     return {
-        row.key: ({"n": row.value.n}, int(row.timestamp.timestamp() * 1000))
+        row.key: ({"n": row.value.n}, round(row.timestamp.timestamp() * 1000))
         for row in found.collect()
     }
 
@@ -140,13 +140,12 @@ def test_a_standby_has_what_the_task_has_and_takes_it_over(
         end = sum(map(len, (FIRST, SECOND, THIRD)))
 
         def copied() -> bool:
-            followed = [
-                one for each in instances for one in each._instance.updater.followed().values()
-            ]
-            return any(figures.offset_sum == end for figures in followed)
+            parts = [one._life.instance for one in instances]
+            followed = [part.updater.followed().values() for part in parts if part is not None]
+            return any(one.offset_sum == end for figures in followed for one in figures)
 
         wait_until(copied, 30.0, "the standby to be as far as the task")
-        stale = [dict(held(one)) for one in instances]
+        stale = [dict(held(one, stale=True)) for one in instances]
     assert VALUES in stale
     for folder in (str(app.state), other):  # what both have on their disks, the tail of it replayed
         with app.running(program, state_dir=folder, **SETTINGS) as streams:

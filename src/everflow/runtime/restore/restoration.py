@@ -143,8 +143,10 @@ class RestoreJob:
     changelog: TopicPartition
     plan: RestorePlan
     incarnation: str | None = None
+    reused: StoreSpec | None = None
+    """The store's, where the changelog is a reused topic."""
     left_out: Mapping[bytes, LeftOut] = field(default_factory=dict)
-    """What processing left out of a changelog that is a reused topic, up to the plan's end."""
+    """What processing left out of that, up to the plan's end."""
 
 
 def restore(
@@ -267,9 +269,9 @@ def _chunks(job: RestoreJob, reader: ChangelogReader) -> Iterator[FoldedChunk]:
     if job.plan.records_max:
         every = job.store.kind == VERSIONED
         read = reader.read(job.changelog, job.plan.start, job.plan.end, every=every)
-        if job.left_out:
+        if job.reused is not None:
             placed = cast("Iterable[PlacedChunk]", read)  # of a log, as reused topics are
-            read = corrected(placed, job.plan.start, job.left_out)
+            read = corrected(placed, job.plan.start, job.left_out, job.reused)
         yield from read
 
 

@@ -25,6 +25,10 @@ COMMITTED_TIMEOUT_S = 5.0
 KNOWN_STARTS_S = 1.0
 
 
+def _reused(spec: StoreSpec) -> StoreSpec | None:
+    return None if spec.source_topic is None else spec
+
+
 @dataclass(kw_only=True)
 class ClusterRecoveryPorts:
     """See `RecoveryPorts`; safe from several recovering threads (each replay has a reader of its
@@ -113,6 +117,7 @@ class ClusterRecoveryPorts:
                         changelog=store.changelog,
                         plan=prepared.plan,
                         incarnation=incarnation,
+                        reused=_reused(specs[store.name]),
                         left_out=self.changelogs.left_out(store.changelog, prepared.plan.end),
                     )
                 )

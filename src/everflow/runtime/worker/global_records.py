@@ -25,6 +25,7 @@ from everflow.runtime.worker.dead_letters import LetterAttempts, take_letters
 from everflow.runtime.worker.kafka_sink import FLUSH_TIMEOUT_S, SinkWriter
 from everflow.runtime.worker.log_decoder import decoded_records
 from everflow.runtime.worker.set_aside import Judge
+from everflow.state.left_out import as_written
 from everflow.topology.physical_plan import Source
 
 KEYLESS = "null-key"
@@ -73,9 +74,10 @@ class GlobalRecords:
         if len(bad) or good.key.null_count:
             self._leave_out(bad, good.key.null_count, source)
         raw = found.values
+        values = [raw[int(row)].as_py() for row in good.seq] if len(bad) else raw.to_pylist()
         return TakenRecords(
             source.key_serde.encode_array(good.key).to_pylist(),
-            [raw[int(row)].as_py() for row in good.seq] if len(bad) else raw.to_pylist(),
+            as_written(values, source.value_serde),
             good.timestamp,
             chunk.next_position,
             chunk.records,

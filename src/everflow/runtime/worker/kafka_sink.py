@@ -40,6 +40,7 @@ from everflow.runtime.commit.batch import (
     RENEWED,
     BatchRequest,
     BatchResult,
+    TaskContext,
     format_metadata,
 )
 from everflow.runtime.commit.gate_client import GateAnswer
@@ -61,7 +62,7 @@ from everflow.runtime.worker.large_records import (
     refused,
 )
 from everflow.state.changelog import fold
-from everflow.state.left_out import LeftOut, left_out_topic
+from everflow.state.left_out import LeftOut, as_written, left_out_topic
 from everflow.state.store_meta import NO_INPUTS, Owner
 from everflow.topology.physical_plan import Source
 
@@ -155,7 +156,12 @@ class KafkaSink:
             # A warm-up or keep-alive batch: the producer is there when the first record comes.
             self.ports.writer(request)
             return _of_nothing(request, result)
-        corrections = self._corrections(request, result, sources)
+        corrections = left_out_entries(
+            request,
+            result,
+            sources,
+            lambda task, store, key: self.ports.entry(task.stores[store].path, key),
+        )
         left_out = take_letters(result, sources)
         attempts = LetterAttempts(
             topic=self.dead_letter_topic,
@@ -178,7 +184,7 @@ class KafkaSink:
         sources: tuple[Source, ...],
         touched: set[TaskId],
         letters: Letters | None,
-        corrections: Sequence[_Correction],
+        corrections: Sequence[LeftOutEntries],
     ) -> BatchResult:
         """One transaction. Raises as `__call__`, and LetterTooLargeError."""
         self.ports.reached(BEFORE_TRANSACTION)
@@ -240,7 +246,7 @@ class KafkaSink:
         request: BatchRequest,
         result: StepResult,
         letters: Letters | None,
-        corrections: Sequence[_Correction],
+        corrections: Sequence[LeftOutEntries],
     ) -> dict[str, int]:
         first = _FirstRecord(writer, self.ports)
         out = 0
@@ -274,29 +280,6 @@ class KafkaSink:
             "dead_letters": 0 if letters is None else len(letters.letters),
             "bytes": result.input_bytes,
         }
-
-    def _corrections(
-        self, request: BatchRequest, result: StepResult, sources: tuple[Source, ...]
-    ) -> list[_Correction]:
-        """What the tables have for the keys of records that are left out of topics that are their
-        changelogs, too: those bytes may never become state (note 065)."""
-        if result.dead_letters is None and not result.skipped:
-            return []
-        found = []
-        for tp, keys in left_out_keys(request, result, sources).items():
-            task, store = request.reused()[tp]
-            place = next(one.stores[store] for one in request.tasks if one.task == task)
-            changes = [one for one in result.changes.get(task, []) if one.store == store]
-            written = fold(_joined(store, changes))
-            stored = [
-                written[key] if key in written else self.ports.entry(place.path, key)
-                for key in keys
-            ]
-            offset, now_ms = result.consumed[tp] - 1, request.wall_clock_ms
-            entries = [LeftOut.of(offset, one, now_ms) for one in stored]
-            topic = left_out_topic(request.application_id, store)
-            found.append(_Correction(topic, tp.partition, list(keys), entries))
-        return found
 
     def _commit(
         self,
@@ -350,7 +333,7 @@ def _delivery_s(request: BatchRequest) -> float:
     return min(FLUSH_TIMEOUT_S, open_ms / 1000 + ENDED_LATE_S)
 
 
-class _Correction(NamedTuple):
+class LeftOutEntries(NamedTuple):
     """Records of one partition of a topic of what was left out."""
 
     topic: str
@@ -359,7 +342,7 @@ class _Correction(NamedTuple):
     entries: list[LeftOut]
 
 
-def left_out_keys(
+def _left_out_keys(
     request: BatchRequest, result: StepResult, sources: tuple[Source, ...]
 ) -> dict[TopicPartition, dict[bytes, None]]:
     """The keys of records that were left out of inputs that are changelogs, too."""
@@ -367,13 +350,38 @@ def left_out_keys(
     found = {tp: dict.fromkeys(keys) for tp, keys in result.skipped.items() if tp in reused}
     if result.dead_letters is None or not reused:
         return found
-    topics = {source.index: source.topic for source in sources}
+    read = {source.index: source for source in sources}
     letters = result.dead_letters
     places = zip(letters.source.tolist(), letters.partition.tolist(), strict=True)
     for (source, partition), key in zip(places, letters.key.to_pylist(), strict=True):
-        tp = TopicPartition(topics[source], partition)
+        tp = TopicPartition(read[source].topic, partition)
         if tp in reused and key is not None:
-            found.setdefault(tp, {})[key] = None
+            found.setdefault(tp, {})[as_written([key], read[source].key_serde)[0] or b""] = None
+    return found
+
+
+def left_out_entries(
+    request: BatchRequest,
+    result: StepResult,
+    sources: tuple[Source, ...],
+    entry: Callable[[TaskContext, str, bytes], bytes | None],
+) -> list[LeftOutEntries]:
+    """What tables have behind the batch for the keys of records that it leaves out of topics that
+    are their changelogs, too: those bytes must never become state (note 065). ``entry``: of a task
+    and store before the batch, in its stored form."""
+    if result.dead_letters is None and not result.skipped:
+        return []
+    found, reused = [], request.reused()
+    for tp, keys in _left_out_keys(request, result, sources).items():
+        task, store = reused[tp]
+        context = next(one for one in request.tasks if one.task == task)
+        changes = [one for one in result.changes.get(task, []) if one.store == store]
+        written = fold(_joined(store, changes))
+        stored = [written[key] if key in written else entry(context, store, key) for key in keys]
+        offset, now_ms = result.consumed[tp] - 1, request.wall_clock_ms
+        entries = [LeftOut.of(offset, one, now_ms) for one in stored]
+        topic = left_out_topic(request.application_id, store)
+        found.append(LeftOutEntries(topic, tp.partition, list(keys), entries))
     return found
 
 
