@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 from bench.java_program import java_command
 from everflow import LogAndSkipOnInvalidTimestamp, Topology, serdes
+from everflow.errors import EverflowError
 from everflow.jvm.jars import resolve_jars
 from everflow.testing import InputTopic, TopologyTestDriver
 from everflow.topology.optimization import REUSE_SOURCE_TOPICS, optimized
@@ -109,9 +110,11 @@ def told_by_both(
         "exception_handlers": {"deserialization": "continue"},
         "default_timestamp_extractor": LogAndSkipOnInvalidTimestamp(),
     }
-    with closing(RestoringDriver(reused, **settings)) as driver:
-        told_here = [_run(driver, program, cut) for cut in cuts]
-    theirs = answer()
+    try:
+        with closing(RestoringDriver(reused, **settings)) as driver:
+            told_here = [_run(driver, program, cut) for cut in cuts]
+    finally:
+        theirs = answer()
     if "error" in theirs:
         raise RuntimeError(f"Kafka Streams: {theirs['error']}\n{json.dumps(asdict(program))}")
     both = list(zip(told_here, theirs["runs"], strict=True))
@@ -138,7 +141,15 @@ def _compare(
     program: Program, topology: Topology, scripts: list[list[Records]], ask: Any, report: Report
 ) -> None:
     report.book.add(program)
-    both = told_by_both(program, topology, scripts, ask)
+    try:
+        both = told_by_both(program, topology, scripts, ask)
+    except EverflowError as error:
+        report.cases += len(scripts)
+        text = (
+            f"{program.shape()}: everflow fails\n  program {json.dumps(program.nodes)}\n  {error}"
+        )
+        report.differing += [text] * len(scripts)
+        return
     for cut, (ours, theirs) in zip(scripts, both, strict=True):
         report.cases += 1
         if ours == theirs:
