@@ -22,6 +22,7 @@ from everflow.snapshots.logged_stores import LoggedStore, logged_stores
 from everflow.snapshots.rows import Rows, write_parquet
 from everflow.snapshots.snapshot import room
 from everflow.snapshots.state_reader import StateReader
+from everflow.state.left_out import LeftOut
 from everflow.state.store import StoreSpec, memory_store
 from unit.snapshots.changelogs import FakeChangelog, Record
 
@@ -266,6 +267,38 @@ def test_parquet_is_there_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "out", "work"]
 
 
+def test_what_processing_left_out_of_a_reused_topic_is_not_shown(tmp_path: Path) -> None:
+    """At the end, and at a point before it was left out, as far as that is known."""
+    log = {0: counted(("a", 1, 1_000), ("a", 2, 2_000), ("b", 3, 3_000), ("b", None, 4_000))}
+    entries = [(b"a", LeftOut(1, long(1), 1_000)), (b"b", LeftOut(3, long(3), 3_000))]
+    left_out = FakeChangelog(
+        "app-s-left-out-changelog",
+        {0: {at: (key, one.packed(), one.time) for at, (key, one) in enumerate(entries)}},
+    )
+
+    class Both(FakeChangelog):
+        """Two topics."""
+
+        def describe_topics(self, names: Any) -> Any:
+            return left_out.describe_topics(names) or super().describe_topics(names)
+
+        def list_offsets(self, partitions: Any, *given: str) -> Any:
+            of = {tp.topic for tp in partitions}
+            one: Any = left_out if of == {left_out.topic} else super()
+            return one.list_offsets(partitions, *given)
+
+        def read(self, tp: Any, *given: int, **how: bool) -> Any:
+            one: Any = left_out if tp.topic == left_out.topic else super()
+            return one.read(tp, *given, **how)
+
+    fake = Both("in", log)
+    store = LoggedStore(EntryColumns(spec(source_topic="in"), serdes.long()), "in", left_out.topic)
+    asked = StateReader(store=store, admin=fake, reader=fake, folder=tmp_path)
+    assert content(asked.rows()) == [("a", 1, 0), ("b", 3, 0)]
+    assert content(asked.rows("0=3")) == [("a", 1, 0), ("b", 3, 0)]
+    assert content(asked.rows("0=1")) == [("a", 1, 0)]
+
+
 def test_stores_are_found_with_their_changelogs() -> None:
     builder = StreamsBuilder()
     stream = builder.stream("in", key=serdes.string(), value=serdes.string())
@@ -275,7 +308,7 @@ def test_stores_are_found_with_their_changelogs() -> None:
     assert logged_stores(topology, "app", "none").named("counts").topic == "app-counts-changelog"
     assert logged_stores(topology, "app", "none").named("users").topic == "app-users-changelog"
     reused = logged_stores(topology, "app", "reuse.ktable.source.topics").named("users")
-    assert reused.topic == "users"
+    assert (reused.topic, reused.left_out) == ("users", "app-users-left-out-changelog")
     with pytest.raises(StoreNotFoundError, match="no store 'cuonts'; it has: counts, users"):
         logged_stores(topology, "app", "none").named("cuonts")
 

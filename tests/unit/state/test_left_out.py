@@ -1,10 +1,11 @@
-"""A reused topic as a changelog: whatever compaction has removed, and wherever it is cut, a store is
-what processing has made of it."""
+"""A reused topic as a changelog: whatever compaction has removed, and wherever it is cut, a store
+is what processing has made of it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -89,7 +90,7 @@ def test_a_restored_store_is_what_was_processed(rows: list[Row], data: st.DataOb
     ]
     chunks = []
     cuts = [0, *data.draw(places), len(rows)]
-    for begin, end in zip(cuts, cuts[1:], strict=False):
+    for begin, end in pairwise(cuts):
         mine = [offset for offset in kept if begin <= offset < end]
         keys, values = [rows[at][0] for at in mine], [rows[at][1] for at in mine]
         times = np.array(mine, np.int64)

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import pytest
 
-from everflow import Materialized, StreamsBuilder, Topology, TopologyError, serdes
+from everflow import (
+    LogAndSkipOnInvalidTimestamp,
+    Materialized,
+    StreamsBuilder,
+    StreamsConfig,
+    Topology,
+    TopologyError,
+    UsePartitionTimeOnInvalidTimestamp,
+    serdes,
+)
 from everflow.runtime.topics.reused_topics import require_compacted
 from everflow.topology.fingerprint import fingerprint
 from everflow.topology.graph import StatefulNode
@@ -44,10 +54,47 @@ def test_the_topic_of_a_table_whose_keys_are_written_as_they_were_read() -> None
     assert set(sources(optimized(program(), "none")).values()) == {None}
 
 
+@pytest.mark.parametrize(
+    ("options", "reused"),
+    [
+        ({}, True),
+        ({"offset_reset": "earliest"}, True),
+        ({"offset_reset": "latest"}, False),
+        ({"timestamp": LogAndSkipOnInvalidTimestamp()}, True),
+        ({"timestamp": UsePartitionTimeOnInvalidTimestamp()}, False),
+        ({"timestamp": lambda value: value["at"]}, False),
+    ],
+)
+def test_a_topic_whose_records_are_not_all_taken_as_they_are_is_no_changelog(
+    options: dict[str, Any], reused: bool
+) -> None:
+    builder = StreamsBuilder()
+    builder.table("t", key=TEXT, value=serdes.json("at bigint"), store="t", **options)
+    found = sources(optimized(builder.build(), REUSE_SOURCE_TOPICS))
+    assert found == {"t": "t" if reused else None}
+
+
+@pytest.mark.parametrize(
+    ("settings", "reused"),
+    [
+        ({}, True),
+        ({"default.timestamp.extractor": "LogAndSkipOnInvalidTimestamp"}, True),
+        ({"default.timestamp.extractor": "WallclockTimestampExtractor"}, False),
+        ({"auto.offset.reset": "latest"}, False),
+    ],
+)
+def test_so_say_the_settings(settings: dict[str, Any], reused: bool) -> None:
+    given = {"application.id": "a", "bootstrap.servers": "b:1", **settings}
+    config = StreamsConfig(given | {"topology.optimization": REUSE_SOURCE_TOPICS})
+    assert (config.optimization == REUSE_SOURCE_TOPICS) is reused
+
+
 def test_no_changelog_is_made_and_instances_agree_on_it() -> None:
     counts = dict.fromkeys(("plain", "past", "quoted", "in"), 2)
     subs = cut(optimized(program(), REUSE_SOURCE_TOPICS))
-    assert "app-plain-changelog" not in internal_topics(subs, counts, "app").changelog
+    topics = internal_topics(subs, counts, "app")
+    assert "app-plain-changelog" not in topics.changelog
+    assert topics.left_out == {"app-plain-left-out-changelog"} & topics.changelog.keys()
     assert "app-past-changelog" in internal_topics(subs, counts, "app").changelog
     assert fingerprint(subs) != fingerprint(cut(program()))
 

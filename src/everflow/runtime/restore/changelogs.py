@@ -9,6 +9,7 @@ from typing import Any
 
 from everflow.errors import InternalTopicError
 from everflow.kafka.admin import ClusterAdmin
+from everflow.kafka.reading.log_reader import LogReader
 from everflow.records import TopicPartition
 from everflow.runtime.restore.left_out_logs import LeftOutLogs
 from everflow.runtime.restore.restore_plan import DEFAULT_DELETE_RETENTION_MS, ChangelogState
@@ -37,7 +38,9 @@ class Changelogs:
         self._group, self.reused = group, reused
         self._lock = threading.Lock()
         self._delete_retention: dict[str, int] = {}
-        self._left_out = LeftOutLogs(admin, left_out or {}, reader or {})
+        self._left_out = LeftOutLogs(
+            admin, left_out or {}, lambda: LogReader(reader or {}, latest=True)
+        )
 
     def log_ends(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         """read_uncommitted, always: the last stable offset may lag behind (KAFKA-10167)."""

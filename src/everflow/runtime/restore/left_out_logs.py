@@ -4,15 +4,36 @@ changelogs."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Literal, Protocol
 
 from everflow.errors import RetriableError
-from everflow.kafka.admin import ClusterAdmin
-from everflow.kafka.reading.log_reader import LogReader
 from everflow.records import TopicPartition
-from everflow.state.left_out import LeftOut, unpacked
+from everflow.state.left_out import Chunk, LeftOut, unpacked
+
+
+class EndsAdmin(Protocol):
+    """The part of `ClusterAdmin` that is needed."""
+
+    def end_offsets(
+        self,
+        partitions: Iterable[TopicPartition],
+        isolation: Literal["read_committed", "read_uncommitted"],
+    ) -> Mapping[TopicPartition, int]: ...
+    def list_offsets(
+        self,
+        partitions: Iterable[TopicPartition],
+        which: Literal["earliest", "latest"],
+        isolation: Literal["read_committed", "read_uncommitted"],
+    ) -> Mapping[TopicPartition, int]: ...
+
+
+class RangeReader(Protocol):
+    """The part of `LogReader` that is needed."""
+
+    def read(self, tp: TopicPartition, start: int, end: int) -> Iterable[Chunk]: ...
 
 
 @dataclass
@@ -35,9 +56,12 @@ class LeftOutLogs:
     """
 
     def __init__(
-        self, admin: ClusterAdmin, topics: Mapping[str, str], reader: Mapping[str, Any]
+        self,
+        admin: EndsAdmin,
+        topics: Mapping[str, str],
+        open_reader: Callable[[], AbstractContextManager[RangeReader]],
     ) -> None:
-        self._admin, self._topics, self._reader = admin, topics, reader
+        self._admin, self._topics, self._open_reader = admin, topics, open_reader
         self._lock = threading.Lock()
         self._logs: dict[TopicPartition, _Log] = {}
 
@@ -79,7 +103,7 @@ class LeftOutLogs:
                 starts = self._admin.list_offsets([own], "earliest", "read_uncommitted")
                 log.position = starts[own]
             if log.position < ends[own]:
-                with LogReader(self._reader, latest=True) as reader:
+                with self._open_reader() as reader:
                     read = reader.read(own, log.position, ends[own])
                     log.found = {**log.found, **unpacked(read)}
                 log.position = ends[own]

@@ -10,7 +10,13 @@ import pytest
 
 from everflow.errors import InternalTopicError, OffsetsExpiredError
 from everflow.records import TopicPartition
-from everflow.runtime.topics.internal_topics import TopicFacts, TopicSpec, prepare, problems
+from everflow.runtime.topics.internal_topics import (
+    LEFT_OUT,
+    TopicFacts,
+    TopicSpec,
+    prepare,
+    problems,
+)
 
 REPARTITION = TopicSpec("app-by-x-repartition", 2, {"cleanup.policy": "delete"}, "repartition")
 CHANGELOG = TopicSpec("app-counts-changelog", 2, {"cleanup.policy": "compact"}, "changelog")
@@ -158,3 +164,15 @@ def test_a_repartition_topic_that_brokers_delete_from_by_themselves_is_no_witnes
         facts = TopicFacts(2, "id1", {**all_kept, setting: value})
         topics = FakeTopics({**GOOD, REPARTITION.name: facts}, committed=True)
         assert run(topics) == kept
+
+
+def test_a_topic_that_an_earlier_release_did_not_have_is_created_later_and_that_is_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    left_out = TopicSpec("app-t-left-out-changelog", 2, {"cleanup.policy": "compact"}, LEFT_OUT)
+    topics = FakeTopics(GOOD, end=10, committed=True)
+    prepare(topics, "app", [REPARTITION, CHANGELOG, left_out], [INPUT])
+    assert topics.created == [left_out.name]
+    assert [one.levelname for one in caplog.records if left_out.name in one.getMessage()] == [
+        "WARNING"
+    ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,15 +17,23 @@ from everflow.handlers.given import Handlers
 from everflow.handlers.response import Response
 from everflow.kafka.reading.log_columns import LogColumns
 from everflow.kafka.writing.record_encoding import RecordColumns, encoded_headers
-from everflow.records import EdgeBatch, OffsetRange, TopicPartition
-from everflow.runtime.commit.batch import EXACTLY_ONCE_V2, BatchRequest, BatchResult
+from everflow.records import EdgeBatch, OffsetRange, StoreChanges, TaskId, TopicPartition
+from everflow.runtime.commit.batch import (
+    EXACTLY_ONCE_V2,
+    BatchRequest,
+    BatchResult,
+    StorePlace,
+    TaskContext,
+)
 from everflow.runtime.commit.gate_client import GateAnswer
 from everflow.runtime.step.task_step import StepResult
 from everflow.runtime.worker.dead_letters import Letter
 from everflow.runtime.worker.global_records import GlobalRecords
-from everflow.runtime.worker.kafka_sink import KafkaSink
+from everflow.runtime.worker.kafka_sink import KafkaSink, left_out_entries
 from everflow.runtime.worker.large_records import LetterTooLargeError
 from everflow.runtime.worker.worker_ports import WorkerPorts
+from everflow.state.changelog import pack_value
+from everflow.state.left_out import LeftOut
 from everflow.topology.physical_plan import DEAD_LETTER_TYPE, Source
 
 IN = TopicPartition("in", 0)
@@ -254,3 +262,42 @@ def test_a_letter_of_a_global_table_is_made_smaller_too() -> None:
     assert list(taken.keys) == []
     (letter,) = writer.committed
     assert letter.said("__everflow.errors.left.out") == "value (999,900 bytes)"
+
+
+def test_what_is_left_out_of_a_topic_that_is_a_changelog_is_written_with_what_the_table_has() -> (
+    None
+):
+    """What this batch has made of the key, else what is stored; also of what had no time, and of
+    nobody who is not left out."""
+    task = TaskId(0, 0)
+    request = BatchRequest(
+        batch_id="i1.1.0",
+        thread=0,
+        attempt=0,
+        guarantee=EXACTLY_ONCE_V2,
+        transactional_id="",
+        wall_clock_ms=77,
+        gate="",
+        ranges={IN: OffsetRange(17, 21)},
+        log_ends={IN: 21},
+        tasks=[TaskContext(task, "", "", {}, {"t": StorePlace("folder", IN.topic)})],
+        application_id="app",
+    )
+    result = StepResult(
+        consumed={IN: 20},
+        changes={task: [StoreChanges("t", [b"k", b"o"], [b"new", b"x"], np.array([5, 6]))]},
+        dead_letters=left_out([b"!"]),
+        skipped={IN: [b"stored", b"nowhere"]},
+    )
+    stored = {b"stored": pack_value(3, b"old"), b"k": pack_value(1, b"older")}
+    (found,) = left_out_entries(
+        request, result, (SOURCE,), lambda context, store, key: stored.get(key)
+    )
+    assert (found.topic, found.partition) == ("app-t-left-out-changelog", 0)
+    assert dict(zip(found.keys, found.entries, strict=True)) == {
+        b"k": LeftOut(19, b"new", 5),
+        b"stored": LeftOut(19, b"old", 3),
+        b"nowhere": LeftOut(19, None, 77),
+    }
+    elsewhere = replace(request, tasks=[TaskContext(task, "", "")])
+    assert left_out_entries(elsewhere, result, (SOURCE,), lambda *_: None) == []
