@@ -12,7 +12,7 @@ from everflow.state.changelog import SUFFIX_BYTES
 from everflow.state.store import InMemoryStore, StoreSpec, memory_store
 
 Home = Callable[[bytes], int | None]
-"""The partition of a key's bytes, where queries look for it; None: not known, any may have it."""
+"""The partition of a key's bytes, where queries look for it first; None: not known."""
 
 
 class DriverStores(Mapping[str, InMemoryStore]):
@@ -74,12 +74,12 @@ class MergedStore(InMemoryStore):
         return merge(*parts, key=lambda entry: entry[0])
 
     def part_of(self, key: bytes) -> InMemoryStore:
-        """The partition in which a key is looked for."""
+        """The partition that has a key: its own, else the first of the others, as queries look for
+        it."""
         home = self._home(key[: len(key) - self._suffix])
-        if home is not None:
-            return self._parts[home]
-        having = (part for part in self._parts if part.get_many([key])[0] is not None)
-        return next(having, self._parts[0])
+        parts = self._parts if home is None else [self._parts[home], *self._parts]
+        having = (part for part in parts if part.get_many([key])[0] is not None)
+        return next(having, parts[0])
 
     def _entry(self, key: bytes) -> bytes | None:
         return self.part_of(key).get_many([key])[0]

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from everflow.state.store import StoreSpec
 from everflow.topology.graph import GlobalTableNode, SourceNode, WholeTableNode
+from everflow.topology.partitioners import spread_otherwise
 from everflow.topology.store_layouts import layout_of, serde_words
 from everflow.topology.subtopologies import SubTopologies, SubTopology
 
@@ -24,6 +25,8 @@ def fingerprint(subs: SubTopologies) -> tuple[str, ...]:
         f"sub-topology {one.index} keeps all of {_origin(one.node)} in {_store(one.node.store)}"
         for one in subs.global_tables
     ]
+    spread = spread_otherwise(subs.topology)
+    kept += [f"store {store} is spread by {by}" for store, by in spread.items()]
     return tuple(sorted([line for sub in subs.subtopologies for line in _lines(sub)] + kept))
 
 

@@ -95,6 +95,18 @@ def key_partitioners(graph: Graph) -> dict[str, KeyPartitioner]:
     return found
 
 
+def spread_otherwise(graph: Graph) -> dict[str, str]:
+    """Stores whose keys come through a repartition topic that is not spread as Java does it, and by
+    what it is, in words: with another one they would be in other tasks."""
+    by = key_partitioners(graph)
+    found: dict[str, str] = {}
+    for node, topics in _meetings(graph):
+        for topic in sorted(topics & {one.name for one in graph.repartition_topics} & by.keys()):
+            if by[topic] != MURMUR2:
+                found.update(dict.fromkeys((store.name for store in node.stores), told(by[topic])))
+    return found
+
+
 def keyed_sources(graph: Graph) -> frozenset[str]:
     """The sources whose keys a store relies on: equal ones have to be in one task."""
     reach: dict[str, frozenset[str]] = {}

@@ -33,6 +33,7 @@ from everflow.serdes.lists import ListSerde
 from everflow.serdes.windowed import SessionWindowedSerde, TimeWindowedSerde
 from everflow.state.store import StoreSpec
 from everflow.topology.graph import Graph, StatefulNode
+from everflow.topology.partitioners import spread_otherwise
 from everflow.topology.types import normal_type, type_text
 
 _NAMED_BY_TYPE = (
@@ -117,7 +118,10 @@ def layouts_to_keep(
     written otherwise than the program reads it."""
     nodes = [node for node in graph.nodes if isinstance(node, StatefulNode)]
     stores = {store.name: (node, store) for node in nodes for store in node.stores}
+    spread = spread_otherwise(graph)
     mine = {name: layout_of(store) for name, (_, store) in stores.items()}
+    for name in mine.keys() & spread.keys():
+        mine[name] = mine[name]._replace(key=f"{mine[name].key}, spread by {spread[name]}")
     known = [entry for one in found for entry in one.items()]
     wrong = {
         name: differs

@@ -105,8 +105,8 @@ def _misplaced(keys: KeyPlaces) -> str:
     return (
         f"{keys.misplaced:,} of {keys.checked:,} keys that were looked at in {keys.topic} lie in "
         f"another partition than the topic's partitioner says ({keys.sample}): equal keys of this "
-        f"topic and of others do not meet in one task, so joins lose matches, and a query looks "
-        f"for a key in the wrong place. {lie[0].upper()}{lie[1:]}. Say so where {keys.node} reads "
+        f"topic and of others do not meet in one task, so joins lose matches, and a query may ask "
+        f"the wrong instance. {lie[0].upper()}{lie[1:]}. Say so where {keys.node} reads "
         f"the topic, with {cure}; or put .repartition(name='a-name') behind it; or have its "
         f"producer write by murmur2 (docs/guide/joins.md)"
     )
