@@ -170,3 +170,87 @@ def test_streams_of_one_topic_are_one_source(told: Told) -> None:
     for ours, theirs in told(program, cuts):
         assert ours == theirs
         assert ours["outputs"]["out0"]
+
+
+def _join_of_streams(kind: str) -> Program:
+    windows = {"before": 5, "after": 5, "grace": 0}
+    nodes: list[dict[str, Any]] = [
+        {"op": "stream", "id": "n0", "topic": "in0"},
+        {"op": "stream", "id": "n1", "topic": "in1"},
+        {"op": "join", "id": "n2", "left": "n0", "right": "n1", "kind": kind, "windows": windows},
+        {"op": "sink", "id": "n3", "in": "n2", "topic": "out0"},
+    ]
+    nodes[2]["store"] = "pairs"
+    return Program(nodes, inputs=["in0", "in1"], outputs=["out0"])
+
+
+@pytest.mark.parametrize("kind", ["inner", "left", "outer"])
+def test_late_records_of_joined_streams_are_what_they_are_in_the_original(
+    kind: str, told: Told
+) -> None:
+    """A row that met nothing, one that meets what the other store still has, and one that its own
+    store does not take any more."""
+    records: Records = [
+        ["in1", "a", "r", 100, []],
+        ["in0", "b", "x", 300, []],
+        ["in0", "a", "l", 97, []],
+        ["in0", "c", "y", 200, []],
+        ["in1", "c", "s", 201, []],
+        ["in1", "b", "t", 150, []],
+    ]
+    for topic in ("in0", "in1"):
+        records.append([topic, "z", "last", 900, []])
+    one_by_one = [[[record] for record in records]]
+    [(ours, theirs)] = told(_join_of_streams(kind), one_by_one)
+    for one in (ours, theirs):
+        for row in one["outputs"]["out0"]:
+            row[3] = []
+    assert ours["outputs"] == theirs["outputs"]
+    values = [row[1] for row in ours["outputs"]["out0"]]
+    assert "l&r" in values
+    assert ("y&_" in values) is (kind != "inner")
+
+
+def test_a_record_of_a_cogrouped_stream_that_is_behind_begins_its_window_anew_in_the_original(
+    told: Told,
+) -> None:
+    windows = {"size": 10, "advance": 10, "grace": 0, "results": "each"}
+    cogroup = {"op": "cogroup", "id": "n2", "left": "n0", "right": "n1", "store": "s"}
+    program = Program(
+        [
+            {"op": "stream", "id": "n0", "topic": "in0"},
+            {"op": "stream", "id": "n1", "topic": "in1"},
+            {**cogroup, "windows": windows},
+            {"op": "sink", "id": "n3", "in": "n2", "topic": "out0"},
+        ],
+        inputs=["in0", "in1"],
+        outputs=["out0"],
+    )
+    records = [("in0", 1), ("in1", 4), ("in0", 10), ("in1", 5)]
+    cut: list[Records] = [[[topic, "a", "x", time, []]] for topic, time in records]
+    [(ours, theirs)] = told(program, [cut])
+    here = [row[:2] for row in ours["outputs"]["out0"]]
+    there = [row[:2] for row in theirs["outputs"]["out0"]]
+    assert there[: len(here)] == here
+    (last,) = there[len(here) :]
+    assert last[0] == here[0][0]
+    assert len(last[1]) < len(here[1][1])
+
+
+def test_a_table_joined_with_its_own_map_values_keeps_what_was_deleted(told: Told) -> None:
+    join = {"op": "join", "id": "n2", "left": "n0", "right": "n1", "kind": "inner"}
+    program = Program(
+        [
+            {"op": "table", "id": "n0", "topic": "in0", "store": "t"},
+            {"op": "map_values", "id": "n1", "in": "n0", "suffix": "q"},
+            {**join, "tables": True},
+            {"op": "to_stream", "id": "n3", "in": "n2"},
+            {"op": "sink", "id": "n4", "in": "n3", "topic": "out0"},
+        ],
+        inputs=["in0"],
+        outputs=["out0"],
+    )
+    cut: list[Records] = [[["in0", "a", value, time, []]] for value, time in (("x", 1), (None, 2))]
+    [(ours, theirs)] = told(program, [cut])
+    assert ours == theirs
+    assert ours["outputs"]["out0"][-1][1] is not None

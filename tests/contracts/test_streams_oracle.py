@@ -110,6 +110,12 @@ MUTATIONS: dict[str, tuple[str, Any, str, Callable[[Any], Any]]] = {
         "_forget_met",
         lambda _: lambda self, task: None,
     ),
+    "a late row is dropped": (
+        "outer join of streams",
+        StreamStreamJoin,
+        "_late",
+        lambda _: lambda self, records, met, results: {},
+    ),
     "a sliding window less": ("sliding windows", SlidingBook, "_begin", _without_the_right_window),
     "a version is never late": (
         "versioned table",

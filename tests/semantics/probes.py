@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from everflow import KTable, Materialized, StreamsBuilder, Topology, Windowed, serdes
+from everflow.records import LATE_UNMATCHED
 from everflow.runtime.step.task_step import StepResult
 from everflow.serdes import Serde
 from everflow.testing import InputTopic, OutputTopic, TopologyTestDriver
@@ -205,7 +206,10 @@ def _cell(out: OutputTopic, program: _Program, dropped: Mapping[str, Counter[str
     for node in program.nodes & dropped.keys():
         counted.update(dropped[node])
     reasons = [
-        f"dropped: `{reason}`" + (f" x {n}" if n > 1 else "") for reason, n in counted.items()
+        ("counted" if reason == LATE_UNMATCHED else "dropped")
+        + f": `{reason}`"
+        + (f" x {n}" if n > 1 else "")
+        for reason, n in counted.items()
     ]
     return ", ".join(results + reasons)
 
