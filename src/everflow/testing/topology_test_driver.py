@@ -41,7 +41,7 @@ from everflow.runtime.step.spark_failure import failure_of_said
 from everflow.runtime.step.step_failure import EarlierStepFailed, SparkSays
 from everflow.runtime.step.step_functions import RecordFailure, UndecodableRecord
 from everflow.runtime.step.task_step import SinkOutput, StepResult, TaskStep
-from everflow.runtime.thread.batch_counts import MisplacedKeys
+from everflow.runtime.thread.batch_counts import misplaced_keys
 from everflow.runtime.thread.failure_text import ending
 from everflow.runtime.thread.packing import packed
 from everflow.runtime.thread.road import job_segments, resident_road
@@ -155,7 +155,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         )
         self._silence = DriverSilence(self._plan, self._stream_times, self._topics.inputs)
         self._inputs: list[InputTopic] = []
-        self._misplaced = MisplacedKeys()
+        self._misplaced = set[str]()
         self._sink = _MemorySink(self._topics.count)
         self._decoder = LogDecoder.of(self._plan, handlers, self._topics.counts)
         self._segments, self._columns = _prepared(self._plan)
@@ -213,7 +213,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         self._offsets.update(dict.fromkeys(self._offsets, 0))
         self._tables.rewind()
         self._outputs.clear()
-        self._misplaced = MisplacedKeys()
+        self._misplaced.clear()
         self._wall_clock_ms = self._start_ms
         for topic in self._inputs:
             topic.rewind()
@@ -392,8 +392,10 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
                 self._outputs.add(
                     RawRecord(topic, *parts, partition=partition) for parts in written
                 )
-        for line in self._misplaced.lines(result.keys):
-            told_moves.warning("%s", line)
+        for topic, line in misplaced_keys(result.keys).items():
+            if topic not in self._misplaced:
+                self._misplaced.add(topic)
+                told_moves.warning("%s", line)
         tables.add(result.printed)
         tables.flush()
         return self._deliver(result)

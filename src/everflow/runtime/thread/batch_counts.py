@@ -82,33 +82,24 @@ def _counted(number: int, why: str) -> str:
     return counted(number, NOUNS.get(why, "record"))
 
 
-class MisplacedKeys:
-    """Topics with keys in other partitions than their partitioner says; each is told once."""
-
-    def __init__(self) -> None:
-        self._told = set[str]()
-
-    def lines(self, keys: Iterable[KeyPlaces]) -> list[str]:
-        """What is to be told after a batch."""
-        fresh = [one for one in keys if one.misplaced and one.topic not in self._told]
-        self._told.update(one.topic for one in fresh)
-        return list(map(_misplaced, fresh))
+def misplaced_keys(keys: Iterable[KeyPlaces]) -> dict[str, str]:
+    """What people are told of topics with keys in other partitions than expected, by topic."""
+    return {one.topic: _misplaced(one) for one in keys if one.misplaced}
 
 
 def _misplaced(keys: KeyPlaces) -> str:
     if keys.fits:
-        lie = f"all {keys.checked:,} lie where {keys.fits} puts them"
+        lie = f"All {keys.checked:,} lie where {keys.fits} puts them. "
         cure = f"partitioner={keys.fits!r}"
     else:
-        lie = "no partitioner known here puts all of them there"
-        cure = "partitioner= (murmur2, crc32, fnv1a, or a function)"
+        lie = ""
+        cure = "partitioner= ('crc32' for confluent-kafka, 'fnv1a', or a function)"
     return (
-        f"{keys.misplaced:,} of {keys.checked:,} keys that were looked at in {keys.topic} lie in "
-        f"another partition than the topic's partitioner says ({keys.sample}): equal keys of this "
-        f"topic and of others do not meet in one task, so joins lose matches, and a query may ask "
-        f"the wrong instance. {lie[0].upper()}{lie[1:]}. Say so where {keys.node} reads "
-        f"the topic, with {cure}; or put .repartition(name='a-name') behind it; or have its "
-        f"producer write by murmur2 (docs/guide/joins.md)"
+        f"{keys.topic}: {keys.misplaced:,} of {keys.checked:,} keys that were looked at are not in "
+        f"the partition that {keys.by} gives them ({keys.sample}). {lie}Equal keys of this topic "
+        f"and of others do not meet in one task: joins lose matches, and a query may ask the wrong "
+        f"instance. Give the source {keys.node} {cure}, or put .repartition(name='a-name') behind "
+        f"it, or let its producer write by murmur2 (docs/guide/joins.md)"
     )
 
 
@@ -120,7 +111,6 @@ class BatchCounts:
     clock: Clock
     number: int
     _dropped: DroppedRecords = field(default_factory=DroppedRecords)
-    _misplaced: MisplacedKeys = field(default_factory=MisplacedKeys)
 
     def __post_init__(self) -> None:
         self._figures = ThreadFigures(self.metrics, self.clock, self.number)
@@ -151,8 +141,7 @@ class BatchCounts:
             ),
         )
         self.tell(self.clock.monotonic_ms(), result.dropped)
-        for line in self._misplaced.lines(result.figures.keys):
-            moves.warning("%s", line)
+        self._tell_misplaced(result)
         tables.add(result.printed)
         if result.left_out:
             moves.warning("left out of a batch: %s", "; ".join(result.left_out))
@@ -160,6 +149,15 @@ class BatchCounts:
             more = len(result.remarks) - MOST_REMARKS
             and_more = f"; and {more} more" if more > 0 else ""
             moves.warning("%s%s", "; ".join(result.remarks[:MOST_REMARKS]), and_more)
+
+    def _tell_misplaced(self, result: BatchResult) -> None:
+        """Each topic once, whatever thread finds it."""
+        found = misplaced_keys(result.figures.keys)
+        known = self.metrics.notes(names.KEYS_MISPLACED) if found else {}
+        fresh = {(topic,): line for topic, line in found.items() if (topic,) not in known}
+        self.metrics.note(names.KEYS_MISPLACED, fresh)
+        for line in fresh.values():
+            moves.warning("%s", line)
 
     def tell(self, now_ms: float, dropped: Mapping[str, Mapping[str, int]] = NOTHING) -> None:
         """Tell what was dropped and is due; with ``math.inf`` all that is left, at the end."""

@@ -18,13 +18,15 @@ import pyarrow.compute as pc
 from everflow.columns.key_partitions import BY_HASH, CRC32, MURMUR2, key_partitions
 from everflow.records import EdgeBatch, Int64, KeyPlaces
 from everflow.serdes.windowed import KEY_SUFFIX_BYTES
-from everflow.topology.partitioners import KeyPartitioner, partitions_of
+from everflow.topology.partitioners import KeyPartitioner, partitions_of, told
 from everflow.topology.physical_plan import Source
 from everflow.user_texts import shown
 
 Flags = npt.NDArray[np.bool_]
 MOST_KEYS = 256
 """Of a topic and micro-batch."""
+FEWEST = 8
+"""Of fewer keys nothing is concluded: they lie where several partitioners put them."""
 ALL_UP_TO = 2_048
 """So many keys of a topic are looked at in the first micro-batches; then those of one in
 `ONE_OF`."""
@@ -64,12 +66,14 @@ class KeyCheck:
         self._checked[source.topic] = self._checked.get(source.topic, 0) + len(keys)
         wrong = np.flatnonzero(_said(source, source.partitioner, keys, count) != lie)
         wrong = wrong[_not_as_windows(source, keys.take(pa.array(wrong)), count, lie[wrong])]
+        by = told(source.partitioner)
         if not len(wrong):
-            return KeyPlaces(source.node, source.topic, len(keys), 0)
+            return KeyPlaces(source.node, source.topic, by, len(keys), 0)
         sample = f"{shown(keys[int(wrong[0])].as_py())} in {int(lie[wrong[0]])}"
-        fits = [by for by in BY_HASH if (key_partitions(keys, count, by) == lie).all()]
+        fits = [one for one in BY_HASH if (key_partitions(keys, count, one) == lie).all()]
+        fits = fits if len(keys) >= FEWEST else []
         return KeyPlaces(
-            source.node, source.topic, len(keys), len(wrong), sample, fits[0] if fits else ""
+            source.node, source.topic, by, len(keys), len(wrong), sample, fits[0] if fits else ""
         )
 
 

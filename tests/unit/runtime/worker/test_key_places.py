@@ -15,7 +15,7 @@ from everflow.columns.key_partitions import BY_HASH, CRC32, MURMUR2, key_partiti
 from everflow.metrics import Metrics
 from everflow.records import EdgeBatch, KeyPlaces
 from everflow.runtime.commit.batch import COMMITTED, BatchFigures, BatchResult
-from everflow.runtime.thread.batch_counts import BatchCounts, MisplacedKeys
+from everflow.runtime.thread.batch_counts import BatchCounts, misplaced_keys
 from everflow.runtime.worker.key_places import ALL_UP_TO, MOST_KEYS, ONE_OF, KeyCheck
 from everflow.topology.partitioners import KeyFunction, KeyPartitioner
 from everflow.topology.physical_plan import Source
@@ -127,8 +127,8 @@ def test_a_topic_is_told_once_with_the_share_the_cause_and_the_cure(
     metrics = Metrics()
     counts = BatchCounts(metrics, ManualClock(), 0)
     keys = [
-        KeyPlaces("orders-source", "orders", 256, 192, "'a' in 3", CRC32),
-        KeyPlaces("clicks-source", "clicks", 10, 0),
+        KeyPlaces("orders-source", "orders", MURMUR2, 256, 192, "'a' in 3", CRC32),
+        KeyPlaces("clicks-source", "clicks", MURMUR2, 10, 0),
     ]
     for _ in range(3):
         counts.add(BatchResult(outcome=COMMITTED, figures=BatchFigures(keys=keys)))
@@ -138,11 +138,16 @@ def test_a_topic_is_told_once_with_the_share_the_cause_and_the_cure(
     series = metrics.series()
     assert series[names.KEYS_CHECKED] == {("orders",): 768, ("clicks",): 30}
     assert series[names.KEYS_MISPLACED] == {("orders",): 576, ("clicks",): 0}
-    (unknown,) = MisplacedKeys().lines([KeyPlaces("n", "t", 4, 1, "'a' in 3")])
+    BatchCounts(metrics, ManualClock(), 1).add(
+        BatchResult(outcome=COMMITTED, figures=BatchFigures(keys=keys))
+    )
+    assert len(caplog.messages) == 1
+    unknown = misplaced_keys([KeyPlaces("n", "t", CRC32, 4, 1, "'a' in 3")])["t"]
+    assert "crc32 gives" in unknown
     assert "function" in unknown
 
 
 def test_what_is_told_travels_as_json() -> None:
-    keys = (KeyPlaces("orders-source", "orders", 256, 192, "'ä' in 3", CRC32),)
+    keys = (KeyPlaces("orders-source", "orders", MURMUR2, 256, 192, "'ä' in 3", CRC32),)
     result = BatchResult(outcome=COMMITTED, figures=BatchFigures(keys=keys))
     assert BatchResult.from_json(result.to_json()).figures.keys == keys
