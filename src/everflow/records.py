@@ -243,8 +243,8 @@ class ClockCall(NamedTuple):
 
 class KeyPlaces(NamedTuple):
     """Keys of a topic that were looked at, and how many of them lie in another partition than the
-    topic's partitioner, ``by``, says. ``sample``: the first of these, and where it lies; ``fits``: the
-    partitioner that would put all of them where they lie, or nothing."""
+    topic's partitioner, ``by``, says. ``sample``: the first of these, and where it lies; ``fits``:
+    the partitioner that would put all of them where they lie, or nothing."""
 
     node: str
     topic: str

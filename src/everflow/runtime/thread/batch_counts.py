@@ -154,7 +154,9 @@ class BatchCounts:
         """Each topic once, whatever thread finds it."""
         found = misplaced_keys(result.figures.keys)
         known = self.metrics.notes(names.KEYS_MISPLACED) if found else {}
-        fresh = {(topic,): line for topic, line in found.items() if (topic,) not in known}
+        fresh: dict[tuple[str, ...], str] = {
+            (topic,): line for topic, line in found.items() if (topic,) not in known
+        }
         self.metrics.note(names.KEYS_MISPLACED, fresh)
         for line in fresh.values():
             moves.warning("%s", line)
