@@ -31,8 +31,9 @@ from bench.backlog import measure as backlog
 from bench.elastic import Load
 from bench.fleet import worker_lost
 from bench.growth import runs as growth
-from bench.growth.cases import DIMENSIONS, PAGES, GrowthPlan
+from bench.growth.cases import DIMENSIONS, WITHOUT_SYSTEMS, GrowthPlan
 from bench.growth.limits import CannotMeasureError
+from bench.growth.state import StateGrowsError
 from bench.java_program import FLINK_MAIN, FLINK_SOURCES, NoJavaCompilerError, java_command
 from bench.programs import drain, live
 from bench.programs.catalogue import OPERATORS, PROGRAMS, WHOLE
@@ -108,6 +109,7 @@ def main(arguments: list[str] | None = None) -> int:
         readers.TooCostlyError,
         assignor.SlowError,
         CannotMeasureError,
+        StateGrowsError,
         worker_lost.WorkerTooDearError,
     ) as error:
         failure = str(error)
@@ -206,10 +208,10 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def _is_of_systems(options: argparse.Namespace) -> bool:
-    """Whether a system runs, and so a broker: the assignor is a pure decision, and a store's pages
-    are counted without either."""
+    """Whether a system runs, and so a broker: the assignor is a pure decision, and what a store's
+    pages and its growth cost is measured without either."""
     return options.bench != "assignor" and (
-        options.bench != "growth" or tuple(options.dimensions) != (PAGES,)
+        options.bench != "growth" or not set(options.dimensions) <= set(WITHOUT_SYSTEMS)
     )
 
 
@@ -318,6 +320,9 @@ def _add_growth(parser: argparse.ArgumentParser) -> None:
     growing.add_argument("--sizes", type=_numbers, help="bytes of a value, comma-separated")
     growing.add_argument(
         "--changed", type=_numbers, help="pages: keys that change in a commit, comma-separated"
+    )
+    growing.add_argument(
+        "--states", type=_numbers, help="state: entries of a store, comma-separated, rising"
     )
     growing.add_argument(
         "--limits-mib", type=_limits, help="memory: of an instance, 0: all; comma-separated"
@@ -501,6 +506,7 @@ def _growth(options: argparse.Namespace) -> GrowthPlan:
         "partitions": options.partitions,
         "sizes": options.sizes,
         "changed": options.changed,
+        "states": options.states,
         "records": options.records,
         "runs": options.runs,
         "limits_mib": options.limits_mib,

@@ -10,7 +10,9 @@ from bench.systems import COUNT
 from bench.topics import PARTITIONS
 
 KEYS, PARTITION, SIZE, PAGES, MEMORY = "keys", "partitions", "sizes", "pages", "memory"
-DIMENSIONS = (KEYS, PARTITION, SIZE, PAGES, MEMORY)
+STATE = "state"
+DIMENSIONS = (STATE, KEYS, PARTITION, SIZE, PAGES, MEMORY)
+WITHOUT_SYSTEMS = (STATE, PAGES)
 BASE_KEYS = 100_000
 BASE_BYTES = 100
 # Of one record in the state that is larger than memory.
@@ -32,6 +34,7 @@ class GrowthPlan:
     partitions: Sequence[int] = (1, 4, 16, 64, 200)
     sizes: Sequence[int] = (100, 1_000, 10_000, 100_000)
     changed: Sequence[int] = (100, 1_000, 10_000, 100_000)
+    states: Sequence[int] = (1_000, 10_000, 100_000)
     measures: Sequence[str] = ("throughput", "latency")
     records: int = 1_000_000
     limits_mib: Sequence[int] = (0, 2_048)

@@ -16,10 +16,11 @@ from pathlib import Path
 from confluent_kafka.admin import AdminClient
 
 from bench import latency
-from bench.growth import pages
+from bench.growth import pages, state
 from bench.growth.cases import (
     LATENCY_RATE,
     PAGES,
+    STATE,
     Case,
     GrowthPlan,
     latency_cases,
@@ -49,8 +50,10 @@ SHORT_SESSION = {"session.timeout.ms": "6000", "heartbeat.interval.ms": "2000"}
 def measure(
     plan: GrowthPlan, bootstrap_servers: str, launchers: Mapping[str, Launcher], folder: Path
 ) -> Iterator[Measurement]:
-    """Pages first, which need no broker; then throughput, then latency, case by case. A case's
-    figures are yielded when all its output was right."""
+    """State and pages first, which need no broker; then throughput, then latency, case by case. A
+    case's figures are yielded when all its output was right."""
+    if STATE in plan.dimensions:
+        yield from state.measure(plan.states)
     if PAGES in plan.dimensions:
         yield from pages.measure(plan.keys, plan.changed)
     if not bootstrap_servers:

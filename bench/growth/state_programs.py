@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pyspark.sql import functions as F
+
 from everflow import (
     BufferConfig,
     CountWindows,
@@ -25,6 +27,7 @@ from everflow import (
     StreamsBuilder,
     Suppressed,
     TimeWindows,
+    Windowed,
     serdes,
 )
 
@@ -44,24 +47,19 @@ Piped = tuple[str, str, Any, int]
 @dataclass(frozen=True)
 class StateProgram:
     """``fills``: the topics whose records are the state; ``asks``: that of the batch's records,
-    which are ``late``: at the begin of the state, or behind it. ``own``: whether the batch's key may
-    have all the state, else others have."""
+    which are ``late``: at the begin of the state, or behind it. ``owners``: whether the state is
+    that of the batch's own key, or of others."""
 
     name: str
-    build: Callable[[StreamsBuilder], None]
+    build: Callable[[StreamsBuilder], object]
     fills: Sequence[str] = (LEFT,)
     asks: str = LEFT
     late: bool = False
-    own: bool = True
-    others: bool = True
-    ahead_ms: int = STEP_MS
-    """How far behind the state the batch's records are."""
-    once: Sequence[Piped] = ()
-    """Records before all that."""
+    owners: Sequence[bool] = (True, False)
 
     def state(self, count: int, own: bool) -> list[Piped]:
         """What fills it."""
-        return list(self.once) + [
+        return [
             (topic, OWN if own else f"o{at:08}", at + 1, BEGIN_MS + at * STEP_MS)
             for at in range(count)
             for topic in self.fills
@@ -69,7 +67,7 @@ class StateProgram:
 
     def batch(self, count: int, number: int) -> list[Piped]:
         """The records of the batch with a number, behind a state of so many."""
-        first = BEGIN_MS if self.late else BEGIN_MS + count * STEP_MS + self.ahead_ms
+        first = BEGIN_MS if self.late else BEGIN_MS + (count + 1) * STEP_MS
         return [
             (self.asks, OWN, 1_000_000_000 + number, first + number * BATCH + at)
             for at in range(BATCH)
@@ -96,7 +94,9 @@ def _both(left: Any, right: Any) -> Any:
     return (left or 0) + (right or 0)
 
 
-def _processed(use: Callable[[Any, Any], None], *stores: Any) -> Callable[[StreamsBuilder], None]:
+def _processed(
+    use: Callable[[Any, Any], object], *stores: Any
+) -> Callable[[StreamsBuilder], object]:
     """A processor that puts every record into its store and, from the batch on, uses it."""
 
     def work(record: Any, context: Any) -> None:
@@ -109,7 +109,7 @@ def _processed(use: Callable[[Any, Any], None], *stores: Any) -> Callable[[Strea
     )
 
 
-def _key_value(read: Callable[[Any, Any], Any]) -> Callable[[StreamsBuilder], None]:
+def _key_value(read: Callable[[Any, Any], Any]) -> Callable[[StreamsBuilder], object]:
     def use(store: Any, record: Any) -> None:
         store.put(f"{record.timestamp:012}{record.key}", record.value)
         if record.value >= 1_000_000_000:
@@ -122,7 +122,7 @@ def _queue(store: Any, record: Any) -> None:
     store.delete(next(store.all())[0])
 
 
-def _window_store(read: Callable[[Any, Any], Any]) -> Callable[[StreamsBuilder], None]:
+def _window_store(read: Callable[[Any, Any], Any]) -> Callable[[StreamsBuilder], object]:
     def use(store: Any, record: Any) -> None:
         store.put(record.key, record.value, record.timestamp)
         if record.value >= 1_000_000_000:
@@ -131,9 +131,7 @@ def _window_store(read: Callable[[Any, Any], Any]) -> Callable[[StreamsBuilder],
     return _processed(use, Stores.window("s", key=TEXT, value=LONG, size=1, retention=DAY))
 
 
-def _session_store(read: Callable[[Any, Any], Any]) -> Callable[[StreamsBuilder], None]:
-    from everflow import Windowed
-
+def _session_store(read: Callable[[Any, Any], Any]) -> Callable[[StreamsBuilder], object]:
     def use(store: Any, record: Any) -> None:
         store.put(Windowed(record.key, record.timestamp, record.timestamp), record.value)
         if record.value >= 1_000_000_000:
@@ -154,31 +152,36 @@ def _grouped(builder: StreamsBuilder) -> Any:
     return _left(builder).group_by_key()
 
 
-def _windowed(windows: Any) -> Callable[[StreamsBuilder], None]:
+def _windowed(windows: Any) -> Callable[[StreamsBuilder], object]:
     return lambda builder: _grouped(builder).windowed_by(windows).count(store="s")
 
 
-def _emitting(strategy: Any) -> Callable[[StreamsBuilder], None]:
+def _emitting(strategy: Any) -> Callable[[StreamsBuilder], object]:
     windows = TimeWindows.of_size(50).grace(DAY)
     return lambda builder: (
         _grouped(builder).windowed_by(windows).emit_strategy(strategy).count(store="s")
     )
 
 
-def _suppressed(by: Any) -> Callable[[StreamsBuilder], None]:
+def _suppressed(by: Any) -> Callable[[StreamsBuilder], object]:
     return lambda builder: _table(builder, LEFT).suppress(by, store="held")
 
 
-def _suppressed_windows(by: Any, windows: Any) -> Callable[[StreamsBuilder], None]:
+def _suppressed_windows(by: Any, windows: Any) -> Callable[[StreamsBuilder], object]:
     return lambda builder: (
         _grouped(builder).windowed_by(windows).count(store="s").suppress(by, store="held")
     )
 
 
-def _joined(how: str, windows: Any) -> Callable[[StreamsBuilder], None]:
+def _joined(how: str, windows: Any) -> Callable[[StreamsBuilder], object]:
     return lambda builder: getattr(_left(builder), how)(
         _right(builder), _both, returns="bigint", windows=windows, store="s"
     )
+
+
+def _foreign(builder: StreamsBuilder) -> Any:
+    left, right = _table(builder, LEFT), _table(builder)
+    return left.join(right, _both, on=F.col("key"), returns="bigint", name="by", store="s")
 
 
 FULL = BufferConfig.max_records(1_000_000)
@@ -295,12 +298,13 @@ PROGRAMS: Sequence[StateProgram] = (
         lambda b: _left(b).join(
             b.global_table(RIGHT, key=TEXT, value=LONG, store="g"),
             _both,
-            on=lambda key, value: key,
-            key=TEXT,
+            on=F.col("key"),
             returns="bigint",
         ),
         fills=(RIGHT,),
     ),
+    StateProgram("foreign keys", _foreign, fills=(LEFT, RIGHT)),
+    StateProgram("foreign keys, updated", _foreign, (LEFT, RIGHT), RIGHT, owners=(False,)),
     StateProgram(
         "grouped table",
         lambda b: (
@@ -323,15 +327,17 @@ PROGRAMS: Sequence[StateProgram] = (
             _table(b), _both, returns="bigint", grace=DAY, store="waits"
         ),
     ),
-    StateProgram("queue", _key_value(_queue), own=False),
-    StateProgram("last of all", _key_value(lambda s, r: next(s.reverse_all())), own=False),
+    StateProgram("queue", _key_value(_queue), owners=(False,)),
+    StateProgram("last of all", _key_value(lambda s, r: next(s.reverse_all())), owners=(False,)),
     StateProgram(
-        "first of a range", _key_value(lambda s, r: next(s.range("0", "z"), None)), own=False
+        "first of a range", _key_value(lambda s, r: next(s.range("0", "z"), None)), owners=(False,)
     ),
     StateProgram(
-        "first of a prefix", _key_value(lambda s, r: next(s.prefix_scan("0"), None)), own=False
+        "first of a prefix",
+        _key_value(lambda s, r: next(s.prefix_scan("0"), None)),
+        owners=(False,),
     ),
-    StateProgram("entries", _key_value(lambda s, r: s.approximate_num_entries()), own=False),
+    StateProgram("entries", _key_value(lambda s, r: s.approximate_num_entries()), owners=(False,)),
     StateProgram(
         "latest window", _window_store(lambda s, r: next(s.backward_fetch(r.key, 0, r.timestamp)))
     ),
@@ -352,6 +358,6 @@ PROGRAMS: Sequence[StateProgram] = (
             ),
             Stores.key_value("s", key=TEXT, value=LONG, ttl=DAY),
         ),
-        own=False,
+        owners=(False,),
     ),
 )

@@ -3,11 +3,13 @@ whatever was committed before the batch; and LMDB's writes of versions beside th
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,9 +18,11 @@ from everflow.operators.processors.versioned_store import VersionEntries
 from everflow.records import StoreChanges
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import InMemoryVersions, StoreSpec
+from everflow.state.versioned_writes import version_changes
 from everflow.state.versions import OPEN
 
 HISTORY_MS = 30
+TIMES = struct.Struct(">qq")
 SPEC = StoreSpec(
     name="s",
     kind="versioned",
@@ -101,3 +105,37 @@ def test_a_version_before_all_ends_with_the_first_one() -> None:
     below.apply(changes([(b"a", b"1", 20), (b"a", b"2", 25)]))
     entries = VersionEntries(SPEC, below)
     assert (entries.put(b"a", b"0", 10), entries.put(b"a", b"3", 40)) == (20, OPEN)
+
+
+class CountedView:
+    """Counts the versions that are read."""
+
+    def __init__(self, view: Any) -> None:
+        self._view, self.read = view, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._view, name)
+
+    def versions_many(self, asked: Any) -> Any:
+        found = self._view.versions_many(asked)
+        self.read += sum(map(len, found))
+        return found
+
+
+@pytest.mark.parametrize("count", [20, 200])
+def test_a_late_version_reads_those_around_it(count: int, tmp_path: Path) -> None:
+    store = LmdbStore.open(tmp_path / "s", kind="versioned", retention_ms=10 * count)
+    try:
+        kept = changes([(b"a", b"v", 10 * at) for at in range(1, count)])
+        store.load_chunk(kept.keys, kept.values, kept.timestamps, 1)
+        late = changes([(b"a", b"w", 25), (b"a", b"w", 3), (b"a", b"w", 10 * count)])
+        with store.snapshot() as view:
+            counted: Any = CountedView(view)
+            latest, earlier = version_changes(counted, late.keys, late.values, late.timestamps)
+        assert counted.read == 1
+        assert sorted(end for end, _ in map(TIMES.unpack, (key[1:] for key in earlier))) == sorted(
+            [10, 25, 30, 10 * count]
+        )
+        assert list(latest) == [b"a"]
+    finally:
+        store.close()
