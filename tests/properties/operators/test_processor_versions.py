@@ -1,4 +1,4 @@
-"""A processor's versioned store beside the reference that has everything applied: the same versions,
+"""A processor's versioned store beside the reference that has everything applied: the same,
 whatever was committed before the batch; and LMDB's writes of versions beside the reference's."""
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def test_a_late_version_reads_those_around_it(count: int, tmp_path: Path) -> Non
             latest, earlier = version_changes(counted, late.keys, late.values, late.timestamps)
         assert counted.read == 1
         assert sorted(end for end, _ in map(TIMES.unpack, (key[1:] for key in earlier))) == sorted(
-            [10, 25, 30, 10 * count]
+            [10, 25, 30, 30, 10 * count]
         )
         assert list(latest) == [b"a"]
     finally:
