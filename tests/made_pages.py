@@ -18,6 +18,7 @@ from everflow.foreign_names import KAFKA_STREAMS, PYSPARK
 from foreign_names_tables import tables
 from semantics import families
 from semantics.probes import seen, table
+from semantics.stream_times import stream_times
 
 GUIDE = Path(__file__).resolve().parents[1] / "docs" / "guide"
 PAGES: Mapping[str, Mapping[str, str]] = {
@@ -46,7 +47,8 @@ def made(page: str, parts: Mapping[str, str]) -> str:
 def semantics(page: str) -> dict[str, str]:
     """Name of a part -> its text, of a page with families of operators; needs Spark."""
     found = seen(families.PAGES[page])
-    return {name: table(family, found[name]) for name, family in families.PAGES[page].items()}
+    parts = {name: table(family, found[name]) for name, family in families.PAGES[page].items()}
+    return parts | ({"stream-times": stream_times()} if page == "time.md" else {})
 
 
 def marked(page: str) -> list[str]:

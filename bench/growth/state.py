@@ -38,7 +38,8 @@ class StateGrowsError(Exception):
 
 
 class Cost(NamedTuple):
-    """Of one micro-batch: its time, and how many entries of its stores it has read."""
+    """Of one micro-batch: processor time, which other work on the machine changes least, and how many
+    entries of its stores it has read."""
 
     seconds: float
     entries: float
@@ -107,7 +108,7 @@ def measure(states: Sequence[int], runs: int | None = None) -> Iterator[Measurem
             for count, cost in zip(states, costs, strict=True):
                 case = f"{program.name}, {count:,} {whose}"
                 print(f"{case}: {cost.seconds * 1e3:.1f} ms, {cost.entries:,.0f} read", flush=True)
-                yield _figure(case, "batch_time_median", "ms", cost.seconds * 1e3)
+                yield _figure(case, "processor_per_batch", "ms", cost.seconds * 1e3)
                 yield _figure(case, "entries_read", "entries", cost.entries)
             grown += growth(f"{program.name}, {whose}", states, costs)
     if grown:
@@ -206,9 +207,9 @@ def _batches(
     for first in range(0, len(state), CHUNK):
         pipe(state[first : first + CHUNK])
     for number in range(runs):
-        reads.entries, began = 0, time.perf_counter()
+        reads.entries, began = 0, time.process_time()
         pipe(program.batch(count, number))
-        yield Cost(time.perf_counter() - began, reads.entries)
+        yield Cost(time.process_time() - began, reads.entries)
 
 
 def _load(store: LmdbStore, changes: StoreChanges) -> None:

@@ -32,6 +32,7 @@ SIDES = {
     "past": "right",
 }
 """Names that a program's text reads -> the side of the steps that is piped into them."""
+STORES = re.compile(r"(?:store=|Materialized\(|Stores\.\w+\()\"([\w-]+)\"")
 VIEWS = ("key_value", "window", "session", "versioned")
 
 
@@ -65,7 +66,9 @@ class Family:
         return len(self.programs) > 6
 
 
-class _Program(NamedTuple):
+class Program(NamedTuple):
+    """A program of a family, in a topology of many."""
+
     sides: Mapping[str, Sequence[str]]
     """Side -> topics."""
     output: str
@@ -127,11 +130,11 @@ def text(value: Any) -> str:
 def seen(families: Mapping[str, Family]) -> dict[str, dict[str, Seen]]:
     """Family -> title of a program -> what it made of its family's steps."""
     builder = StreamsBuilder()
-    programs: dict[tuple[str, str], _Program] = {}
+    programs: dict[tuple[str, str], Program] = {}
     known: frozenset[str] = frozenset()
     for name, family in families.items():
         for at, (title, source) in enumerate(family.programs.items()):
-            made = _built(builder, family, source, f"{name}-{at}")
+            made = built(builder, family, source, f"{name}-{at}")
             programs[name, title] = made._replace(nodes=made.nodes - known)
             known |= made.nodes
     found = {name: {title: Seen() for title in families[name].programs} for name in families}
@@ -157,7 +160,8 @@ def seen(families: Mapping[str, Family]) -> dict[str, dict[str, Seen]]:
     return found
 
 
-def _built(builder: StreamsBuilder, family: Family, source: str, prefix: str) -> _Program:
+def built(builder: StreamsBuilder, family: Family, source: str, prefix: str) -> Program:
+    """Adds a program whose topics begin with ``prefix``."""
     code = compile(source, prefix, "eval")
     sides: dict[str, list[str]] = {}
     names: dict[str, Any] = {}
@@ -170,10 +174,18 @@ def _built(builder: StreamsBuilder, family: Family, source: str, prefix: str) ->
     shown = stream.map(lambda key, value: (text(key), text(value)), returns=("string", "string"))
     shown.to(f"{prefix}-out", key=TEXT, value=TEXT)
     nodes = frozenset(node.name for node in builder.build().nodes)
-    stores = re.findall(r"(?:store=|Materialized\(|Stores\.\w+\()\"([\w-]+)\"", source)
+    stores = STORES.findall(source)
     if not stores and [*names] == ["table"]:
         stores = [f"{prefix}-table"]
-    return _Program(sides, f"{prefix}-out", nodes, stores)
+    return Program(sides, f"{prefix}-out", nodes, stores)
+
+
+def with_own_names(source: str, prefix: str) -> str:
+    """A program whose stores and repartition topics begin with ``prefix``: pages use the same
+    names."""
+    for one in {*STORES.findall(source), *re.findall(r"name=\"([\w-]+)\"", source)}:
+        source = source.replace(f'"{one}"', f'"{prefix}-{one}"')
+    return source
 
 
 def source_of(builder: StreamsBuilder, name: str, topic: str, value: Serde) -> Any:
@@ -190,7 +202,7 @@ def source_of(builder: StreamsBuilder, name: str, topic: str, value: Serde) -> A
 
 def _step(
     families: Mapping[str, Family],
-    programs: Mapping[tuple[str, str], _Program],
+    programs: Mapping[tuple[str, str], Program],
     topics: Mapping[str, InputTopic],
     at: int,
 ) -> Iterator[tuple[InputTopic, list[tuple[Any, ...]]]]:
@@ -200,7 +212,7 @@ def _step(
                 yield topics[topic], [(step.key, step.value, step.time)]
 
 
-def _cell(out: OutputTopic, program: _Program, dropped: Mapping[str, Counter[str]]) -> str:
+def _cell(out: OutputTopic, program: Program, dropped: Mapping[str, Counter[str]]) -> str:
     results = [f"`{key}: {value}`" for key, value in out.read_key_values()]
     counted: Counter[str] = Counter()
     for node in program.nodes & dropped.keys():

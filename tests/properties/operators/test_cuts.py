@@ -18,7 +18,7 @@ from everflow import StreamsBuilder, serdes
 from everflow.state.changelog import TIMESTAMP_BYTES
 from everflow.testing import InputTopic, TopologyTestDriver
 from semantics.families import PAGES, STATELESS
-from semantics.probes import SIDES, TEXT, Family, source_of
+from semantics.probes import TEXT, Family, built, with_own_names
 
 KEYS = ["a", "b", "b\0", "a", "", None]
 LENGTH = 14
@@ -28,7 +28,6 @@ FAMILIES = {
     for name, family in page.items()
     if family is not STATELESS
 }
-NAMED = re.compile(r"(?:store=|name=|Materialized\(|Stores\.\w+\()\"([\w-]+)\"")
 FOREIGN = re.compile(r"^table\.\w*join\(.*on=")
 """Of a foreign key's results those between are not fixed (docs/differences.md)."""
 
@@ -56,21 +55,10 @@ class Programs:
         }
 
     def _add(self, builder: StreamsBuilder, family: Family, source: str, prefix: str) -> None:
-        for one in set(NAMED.findall(source)):  # pages use the same names
-            source = source.replace(f'"{one}"', f'"{prefix}-{one}"')
-        code = compile(source, prefix, "eval")
-        names = {}
-        for name in (one for one in SIDES if one in code.co_names):
-            topic = f"{prefix}-{name}"
-            names[name] = source_of(builder, name, topic, family.value)
-            self.inputs[SIDES[name]].append((topic, family))
-        made = eval(code, {**family.names, **names})
-        stream = made.to_stream() if hasattr(made, "to_stream") else made
-        shown = stream.map(
-            lambda key, value: (repr(key), repr(value)), returns=("string", "string")
-        )
-        shown.to(f"{prefix}-out", key=TEXT, value=TEXT)
-        self.outputs[f"{prefix}-out"] = FOREIGN.match(source) is not None
+        made = built(builder, family, with_own_names(source, prefix), prefix)
+        for side, listed in made.sides.items():
+            self.inputs[side] += [(topic, family) for topic in listed]
+        self.outputs[made.output] = FOREIGN.match(source) is not None
 
     def run(self, script: Sequence[Record], cuts: Sequence[int]) -> tuple[Any, Any]:
         """Results by topic, and stores by name."""
