@@ -3,6 +3,7 @@ cut, and its buffer holds what is left."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from everflow import serdes
 from everflow.errors import BufferFullError
 from everflow.operators.suppress import BufferBounds, SuppressSpec
-from everflow.records import EdgeBatch
+from everflow.records import EdgeBatch, StoreChanges
 from everflow.serdes.windowed import windowed_key_type
 from everflow.state.store import InMemoryStore
 
@@ -163,3 +164,89 @@ def test_a_full_buffer_that_is_to_stop_says_where_and_what_to_do() -> None:
         operator.process_tasks(batch, {0: {"s": InMemoryStore()}}, {0: -1})
     assert "'s' of suppress (program.py:1) holds 2 records" in str(error.value)
     assert "may hold 1 records in a task" in str(error.value)
+
+
+FULL = BufferBounds(records=2)
+HELD, BOOKED = b"\x00", b"\x02"
+
+
+def put(operator: SuppressSpec, store: InMemoryStore, rows: list[Any]) -> list[Any]:
+    """The values that come out with these rows of task 0."""
+    batch = batch_of(rows, keys_of(rows, operator.by_window), 0)
+    done = operator.process_tasks(batch, {0: {"s": store}}, {0: -1})
+    for changes in done.changes.get(0, []):
+        store.apply(changes)
+    return list(done.output.value.to_pylist())
+
+
+def without_book(store: InMemoryStore) -> InMemoryStore:
+    """As a release before the entry has written it."""
+    found = InMemoryStore()
+    kept = [(key, entry) for key, entry in store.range(None, None) if key != BOOKED]
+    times = [int.from_bytes(entry[:8], "big", signed=True) for _, entry in kept]
+    keys, values = [key for key, _ in kept], [entry[8:] for _, entry in kept]
+    found.apply(StoreChanges("s", keys, list(values), np.array(times, np.int64)))
+    return found
+
+
+class Counted(InMemoryStore):
+    """Counts the ranges that are read whole."""
+
+    def __init__(self, held: InMemoryStore) -> None:
+        super().__init__()
+        self._entries = held._entries
+        self.read = 0
+
+    def range(self, start: bytes | None, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+        for entry in super().range(start, end):
+            self.read += 1
+            yield entry
+
+
+def test_a_store_without_count_and_bytes_is_counted_once() -> None:
+    operator, store = spec(1_000, False, FULL), InMemoryStore()
+    assert put(operator, store, [("a", 1, 5, 0), ("b", 2, 6, 0)]) == []
+    older = without_book(store)
+    assert len(older) == len(store) - 1
+    assert put(operator, older, [("c", 3, 7, 0)]) == [1]
+    assert older.get_many([BOOKED]) != [None]
+    assert put(operator, older, [("d", 4, 8, 0)]) == [2]
+
+
+@pytest.mark.parametrize("bounds", [BufferBounds(), BufferBounds(records=2)])
+def test_what_others_have_changed_since_is_counted_anew(bounds: BufferBounds) -> None:
+    """A release before the entry leaves it as it is; a program without a bound takes it out."""
+    operator, store = spec(1_000, False, FULL), InMemoryStore()
+    assert put(operator, store, [("a", 1, 5, 0), ("b", 2, 6, 0)]) == []
+    if bounds.given:
+        more = spec(1_000, False, BufferBounds(records=10))
+        older = without_book(store)
+        put(more, older, [("c", 3, 7, 0)])
+        (book,) = store.get_many([BOOKED])
+        assert book is not None
+        older.apply(StoreChanges("s", [BOOKED], [book[8:]], np.array([0], np.int64)))
+        store = older
+    else:
+        put(spec(1_000, False, bounds), store, [("c", 3, 7, 0)])
+        assert store.get_many([BOOKED]) == [None]
+    assert put(operator, store, [("d", 4, 8, 0)]) == [1, 2]
+
+
+@pytest.mark.parametrize("by_window", [False, True])
+def test_a_bounded_buffer_reads_what_goes(by_window: bool) -> None:
+    bounds = BufferBounds(records=500, stops=by_window)
+    operator, store = spec(1_000, by_window, bounds), InMemoryStore()
+    many = [(f"k{at:03}", at, 5 + at % 7, 0) for at in range(500 if not by_window else 400)]
+    assert put(operator, store, many) == []
+    counted = Counted(store)
+    assert put(operator, counted, [("x", 1, 20, 0)]) == ([] if by_window else [0])
+    assert counted.read <= 4
+
+
+def test_an_emptied_buffer_has_no_book() -> None:
+    operator, store = spec(0, True, FULL), InMemoryStore()
+    put(operator, store, [("a", 1, 5, 0)])
+    assert len(store) == 2
+    put(operator, store, [("a", None, 100, 0)])
+    put(operator, store, [("a", 1, 1_000, 0)])
+    assert [key[:1] for key, _ in store.range(None, None)] == [HELD, BOOKED]
