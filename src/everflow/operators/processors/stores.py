@@ -124,7 +124,10 @@ class _Store(Telling):
         return self._entries.spec.name
 
     def all(self) -> Iterator[tuple[Any, Any]]:
-        """Key and value of every entry, in the order of the keys' bytes, then of time."""
+        """Key and value of every entry, in the order of the store's bytes: those of the key, and
+        behind them the times of a window or session. So those of one key are in order of time;
+        where its bytes begin those of another key (``b`` and ``b\\0``), that one's may lie between
+        them, as in Kafka Streams."""
         return self._scan(None, None)
 
     def reverse_all(self) -> Iterator[tuple[Any, Any]]:
@@ -287,8 +290,8 @@ class WindowStore(_Store):
         return self._scan(*windows_of(self._key(key), time_from, time_to), reverse=True)
 
     def fetch_all(self, time_from: int, time_to: int) -> Iterator[Found]:
-        """Windows of all keys in an interval of time, in order of key bytes, then of time. Reads
-        the whole store."""
+        """Windows of all keys in an interval of time, in the order of `all`. On its way it passes
+        the windows of other times."""
         return self.fetch_range(None, None, time_from, time_to)
 
     def backward_fetch_all(self, time_from: int, time_to: int) -> Iterator[Found]:

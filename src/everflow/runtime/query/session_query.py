@@ -18,7 +18,8 @@ class ReadOnlySessionStore(ReadOnlyStore):
     """Queries of a session store, as Kafka Streams' ReadOnlySessionStore has them. See
     `ReadOnlyStore`.
 
-    Results are ``(Windowed(key, start, end), value)``, in order of key bytes, then of time.
+    Results are ``(Windowed(key, start, end), value)``, in the order of the store's bytes:
+    those of the key, and behind them end and start.
     ``find_sessions`` and its like give sessions that end at ``earliest_end`` or later and start at
     ``latest_start`` or earlier: those that touch the interval of time. Sessions whose retention is
     over are not shown.

@@ -45,8 +45,10 @@ class ReadOnlyWindowStore(ReadOnlyStore):
         return self._windows_of(key, time_from, time_to, reverse=True)
 
     def fetch_all(self, time_from: int, time_to: int) -> Iterator[Window]:
-        """Windows of all keys in an interval of time, in order of key bytes, then of time. Reads
-        the whole store."""
+        """Windows of all keys in an interval of time, in the order of the store's bytes: those of
+        the key, and behind them the window's start; where a key's bytes begin those of another one,
+        that one's windows may lie between its own. On its way it passes the windows of other
+        times."""
         return self._windows_between(None, None, time_from, time_to, reverse=False)
 
     def backward_fetch_all(self, time_from: int, time_to: int) -> Iterator[Window]:
