@@ -147,12 +147,14 @@ def _status_line(status: Mapping[str, Any]) -> str:
     for task in tasks:
         roles[task["role"]] = roles.get(task["role"], 0) + 1
     busy = [thread["busy"] for thread in status["threads"]]
-    ready = "ready" if status["ready"]["ok"] else f"not ready ({status['ready']['why']})"
+    why = "" if status.get("state_reason") else f" ({status['ready']['why']})"
+    ready = "ready" if status["ready"]["ok"] else f"not ready{why}"
     lag = "lag unknown" if status["lag"] is None else f"lag {status['lag']:,}"
     parts = [
         status["address"],
         status["application_id"],
-        status["state"],
+        # An older instance says neither which program it runs nor why it is in its state.
+        status["state"] + (f" ({why})" if (why := status.get("state_reason")) else ""),
         ready,
         *([away] if (away := _brokers_away(status)) else ()),
         lag,
@@ -164,6 +166,9 @@ def _status_line(status: Mapping[str, Any]) -> str:
         parts.append(f"{counted(status['members'], 'instance')} in the group")
     if status["desired_instances"] is not None:
         parts.append(f"{status['desired_instances']} desired")
+    parts.append(f"everflow {status['version']}")
+    parts += [f"topology {text}"] if (text := status.get("topology")) else []
+    parts += [text] if (text := status.get("program")) else []
     if status["error"]:
         parts.append(status["error"].splitlines()[0])
     return " · ".join(parts)

@@ -141,9 +141,10 @@ FIGURES: tuple[Figure, ...] = (
     Figure(
         name=f"{OURS}info",
         kind=GAUGE,
-        labels=("application_id", "version"),
-        text="1; its labels say which application this is, and everflow's version",
-        read=lambda seen: [((seen.application_id, seen.version), 1.0)],
+        labels=("application_id", "version", "topology", "program"),
+        text="1; its labels say which application this is, everflow's version, and which program "
+        "runs: the digits by which the group compares topologies, and the line of its first source",
+        read=lambda seen: [((seen.application_id, seen.version, seen.topology, seen.program), 1.0)],
     ),
     Figure(
         name=f"{OURS}ready",

@@ -31,6 +31,16 @@ def live(seen: Observation) -> Verdict:
     return Verdict(True, f"state {seen.state}")
 
 
+def state_reason(seen: Observation) -> str:
+    """Why it is REBALANCING, for people: so Kafka Streams calls all that is between the start and
+    all tasks running. Empty in other states."""
+    if seen.state != "REBALANCING":
+        return ""
+    processes = ready(seen)
+    why = "its group rebalances" if processes.ok else processes.why
+    return f"{why}, {seen.state_s:.0f} s"
+
+
 def ready(seen: Observation) -> Verdict:
     """Whether it processes all that is its own. One without a task is ready: there may be more
     instances than tasks."""
@@ -41,6 +51,8 @@ def ready(seen: Observation) -> Verdict:
         return Verdict(False, f"state {seen.state}")
     if not seen.threads:
         return Verdict(False, "it starts")
+    if seen.state != "RUNNING" and seen.preparing:
+        return Verdict(False, f"it {seen.preparing}")
     if seen.restoring:
         ids = ", ".join(task.task for task in seen.restoring[:5])
         more = f" and {len(seen.restoring) - 5} more" if len(seen.restoring) > 5 else ""

@@ -12,13 +12,15 @@ from everflow.metrics import Labels, Seen
 @dataclass(frozen=True, kw_only=True)
 class ObservedThread:
     """A stream thread. ``number`` counts from 0; ``busy``: share of the last 30 s in which it ran
-    a batch (0 to 1); ``trouble``: what keeps its tasks from getting on, for people."""
+    a batch (0 to 1); ``trouble``: what keeps its tasks from getting on, for people; ``warm``: its
+    Spark job and its workers are there."""
 
     number: int
     alive: bool
     tasks: int
     busy: float = 0.0
     trouble: str = ""
+    warm: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +93,10 @@ class Observation:
     """See the module.
 
     Attributes:
-        state: of the instance, a name of `ClientState`; ``error``: what stopped it, for people.
+        state: of the instance, a name of `ClientState`; ``error``: what stopped it, for people;
+            ``state_s``: for how long it has been so.
+        topology: 16 digits that stand for the program, as the group compares it; empty until it is
+            known. ``program``: file:line of its first source; ``started_ms``: epoch.
         counters: totals since the start, by the names in `everflow.metrics`.
         series: the same with labels.
         samples: of `everflow.metrics.LEFT_OUT`, the last record of each cause, for people.
@@ -117,6 +122,10 @@ class Observation:
     threads: Sequence[ObservedThread]
     tasks: Sequence[ObservedTask]
     error: str = ""
+    state_s: float = 0.0
+    topology: str = ""
+    program: str = ""
+    started_ms: int = 0
     counters: Mapping[str, float] = field(default_factory=dict)
     series: Mapping[str, Mapping[Labels, float]] = field(default_factory=dict)
     samples: Mapping[Labels, str] = field(default_factory=dict)
@@ -132,6 +141,16 @@ class Observation:
     held_back: Mapping[tuple[str, int], StableLag] = field(default_factory=dict)
     told_s: float | None = None
     disk: DiskSpace | None = None
+
+    @property
+    def preparing(self) -> str:
+        """What its stream threads wait for before they can have tasks; empty where it is there."""
+        cold = sum(thread.alive and not thread.warm for thread in self.threads)
+        if not cold:
+            return ""
+        return (
+            f"prepares the Spark jobs and Python workers of {cold} stream thread{'s' * (cold > 1)}"
+        )
 
     @property
     def active(self) -> list[ObservedTask]:

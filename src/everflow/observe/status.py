@@ -8,14 +8,14 @@ from dataclasses import asdict
 from typing import Any
 
 from everflow import metrics as names
-from everflow.observe.health import live, ready
+from everflow.observe.health import live, ready, state_reason
 from everflow.observe.observation import Observation, ObservedTask, ObservedThread
 from everflow.observe.transactions import transactions
 
 LONGEST = 2_000
 """Characters of a text that another instance says."""
 _TASK = ("task", "role", "state", "lag", "rate", "remaining_s", "copied", "trouble")
-_THREAD = ("number", "alive", "tasks", "busy", "trouble")
+_THREAD = ("number", "alive", "tasks", "busy", "trouble", "warm")
 
 
 def status_of(seen: Observation) -> dict[str, Any]:
@@ -27,7 +27,12 @@ def status_of(seen: Observation) -> dict[str, Any]:
         "application_id": seen.application_id,
         "client_id": seen.client_id,
         "version": seen.version,
+        "topology": seen.topology,
+        "program": seen.program,
+        "started_ms": seen.started_ms,
         "state": seen.state,
+        "state_s": seen.state_s,
+        "state_reason": state_reason(seen),
         "error": seen.error,
         "live": alive._asdict(),
         "ready": processes._asdict(),
@@ -62,8 +67,13 @@ def observation_in(status: Any) -> Observation:
             version=str(status["version"]),
             state=str(status["state"]),
             state_number=-1,
+            state_s=_finite(status.get("state_s", 0.0)),
+            topology=str(status.get("topology", ""))[:LONGEST],
+            program=str(status.get("program", ""))[:LONGEST],
             error=str(status["error"])[:LONGEST],
-            threads=[ObservedThread(**_part(one, _THREAD)) for one in status["threads"]],
+            threads=[
+                ObservedThread(**_part({"warm": True, **one}, _THREAD)) for one in status["threads"]
+            ],
             tasks=[ObservedTask(**_part(one, _TASK)) for one in status["tasks"]],
             counters=counters,
             lags={
@@ -83,7 +93,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(("rate", "busy"), (int, float)),
     **dict.fromkeys(("lag", "copied"), (int, type(None))),
     "remaining_s": (int, float, type(None)),
-    "alive": (bool,),
+    **dict.fromkeys(("alive", "warm"), (bool,)),
 }
 
 

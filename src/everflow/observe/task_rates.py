@@ -6,29 +6,67 @@ A copy's rate is told by who copies; what an active task processes is in its thr
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 from everflow import metrics as names
-from everflow.observe.observation import ObservedTask
+from everflow.observe.observation import Observation, ObservedTask
 from everflow.observe.page.history import Facts
 from everflow.observe.page.verdict import IN_FLIGHT_S
 
 
+class _Begin(NamedTuple):
+    """The oldest look at which a task processed: its lag then, and records since the start."""
+
+    at_ms: float
+    lag: int | None
+    processed: float
+
+
 def with_rates(facts: Facts) -> list[ObservedTask]:
-    """The tasks of the present look; those that process with their records/s, and with the time to
-    the end of their input where their lag shrinks. As they were where there is one look only."""
+    """The tasks of the present look; those that process with their records/s, since they do but for
+    half a minute at the most, and with the time to the end of their input where their lag shrinks.
+    As they were where there is one look only."""
     if facts.passed_s <= 0:
         return list(facts.seen.tasks)
-    rates: dict[str, float] = defaultdict(float)
-    for (_, task, _), rate in facts.growth(names.PROCESSED).items():
-        rates[task] += rate
-    before = {task.task: task.lag for task in facts.before.seen.tasks if _processes(task)}
-    return [
-        _with_rate(task, rates[task.task], before.get(task.task), facts.passed_s)
-        if _processes(task)
-        else task
-        for task in facts.seen.tasks
-    ]
+    begins, processed = _begins(facts), _processed(facts.seen)
+    before = _processed(facts.before.seen)
+    found = []
+    for task in facts.seen.tasks:
+        if not _processes(task):
+            found.append(task)
+            continue
+        begin = begins.get(task.task)
+        if begin is None:  # only now: of a restoring one the lag was that of its changelogs
+            begin = _Begin(facts.before.monotonic_ms, None, before.get(task.task, 0.0))
+        passed_s = (facts.now.monotonic_ms - begin.at_ms) / 1000
+        grown = max(0.0, processed.get(task.task, 0.0) - begin.processed)
+        found.append(_with_rate(task, grown / passed_s, begin.lag, passed_s))
+    return found
+
+
+def _begins(facts: Facts) -> Mapping[str, _Begin]:
+    found: dict[str, _Begin] = {}
+    left = {task.task for task in facts.seen.tasks if _processes(task)}
+    for look in (facts.before, *facts.between):
+        if not left or look.monotonic_ms >= facts.now.monotonic_ms:
+            break
+        there = [task for task in look.seen.tasks if task.task in left and _processes(task)]
+        processed = _processed(look.seen) if there else {}
+        for task in there:
+            done = processed.get(task.task, 0.0)
+            found[task.task] = _Begin(look.monotonic_ms, task.lag, done)
+        left -= found.keys()
+    return found
+
+
+def _processed(seen: Observation) -> Mapping[str, float]:
+    """Records by task."""
+    total: dict[str, float] = defaultdict(float)
+    for (_, task, _), records in seen.series.get(names.PROCESSED, {}).items():
+        total[task] += records
+    return total
 
 
 def _processes(task: ObservedTask) -> bool:

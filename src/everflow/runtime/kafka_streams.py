@@ -43,7 +43,6 @@ from everflow.runtime.observed.observer import (
     observing,
     rules_of,
     subject_of,
-    tasks_of,
     watched,
 )
 from everflow.runtime.observed.other_instances import peers_of
@@ -334,13 +333,13 @@ class KafkaStreams(
         config = self.config
         brokers = ClusterBrokers(admin, config.producer()) if config.exactly_once else None
         self._observer.know(
-            tasks_of(blueprint), lambda: len(admin.client_ids(config.application_id)), brokers
+            blueprint, lambda: len(admin.client_ids(config.application_id)), brokers
         )
 
     def _let_watch_more(self, blueprint: Blueprint) -> None:
         """A topic came that a pattern names: there may be more tasks."""
         if self._observer is not None:
-            self._observer.know(tasks_of(blueprint), self._observer.subject.members)
+            self._observer.know(blueprint)
 
     def _observed(self, process_id: str) -> Observer:
         observer = Observer(
@@ -349,7 +348,7 @@ class KafkaStreams(
             raw=self._metrics,
             clock=self._clock,
             rules=rules_of(self.config),
-            subject=subject_of(self.config, self._topology, process_id),
+            subject=subject_of(self.config, self._topology, process_id, self._clock.now_ms()),
         )
         held = self._life.held
         limit_s = self.config.drain_timeout_ms / 1000 + END_S

@@ -42,7 +42,8 @@ def test_status_says_who_is_ready_and_fails_where_one_is_not(servers: list[str])
     assert command("status", servers[0]) == (
         0,
         f"{servers[0]} · orders · RUNNING · ready · lag 3 · 1 active, 1 standby · busy 25% · "
-        f"2 instances in the group · 3 desired\n",
+        f"2 instances in the group · 3 desired · everflow 1.0 · topology 0123456789abcdef · "
+        f"app.py:3\n",
     )
     code, said = command("status", *servers)
     assert code == 1

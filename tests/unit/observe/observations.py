@@ -34,6 +34,8 @@ FULL = Observation(
     application_id="orders",
     client_id="orders-1",
     version="1.0",
+    topology="0123456789abcdef",
+    program="app.py:3",
     state="RUNNING",
     state_number=2,
     threads=[ObservedThread(number=0, alive=True, tasks=1, busy=0.25, trouble="bad")],

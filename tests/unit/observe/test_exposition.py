@@ -45,7 +45,7 @@ def test_labels_and_values() -> None:
     assert found["kafka_consumer_fetch_manager_metrics_records_lag", ("0", "in")] == 3
     assert found["everflow_task_state", ("1_3", "RUNNING", "warm-up")] == 1
     assert found["everflow_store_bytes", ("1_0", "active", "counts")] == 4096
-    assert found["everflow_info", ("1.0", "orders")] == 1
+    assert found["everflow_info", ("0123456789abcdef", "1.0", "app.py:3", "orders")] == 1
     assert found["everflow_desired_instances", ()] == 3
 
 

@@ -64,11 +64,21 @@ class TimedLook(NamedTuple):
     seen: Observation
 
 
+class GoneHost(NamedTuple):
+    """An instance that was in the host map and is not any more, since when (epoch ms), and its
+    active tasks as of the last map that had it."""
+
+    host: str
+    since_ms: int
+    active: Sequence[str]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Facts:
     """All that the page is made of. ``before`` and ``now`` are looks about `RATE_MS` apart, or the
-    same one; ``now_ms``: epoch; ``drain_goal_s``: in which time a backlog is to be worked off
-    (``scale.drain.ms``)."""
+    same one; ``between``: those since ``before``; ``now_ms``: epoch; ``gone``: who has left in the
+    last hour; ``drain_goal_s``: in which time a backlog is to be worked off (``scale.drain.ms``).
+    """
 
     now_ms: int
     before: TimedLook
@@ -77,6 +87,8 @@ class Facts:
     trend: Sequence[TrendPoint] = ()
     events: Sequence[Event] = ()
     drain_goal_s: float = 120.0
+    between: Sequence[TimedLook] = ()
+    gone: Sequence[GoneHost] = ()
 
     @property
     def seen(self) -> Observation:
@@ -87,6 +99,14 @@ class Facts:
     def passed_s(self) -> float:
         """Between the two looks; 0 of one."""
         return max(0.0, self.now.monotonic_ms - self.before.monotonic_ms) / 1000
+
+    @property
+    def same_inputs(self) -> TimedLook | None:
+        """The oldest look with a lag of the same partitions as now: what waits of others that were
+        taken over is no growth. None: only the present one."""
+        now = self.seen.lags.keys()
+        looks = (self.before, *self.between)
+        return next((look for look in looks if look.seen.lags.keys() == now), None)
 
     def growth(self, name: str) -> dict[Labels, float]:
         """Growth per second of the counters of this name, by labels; empty while there is one look
@@ -121,6 +141,8 @@ class LookHistory:
     _samples: deque[TimedLook] = field(default_factory=deque)
     _spans: dict[str, deque[RoleSpan]] = field(default_factory=dict)
     _trend: deque[TrendPoint] = field(default_factory=deque)
+    _hosts: dict[str, Sequence[str]] = field(default_factory=dict)
+    _gone: dict[str, GoneHost] = field(default_factory=dict)
 
     def add(self, seen: Observation, monotonic_ms: float, now_ms: int) -> None:
         """A look, some seconds after the one before."""
@@ -128,6 +150,7 @@ class LookHistory:
         while len(self._samples) > 2 and self._samples[1].monotonic_ms <= monotonic_ms - RATE_MS:
             self._samples.popleft()
         self._note_tasks(seen, now_ms)
+        self._note_hosts(seen, now_ms)
         facts = self.facts(seen, monotonic_ms, now_ms)
         rate = facts.total_growth(names.RECORDS_CONSUMED)
         self._trend.append(TrendPoint(now_ms, lag_of(seen), rate))
@@ -151,10 +174,25 @@ class LookHistory:
         for task in gone:
             del self._spans[task]
 
+    def _note_hosts(self, seen: Observation, now_ms: int) -> None:
+        if not seen.hosts:  # the group has told of none
+            return
+        here = {one.host: one.active for one in seen.hosts}
+        for host in self._hosts.keys() - here.keys():
+            self._gone[host] = GoneHost(host, now_ms, self._hosts[host])
+        self._hosts = here
+        begin = now_ms - TREND_MS
+        self._gone = {
+            host: gone
+            for host, gone in self._gone.items()
+            if host not in here and gone.since_ms >= begin
+        }
+
     def pair(self, seen: Observation, monotonic_ms: float, now_ms: int) -> Facts:
-        """Only this look and the one before, for rates: it copies nothing."""
+        """Only this look and those before, for rates: it copies none."""
         now = TimedLook(monotonic_ms, seen)
-        return Facts(now_ms=now_ms, before=self._samples[0] if self._samples else now, now=now)
+        before, *between = self._samples or (now,)
+        return Facts(now_ms=now_ms, before=before, between=between, now=now)
 
     def facts(
         self, seen: Observation, monotonic_ms: float, now_ms: int, events: Sequence[Event] = ()
@@ -164,5 +202,6 @@ class LookHistory:
             self.pair(seen, monotonic_ms, now_ms),
             spans={task: list(spans) for task, spans in self._spans.items()},
             trend=list(self._trend),
+            gone=sorted(self._gone.values()),
             events=events,
         )

@@ -6,13 +6,14 @@ they wait. What an instance does not tell is left out of the sums, which say so.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import reduce
 from typing import Any
 
-from everflow.observe.health import ready
+from everflow.observe.health import ready, state_reason
 from everflow.observe.observation import ObservedTask
-from everflow.observe.page.history import ACTIVE, Facts, kind_of
+from everflow.observe.page.history import ACTIVE, Facts, GoneHost, kind_of
 from everflow.observe.page.peers import Peer
 from everflow.observe.page.verdict import (
     BAD,
@@ -29,6 +30,8 @@ from everflow.observe.page.verdict import (
 AWAY_S = 10.0
 """Who has told how it does, and does not answer for so long, is away."""
 HERE = "this instance"
+GONE = "gone"
+"""In place of the state of who has left."""
 
 View = dict[str, Any]
 
@@ -67,12 +70,14 @@ def _hindered(peer: Peer) -> VerdictLine | None:
 
 
 def instances(facts: Facts, peers: Sequence[Peer], own: str) -> View:
-    """A row for each, this one first; and what they have in all: of those that tell."""
+    """A row for each, this one first, and for each that has left, last; and what those that are
+    ``here`` have in all: of those that tell."""
     rows = [_row(own or HERE, facts), *(_peer_row(peer) for peer in peers)]
     rows[0]["own"] = True
     told = [row for row in rows if row["lag"] is not None]
     return {
-        "rows": rows,
+        "rows": [*rows, *(_gone_row(one, facts) for one in facts.gone)],
+        "here": len(rows),
         "lag": sum(row["lag"] for row in told) if told else None,
         "rate": sum(row["rate"] or 0.0 for row in rows),
         "told": sum(row["state"] is not None for row in rows),
@@ -86,6 +91,8 @@ def _row(host: str, facts: Facts) -> View:
         "host": host,
         "own": False,
         "state": seen.state,
+        "state_reason": state_reason(seen),
+        "program": " ".join((seen.version, seen.topology)).strip(),
         "said": verdict(facts)._asdict(),
         "ready": processes.ok,
         "lag": waiting.lag,
@@ -101,10 +108,43 @@ def _row(host: str, facts: Facts) -> View:
 def _peer_row(peer: Peer) -> View:
     if peer.facts is None:
         nothing = dict.fromkeys(
-            ("state", "said", "ready", "lag", "rate", "busy", "active", "copies", "age_s")
+            (
+                "state",
+                "state_reason",
+                "program",
+                "said",
+                "ready",
+                "lag",
+                "rate",
+                "busy",
+                "active",
+                "copies",
+                "age_s",
+            )
         )
         return {"host": peer.host, "own": False, **nothing, "error": peer.error}
     return {**_row(peer.host, peer.facts), "age_s": peer.age_s, "error": peer.error}
+
+
+def _gone_row(gone: GoneHost, facts: Facts) -> View:
+    """Who was in the group, and where its tasks are now, as of the last rebalance."""
+    age_s = max(0.0, (facts.now_ms - gone.since_ms) / 1000)
+    places = {task: one.host for one in facts.seen.hosts for task in one.active}
+    found = Counter(places.get(task, "") for task in gone.active)
+    nowhere = found.pop("", 0)
+    parts = [f"{count:,} at {host}" for host, count in found.most_common()]
+    parts += [f"{nowhere:,} run nowhere yet"] if nowhere else []
+    number = len(gone.active)
+    text = f"It has left the group, {duration(age_s)} ago; it had "
+    text += f"{number:,} active task{'s' * (number != 1)}" if number else "no active task"
+    if parts:
+        text += f": {', '.join(parts)}"
+    nothing = dict.fromkeys(
+        ("state_reason", "program", "ready", "lag", "rate", "busy", "active", "copies")
+    )
+    said = VerdictLine(BAD if nowhere else BUSY, text)._asdict()
+    row = {"host": gone.host, "own": False, **nothing, "state": GONE, "said": said}
+    return {**row, "age_s": age_s, "error": ""}
 
 
 def copies(facts: Facts, peers: Sequence[Peer], own: str) -> Iterator[tuple[str, ObservedTask]]:

@@ -71,9 +71,8 @@ function fill(section, columns, rows, empty) {
 const hint = (section, text) => { at(section).querySelector(".hint").textContent = text; };
 const more = (number) => (number ? ` ${number.toLocaleString("en")} more are not shown.` : "");
 
-function line(svg, caption, values, text) {
-  const numbers = values.filter(known);
-  const most = Math.max(1, ...numbers);
+function line(svg, caption, values, highest, text) {
+  const most = Math.max(1, highest || 0);
   const step = values.length > 1 ? 300 / (values.length - 1) : 0;
   let path = "", drawn = false;
   values.forEach((value, index) => {
@@ -89,14 +88,14 @@ function line(svg, caption, values, text) {
   svg.setAttribute("viewBox", "0 0 300 60");
   svg.setAttribute("preserveAspectRatio", "none");
   svg.replaceChildren(made);
-  caption.textContent = `${text}, at most ${whole(most)} in the last hour`;
+  caption.textContent = `${text}, at most ${whole(highest)} in the last hour`;
 }
 
 function trend(view, instance, alone) {
   const here = alone ? "" : " here";
   const captions = document.querySelectorAll("#trend figcaption");
-  line(at("lag-line"), captions[0], view.lag, `Lag${here}: ${whole(instance.lag)} records`);
-  line(at("rate-line"), captions[1], view.rate, `Throughput${here}: ${whole(instance.rate)} records/s`);
+  line(at("lag-line"), captions[0], view.lag, view.most_lag, `Lag${here}: ${whole(instance.lag)} records`);
+  line(at("rate-line"), captions[1], view.rate, view.most_rate, `Throughput${here}: ${whole(instance.rate)} records/s`);
 }
 
 function said(group, key, text, waits) {
@@ -376,23 +375,31 @@ function writers(view) {
 
 // What an instance says of itself, and how old that is.
 function instances(view) {
-  const others = view.rows.length - 1;
-  hint("instances", others ? `${view.told} of ${view.rows.length} tell how they do: ${whole(view.lag)} records wait, ${whole(view.rate)} records/s in all. They are asked while somebody reads.` :
-    "No other instance says where it is (application.server).");
-  fill("instances", [["instance"], ["state"], ["how it does"], ["lag", true], ["records/s", true], ["busy", true], ["active", true], ["copies", true], ["as of"]],
+  const others = view.here - 1;
+  const gone = view.rows.length - view.here;
+  const left = gone ? ` ${gone} ${gone > 1 ? "have" : "has"} left in the last hour.` : "";
+  hint("instances", (others ? `${view.told} of ${view.here} tell how they do: ${whole(view.lag)} records wait, ${whole(view.rate)} records/s in all. They are asked while somebody reads.` :
+    "No other instance says where it is (application.server).") + left);
+  const spread = new Set(view.rows.map((row) => row.program).filter(Boolean)).size > 1;
+  fill("instances", [["instance"], ["state"], ["how it does"], ...(spread ? [["everflow, topology"]] : []), ["lag", true], ["records/s", true], ["busy", true], ["active", true], ["copies", true], ["as of"]],
     view.rows.map((row) => [
-      row.host + (row.own ? " (this one)" : ""), known(row.state) ? row.state : "?",
-      known(row.said) ? el("span", row.said.text, row.said.tone) : "", known(row.state) ? whole(row.lag) : "", rate(row.rate),
+      row.host + (row.own ? " (this one)" : ""), known(row.state) ? row.state + (row.state_reason ? `: ${row.state_reason}` : "") : "?",
+      known(row.said) ? el("span", row.said.text, row.said.tone) : "", ...(spread ? [row.program || ""] : []),
+      known(row.state) && row.state !== "gone" ? whole(row.lag) : "", rate(row.rate),
       known(row.busy) ? percent(row.busy) : "", known(row.active) ? row.active : "", known(row.copies) ? row.copies : "",
       row.error ? el("span", `${known(row.age_s) ? `${seconds(row.age_s)} ago: ` : ""}${row.error}`, "bad") : row.own ? "now" : known(row.age_s) ? `${seconds(row.age_s)} ago` : "not asked yet",
     ]), "");
 }
 
 function instance(view) {
-  const parts = [view.application_id, view.client_id, view.state, view.ready.ok ? "ready" : `not ready: ${view.ready.why}`];
+  const parts = [view.application_id, view.client_id, view.state_reason ? `${view.state}: ${view.state_reason}` : view.state, view.ready.ok ? "ready" : view.state_reason ? "not ready" : `not ready: ${view.ready.why}`];
   if (known(view.members)) parts.push(`${view.members} instance${view.members === 1 ? "" : "s"} in the group`);
   if (known(view.desired)) parts.push(`${view.desired} desired`);
-  parts.push(`${whole(view.application_tasks)} tasks in all`, `everflow ${view.version}`, clock(view.now_ms));
+  parts.push(`${whole(view.application_tasks)} tasks in all`, `everflow ${view.version}`);
+  if (view.topology) parts.push(`topology ${view.topology}`);
+  if (view.program) parts.push(view.program);
+  if (view.started_ms) parts.push(`since ${new Date(view.started_ms).toLocaleString("en-GB")}`);
+  parts.push(clock(view.now_ms));
   at("instance").textContent = parts.join(" · ");
   document.title = `${view.application_id}: ${view.state}`;
 }
@@ -404,7 +411,7 @@ function show(view) {
   at("verdict").className = view.verdict.tone;
   instance(view.instance);
   instances(view.instances);
-  trend(view.trend, view.instance, view.instances.rows.length === 1);
+  trend(view.trend, view.instance, view.instances.here === 1);
   topology(view.topology);
   tasks(view.tasks, view.hosts, view.instance);
   lags(view.lags);

@@ -43,10 +43,11 @@ class Backlog(NamedTuple):
     @staticmethod
     def of(facts: Facts) -> Backlog:
         """Of one instance."""
-        lag, before = lag_of(facts.seen), lag_of(facts.before.seen)
-        shrinks = None
-        if lag is not None and before is not None and facts.passed_s > 0:
-            shrinks = (before - lag) / facts.passed_s
+        lag, old, shrinks = lag_of(facts.seen), facts.same_inputs, None
+        before = None if old is None else lag_of(old.seen)
+        passed_s = 0.0 if old is None else (facts.now.monotonic_ms - old.monotonic_ms) / 1000
+        if lag is not None and before is not None and passed_s > 0:
+            shrinks = (before - lag) / passed_s
         return Backlog(lag, facts.total_growth(names.RECORDS_CONSUMED), shrinks)
 
     def also(self, other: Backlog) -> Backlog:
@@ -86,6 +87,8 @@ def hindered(seen: Observation) -> VerdictLine | None:
         return _restoring(seen)
     if not seen.threads:
         return VerdictLine(BUSY, "It starts")
+    if seen.state != "RUNNING" and seen.preparing:
+        return VerdictLine(BUSY, f"It {seen.preparing}")
     if not seen.active:
         return _without_tasks(seen)
     return None

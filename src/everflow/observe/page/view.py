@@ -13,7 +13,7 @@ from dataclasses import asdict
 from typing import Any
 
 from everflow import metrics as names
-from everflow.observe.health import ready
+from everflow.observe.health import ready, state_reason
 from everflow.observe.observation import ObservedTask
 from everflow.observe.page.events import Event
 from everflow.observe.page.history import (
@@ -24,6 +24,7 @@ from everflow.observe.page.history import (
     STARTING,
     TREND_MS,
     Facts,
+    TrendPoint,
     kind_of,
     lag_of,
 )
@@ -69,7 +70,11 @@ def _instance(facts: Facts) -> View:
         "application_id": seen.application_id,
         "client_id": seen.client_id,
         "version": seen.version,
+        "topology": seen.topology,
+        "program": seen.program,
+        "started_ms": seen.started_ms,
         "state": seen.state,
+        "state_reason": state_reason(seen),
         "ready": ready(seen)._asdict(),
         "lag": lag_of(seen),
         "rate": facts.total_growth(names.RECORDS_CONSUMED),
@@ -81,14 +86,18 @@ def _instance(facts: Facts) -> View:
 
 
 def _trend(facts: Facts) -> View:
-    """At most `MOST_POINTS` of the last hour, evenly chosen; the last one always."""
-    points = list(facts.trend)
+    """At most `MOST_POINTS` of the last hour and now, evenly chosen; the last one always. The most
+    are of all of them, whatever is drawn, so that nothing shown beside is more."""
+    now = TrendPoint(facts.now_ms, lag_of(facts.seen), facts.total_growth(names.RECORDS_CONSUMED))
+    points = [*(point for point in facts.trend if point.at_ms < now.at_ms), now]
     step = max(1, -(-len(points) // MOST_POINTS))
     chosen = points[::-1][::step][::-1]
     return {
         "at_ms": [point.at_ms for point in chosen],
         "lag": [point.lag for point in chosen],
         "rate": [round(point.rate, 1) for point in chosen],
+        "most_lag": max((point.lag for point in points if point.lag is not None), default=None),
+        "most_rate": max(point.rate for point in points),
     }
 
 
@@ -195,8 +204,9 @@ def _lags(facts: Facts, peers: Sequence[Peer]) -> View:
             old = rows.get((topic, partition))
             if of is None or (old is not None and old["lag"] >= lag):
                 continue
-            before = of.before.seen.lags.get((topic, partition), lag)
-            growth = (lag - before) / of.passed_s if of.passed_s > 0 else 0.0
+            before = of.before.seen.lags.get((topic, partition))
+            known = before is not None and of.passed_s > 0
+            growth = None if before is None or not known else (lag - before) / of.passed_s
             place = {"topic": topic, "partition": partition}
             rows[topic, partition] = {**place, "lag": lag, "growth": growth, "host": host}
     ranked = sorted(rows.values(), key=lambda row: (-row["lag"], row["topic"], row["partition"]))
@@ -209,7 +219,10 @@ def _lags(facts: Facts, peers: Sequence[Peer]) -> View:
 
 
 def _threads(facts: Facts) -> View:
-    """Where each thread's time went: of the last half minute, or, when it ran no batch, nothing."""
+    """Where each thread's time went: of the last half minute, or, when it ran no batch, nothing.
+
+    A phase's seconds are counted when its batch ends, and may be of longer than the half minute:
+    they are parts of the time in which the thread was busy, and no more than that together."""
     phases = defaultdict[str, dict[str, float]](dict)
     for (ran_by, phase), share in facts.growth(names.BATCH_SECONDS).items():
         phases[ran_by][phase] = share
@@ -219,11 +232,17 @@ def _threads(facts: Facts) -> View:
     for thread in facts.seen.threads:
         number = str(thread.number)
         seen = latency.get((number,))
+        told = sum(phases[number].values())
+        scale = min(1.0, thread.busy / told) if told > 0 else 0.0
         rows.append(
             {
                 **asdict(thread),
                 "batches": batches.get(number, 0.0),
-                "phases": {name: share for name, share in phases[number].items() if share > 0},
+                "phases": {
+                    name: share * scale
+                    for name, share in phases[number].items()
+                    if share * scale > 0
+                },
                 "mean_ms": None if seen is None else seen.mean,
                 "most_ms": None if seen is None else seen.most,
             }

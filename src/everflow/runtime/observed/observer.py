@@ -21,9 +21,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from everflow import metrics as names
+from everflow.assignment.user_data import digest
 from everflow.clock import Clock
 from everflow.config import StreamsConfig
 from everflow.errors import EverflowError
+from everflow.location import place
 from everflow.metrics import Metrics
 from everflow.moves import moves
 from everflow.observe.desired_instances import DesiredInstances, Load, ScalingRules
@@ -101,7 +103,8 @@ class Observed(Protocol):
 @dataclass(frozen=True, kw_only=True)
 class Subject:
     """What does not change while an instance runs. ``folder``: ``state.dir``; ``tasks``: active
-    ones of the application; ``members`` asks how many are in the group."""
+    ones of the application; ``members`` asks how many are in the group; ``topology``,
+    ``program``, ``started_ms``: see `Observation`."""
 
     application_id: str
     client_id: str
@@ -110,6 +113,9 @@ class Subject:
     folder: Path | None = None
     tasks: int = 0
     members: Callable[[], int] = lambda: 0
+    topology: str = ""
+    program: str = ""
+    started_ms: int = 0
 
 
 @dataclass(kw_only=True)
@@ -128,6 +134,7 @@ class Observer:
     _busy: BusyShares = field(default_factory=BusyShares)
     _processed: list[tuple[float, float]] = field(default_factory=list)
     _seen: tuple[float, Observation] | None = None
+    _state: tuple[str, float] = ("", 0.0)
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
@@ -138,10 +145,19 @@ class Observer:
         self._brokers: BrokerFacts | None = None
 
     def know(
-        self, tasks: int, members: Callable[[], int], brokers: BrokerPorts | None = None
+        self,
+        blueprint: Blueprint,
+        members: Callable[[], int] | None = None,
+        brokers: BrokerPorts | None = None,
     ) -> None:
-        """The cluster was looked at. ``brokers`` None: nothing is written in transactions."""
-        self.subject = replace(self.subject, tasks=tasks, members=members)
+        """The cluster was looked at, again where ``members`` is None. ``brokers`` None: nothing is
+        written in transactions."""
+        self.subject = replace(
+            self.subject,
+            tasks=tasks_of(blueprint),
+            topology=digest(blueprint.fingerprint),
+            members=members or self.subject.members,
+        )
         if brokers is not None:
             facts = self._brokers = BrokerFacts(
                 ports=brokers,
@@ -185,6 +201,8 @@ class Observer:
     def _look(self, now_ms: float) -> Observation:
         instance, subject = self.instance(), self.subject
         state = str(getattr(self.streams.state, "name", self.streams.state))
+        if state != self._state[0]:
+            self._state = state, now_ms
         error = self.streams.error
         statuses = self.streams.all_tasks()
         values, brokers = self.streams.metrics(), self._brokers
@@ -193,7 +211,11 @@ class Observer:
             client_id=subject.client_id,
             version=subject.version,
             state=state,
+            topology=subject.topology,
+            program=subject.program,
+            started_ms=subject.started_ms,
             state_number=STATES.index(state),
+            state_s=(now_ms - self._state[1]) / 1000,
             error="" if error is None else f"[{error.code}] {error}",
             threads=self._threads(instance),
             tasks=_tasks(statuses, instance),
@@ -222,6 +244,7 @@ class Observer:
                 tasks=len(thread.tasks),
                 busy=self._busy.of(thread.number),
                 trouble="" if thread.trouble is None else trouble(thread.trouble),
+                warm=thread.warm.is_set(),
             )
             for thread in ([] if instance is None else list(instance.threads))
         ]
@@ -370,7 +393,9 @@ def _writers(instance: Instance | None) -> Mapping[str, int]:
     return {thread.settings.transactional_id: thread.number for thread in threads}
 
 
-def subject_of(config: StreamsConfig, topology: Topology, process_id: str) -> Subject:
+def subject_of(
+    config: StreamsConfig, topology: Topology, process_id: str, started_ms: int = 0
+) -> Subject:
     """As far as it is known before the cluster was looked at."""
     planned = plan(topology, cut(topology).index_of, config.application_id)
     jobs = "spark.job.per.batch" if config.spark_job_per_batch else ""
@@ -381,6 +406,8 @@ def subject_of(config: StreamsConfig, topology: Topology, process_id: str) -> Su
         version=version("everflow"),
         roads=dict(sorted(counted.items())),
         folder=Path(config.state_dir).expanduser(),
+        program=next((place(node.where) for node in topology.nodes if node.where), ""),
+        started_ms=started_ms,
     )
 
 

@@ -28,7 +28,7 @@ HOSTS = [
 def one(lag: float, before: float, consumed: float, **values: Any) -> Facts:
     """An instance's two looks, ten seconds apart."""
     now = counted(changed(SERENE, hosts=HOSTS, **values), lag=lag, consumed=consumed)
-    return facts(now, counted(SERENE, {}, lag=before, consumed=0.0))
+    return facts(now, counted(changed(SERENE, **values), {}, lag=before, consumed=0.0))
 
 
 MINE = one(100.0, 200.0, 20.0)
