@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -43,3 +44,12 @@ def place(where: str) -> str:
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     named = getattr(getattr(shell, "compile", None), "format_code_name", lambda _: None)(file)
     return where if named is None else f"{' '.join(named)}:{line}"
+
+
+def short(file: str, roots: Sequence[str]) -> str:
+    """A file as its import names it, or by its last name: no folder of anybody's home is shown."""
+    within = [root for root in roots if root and file.startswith(f"{root.rstrip('/')}/")]
+    if not within:
+        return file.rpartition("/")[2]
+    longest = max(within, key=len)
+    return file[len(longest.rstrip("/")) + 1 :]

@@ -8,9 +8,11 @@ addresses.
 from __future__ import annotations
 
 import http.client
+import json
 import ssl
 import urllib.error
 import urllib.request
+from contextlib import suppress
 
 MOST_BYTES = 64 << 20
 
@@ -54,7 +56,10 @@ def timed_out(error: Exception) -> bool:
 def refused_with(error: urllib.error.HTTPError) -> str:
     """What an answer that is a refusal says, in a line."""
     try:
-        said = error.read(2_000).decode(errors="replace").split()
+        text = error.read(2_000).decode(errors="replace")
+        with suppress(ValueError, KeyError, TypeError):  # the form of the servers' own refusals
+            text = str(json.loads(text)["error"]["message"])
+        said = text.split()
     except (OSError, http.client.HTTPException):
         said = []
     return " ".join(said) or str(error.reason)

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
 
-from everflow.client.direct import BrokenAnswerError, asked, no_answer, timed_out
+from everflow.client.direct import BrokenAnswerError, asked, no_answer, refused_with, timed_out
 from everflow.errors import ConfigError, EverflowError, RetriableError
 from everflow.moves import counted
 from everflow.observe.page.verdict import brokers_away
@@ -65,7 +65,7 @@ def status_at(address: str) -> dict[str, Any]:
     try:
         found = json.loads(asked(f"{url}/status", ASK_S))
     except urllib.error.HTTPError as error:
-        raise _not_watched(url, error.code) from None
+        raise _not_watched(url, error) from None
     except (BrokenAnswerError, ValueError):
         found = None
     except OSError as error:
@@ -75,7 +75,10 @@ def status_at(address: str) -> dict[str, Any]:
     return {"address": address, **found}
 
 
-def _not_watched(url: str, code: int) -> EverflowError:
+def _not_watched(url: str, error: urllib.error.HTTPError) -> EverflowError:
+    code = error.code
+    if code == 421:
+        return ConfigError(f"{url}: {refused_with(error)}")
     if code == 401:
         return ConfigError(
             f"what answered at {url} asks for a token ({code}), which no instance does where it is "
@@ -147,14 +150,15 @@ def _status_line(status: Mapping[str, Any]) -> str:
     for task in tasks:
         roles[task["role"]] = roles.get(task["role"], 0) + 1
     busy = [thread["busy"] for thread in status["threads"]]
-    why = "" if status.get("state_reason") else f" ({status['ready']['why']})"
-    ready = "ready" if status["ready"]["ok"] else f"not ready{why}"
+    # An older instance says neither which program it runs nor why it is in its state.
+    reason = status.get("state_reason")
+    unready = "not ready" if reason else f"not ready ({status['ready']['why']})"
+    ready = "ready" if status["ready"]["ok"] else unready
     lag = "lag unknown" if status["lag"] is None else f"lag {status['lag']:,}"
     parts = [
         status["address"],
         status["application_id"],
-        # An older instance says neither which program it runs nor why it is in its state.
-        status["state"] + (f" ({why})" if (why := status.get("state_reason")) else ""),
+        status["state"] + (f" ({reason})" if reason else ""),
         ready,
         *([away] if (away := _brokers_away(status)) else ()),
         lag,

@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from starlette.applications import Starlette
@@ -18,6 +19,7 @@ from everflow.cli.app import app
 from everflow.cli.watching.group_lag import lag_table
 from everflow.console.observed import answered, ask, status_at, task_rows, tasks_table
 from everflow.errors import ConfigError, RetriableError
+from everflow.observe.host_names import answer
 from everflow.observe.http_server import HttpServer, application
 from everflow.observe.observation import Observation
 from everflow.observe.status import status_of
@@ -217,3 +219,17 @@ def test_lag_is_listed_with_its_sum() -> None:
         "in     0          5          5      0",
         "together 1,000 records behind",
     ]
+
+
+def test_a_refusal_is_said_in_its_words() -> None:
+    async def refused(scope: Any, _: Any, send: Any) -> None:
+        await answer(send, 421, "EF-HOST", "not by this name")
+
+    server = HttpServer("127.0.0.1:0", refused)  # type: ignore[arg-type]
+    try:
+        code, said = command("status", server.address)
+        assert code == 2
+        assert "not by this name" in said
+        assert "{" not in said
+    finally:
+        server.close()

@@ -11,6 +11,7 @@ import logging
 import math
 import os
 import shutil
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ from everflow.assignment.user_data import digest
 from everflow.clock import Clock
 from everflow.config import StreamsConfig
 from everflow.errors import EverflowError
-from everflow.location import place
+from everflow.location import place, short
 from everflow.metrics import Metrics
 from everflow.moves import moves
 from everflow.observe.desired_instances import DesiredInstances, Load, ScalingRules
@@ -406,9 +407,15 @@ def subject_of(
         version=version("everflow"),
         roads=dict(sorted(counted.items())),
         folder=Path(config.state_dir).expanduser(),
-        program=next((place(node.where) for node in topology.nodes if node.where), ""),
+        program=_line(next((node.where for node in topology.nodes if node.where), "")),
         started_ms=started_ms,
     )
+
+
+def _line(where: str) -> str:
+    """Of the program, without anybody's folders: it is shown to whoever reaches http.listen."""
+    file, _, line = place(where).rpartition(":")
+    return f"{short(file, sys.path)}:{line}" if file else where
 
 
 def rules_of(config: StreamsConfig) -> ScalingRules:

@@ -14,7 +14,7 @@ from functools import lru_cache
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-from everflow.location import is_everflow
+from everflow.location import is_everflow, short
 from everflow.runtime.step.user_line import of_user
 
 HERTZ = 100
@@ -141,12 +141,3 @@ def _named(function: str, where: str, own: bool) -> StackFrame:
 @lru_cache(maxsize=4_096)
 def _of_file(file: str) -> tuple[str, bool]:
     return short(file, sys.path), of_user(file)
-
-
-def short(file: str, roots: Sequence[str]) -> str:
-    """A file as its import names it, or by its last name: no folder of anybody's home is shown."""
-    within = [root for root in roots if root and file.startswith(f"{root.rstrip('/')}/")]
-    if not within:
-        return file.rpartition("/")[2]
-    longest = max(within, key=len)
-    return file[len(longest.rstrip("/")) + 1 :]

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
+from everflow.location import short
 from everflow.runtime.step.user_line import of_user
 from everflow.runtime.worker.stack_samples import (
     BESIDES,
@@ -20,7 +21,6 @@ from everflow.runtime.worker.stack_samples import (
     StackCounts,
     StackFrame,
     look,
-    short,
 )
 from everflow.testing import wait_until
 
