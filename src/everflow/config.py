@@ -177,6 +177,7 @@ class StreamsConfig:
     group_instance_id: str | None = _key(None, kafka_name(249))
     group_protocol: str = _key("classic", OneOf(("classic",)))
     commit_interval_ms: int = _key(100, time_ms(0))
+    create_new_topics: bool = _key(False)
     replication_factor: int = _key(-1, Replicas(-1, 2**15 - 1))
     task_timeout_ms: int = _key(300_000, time_ms(0))
     max_poll_interval_ms: int = _key(300_000, int32(1_000))

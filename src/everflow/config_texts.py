@@ -166,6 +166,12 @@ _STATE = _group(
     state_cleanup_delay_ms=KeyText(
         "A copy that has no role here any more is deleted after this time"
     ),
+    create_new_topics=KeyText(
+        "Whether a start creates internal topics that the program has and its application, which "
+        "has run before, never had: what they hold begins empty. Topics that were lost are never "
+        "created again",
+        OURS + "; there a topic that is missing is always created, also one that was lost",
+    ),
     replication_factor=KeyText("Of internal topics; -1: the brokers' default"),
     repartition_purge_interval_ms=KeyText(
         "How often records that were read are deleted from repartition topics",

@@ -111,6 +111,15 @@ def run(
     state_dir: Annotated[
         Path | None, typer.Option(help="state.dir: where the stores live.")
     ] = None,
+    create_new_topics: Annotated[
+        bool | None,
+        typer.Option(
+            "--create-new-topics",
+            help="create.new.topics: the application has run, and the program now has stores or "
+            "repartition topics that it never had.",
+            show_default=False,
+        ),
+    ] = None,
     settings: RunSettings = None,
     settings_folder: SettingsFolders = None,
     leave: Annotated[
@@ -142,6 +151,7 @@ def run(
             "processing.guarantee": guarantee.value if guarantee else None,
             "num.stream.threads": threads,
             "state.dir": str(state_dir) if state_dir else None,
+            "create.new.topics": create_new_topics,
         }
         merged = merged_settings(settings, settings_folder, options)
         with named_as_typed(typed_options(context, options)):

@@ -17,6 +17,7 @@ OPTIONS = {
     "processing.guarantee": "--guarantee",
     "num.stream.threads": "--threads",
     "state.dir": "--state-dir",
+    "create.new.topics": "--create-new-topics",
 }
 _NEEDED = {
     "application.id": (

@@ -32,8 +32,8 @@ LOAD_SILENT_S = 2.0
 
 
 def load_topology(target: str, *, start_spark: Callable[[], object]) -> Topology:
-    """Import the module of ``target`` (`module_and_name`) and return the topology that ``name`` holds, builds or
-    returns.
+    """Import the module of ``target`` (`module_and_name`) and return the topology that its name
+    holds, builds or returns.
 
     ``name`` is a `Topology`, a `StreamsBuilder`, or a function without arguments that returns one
     of them. ``start_spark`` runs when the program makes its first Column, if it makes one.

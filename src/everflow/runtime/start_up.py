@@ -20,7 +20,15 @@ from everflow.records import CommittedOffset, TopicPartition
 from everflow.retry import StoppedError, attempting, retrying
 from everflow.runtime.commit.batch import format_metadata, of_kafka_streams, parse_metadata
 from everflow.runtime.tasks.blueprint import Blueprint
-from everflow.runtime.topics.internal_topics import LEFT_OUT, TopicFacts, TopicSpec, prepare
+from everflow.runtime.topics.internal_topics import (
+    LEFT_OUT,
+    InputIds,
+    Ran,
+    TopicFacts,
+    TopicSpec,
+    prepare,
+    short_name,
+)
 from everflow.runtime.topics.output_topics import fixed_outputs, missing_outputs
 from everflow.runtime.topics.reused_topics import require_compacted
 from everflow.state.task_directory import StateDirectory
@@ -32,7 +40,14 @@ from everflow.topology.plan import emitting_every_update, plan, with_default_ext
 from everflow.topology.program import Topology
 from everflow.topology.sources.growth import TopicGrowth
 from everflow.topology.sources.patterns import pattern_sources, with_topics
-from everflow.topology.store_layouts import from_json, layouts_to_keep, require_readable, to_text
+from everflow.topology.store_layouts import (
+    beside_topics,
+    from_json,
+    layouts_to_keep,
+    require_readable,
+    to_text,
+    topics_in,
+)
 from everflow.topology.subtopologies import InternalTopics, SubTopologies, cut, internal_topics
 from everflow.topology.timestamps import extractor_named
 from everflow.waits import waiting
@@ -70,7 +85,7 @@ def prepare_cluster(
     #    offsets until fenced (D6).
     _fence_recorded(config, directory, clock, stop)
     return retrying(
-        lambda: _prepared(topology, config, admin, cluster_id),
+        lambda: _prepared(topology, config, admin, cluster_id, directory),
         "preparing topics",
         clock=clock,
         deadline=Deadline(clock, config.task_timeout_ms),
@@ -79,13 +94,18 @@ def prepare_cluster(
 
 
 def _prepared(
-    topology: Topology, config: StreamsConfig, admin: ClusterAdmin, cluster_id: str
+    topology: Topology,
+    config: StreamsConfig,
+    admin: ClusterAdmin,
+    cluster_id: str,
+    directory: StateDirectory,
 ) -> Blueprint:
     """Steps 4-7, which may be done again: a broker that has much to do may know no leader of a
     topic for a while that another instance has just created."""
     # 4. The user's topics, and whether their partitions fit together.
     subs = cut(topology)
-    counts = {name: one.partitions for name, one in admin.describe_topics(subs.topics).items()}
+    described = admin.describe_topics(subs.topics)
+    counts = {name: one.partitions for name, one in described.items()}
     needed = internal_topics(
         subs,
         counts,
@@ -99,13 +119,17 @@ def _prepared(
     )
     # 5. Internal topics: created at the first start, validated at every other (I10).
     inputs = {topic: counts[topic] for sub in subs.subtopologies for topic in sub.source_topics}
-    kept = _prepare_internal(topology, needed, inputs, config, admin)
+    now = {name: described[name].topic_id for name in inputs if name in described}
+    ids = InputIds(directory.input_ids(cluster_id), now)
+    kept = _prepare_internal(topology, needed, inputs, config, admin, ids)
+    _note_inputs(directory, cluster_id, ids)
     partitions = {
         **inputs,
         **{name: partitions for name, (partitions, _) in needed.repartition.items()},
     }
     # 6. What is stored was written as this program reads it.
-    layouts = _compared_layouts(topology, config, admin, partitions)
+    names = [short_name(config.application_id, name) for name in needed.repartition]
+    layouts = _compared_layouts(topology, config, admin, partitions, names)
     # 7. The physical plan.
     return Blueprint(
         application_id=config.application_id,
@@ -173,6 +197,7 @@ def _prepare_internal(
     counts: Mapping[str, int],
     config: StreamsConfig,
     admin: ClusterAdmin,
+    ids: InputIds,
 ) -> frozenset[str]:
     """See `prepare`."""
     _require_readable(topology, config, admin, counts)
@@ -182,7 +207,23 @@ def _prepare_internal(
         for n, (p, c) in needed.changelog.items()
     ]
     topics, inputs = ClusterTopics(admin, config), _partitions_of(counts)
-    return prepare(topics, config.application_id, specs, inputs)
+    create_new = config.create_new_topics
+    return prepare(topics, config.application_id, specs, inputs, ids=ids, create_new=create_new)
+
+
+def _note_inputs(directory: StateDirectory, cluster_id: str, ids: InputIds) -> None:
+    """Say which inputs are others than at the last start, and note what they are now."""
+    for name in ids.recreated:
+        log.warning(
+            "Topic %s was deleted and created again while the application was stopped (topic id %s "
+            "-> %s). It is read from where its committed offsets are, without any as "
+            "auto.offset.reset says; what was counted of the old one stays",
+            name,
+            ids.before[name],
+            ids.now[name],
+        )
+    if ids.before != ids.now:
+        directory.record_input_ids(cluster_id, ids.now)
 
 
 def _partitions_of(counts: Mapping[str, int]) -> list[TopicPartition]:
@@ -209,13 +250,19 @@ def _committed(
 
 
 def _compared_layouts(
-    topology: Topology, config: StreamsConfig, admin: ClusterAdmin, partitions: Mapping[str, int]
+    topology: Topology,
+    config: StreamsConfig,
+    admin: ClusterAdmin,
+    partitions: Mapping[str, int],
+    repartition: Iterable[str],
 ) -> str:
-    """What is written of the stores beside offsets from now on; StoreLayoutError (note 013)."""
+    """What is written of the stores, and of which ``repartition`` topics there are, beside offsets from now on; StoreLayoutError (note 013)."""
     committed = _committed(admin, config, _partitions_of(partitions))
     found = [from_json(parse_metadata(offset.metadata).layouts) for offset in committed.values()]
     kept = layouts_to_keep(config.application_id, topology, found)
-    text = to_text(kept, room_for_layouts(topology))
+    topics = topics_in(found).get("repartition", frozenset()).union(repartition)
+    room = room_for_layouts(topology)
+    text = to_text(beside_topics(kept, topics), room) or to_text(kept, room)
     if kept and not text:
         log.warning(
             (
@@ -315,9 +362,20 @@ class ClusterTopics:
         ends = self._admin.end_offsets(asked, "read_uncommitted")
         return {tp: (starts[tp], ends[tp]) for tp in asked}
 
-    def any_committed(self, partitions: Iterable[TopicPartition]) -> bool:
-        """Whether the group has an offset on any of them."""
-        return bool(_committed(self._admin, self._config, list(partitions)))
+    def ran(self, partitions: Iterable[TopicPartition]) -> Ran:
+        """What the group's offsets of them say."""
+        committed = _committed(self._admin, self._config, list(partitions))
+        parsed = {tp: parse_metadata(offset.metadata) for tp, offset in committed.items()}
+        ours = [one for one in parsed.values() if one.batch_id is not None]
+        java = {tp for tp, offset in committed.items() if of_kafka_streams(offset.metadata)}
+        foreign = {tp for tp, one in parsed.items() if one.batch_id is None} - java
+        known = topics_in(from_json(one.layouts) for one in ours)
+        return Ran(bool(ours or java), frozenset(tp.topic for tp in foreign), known)
+
+    def topics_with_offsets(self) -> frozenset[str]:
+        """Of whichever topics the group has offsets."""
+        offsets = self._admin.all_committed(self._config.application_id)
+        return frozenset(tp.topic for tp in offsets)
 
 
 def require_tasks(blueprint: Blueprint) -> None:

@@ -4,6 +4,7 @@
         .lock                    held by the running process (fcntl; its content is the pid)
         process-metadata         JSON: process id, transactional ids, boot id, clean close, ...
                                  (`ProcessMetadata`)
+        input-topics             JSON: the ids of the topics that the application read here last
         <task>/<store>-<n>/      one LMDB store; a rebuild goes to n + 1, as a cached environment
                                  would write into the removed file (failure scenario 18)
         .removed/                tasks that were given up, until `sweep` has deleted them
@@ -24,7 +25,7 @@ import os
 import shutil
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -42,6 +43,7 @@ _PRIVATE = 0o700
 """Stores hold the user's records, the log beside them what was said of them."""
 _LOCK = ".lock"
 _METADATA = "process-metadata"
+_INPUTS = "input-topics"
 _DISTRUSTED = "distrusted"
 _REMOVED = ".removed"
 _LOADED = ".loaded"
@@ -193,6 +195,21 @@ class StateDirectory:
                 known for known in self._metadata.transactional_ids if known not in gone
             )
         )
+
+    def input_ids(self, cluster_id: str) -> dict[str, str]:
+        """The ids of the topics that the application read from that cluster when it ran here last;
+        empty where that is not known."""
+        try:
+            found = json.loads((self.path / _INPUTS).read_text())
+            return dict(found["ids"]) if found["cluster"] == cluster_id else {}
+        except (OSError, ValueError, KeyError, TypeError):
+            return {}
+
+    def record_input_ids(self, cluster_id: str, ids: Mapping[str, str]) -> None:
+        """Note them for the next start. StateDiskError."""
+        text = json.dumps({"cluster": cluster_id, "ids": dict(ids)}, indent=1, sort_keys=True)
+        with disk_errors(self.path, "written"):
+            _write_durably(self.path / _INPUTS, text)
 
     @property
     def loaded_tables(self) -> Path:

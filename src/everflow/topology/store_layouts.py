@@ -110,6 +110,31 @@ def from_json(data: Mapping[str, Any]) -> dict[str, Kept]:
     }
 
 
+_TOPIC = "*"
+"""Begins an entry that is no store's: names cannot. Alone it says that the names of repartition
+topics are among the entries, as they are since there is this sign."""
+
+
+def beside_topics(kept: Mapping[str, Kept], repartition: Iterable[str]) -> dict[str, Kept]:
+    """``kept`` with the names of the program's repartition topics (without the application's id),
+    so that a later start can tell one that is new from one that was lost."""
+    return {**kept, _TOPIC: "", **{f"{_TOPIC}{name}": "" for name in repartition}}
+
+
+def topics_in(found: Iterable[Mapping[str, Kept]]) -> dict[str, frozenset[str]]:
+    """The internal topics that the programs had, by their kinds, without the application's id; a
+    kind is left out where it was not kept. ``found``: beside committed offsets."""
+    names = frozenset(name for one in found for name in one)
+    if not names:
+        return {}
+    stores = {name for name in names if not name.startswith(_TOPIC)}
+    known = {"changelog": frozenset(f"{name}-changelog" for name in stores)}
+    if _TOPIC in names:
+        topics = (name.removeprefix(_TOPIC) for name in names - stores)
+        known["repartition"] = frozenset(topics) - {""}
+    return known
+
+
 def layouts_to_keep(
     application_id: str, graph: Graph, found: Iterable[Mapping[str, Kept]]
 ) -> dict[str, Kept]:
@@ -202,9 +227,8 @@ def _refusal(application_id: str, differs: str) -> StoreLayoutError:
         "old program go on.\nTo keep what is stored, write the operator as it was. To keep the "
         "change, give the program an "
         "application.id of its own: it makes its stores anew, from the input as auto.offset.reset "
-        "says. (Another name for the "
-        f"store alone is refused, too: an application that has run gets no new "
-        f"stores.)\n{start_over(application_id)}",
+        "says; or give the store another name and start once with --create-new-topics: it begins "
+        f"empty, with what is read from then on.\n{start_over(application_id)}",
         difference=differs,
     )
 

@@ -320,7 +320,7 @@ def test_pending_offsets_are_waited_for_and_fencing_frees_them(
     assert admin.committed(name, [tp], 5, stable=False) == {tp: CommittedOffset(20, "batch-20")}
     # Another instance that starts now is not held up.
     settings = StreamsConfig(application_id=name, bootstrap_servers=bootstrap)
-    assert ClusterTopics(admin, settings).any_committed([tp])
+    assert ClusterTopics(admin, settings).ran([tp]).foreign == {tp.topic}
     assert admin.end_offsets([out], "read_committed")[out] == 6
     began = time.monotonic()
     fence(config, name, 10)

@@ -329,7 +329,7 @@ def test_missing_changelogs_are_an_error_and_are_not_made_again(
     message = str(error.value)
     assert all(topic in message for topic in lost)
     assert f"{app.id}-one-changelog" not in message
-    assert "another topology" in message
+    assert "so they were deleted" in message
     assert f"everflow reset MODULE:NAME --application-id {app.id}" in message
     assert not set(lost) & set(cluster.topics())
 
@@ -382,6 +382,80 @@ def test_lost_offsets_are_an_error_and_nothing_is_counted_again(
     with pytest.raises(OffsetsExpiredError, match=f"everflow reset MODULE:NAME .* {app.id}"):
         app.instance(topology).start()
     assert found(cluster, output) == counts_of(words(20))
+
+
+def test_a_new_store_comes_in_when_asked_and_one_that_was_lost_does_not(
+    app: Application, cluster: Cluster
+) -> None:
+    source, output = cluster.topic("in"), cluster.topic("out")
+    cluster.write(source, words(20))
+
+    def program(*added: str) -> Topology:
+        builder = StreamsBuilder()
+        stream = builder.stream(source, key=serdes.string(), value=serdes.string())
+        for name in added:
+            again = stream.repartition(name=f"by-{name}")
+            again.group_by_key().count(store=name)
+        stream.group_by_key().count(store="seen").to_stream().to(output)
+        return builder.build()
+
+    app.run_through(program(), source)
+    with pytest.raises(InternalTopicError) as error:
+        app.instance(program("extra")).start()
+    new = [f"{app.id}-extra-changelog", f"{app.id}-by-extra-repartition"]
+    assert all(topic in str(error.value) for topic in new)
+    assert not set(new) & set(cluster.topics())
+    assert "--create-new-topics" in str(error.value)
+    with app.running(program("extra"), create_new_topics=True) as streams:
+        cluster.write(source, words(20))
+        app.until_processed(streams, source)
+        twice = {
+            key: 2 * count for key, count in Counter(w.key.decode() for w in words(20)).items()
+        }
+        assert dict(streams.store("seen").all()) == twice
+        new_counts = lambda: sum(dict(streams.store("extra").all()).values())  # noqa: E731
+        wait_until(lambda: new_counts() == 20, 30, "the new store's counts")
+    for lost in new:
+        cluster.delete(lost)
+        with pytest.raises(InternalTopicError, match="so they were deleted") as error:
+            app.instance(program("extra"), create_new_topics=True).start()
+        assert lost in str(error.value)
+
+
+def test_an_input_made_again_while_stopped_is_told_and_read_from_its_beginning(
+    app: Application, cluster: Cluster
+) -> None:
+    source, output = cluster.topic("in"), cluster.topic("out")
+    cluster.write(source, words(20))
+    topology = counting(source, output)
+    app.run_through(topology, source)
+    cluster.delete(source)
+    assert cluster.topic("in") == source
+    with pytest.raises(OffsetsExpiredError) as error:
+        app.instance(topology).start()
+    said = str(error.value)
+    assert f"created again while the application was stopped: {source} (" in said
+    assert "expired" not in said
+    shutil.rmtree(app.state)
+    beginnings = {TopicPartition(source, partition): 0 for partition in range(2)}
+    commit_offsets({"bootstrap.servers": cluster.bootstrap}, app.id, beginnings, "", 10)
+    cluster.write(source, words(20))
+    app.run_through(topology, source)
+    twice = {key: 2 * count for key, count in counts_of(words(20)).items()}
+    assert found(cluster, output) == twice
+
+
+def test_offsets_of_another_client_are_where_a_first_start_begins(
+    app: Application, cluster: Cluster
+) -> None:
+    source, output = cluster.topic("in", 1), cluster.topic("out")
+    cluster.write(source, [text("k", str(n)) for n in range(5)])
+    commit_offsets(
+        {"bootstrap.servers": cluster.bootstrap}, app.id, {TopicPartition(source, 0): 3}, "", 10
+    )
+    with app.running(counting(source, output)) as streams:
+        app.until_processed(streams, source)
+    assert found(cluster, output) == {b"k": 2}
 
 
 def test_internal_topics_look_like_kafka_streams(app: Application, cluster: Cluster) -> None:

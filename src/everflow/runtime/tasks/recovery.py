@@ -279,7 +279,8 @@ class Recovery:
                     raise OffsetsExpiredError(
                         f"Task {task.id} has no committed offsets on "
                         f"{', '.join(map(str, task.inputs))}, but its changelog "
-                        f"{store.changelog} holds records: the offsets expired or were deleted. "
+                        f"{store.changelog} holds records: the offsets expired, or were deleted by "
+                        f"somebody or with their topic. "
                         f"Starting would count the "
                         f"input twice. {start_over(self.rules.application_id)}"
                     )

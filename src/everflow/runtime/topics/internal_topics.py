@@ -7,11 +7,11 @@ here is the decision what to do about it, and the calls that do it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from everflow.errors import InternalTopicError, OffsetsExpiredError, start_over
+from everflow.errors import InternalTopicError, OffsetsExpiredError, read_again, start_over
 from everflow.records import TopicPartition
 
 log = logging.getLogger("everflow")
@@ -41,6 +41,46 @@ class TopicFacts:
     config: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Ran:
+    """What committed offsets say of the programs that have run in the group.
+
+    ``committed``: a Kafka Streams application, everflow or Java, has committed one of them.
+    ``foreign``: topics of which another client has (a consumer, a tool that resets offsets).
+    ``known``: for each kind of internal topic those that the programs had, without the
+    application's id; a kind is left out where that was not kept (Java, an earlier release, more
+    stores than there is room for).
+    """
+
+    committed: bool = False
+    foreign: frozenset[str] = frozenset()
+    known: Mapping[str, frozenset[str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class InputIds:
+    """The ids of the application's inputs: ``before``, as the state folder knows them of its last
+    run (without those it does not know), and ``now``."""
+
+    before: Mapping[str, str] = field(default_factory=dict)
+    now: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def recreated(self) -> list[str]:
+        """Those that were deleted and created again meanwhile."""
+        before = self.before
+        return [name for name, now in sorted(self.now.items()) if before.get(name, now) != now]
+
+    @property
+    def same(self) -> list[str]:
+        """Those that are certainly what they were."""
+        return [name for name in sorted(self.now) if self.before.get(name) == self.now[name]]
+
+
+NO_IDS = InputIds()
+"""Nothing is known of the inputs."""
+
+
 class TopicAdmin(Protocol):
     """The part of the cluster's administration that this module needs."""
 
@@ -55,8 +95,11 @@ class TopicAdmin(Protocol):
     ) -> Mapping[TopicPartition, tuple[int, int]]:
         """Log start and log end (read_uncommitted) of partitions."""
 
-    def any_committed(self, partitions: Iterable[TopicPartition]) -> bool:
-        """Whether the application's group has a committed offset on any of the partitions."""
+    def ran(self, partitions: Iterable[TopicPartition]) -> Ran:
+        """What the group's committed offsets of the partitions say."""
+
+    def topics_with_offsets(self) -> frozenset[str]:
+        """All topics of which the group has a committed offset."""
 
 
 def problems(spec: TopicSpec, facts: TopicFacts) -> list[str]:
@@ -100,28 +143,57 @@ def keeps_unread(spec: TopicSpec, facts: TopicFacts | None) -> bool:
 
 
 def is_first_start(
-    application_id: str, any_committed: bool, spans: Mapping[TopicPartition, tuple[int, int]]
+    application_id: str,
+    ran: Ran,
+    spans: Mapping[TopicPartition, tuple[int, int]],
+    why_none: Callable[[], str],
 ) -> bool:
-    """First start = neither committed offsets nor any record in an internal topic (D5).
+    """First start = no offsets of a Kafka Streams application, nor any record in an internal topic
+    (D5). Offsets of other clients say where to begin, and no more.
 
-    Raises OffsetsExpiredError when internal topics hold records but the group has no offsets:
-    counting the input again from the start on top of the present state would be silent double
-    counting (scenario 15).
+    Raises OffsetsExpiredError, with the reason ``why_none``, when internal topics hold records but
+    the group has no offsets: counting the input again from the start on top of the present state
+    would be silent double counting (scenario 15).
     """
-    if any_committed:
+    if ran.committed:
         return False
     filled = sorted({tp.topic for tp, (start, end) in spans.items() if end > start})
-    if filled:
+    if filled and not ran.foreign:
         raise OffsetsExpiredError(
-            f"The group {application_id} has no committed offsets, but its internal topics hold "
-            f"records "
-            f"({', '.join(filled[:5])}{', ...' if len(filled) > 5 else ''}). Either the offsets "
-            f"expired (the application was down "
-            "for longer than offsets.retention.minutes) or the group was deleted. Starting would "
-            "count the input twice. "
-            f"{start_over(application_id)}"
+            f"The group {application_id} has no committed offsets of its inputs, but its internal "
+            f"topics hold records "
+            f"({', '.join(filled[:5])}{', ...' if len(filled) > 5 else ''}). {why_none()} Starting "
+            f"would count the input twice. {start_over(application_id)}"
         )
-    return True
+    return not filled
+
+
+def why_no_offsets(
+    application_id: str, inputs: Iterable[str], ids: InputIds, others: Iterable[str]
+) -> str:
+    """Why the group has no offsets of its inputs, in sentences: what is certain, else all that may
+    be. ``others``: topics of which it has some."""
+    names = ", ".join(sorted(inputs))
+    if recreated := ids.recreated:
+        changed = ", ".join(f"{name} ({ids.before[name]} -> {ids.now[name]})" for name in recreated)
+        return (
+            f"Deleted and created again while the application was stopped: {changed} (topic ids "
+            f"before and now). Offsets are deleted with their topic. "
+            f"{read_again(application_id, recreated[0])}"
+        )
+    if left := sorted(others):
+        return (
+            f"The group still has offsets of {', '.join(left[:5])}, so it was not deleted: those "
+            f"of {names} were, by themselves or with their topic."
+        )
+    reasons = [
+        "the offsets expired (the application was down for longer than offsets.retention.minutes)",
+        "the group was deleted",
+    ]
+    if ids.same != sorted(ids.now) or not ids.now:
+        reasons.insert(0, f"{names} was deleted and created again (offsets go with their topic)")
+    known = "; the topic ids are those of the last run" if len(reasons) == 2 else ""
+    return f"The brokers do not say why: {', or '.join(reasons)}{known}."
 
 
 def _other_program(application_id: str) -> str:
@@ -139,15 +211,19 @@ def prepare(
     application_id: str,
     specs: Iterable[TopicSpec],
     inputs: Iterable[TopicPartition],
+    *,
+    ids: InputIds = NO_IDS,
+    create_new: bool = False,
 ) -> frozenset[str]:
     """Create (first start) or validate (any other) the internal topics; called before the instance
     joins the group. Gives the repartition topics that keep what is not read (`keeps_unread`).
 
-    ``inputs`` are the partitions of all topics the application reads that exist by now. Raises
-    InternalTopicError for a topic that is missing after the first start or that does not fit,
-    OffsetsExpiredError as `is_first_start`.
+    ``inputs`` are the partitions of all topics the application reads that exist by now.
+    ``create_new``: at a later start, too, those that the application never had
+    (``create.new.topics``). Raises InternalTopicError for a topic that is missing after the first
+    start or that does not fit, OffsetsExpiredError as `is_first_start`.
     """
-    needed = {spec.name: spec for spec in specs}
+    needed, reads = {spec.name: spec for spec in specs}, list(inputs)
     # In this order, since another instance may start for the first time meanwhile: it creates
     # topics, commits where its inputs begin, and only then writes. So records that are seen have
     # offsets behind them, and offsets that are seen have topics.
@@ -157,7 +233,20 @@ def prepare(
     ]
     repartition = [tp for tp in partitions if needed[tp.topic].kind == "repartition"]
     spans = admin.spans(partitions) if partitions else {}
-    first = is_first_start(application_id, admin.any_committed([*inputs, *repartition]), spans)
+    ran = admin.ran([*reads, *repartition])
+
+    def why_none() -> str:
+        names = {tp.topic for tp in reads}
+        return why_no_offsets(application_id, names, ids, admin.topics_with_offsets() - names)
+
+    first = is_first_start(application_id, ran, spans, why_none)
+    if first and ran.foreign:
+        log.warning(
+            "The group %s has offsets of %s that no Kafka Streams application has committed: the "
+            "first start begins there",
+            application_id,
+            ", ".join(sorted(ran.foreign)),
+        )
     if not first and len(existing) < len(needed):
         existing = admin.topics(needed)
     wrong = [
@@ -178,16 +267,9 @@ def prepare(
     )
     if not missing:
         return kept
-    lost = [spec for spec in missing if spec.kind != LEFT_OUT]
-    names = ", ".join(spec.name for spec in lost)
-    if not first and lost:
-        raise InternalTopicError(
-            f"Internal topics are missing: {names}. {application_id} has run before, so they are "
-            f"not created silently: state could "
-            f"be lost. {_other_program(application_id)} Only if these topics were deleted: restore "
-            f"them from a backup; or, "
-            f"without one, give up the state. {start_over(application_id)}"
-        )
+    named = [spec for spec in missing if spec.kind != LEFT_OUT]
+    if not first and named:
+        _require_new(application_id, named, ran, create_new)
     admin.create(missing)
     for spec in missing:
         log.info("Created topic %s (%d partitions)", spec.name, spec.partitions)
@@ -200,3 +282,40 @@ def prepare(
                 application_id,
             )
     return kept
+
+
+def _require_new(
+    application_id: str, missing: Sequence[TopicSpec], ran: Ran, create_new: bool
+) -> None:
+    """InternalTopicError unless the application never had the missing topics and they are to be
+    created."""
+    said = {spec.name: short_name(application_id, spec.name) for spec in missing}
+    if unsure := [spec.name for spec in missing if spec.kind not in ran.known]:
+        raise InternalTopicError(
+            f"Internal topics are missing: {', '.join(unsure)}. {application_id} has run before, "
+            f"and its committed offsets do not say whether it had them, so they are not created: "
+            f"state could be lost. {_other_program(application_id)} Only if these topics were "
+            f"deleted: restore them from a backup; or, without one, give up the state. "
+            f"{start_over(application_id)}"
+        )
+    known = frozenset[str]().union(*ran.known.values())
+    if lost := [name for name, short in said.items() if short in known]:
+        raise InternalTopicError(
+            f"Internal topics are missing: {', '.join(lost)}. {application_id} has run with them "
+            f"before, so they were deleted, and with them state. They are not created again. "
+            f"Restore them from a backup; or, without one, give up the state. "
+            f"{start_over(application_id)}"
+        )
+    if not create_new:
+        raise InternalTopicError(
+            f"Internal topics are missing: {', '.join(said)}. {application_id} has run before, but "
+            f"never with them: the program is a new version of it, or another one. "
+            f"{_other_program(application_id)} For a new version, start it once with "
+            f"--create-new-topics (create.new.topics=true): what the application keeps stays, and "
+            f"what is new begins empty."
+        )
+
+
+def short_name(application_id: str, topic: str) -> str:
+    """The name of an internal topic without the application's id."""
+    return topic.removeprefix(f"{application_id}-")

@@ -12,6 +12,8 @@ from everflow.errors import InternalTopicError, OffsetsExpiredError
 from everflow.records import TopicPartition
 from everflow.runtime.topics.internal_topics import (
     LEFT_OUT,
+    InputIds,
+    Ran,
     TopicFacts,
     TopicSpec,
     prepare,
@@ -27,7 +29,9 @@ class FakeTopics:
     def __init__(
         self, existing: Mapping[str, TopicFacts], end: int = 0, committed: bool = False
     ) -> None:
-        self.existing, self.end, self.has_offsets = dict(existing), end, committed
+        self.existing, self.end = dict(existing), end
+        self.said = Ran(committed=committed)
+        self.others = frozenset[str]()
         self.created: list[str] = []
 
     def topics(self, names: Iterable[str]) -> Mapping[str, TopicFacts]:
@@ -41,8 +45,11 @@ class FakeTopics:
     ) -> Mapping[TopicPartition, tuple[int, int]]:
         return dict.fromkeys(partitions, (0, self.end))
 
-    def any_committed(self, partitions: Iterable[TopicPartition]) -> bool:
-        return self.has_offsets
+    def ran(self, partitions: Iterable[TopicPartition]) -> Ran:
+        return self.said
+
+    def topics_with_offsets(self) -> frozenset[str]:
+        return self.others
 
 
 GOOD = {
@@ -87,6 +94,98 @@ def test_no_offsets_but_records_in_internal_topics_is_never_a_silent_recount() -
         run(FakeTopics(GOOD, end=10, committed=False))
 
 
+def told(topics: FakeTopics, ids: InputIds) -> str:
+    with pytest.raises(OffsetsExpiredError) as error:
+        prepare(topics, "app", [REPARTITION, CHANGELOG], [INPUT], ids=ids)
+    return str(error.value)
+
+
+def test_an_input_that_was_created_again_while_the_application_was_stopped_is_the_reason() -> None:
+    said = told(FakeTopics(GOOD, end=10), InputIds({"in": "a", "old": "c"}, {"in": "b"}))
+    assert "created again while the application was stopped: in (a -> b)" in said
+    assert "--reset-offsets --to-earliest --execute --group app --topic in" in said
+    assert "expired" not in said
+    assert "the group was deleted" not in said
+
+
+def test_a_group_that_has_other_offsets_was_not_deleted_and_they_did_not_expire() -> None:
+    topics = FakeTopics(GOOD, end=10)
+    topics.others = frozenset({"other"})
+    said = told(topics, InputIds({}, {"in": "b"}))
+    assert "still has offsets of other" in said
+    assert "expired" not in said
+
+
+@pytest.mark.parametrize(("before", "possible"), [({}, True), ({"in": "b"}, False)])
+def test_what_the_brokers_do_not_say_is_all_that_may_be(
+    before: Mapping[str, str], possible: bool
+) -> None:
+    said = told(FakeTopics(GOOD, end=10), InputIds(before, {"in": "b"}))
+    assert ("in was deleted and created again" in said) is possible
+    assert "offsets.retention.minutes" in said
+    assert "the group was deleted" in said
+
+
+def test_offsets_of_another_client_say_where_a_first_start_begins_and_nothing_else() -> None:
+    topics = FakeTopics({})
+    topics.said = Ran(foreign=frozenset({"in"}))
+    run(topics)
+    assert sorted(topics.created) == [REPARTITION.name, CHANGELOG.name]
+
+
+def test_offsets_that_a_tool_has_reset_are_no_first_start() -> None:
+    """Their internal topics have records; one that is missing was lost."""
+    topics = FakeTopics(GOOD, end=10)
+    topics.said = Ran(foreign=frozenset({"in"}))
+    run(topics)
+    assert topics.created == []
+    topics = FakeTopics({CHANGELOG.name: GOOD[CHANGELOG.name]}, end=10)
+    topics.said = Ran(foreign=frozenset({"in"}))
+    with pytest.raises(InternalTopicError, match=REPARTITION.name):
+        run(topics)
+
+
+NEW = TopicSpec("app-extra-changelog", 2, {"cleanup.policy": "compact"}, "changelog")
+HAD = {
+    "changelog": frozenset({"counts-changelog"}),
+    "repartition": frozenset({"by-x-repartition"}),
+}
+
+
+@pytest.mark.parametrize("create", [False, True])
+@pytest.mark.parametrize(
+    ("missing", "known", "new"),
+    [
+        ({NEW.name}, HAD, True),
+        ({REPARTITION.name}, {**HAD, "repartition": frozenset()}, True),
+        ({NEW.name, REPARTITION.name}, {**HAD, "repartition": frozenset()}, True),
+        ({CHANGELOG.name}, HAD, False),
+        ({REPARTITION.name}, HAD, False),
+        ({NEW.name, CHANGELOG.name}, HAD, False),
+        ({NEW.name}, {}, False),
+        ({REPARTITION.name}, {"changelog": frozenset({"counts-changelog"})}, False),
+        ({NEW.name}, {"changelog": frozenset({"counts-changelog"})}, True),
+    ],
+)
+def test_only_topics_that_the_application_never_had_are_created_and_only_when_asked(
+    missing: set[str], known: Mapping[str, frozenset[str]], new: bool, create: bool
+) -> None:
+    specs = [REPARTITION, CHANGELOG, NEW]
+    good = {**GOOD, NEW.name: GOOD[CHANGELOG.name]}
+    topics = FakeTopics({name: one for name, one in good.items() if name not in missing}, end=10)
+    topics.said = Ran(committed=True, known=known)
+    if new and create:
+        prepare(topics, "app", specs, [INPUT], create_new=True)
+        assert set(topics.created) == missing
+        return
+    with pytest.raises(InternalTopicError) as error:
+        prepare(topics, "app", specs, [INPUT], create_new=create)
+    assert topics.created == []
+    said = str(error.value)
+    assert ("--create-new-topics" in said) is new
+    assert any(name in said for name in missing)
+
+
 class StartedMeanwhile(FakeTopics):
     """Another instance starts for the first time: of its three acts each is done before one of the
     looks of this one."""
@@ -99,7 +198,7 @@ class StartedMeanwhile(FakeTopics):
         created, committed, wrote = (before <= self._looks for before in self._before)
         if created:
             self.existing.update(GOOD)
-        self.has_offsets, self.end = committed, 10 if wrote else 0
+        self.said, self.end = Ran(committed=committed), 10 if wrote else 0
         self._looks += 1
 
     def topics(self, names: Iterable[str]) -> Mapping[str, TopicFacts]:
@@ -112,9 +211,9 @@ class StartedMeanwhile(FakeTopics):
         self._look()
         return super().spans(partitions)
 
-    def any_committed(self, partitions: Iterable[TopicPartition]) -> bool:
+    def ran(self, partitions: Iterable[TopicPartition]) -> Ran:
         self._look()
-        return super().any_committed(partitions)
+        return super().ran(partitions)
 
 
 @pytest.mark.parametrize("before", combinations_with_replacement(range(5), 3))
