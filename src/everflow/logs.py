@@ -30,12 +30,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from copy import copy
 from dataclasses import dataclass
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import IO, Any
 
 from everflow.moves import LOGGER as MOVES
+from everflow.user_texts import printable
 
 OWN = "everflow"
 CLIENTS = ("kafka", "py4j")
@@ -49,6 +51,29 @@ EVERYTHING = logging.DEBUG - 1
 people ask the loggers above."""
 _FORMAT = "%(asctime)s.%(msecs)03d %(levelname)s %(threadName)s %(name)s: %(message)s"
 _TIME = "%Y-%m-%d %H:%M:%S"
+
+
+class _OwnLines(logging.Formatter):
+    """A record's lines: only its first one begins like a record's."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return _of_one(super().format(record))
+
+
+def _of_one(text: str) -> str:
+    """The text of one record: what an error of somebody else's says in it moves no cursor, and its
+    further lines are indented, so that none is taken for another record's."""
+    return re.sub(r"\n(?=\S)", "\n  ", printable(text))
+
+
+def _cleaned(record: logging.LogRecord) -> logging.LogRecord:
+    """For handlers of the program, which have formatters of their own."""
+    text = record.getMessage()
+    if (clean := _of_one(text)) == text:
+        return record
+    made = copy(record)
+    made.msg, made.args = clean, None
+    return made
 
 
 def log_path(state_dir: str | Path, application_id: str) -> Path:
@@ -75,7 +100,7 @@ class LogFile(RotatingFileHandler):
             path, maxBytes=FILE_BYTES, backupCount=FILES - 1, encoding="utf-8", errors="replace"
         )
         self.path = path
-        self.setFormatter(logging.Formatter(_FORMAT, _TIME))
+        self.setFormatter(_OwnLines(_FORMAT, _TIME))
         install()
         _files.add(self)
         _people.begin()
@@ -118,7 +143,7 @@ class _Files(logging.Handler):
         super().__init__()
         self._open: list[LogFile] = []
         self._backlog: deque[str] = deque(maxlen=BACKLOG_LINES)
-        self.setFormatter(logging.Formatter(_FORMAT, _TIME))
+        self.setFormatter(_OwnLines(_FORMAT, _TIME))
 
     def add(self, file: LogFile) -> None:
         """From now on it gets everything, and first what waited for it."""
@@ -212,9 +237,10 @@ class _People(logging.Handler):
         if self.write is not None:
             handlers = [found for found in handlers if not _on_screen(found)]
         if handlers and record.levelno >= _level_asked(record.name):
+            clean = _cleaned(record)
             for handler in handlers:
-                if record.levelno >= handler.level:
-                    handler.handle(record)
+                if clean.levelno >= handler.level:
+                    handler.handle(clean)
         if (self.write is not None or not logging.getLogger().handlers) and self._shown(record):
             self._say(record)
 
@@ -232,6 +258,7 @@ class _People(logging.Handler):
         if self.verbose and record.exc_info:
             text += "\n" + logging.Formatter().formatException(record.exc_info)
         line = f"{record.levelname} {text}" if record.levelno >= logging.WARNING else text
+        line = _of_one(line)
         try:
             if self.write is not None:
                 self.write(line)

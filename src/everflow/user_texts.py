@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 MOST_TEXT = 2_000
 """Characters of an error's text that are passed on: a record may be in it."""
 
@@ -25,6 +27,38 @@ def writable(text: str) -> str:
     """``text`` as it can be written as UTF-8, whatever a user's code put into it: half of a pair of
     surrogates, as from broken JSON or a file's name, as ``\\ud800``."""
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+_UNPRINTABLE = re.compile(
+    "[\x00-\x1f\x7f-\x9f"  # C0, DEL, C1
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # which way text runs
+    "\u2028\u2029\ufff9-\ufffb\U000e0000-\U000e007f\ud800-\udfff]"
+)
+"""What a terminal does not print but obeys, and what ends a line."""
+
+
+def printable(text: str, keep: str = "\n\t") -> str:
+    """``text`` with every control character written as JSON writes it (``\\u001b``), but for those
+    in ``keep``: what a record, a serde or a client says of itself moves no cursor, hides no line
+    and forges none. JSON stays the same JSON."""
+    if text.isprintable():  # the usual case
+        return text
+    return _UNPRINTABLE.sub(
+        lambda found: found[0] if found[0] in keep else _escaped(found[0]), text
+    )
+
+
+def one_line(text: str) -> str:
+    """`printable`, without line breaks and tabs: for a part of a line."""
+    return printable(text, keep="")
+
+
+def _escaped(character: str) -> str:
+    known = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}.get(character)
+    if known is not None:
+        return known
+    units = character.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
 
 
 def shown(value: object, most: int = 200) -> str:

@@ -5,7 +5,11 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import pty
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
@@ -99,3 +103,32 @@ def test_the_command_line_shows_them(bootstrap: str, topic: Topic, writer: Recor
         for record in found
     ] == [[*record.read[3]] for record in ODD] + [[]]
     assert found[-1]["timestamp"] == FARTHEST
+
+
+def test_texts_are_exact_in_a_pipe_and_harmless_on_a_terminal(
+    bootstrap: str, topic: Topic, writer: RecordWriter
+) -> None:
+    tp = TopicPartition(topic(), 0)
+    value = "\x1b[31mred\x1b[0m\x1b]0;title\x07\x9b2K\u202e\ré\tend"
+    write(writer, tp, [OddRecord(b"k\x1b[2K", value.encode(), 5)])
+    arguments = ["consume", tp.topic, "--count", "1"]
+    environment = {"EVERFLOW_BOOTSTRAP_SERVERS": bootstrap}
+    piped = CliRunner().invoke(command, arguments, env=environment)
+    assert piped.stdout_bytes == f"k\x1b[2K\t{value}\n".encode()
+    ours, theirs = pty.openpty()
+    try:
+        subprocess.run(
+            [sys.executable, "-c", "from everflow.cli import main; main()", *arguments],
+            stdout=theirs,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, **environment, "PYTHONIOENCODING": "utf-8"},
+            timeout=60,
+            check=True,
+        )
+        shown = os.read(ours, 1 << 16).decode()
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert shown.rstrip("\r\n").isprintable() is False, "the tab is left"
+    assert shown.rstrip("\r\n").replace("\t", "").isprintable()
+    assert shown.startswith("k\\u001b[2K\t\\u001b[31mred")

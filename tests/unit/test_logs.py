@@ -192,7 +192,7 @@ def test_verbose_shows_sparks_output_and_tracebacks() -> None:
     assert said[:2] == ["from the JVM", "a word"]
     (told,) = said[2:]
     assert told.splitlines()[0] == "ERROR The loop failed"
-    assert told.splitlines()[-1] == "ValueError: broken"
+    assert told.splitlines()[-1] == "  ValueError: broken"
 
 
 def test_a_text_that_repeats_comes_at_growing_intervals_with_the_seconds() -> None:

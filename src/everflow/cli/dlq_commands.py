@@ -21,11 +21,12 @@ from everflow.cli.cluster_options import (
     Servers,
     SettingsFolders,
 )
-from everflow.cli.formats import Form, Output
+from everflow.cli.formats import Form, Output, echo
 from everflow.cli.formats import show as shown
 from everflow.clock import instant
 from everflow.errors import ConfigError, FatalError
 from everflow.moves import counted
+from everflow.user_texts import one_line
 
 if TYPE_CHECKING:
     from everflow.kafka.admin import ClusterAdmin
@@ -215,9 +216,9 @@ def _add_replay(dlq: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
                 old = _old(admin, chosen, to) if timestamp is ReplayTime.record else None
                 if dry_run and output is Output.text:
                     for letter in chosen:
-                        typer.echo(line_of(letter))
+                        echo(line_of(letter))
                 if old is not None:
-                    typer.echo(_warning(old, len(chosen)), err=True)
+                    echo(_warning(old, len(chosen)), err=True)
                 if replayer is not None and chosen:
                     if not yes:
                         _ask(chosen, to)
@@ -225,11 +226,11 @@ def _add_replay(dlq: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
             done = [one for one in taken if one.replayed]
             if output is Output.json:
                 told = _replayed(chosen, done, refused, dry_run) | {"late": old.count if old else 0}
-                typer.echo(json.dumps(told, indent=2))
+                echo(json.dumps(told, indent=2))
             would = "would be replayed" if dry_run else "replayed"
-            typer.echo(f"{counted(len(chosen), 'dead letter')} {would}", err=True)
+            echo(f"{counted(len(chosen), 'dead letter')} {would}", err=True)
             if old is not None and not dry_run:
-                typer.echo(_WHERE_DROPPED, err=True)
+                echo(_WHERE_DROPPED, err=True)
             _tell_replayed_before(topic, done)
             _tell_left_out(topic, [one for one, _ in refused])
 
@@ -245,7 +246,7 @@ def _old(admin: ClusterAdmin, chosen: Sequence[DeadLetter], to: str | None) -> O
     try:
         newest = admin.newest_times(logs)
     except FatalError as refused:  # brokers before 3.0
-        typer.echo(f"the brokers do not say how new the newest records are: {refused}", err=True)
+        echo(f"the brokers do not say how new the newest records are: {refused}", err=True)
         return None
     return OldLetters.among(chosen, to, newest)
 
@@ -266,7 +267,7 @@ def _ask(chosen: Sequence[DeadLetter], to: str | None) -> None:
     topics = sorted({to or one.source or "" for one in chosen})
     question = f"Write {counted(len(chosen), 'record')} into {', '.join(topics)}?"
     if not typer.confirm(question, err=True):
-        typer.echo("nothing was written", err=True)
+        echo("nothing was written", err=True)
         raise typer.Exit(_EXIT_DECLINED)
 
 
@@ -278,17 +279,18 @@ def _show(
 ) -> None:
     """Nothing of none (`_tell_none` has said so), but for programs."""
     if output is Output.json:
-        typer.echo(json.dumps([plain(one) for one in found], indent=2))
+        echo(json.dumps([plain(one) for one in found], indent=2))
         return
     for one in found:
-        typer.echo(text(one))
+        echo(text(one))
 
 
 def _group_lines(group: Group) -> str:
     from everflow.kafka.dead_letters import line_of
 
     (kind, node, topic), members = group
-    head = f"{len(members):,} ({_open(members):,} not replayed)\t{kind}\t{node}\t{topic}"
+    cause = "\t".join(map(one_line, (kind, node, topic)))
+    head = f"{len(members):,} ({_open(members):,} not replayed)\t{cause}"
     return f"{head}\n  {line_of(members[0])}"
 
 
@@ -329,7 +331,7 @@ def _without_plain(topic: str, found: list[DeadLetter]) -> list[DeadLetter]:
     plain = [one for one in found if one.is_plain]
     if plain:
         records = "a record" if len(plain) == 1 else f"{len(plain):,} records"
-        typer.echo(
+        echo(
             f"{topic} holds {records} without a dead letter's headers, {topic}-{plain[0].place} "
             f"first. `everflow dlq show {topic} {plain[0].place}` shows it.",
             err=True,
@@ -343,10 +345,10 @@ def _tell_none(topic: str, listed: Sequence[DeadLetter], found: _Letters) -> Non
         return
     letters = [one for one in found.found if not one.is_plain]
     if not letters:
-        typer.echo(f"{topic} holds no dead letter", err=True)
+        echo(f"{topic} holds no dead letter", err=True)
     else:
         of = "the one dead letter" if len(letters) == 1 else f"the {len(letters):,} dead letters"
-        typer.echo(f"none of {of} in {topic} is asked for", err=True)
+        echo(f"none of {of} in {topic} is asked for", err=True)
 
 
 def _tell_replayed_before(topic: str, done: list[DeadLetter]) -> None:
@@ -354,7 +356,7 @@ def _tell_replayed_before(topic: str, done: list[DeadLetter]) -> None:
         was = "was" if len(done) == 1 else "were"
         count = counted(len(done), "dead letter")
         first = f"{topic}-{done[0].place}" + (" first" if len(done) > 1 else "")
-        typer.echo(f"{count} {was} already replayed before: {first}", err=True)
+        echo(f"{count} {was} already replayed before: {first}", err=True)
 
 
 def _tell_left_out(topic: str, refused: list[DeadLetter]) -> None:
@@ -362,7 +364,7 @@ def _tell_left_out(topic: str, refused: list[DeadLetter]) -> None:
 
     def tell(mine: list[DeadLetter], why: str) -> None:
         count = counted(len(mine), "dead letter")
-        typer.echo(f"{count} left out, {topic}-{mine[0].place} first: {why}", err=True)
+        echo(f"{count} left out, {topic}-{mine[0].place} first: {why}", err=True)
 
     if cut := [one for one in refused if one.parts_left_out]:
         tell(cut, str(not_whole(topic, cut[0])))

@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from everflow.user_texts import printable
+
 
 class Format(str, Enum):
     """How bytes and text stand for one another on the command line."""
@@ -42,4 +44,9 @@ Form = Annotated[Output, typer.Option("--output", help="text for people, json fo
 
 def show(form: Output, data: Any, lines: list[str]) -> None:
     """Print a result: ``data`` for programs, ``lines`` for people."""
-    typer.echo(json.dumps(data, indent=2) if form is Output.json else "\n".join(lines))
+    echo(json.dumps(data, indent=2) if form is Output.json else "\n".join(lines))
+
+
+def echo(text: str, *, err: bool = False) -> None:
+    """Print lines for people, some of whose words are others': without control characters."""
+    typer.echo(printable(text), err=err)

@@ -17,6 +17,7 @@ from everflow.cli.cluster_options import (
 )
 from everflow.cli.formats import Form, Format, Output, WindowKind
 from everflow.errors import ConfigError
+from everflow.user_texts import printable
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="An existing topic.")]
 KeyFormat = Annotated[Format, typer.Option("--key", help="What keys are.")]
@@ -109,7 +110,8 @@ def _add_consume(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
         debug: Debug = False,
     ) -> None:
         """Print the committed records of a topic, key<TAB>value a line (json: an object a line,
-        with place, time and headers). Joins no group and commits nothing."""
+        with place, time and headers). Joins no group and commits nothing. On a terminal control
+        characters are escaped; a file or a pipe gets texts as they are."""
         with errors_for_people(debug):
             from everflow.cli.cluster import client_config, connected, own_status
             from everflow.cli.records import json_of, partitions_of, records, text_of
@@ -120,10 +122,13 @@ def _add_consume(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
                 starts = admin.list_offsets(
                     partitions, "earliest" if from_beginning else "latest", "read_committed"
                 )
-                told = output is Output.json
+                told, people = output is Output.json, sys.stdout.isatty()
                 seen, shown = 0, json_of if told else text_of
                 for record in records(config, starts, count, timeout, status, headers=told):
-                    typer.echo(shown(record, key, value, window))
+                    line = shown(record, key, value, window)
+                    if people:
+                        line = printable(line, keep="\t")
+                    typer.echo(line, color=True)  # else it takes colours out of what is piped
                     seen += 1
             if count is not None and seen < count:
                 typer.echo(

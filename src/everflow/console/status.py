@@ -13,6 +13,7 @@ from rich.status import Status
 from rich.text import Text
 
 from everflow.runtime.client_state import LAST_STATES, STATE
+from everflow.user_texts import printable
 from everflow.waits import telling
 
 PLAIN_INTERVAL_S = 5.0
@@ -99,12 +100,16 @@ class StatusLine:
 
     def say(self, text: str) -> None:
         """Print a lasting line (above the live one)."""
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
     def rows(self, text: str) -> None:
         """Print rows of a table (``print_table``) as they are, above the live line."""
         self._console.print(
-            text.removesuffix("\n"), markup=False, emoji=False, highlight=False, soft_wrap=True
+            printable(text.removesuffix("\n")),
+            markup=False,
+            emoji=False,
+            highlight=False,
+            soft_wrap=True,
         )
 
     def line(self, text: str) -> None:
@@ -144,7 +149,8 @@ class StatusLine:
             if self._ended:
                 return
             if self._console.is_terminal:
-                live = Text("\n".join((text, *below)), no_wrap=True, overflow="ellipsis")
+                lines = printable("\n".join((text, *below)))
+                live = Text(lines, no_wrap=True, overflow="ellipsis")
                 if self._status is None:
                     self._status = self._console.status(live)
                     self._status.start()

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from everflow.runtime.client_state import ENDED, ClientState
+from everflow.user_texts import printable
 
 _SETTLED = frozenset({ClientState.RUNNING, *ENDED})
 
@@ -103,11 +104,11 @@ def parse_settings(assignments: Sequence[str]) -> dict[str, str]:
 
 
 def error_text(error: BaseException, code: str, more: Sequence[str] = ()) -> str:
-    """``error: [code] message``, continuation lines and ``more`` indented."""
-    first, *rest = str(error).splitlines() or [type(error).__name__]
-    return "\n".join(
-        [f"error: [{code}] {first}", *(f"  {line.strip()}" for line in (*rest, *more))]
-    )
+    """``error: [code] message``, continuation lines and ``more`` indented, without control
+    characters."""
+    first, *rest = printable(str(error)).splitlines() or [type(error).__name__]
+    further = (*rest, *printable("\n".join(more)).splitlines())
+    return "\n".join([f"error: [{code}] {first}", *(f"  {line.strip()}" for line in further)])
 
 
 def merge_settings(*layers: Mapping[str, object | None]) -> dict[str, object]:

@@ -19,6 +19,7 @@ from everflow.kafka.reading.log_reader import LogReader
 from everflow.kafka.writing.record_writer import RecordWriter
 from everflow.moves import counted
 from everflow.records import TopicPartition, listed_headers
+from everflow.user_texts import one_line, printable
 
 REPLAYED_FROM = "__everflow.replayed.from"
 """Header of a record that was replayed: the place of its dead letter."""
@@ -308,7 +309,7 @@ def line_of(letter: DeadLetter) -> str:
     node = letter.about.get("node") or "-"
     done = "  (replayed)" if letter.replayed else ""
     parts = (str(letter.place), instant(letter.timestamp), letter.origin, node, letter.error)
-    return "\t".join(parts) + done
+    return "\t".join(map(one_line, parts)) + done
 
 
 def text_of(letter: DeadLetter) -> str:
@@ -316,19 +317,24 @@ def text_of(letter: DeadLetter) -> str:
     about = letter.about
     lines = [
         f"dead letter  {letter.place}{'  (replayed)' if letter.replayed else ''}",
-        f"record       {letter.origin}",
+        f"record       {one_line(letter.origin)}",
         f"time         {instant(letter.timestamp)}",
         *(
-            f"{name:<12} {about[name]}"
+            f"{name:<12} {_indented(about[name])}"
             for name in ("stage", "node", "task", "attempt", "exception", "message", "left.out")
             if about.get(name)
         ),
         f"key          {letter.key!r}",
         f"value        {letter.value!r}",
-        *(f"header       {name}={data!r}" for name, data in letter.own),
+        *(f"header       {one_line(name)}={data!r}" for name, data in letter.own),
     ]
-    stack = about.get("stacktrace", "").rstrip()
+    stack = printable(about.get("stacktrace", "").rstrip())
     return "\n".join([*lines, *([stack] if stack else [])])
+
+
+def _indented(text: str) -> str:
+    """A text of several lines: none of them is like one of ours."""
+    return printable(text).replace("\n", f"\n{'':13}")
 
 
 def plain_of(letter: DeadLetter) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from everflow.cli.cluster_options import (
     SettingsFolders,
     Target,
 )
-from everflow.cli.formats import Form, Output, show
+from everflow.cli.formats import Form, Output, echo, show
 from everflow.cli.option_names import BOOTSTRAP_VARIABLE, named_as_typed, typed_options
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def _reset(target: str, config: StreamsConfig, status: StatusLine, asked: _Asked
         if folder is not None:
             held.callback(folder.close)
         for line in plan.lines():
-            typer.echo(line, err=asked.output is Output.json)
+            echo(line, err=asked.output is Output.json)
         if not asked.yes and not typer.confirm("Do it? This cannot be undone.", err=True):
             typer.echo("nothing was changed", err=True)
             raise typer.Exit(_EXIT_DECLINED)

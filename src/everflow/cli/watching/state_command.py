@@ -18,7 +18,7 @@ from everflow.cli.cluster_options import (
     Servers,
     SettingsFolders,
 )
-from everflow.cli.formats import Form, Output
+from everflow.cli.formats import Form, Output, echo
 from everflow.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -149,11 +149,11 @@ def _show(
             return
         typer.echo(f"{count:,} row{'s' * (count != 1)} written to {path}", err=True)
     elif output is Output.json:
-        state_rows.print_document(about, rows, limit, typer.echo)
+        state_rows.print_document(about, rows, limit, echo)
         return
     elif form is RowsFormat.json:
-        state_rows.print_lines(rows, limit, typer.echo)
+        state_rows.print_lines(rows, limit, echo)
     else:
-        state_rows.print_table(rows, limit, typer.echo)
+        state_rows.print_table(rows, limit, echo)
     for note in rows.notes:
-        typer.echo(f"note: {note}", err=True)
+        echo(f"note: {note}", err=True)

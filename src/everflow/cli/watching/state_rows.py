@@ -10,6 +10,7 @@ from typing import Any
 from everflow.console.observed import table
 from everflow.runtime.serving.parameters import as_json
 from everflow.snapshots.rows import Rows
+from everflow.user_texts import one_line
 
 TABLE_ROWS = 100
 _CELL = 60
@@ -64,5 +65,5 @@ def _cell(value: Any) -> str:
     else:
         text = as_json(value).decode()
         text = text[1:-1] if isinstance(value, bytes) else text
-    text = text if text.isprintable() else repr(text)
+    text = one_line(text)
     return text if len(text) <= _CELL else f"{text[: _CELL - 3]}..."

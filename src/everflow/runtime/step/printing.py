@@ -11,6 +11,7 @@ import pyarrow as pa
 from everflow.records import EdgeBatch
 from everflow.runtime.commit.batch import Printed
 from everflow.topology.physical_plan import PrintOp
+from everflow.user_texts import one_line
 
 CELL_MOST = 60
 
@@ -49,5 +50,5 @@ def _time(ms: int) -> str:
 def cell(value: object) -> str:
     """A value as a text of one line, cut off where it is long."""
     text = "null" if value is None else str(value)
-    text = text.replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
+    text = one_line(text)
     return text if len(text) <= CELL_MOST else text[: CELL_MOST - 3] + "..."
