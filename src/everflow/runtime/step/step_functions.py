@@ -345,8 +345,8 @@ _SHAPES: dict[str, Callable[[FunctionOp, EdgeBatch, list[Any]], Made]] = {
 
 
 def _column(items: list[Any], kind: pa.DataType, rows: Int64) -> pa.Array:
-    """Python results as the declared Arrow type; UnfitResultsError for those of another type, which are
-    the fault of their records, those in ``rows``."""
+    """Python results as the declared Arrow type; UnfitResultsError for those of another type, which
+    are the fault of their records, those in ``rows``."""
     try:
         return column_of(items, kind)
     except UnfitError:

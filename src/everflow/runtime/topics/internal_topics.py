@@ -273,7 +273,7 @@ def prepare(
     admin.create(missing)
     for spec in missing:
         log.info("Created topic %s (%d partitions)", spec.name, spec.partitions)
-        if not first:
+        if not first and spec.kind == LEFT_OUT:
             log.warning(
                 "The topic %s is new, and %s has run before: it is not known what processing left "
                 "out of the table's topic until now. If the table is restored, such records are "
