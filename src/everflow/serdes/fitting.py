@@ -55,6 +55,14 @@ _SCALARS: tuple[
 _NO_ARRAYS = (str, bytes, bytearray, memoryview, Mapping)
 
 
+def exact_array(items: Sequence[Any], type_: pa.DataType) -> pa.Array:
+    """``pa.array``, which would cut microseconds where the type has no place for them. Raises what
+    Arrow raises."""
+    if pa.types.is_timestamp(type_) and type_.unit in ("s", "ms"):
+        return pa.array(items, pa.timestamp("us", type_.tz)).cast(type_)
+    return pa.array(items, type_)
+
+
 class _Unlike(TypeError):
     """``why`` a value is not what its type takes."""
 
@@ -91,7 +99,7 @@ def _column(items: Sequence[Any], type_: pa.DataType) -> pa.Array:
         return made
     _check_of(type_)(items)
     try:
-        return pa.array(items, type_)
+        return exact_array(items, type_)
     except (pa.ArrowException, TypeError, ValueError):
         return pa.array([_plain(item) for item in items], type_)
 
@@ -132,10 +140,14 @@ def _parts(value: Any, type_: pa.DataType) -> Iterator[Misfit | None]:
                 for item, kind in zip(pair, (type_.key_type, type_.item_type), strict=True):
                     found = misfit_of(item, kind)
                     yield found and found.below(step)
-    elif pa.types.is_list(type_) and isinstance(value, list | tuple | np.ndarray):
+    elif _is_list(type_) and isinstance(value, list | tuple | np.ndarray):
         for at, item in enumerate(value):
             found = misfit_of(item, type_.value_type)
             yield found and found.below(f"[{at}]")
+
+
+def _is_list(type_: pa.DataType) -> bool:
+    return bool(pa.types.is_list(type_) or pa.types.is_large_list(type_))
 
 
 def _refused_by_arrow(value: Any, type_: pa.DataType) -> str:
@@ -188,7 +200,7 @@ def _check_of(type_: pa.DataType) -> _Check:
         return _struct_check(type_)
     if pa.types.is_map(type_):
         return _map_check(type_)
-    if pa.types.is_list(type_) or pa.types.is_large_list(type_):
+    if _is_list(type_):
         return _list_check(type_)
     for is_such, taken, refused, words in _SCALARS:
         if is_such(type_):

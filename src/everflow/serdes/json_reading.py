@@ -23,9 +23,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from everflow.exact_texts import day, is_number, moment, number, whole
-from everflow.serdes.arrow_types import Misfit, field_step
+from everflow.serdes.arrow_types import Misfit, field_step, type_text
 from everflow.serdes.base import SerdeError
-from everflow.serdes.fitting import BEYOND_FLOAT
+from everflow.serdes.fitting import BEYOND_FLOAT, exact_array
 from everflow.serdes.json_writing import write
 from everflow.user_texts import writable
 
@@ -169,7 +169,7 @@ def reader(type_: pa.DataType) -> _Column:
     """Makes a column of what JSON holds."""
     if pa.types.is_struct(type_):
         return _struct_reader(type_)
-    if pa.types.is_list(type_):
+    if pa.types.is_list(type_) or pa.types.is_large_list(type_):
         return _list_reader(type_)
     if pa.types.is_map(type_):
         return _map_reader(type_)
@@ -187,7 +187,7 @@ def _scalar(type_: pa.DataType) -> tuple[tuple[type, ...], _One, str]:
         return (), _of_text(day, _no_day), 'a date such as "2024-01-31"'
     if pa.types.is_decimal(type_):
         return (), _decimal_of(type_), "a number"
-    if pa.types.is_binary(type_):
+    if pa.types.is_binary(type_) or pa.types.is_large_binary(type_):
         return (), _of_text(_base64, None), "text in base64"
     if pa.types.is_integer(type_):
         return (int,), _integer, "an integer"
@@ -197,9 +197,9 @@ def _scalar(type_: pa.DataType) -> tuple[tuple[type, ...], _One, str]:
         return (), _short_number, "a number"
     if pa.types.is_boolean(type_):
         return (bool,), _only(bool), "true or false"
-    if pa.types.is_string(type_):
+    if pa.types.is_string(type_) or pa.types.is_large_string(type_):
         return (str,), _only(str), "text"
-    return (), lambda value: value, "null"
+    return (), lambda value: value, "null" if pa.types.is_null(type_) else type_text(type_)
 
 
 def _scalar_reader(
@@ -252,7 +252,7 @@ def _array(
     """What Arrow refuses (an integer beyond its type, say) is found by halves, a fault and null.
     ``start`` is the row of the first value."""
     try:
-        return pa.array(values, type_)
+        return exact_array(values, type_)
     except _UNFIT:
         if len(values) == 1:
             if pa.types.is_integer(type_):
@@ -331,6 +331,8 @@ def _of_field(name: str, rows: Sequence[dict[str, Any]]) -> list[Any]:
 
 def _list_reader(type_: pa.DataType) -> _Column:
     element = reader(type_.value_type)
+    large = pa.types.is_large_list(type_)
+    arrays, offset = (pa.LargeListArray, pa.int64()) if large else (pa.ListArray, pa.int32())
 
     def column(values: Sequence[Any], faults: Unfit) -> pa.Array:
         # Arrow would take the letters of a text
@@ -340,14 +342,14 @@ def _list_reader(type_: pa.DataType) -> _Column:
         if inner or inner.doubtful:
             owners, first = _owners(rows)
             _take_items(inner, owners, lambda at: f"[{at - first[owners[at]]}]", faults)
-        return pa.ListArray.from_arrays(_starts(rows), items, type=type_)
+        return arrays.from_arrays(_starts(rows, offset), items, type=type_)
 
     return column
 
 
 def _map_reader(type_: pa.DataType) -> _Column:
     names, item = _key_reader(type_.key_type), reader(type_.item_type)
-    unique = pa.types.is_string(type_.key_type)
+    unique = type_.key_type in (pa.string(), pa.large_string())
 
     def column(values: Sequence[Any], faults: Unfit) -> pa.Array:
         rows = _of_class(values, dict, "an object", type_, faults)
@@ -365,7 +367,7 @@ def _map_reader(type_: pa.DataType) -> _Column:
         if inner:  # a key that does not fit would be null
             bad = {int(owners[at]) for at in inner}
             return column([None if at in bad else row for at, row in enumerate(rows)], faults)
-        return pa.MapArray.from_arrays(_starts(rows), keys, items, type=type_)
+        return pa.MapArray.from_arrays(_starts(rows, pa.int32()), keys, items, type=type_)
 
     return column
 
@@ -435,12 +437,12 @@ def _again(keys: pa.Array, owners: npt.NDArray[np.int64]) -> list[int]:
     return [int(at) for at in np.flatnonzero(again)]
 
 
-def _starts(rows: Sequence[Any]) -> pa.Array:
+def _starts(rows: Sequence[Any], type_: pa.DataType) -> pa.Array:
     """Where each row's items begin, null for null rows, with the end at last."""
     starts: list[int | None] = list(accumulate((len(row or ()) for row in rows), initial=0))
     if not all(rows):
         starts[:-1] = [None if row is None else at for row, at in zip(rows, starts, strict=False)]
-    return pa.array(starts, pa.int32())
+    return pa.array(starts, type_)
 
 
 def _owners(rows: Sequence[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -30,7 +30,7 @@ class JsonSerde:
     kind: str = "json"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "type", storable(self.type))
+        storable(self.type)
 
     def encode(self, value: Any) -> bytes | None:
         return encode_one(self, value)

@@ -82,7 +82,7 @@ def _unwritable(value: pa.Array) -> Misfit | None:
             if (found := _unwritable(column)) is not None:
                 return found.below(field_step(field.name))
         return None
-    if pa.types.is_list(type_):
+    if pa.types.is_list(type_) or pa.types.is_large_list(type_):
         for at, item in enumerate(_each_of(value.flatten())):
             if (found := _unwritable(item)) is not None:
                 return found.below(f"[{at}]")
@@ -145,7 +145,7 @@ def _all_finite(values: pa.Array) -> bool:
         return all(_all_finite(values.field(index)) for index in range(type_.num_fields))
     if pa.types.is_map(type_):
         return _all_finite(_entries(values)[1])
-    if pa.types.is_list(type_):
+    if pa.types.is_list(type_) or pa.types.is_large_list(type_):
         return _all_finite(values.flatten())
     numbers = (values.fill_null(0.0) if values.null_count else values).to_numpy()
     return bool(np.isfinite(numbers).all())
@@ -191,11 +191,11 @@ def _converter(type_: pa.DataType, finite: bool) -> _Convert:
         return _decimal
     if pa.types.is_floating(type_):
         return None if finite else _float
-    if pa.types.is_binary(type_):
+    if pa.types.is_binary(type_) or pa.types.is_large_binary(type_):
         return lambda value: base64.b64encode(value).decode()
     if pa.types.is_struct(type_):
         return _struct_converter(type_, finite)
-    if pa.types.is_list(type_):
+    if pa.types.is_list(type_) or pa.types.is_large_list(type_):
         element = _converter(type_.value_type, finite)
         if element is None:
             return None
@@ -239,7 +239,7 @@ def _map_converter(type_: pa.DataType, finite: bool) -> _Convert:
 def key_text(type_: pa.DataType) -> Callable[[Any], str]:
     """The name of a key of a map, which is text in JSON: the key's own JSON, without its quotes
     where that is a text."""
-    if pa.types.is_string(type_):
+    if type_ in (pa.string(), pa.large_string()):
         return lambda key: key
     if pa.types.is_integer(type_):
         return str

@@ -57,7 +57,7 @@ class PackedSerde:
     def __post_init__(self) -> None:
         if not pa.types.is_struct(self.type) or self.type.num_fields == 0:
             raise SerdeError(f"the packed layout takes a struct with fields, found {self.type}")
-        object.__setattr__(self, "type", storable(self.type))
+        storable(self.type)
 
     @property
     def null_bytes(self) -> int:

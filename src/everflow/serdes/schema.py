@@ -79,8 +79,8 @@ _TOKEN = re.compile(
 
 
 def arrow_type(schema: Any) -> pa.DataType:
-    """The Arrow type of ``schema``, in the form edges use (`normal_type`); text with several
-    fields, or one ``name type`` pair, gives a struct.
+    """The Arrow type of ``schema``; text with several fields, or one ``name type`` pair, gives a
+    struct.
 
     Raises SerdeError that quotes the text and the place where reading stopped, or names the field
     whose type no serde writes.
@@ -98,11 +98,9 @@ def arrow_type(schema: Any) -> pa.DataType:
 
 @lru_cache(maxsize=1024)
 def storable(type_: pa.DataType) -> pa.DataType:
-    """``type_`` in the form edges use. SerdeError where no serde writes it, which names the field
-    and what to declare."""
-    found = normal_type(type_)
-    _require_storable(found, "")
-    return found
+    """``type_``. SerdeError where no serde writes it, which names the field and what to declare."""
+    _require_storable(normal_type(type_), "")
+    return type_
 
 
 def _require_storable(type_: pa.DataType, path: str) -> None:

@@ -187,15 +187,17 @@ def test_the_message_has_the_record_both_lines_and_the_cure() -> None:
 
 def test_a_result_of_another_type_is_told_without_a_line_of_ours() -> None:
     found = failure(lambda value: 7).failure
-    assert found.error.startswith("TypeError: result 7 is not the declared type string")
+    assert found.error.startswith(
+        "TypeError: result 7 is not of the declared type: the value (string)"
+    )
     assert found.line is None
 
 
 def test_a_result_whose_repr_fails_is_told_by_its_class() -> None:
     found = failure(lambda value: Hidden()).failure
     assert found.error.startswith(
-        "TypeError: result <Hidden, whose __repr__ raises RuntimeError> is not the declared type "
-        "string"
+        "TypeError: result <Hidden, whose __repr__ raises RuntimeError> is not of the declared "
+        "type: the value (string): "
     )
 
 
