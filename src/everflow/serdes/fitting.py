@@ -55,14 +55,6 @@ _SCALARS: tuple[
 _NO_ARRAYS = (str, bytes, bytearray, memoryview, Mapping)
 
 
-def exact_array(items: Sequence[Any], type_: pa.DataType) -> pa.Array:
-    """``pa.array``, which would cut microseconds where the type has no place for them. Raises what
-    Arrow raises."""
-    if pa.types.is_timestamp(type_) and type_.unit in ("s", "ms"):
-        return pa.array(items, pa.timestamp("us", type_.tz)).cast(type_)
-    return pa.array(items, type_)
-
-
 class _Unlike(TypeError):
     """``why`` a value is not what its type takes."""
 
@@ -99,7 +91,7 @@ def _column(items: Sequence[Any], type_: pa.DataType) -> pa.Array:
         return made
     _check_of(type_)(items)
     try:
-        return exact_array(items, type_)
+        return pa.array(items, type_)
     except (pa.ArrowException, TypeError, ValueError):
         return pa.array([_plain(item) for item in items], type_)
 
@@ -205,6 +197,8 @@ def _check_of(type_: pa.DataType) -> _Check:
     for is_such, taken, refused, words in _SCALARS:
         if is_such(type_):
             check = _scalar_check(taken, refused, words)
+            if pa.types.is_timestamp(type_) and type_.unit in ("s", "ms"):
+                return _coarse_check(check, 1_000_000 if type_.unit == "s" else 1_000)
             return _short_check(check) if pa.types.is_float32(type_) else check
     return lambda items: None  # Arrow decides
 
@@ -216,6 +210,17 @@ def _scalar_check(taken: tuple[type, ...], refused: tuple[type, ...], words: str
         return issubclass(found, allowed) and not issubclass(found, refused)
 
     return lambda items: _require(items, fits, words)
+
+
+def _coarse_check(times: _Check, step: int) -> _Check:
+    """Arrow would cut what is no multiple of ``step`` µs."""
+
+    def check(items: Sequence[Any]) -> None:
+        times(items)
+        if any(isinstance(one, dt.datetime) and one.microsecond % step for one in items):
+            raise _Unlike
+
+    return check
 
 
 def _short_check(floats: _Check) -> _Check:

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from everflow.exact_texts import day, is_number, moment, number, whole
 from everflow.serdes.arrow_types import Misfit, field_step, type_text
 from everflow.serdes.base import SerdeError
-from everflow.serdes.fitting import BEYOND_FLOAT, exact_array
+from everflow.serdes.fitting import BEYOND_FLOAT
 from everflow.serdes.json_writing import write
 from everflow.user_texts import writable
 
@@ -252,7 +252,9 @@ def _array(
     """What Arrow refuses (an integer beyond its type, say) is found by halves, a fault and null.
     ``start`` is the row of the first value."""
     try:
-        return exact_array(values, type_)
+        if pa.types.is_timestamp(type_) and type_.unit in ("s", "ms"):  # which would cut them
+            return pa.array(values, pa.timestamp("us", type_.tz)).cast(type_)
+        return pa.array(values, type_)
     except _UNFIT:
         if len(values) == 1:
             if pa.types.is_integer(type_):
