@@ -27,7 +27,7 @@ from everflow.exact_texts import (
     whole,
 )
 from everflow.records import TaskId, TopicPartition
-from everflow.runtime.serving.parameters import Parameters, RefusedRequest
+from everflow.runtime.serving.parameters import Parameters, RefusedRequest, as_json
 from everflow.setting_checks import offset_reset, reset_duration_ms
 from everflow.snapshots.points import Point
 from everflow.windows import duration_ms
@@ -196,3 +196,8 @@ def test_a_reset_reaches_back_by_whole_milliseconds(text: str, ms: int | None) -
 def test_a_setting_is_a_number_in_ascii(text: str) -> None:
     with pytest.raises(ConfigError, match="whole number"):
         StreamsConfig(application_id="a", num_stream_threads=text)
+
+
+def test_what_is_no_number_is_named_in_answers_of_the_query_service() -> None:
+    entry = {"x": math.nan, "pairs": [(1.5, -math.inf)], "none": None}
+    assert as_json(entry) == b'{"x":"NaN","pairs":[[1.5,"-Infinity"]],"none":null}'

@@ -12,6 +12,14 @@ from typing import Any, cast
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import (
+    CalendarIntervalType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    VariantType,
+)
 
 from everflow import Windowed, serdes
 from everflow.serdes import Serde, SerdeError
@@ -406,3 +414,93 @@ def test_long_columns_are_sliced_whole() -> None:
         [rows, rows, pa.array(rows.to_numpy() + 10)], fields=list(serde.type)
     )
     assert serde.decode_array(serde.encode_array(column)).equals(column)
+
+
+def test_a_window_ends_with_the_last_time_that_a_long_holds() -> None:
+    serde = serdes.time_windowed(serdes.string(), 10)
+    data = serde.encode(Windowed("k", 2**63 - 5, 2**63 - 1))
+    assert serde.decode(data) == Windowed("k", 2**63 - 5, 2**63 - 1)
+    column = serde.decode_array(pa.array([data], pa.binary()))
+    assert column.to_pylist() == [{"key": "k", "start": 2**63 - 5, "end": 2**63 - 1}]
+    with pytest.raises(SerdeError, match="does not fit into a long"):
+        serde.encode(Windowed("k", 2**63, 2**63 + 10))
+
+
+def test_fields_of_packed_values_and_entries_of_lists_are_named() -> None:
+    packed = serdes.packed("n int, m map<int,int>")
+    bad = serdes.packed("n int, m map<string,int>").encode({"n": 1, "m": {"x": 1}})
+    with pytest.raises(SerdeError, match=r'^row 0: the field m: .*\["x"\] \(int\)'):
+        packed.decode(bad)
+    listed = serdes.list_(serdes.json("a struct<b:int>"))
+    bad = serdes.list_(serdes.json("a struct<b:string>")).encode([None, {"a": {"b": "x"}}])
+    with pytest.raises(SerdeError, match=r"^entry 1 of a list: JSON .*: a\.b \(int\)"):
+        listed.decode(bad)
+
+
+@pytest.mark.parametrize(
+    ("schema", "says"),
+    [
+        ("my-field int", "`my-field`"),
+        ("a int, order.id bigint", "`order.id`"),
+        ("@ts string", "`@ts`"),
+        ("prix_\u00e9 int", "`prix_\u00e9`"),
+        ("my field int", "`my field`"),
+        ("o struct<a-b: int>", "`a-b`"),
+        ("i interval day to second", "declare a bigint"),
+        ("v variant", "declare a string"),
+        ("t time(6)", "declare a string"),
+        ("s string collate UTF8_LCASE", "collation"),
+        ("d decimal(39,2)", "precision from 1 to 38"),
+        ("d decimal(5,6)", "scale from 0"),
+        ("d decimal(1_0,2)", "expected a number"),
+        ("m map<void,int>", "cannot be void"),
+        ("m map<map<int,int>,int>", "^m is map<.*declare array"),
+        ("o struct<m: map<struct<k: map<int,int>>,int>>", r"^o\.m is map<.*declare array"),
+        ("a int, b struct<c: int, c: string>", r"b\.c appears twice"),
+    ],
+)
+def test_a_schema_is_refused_with_the_place_and_the_cure(schema: str, says: str) -> None:
+    for make in (serdes.json, serdes.packed, serdes.arrow_type):
+        with pytest.raises(SerdeError, match=says):
+            make(schema)
+
+
+@pytest.mark.parametrize(
+    "type_",
+    [
+        *(pa.uint8(), pa.uint64(), pa.float16(), pa.date64(), pa.time64("us"), pa.duration("us")),
+        *(pa.month_day_nano_interval(), pa.decimal256(50, 2), pa.decimal128(5, -2)),
+        *(pa.string_view(), pa.struct([("a", pa.int32()), ("a", pa.int32())])),
+    ],
+)
+def test_an_arrow_type_that_no_serde_writes_is_refused_when_it_is_declared(
+    type_: pa.DataType,
+) -> None:
+    for made in (serdes.json, lambda one: serdes.packed(pa.struct([("f", one)]))):
+        with pytest.raises(SerdeError, match=r"declare|another name"):
+            made(type_)
+
+
+def test_a_struct_type_is_refused_as_ddl_is() -> None:
+    twice = StructType([StructField("a", LongType()), StructField("a", LongType())])
+    for schema in (
+        twice,
+        StructType([StructField("o", twice)]),
+        VariantType(),
+        CalendarIntervalType(),
+    ):
+        with pytest.raises(SerdeError, match=r"appears twice|declare"):
+            serdes.json(schema)
+    with pytest.raises(SerdeError, match="collation"):
+        serdes.json(StructType([StructField("s", StringType("UTF8_LCASE"))]))
+
+
+def test_a_value_that_cannot_be_written_is_named_with_its_place() -> None:
+    far = pa.array([2**62], pa.int64()).view(pa.timestamp("us"))
+    column = pa.StructArray.from_arrays([pa.ListArray.from_arrays([0, 1], far)], names=["l"])
+    with pytest.raises(
+        SerdeError, match=r"^row 0 .*: l\[0\] \(timestamp_ntz\): .* years 1 to 9999"
+    ):
+        serdes.json(column.type).encode_array(column)
+    with pytest.raises(SerdeError, match=r"^row 0 .*: the value \(map<.*the key \"1\" twice"):
+        serdes.json("map<int,int>").encode([(1, 1), (1, 2)])

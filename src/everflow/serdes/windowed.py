@@ -52,7 +52,10 @@ class TimeWindowedSerde:
             return None
         inner, start, _ = _windowed(value)
         key = self.inner.encode(inner)
-        return None if key is None else key + _time_bytes(start)
+        try:
+            return None if key is None else key + _time_bytes(start)
+        except OverflowError:
+            raise SerdeError(f"a window's start of {start} ms does not fit into a long") from None
 
     def decode(self, data: bytes | None) -> Any:
         if data is None:
@@ -62,7 +65,8 @@ class TimeWindowedSerde:
                 f"a windowed key takes at least {START_BYTES} bytes, found {len(data)}"
             )
         start = int.from_bytes(data[-START_BYTES:], "big", signed=True)
-        return Windowed(self.inner.decode(data[:-START_BYTES]), start, start + self.size_ms)
+        end = min(start + self.size_ms, TIME_MAX)
+        return Windowed(self.inner.decode(data[:-START_BYTES]), start, end)
 
     def encode_array(self, values: pa.Array) -> pa.Array:
         values = flat(values, self.type)
@@ -74,8 +78,9 @@ class TimeWindowedSerde:
 
     def _decode_all(self, data: pa.Array) -> pa.Array:
         keys, (starts,) = _split_all(self.inner, data, 1)
+        ends = np.minimum(starts, TIME_MAX - self.size_ms) + self.size_ms  # as Java's TimeWindow
         return pa.StructArray.from_arrays(
-            [keys, pa.array(starts), pa.array(starts + self.size_ms)], fields=list(self.type)
+            [keys, pa.array(starts), pa.array(ends)], fields=list(self.type)
         )
 
     def __repr__(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ import orjson
 import pyarrow as pa
 
 from everflow.client import key_forms
-from everflow.exact_texts import whole
+from everflow.exact_texts import number_text, whole
 from everflow.runtime.query.query_errors import StoreKindError
 from everflow.runtime.query.store_query import EntryPlace
 from everflow.serdes import JsonSerde, Serde, SerdeError
@@ -91,8 +92,22 @@ def shown(value: Any) -> Any:
 
 
 def as_json(content: Any) -> bytes:
-    """Times as ISO 8601, bytes as base64, decimals as text, NaN and infinities as null."""
-    return orjson.dumps(content, default=shown, option=orjson.OPT_NON_STR_KEYS)
+    """Times as ISO 8601, bytes as base64, decimals, NaN and infinities as text."""
+    written = orjson.dumps(content, default=shown, option=orjson.OPT_NON_STR_KEYS)
+    if b"null" not in written:  # as which orjson writes NaN
+        return written
+    return orjson.dumps(_named(content), default=shown, option=orjson.OPT_NON_STR_KEYS)
+
+
+def _named(content: Any) -> Any:
+    """``content``, with names for what is no number."""
+    if isinstance(content, float):
+        return content if math.isfinite(content) else number_text(content)
+    if isinstance(content, dict):
+        return {name: _named(item) for name, item in content.items()}
+    if hasattr(content, "asDict"):
+        return _named(content.asDict())
+    return [_named(item) for item in content] if type(content) in (list, tuple) else content
 
 
 class BoundedPage:

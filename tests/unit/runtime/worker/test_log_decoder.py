@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -150,3 +151,29 @@ def test_an_outage_of_what_a_serde_asks_is_no_dead_letter() -> None:
 
     with pytest.raises(RetriableError, match="registry"):
         decoded_records(reading(Registry()), batch([b"x"], [b"a"]), Judge())
+
+
+def test_json_that_does_not_fit_is_told_by_its_place_and_not_by_the_whole_schema() -> None:
+    schema = "before struct<amount:double>, after struct<items:array<struct<price:double>>>"
+    source = reading(serdes.json(schema))
+    value = b'{"after":{"items":[{"price":1},{"price":"12,50"}]}}'
+    good, bad = decoded_records(source, batch([b"a", b"b"], [value, b"{}"]), Judge())
+    assert len(good) == 1
+    error = bad.value.to_pylist()[0]["error"]
+    assert 'after.items[1].price (double): expected a number, found "12,50"' in error
+    assert "before" not in error
+
+
+def test_a_structs_key_is_told_by_its_place() -> None:
+    source = replace(reading(serdes.string()), key_serde=serdes.json("o struct<at:timestamp>"))
+    _, bad = decoded_records(source, batch([b'{"o":{"at":1706702400000}}'], [b"x"]), Judge())
+    error = bad.value.to_pylist()[0]["error"]
+    assert error.startswith("key is not a valid json: JSON that does not fit: o.at (timestamp):")
+    assert "found 1706702400000" in error
+    assert "declare a bigint" in error
+
+
+def test_a_registrys_head_is_recognised() -> None:
+    source = reading(serdes.json("a int"))
+    _, bad = decoded_records(source, batch([b"k"], [b'\x00\x00\x00\x00\x07{"a":1}']), Judge())
+    assert "schema id 7" in bad.value.to_pylist()[0]["error"]
