@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everflow import StreamsConfig
+from everflow import StreamsConfig, serdes
 from everflow.cli.formats import Format
 from everflow.cli.records import decoded, encoded
 from everflow.clock import time_of
@@ -30,6 +30,7 @@ from everflow.records import TaskId, TopicPartition
 from everflow.runtime.serving.parameters import Parameters, RefusedRequest, as_json
 from everflow.setting_checks import offset_reset, reset_duration_ms
 from everflow.snapshots.points import Point
+from everflow.testing import InputTopic
 from everflow.windows import duration_ms
 
 UTC = dt.timezone.utc
@@ -201,3 +202,12 @@ def test_a_setting_is_a_number_in_ascii(text: str) -> None:
 def test_what_is_no_number_is_named_in_answers_of_the_query_service() -> None:
     entry = {"x": math.nan, "pairs": [(1.5, -math.inf)], "none": None}
     assert as_json(entry) == b'{"x":"NaN","pairs":[[1.5,"-Infinity"]],"none":null}'
+
+
+def test_a_test_records_time_is_a_whole_number_of_milliseconds() -> None:
+    topic = InputTopic(lambda _: None, "in", (serdes.string(), serdes.string()), 0, 0)
+    for time in (1.5, "5", dt.timedelta(seconds=1)):
+        with pytest.raises(TypeError, match="int of ms or a datetime"):
+            topic.pipe_input("k", "v", time)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="whole number of milliseconds"):
+        topic.pipe_input("k", "v", dt.datetime(2024, 1, 31, microsecond=1))

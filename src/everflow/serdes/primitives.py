@@ -83,7 +83,10 @@ class StringSerde(_ReadAlone):
         try:
             return value.encode()
         except UnicodeEncodeError as error:  # a lone surrogate
-            raise SerdeError(f"the text cannot be written as UTF-8: {error}") from error
+            raise SerdeError(
+                f"the text cannot be written as UTF-8: it has half of a pair of surrogates at "
+                f"{error.start}"
+            ) from error
 
     def decode(self, data: bytes | None) -> Any:
         if data is None:
@@ -91,7 +94,8 @@ class StringSerde(_ReadAlone):
         try:
             return data.decode()
         except UnicodeDecodeError as error:
-            raise SerdeError(f"not UTF-8: {error}") from error
+            byte = data[error.start]
+            raise SerdeError(f"not UTF-8: the byte 0x{byte:02x} at {error.start}") from error
 
     def encode_array(self, values: pa.Array) -> pa.Array:
         return flat(values, pa.string()).cast(pa.binary())

@@ -5,6 +5,7 @@ They belong to the thread of their driver. Times are ms since the epoch.
 
 from __future__ import annotations
 
+import operator
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -132,6 +133,12 @@ class InputTopic(Telling):
             timestamp, self._next_ms = self._next_ms, self._next_ms + self._advance_ms
         if isinstance(timestamp, datetime):
             timestamp = epoch_ms(timestamp)
+        try:
+            timestamp = operator.index(timestamp)
+        except TypeError:
+            raise TypeError(
+                f"a record's timestamp is an int of ms or a datetime, found {timestamp!r}"
+            ) from None
         place = self._place(data[0], partition)
         return RawRecord(self._topic, *data, timestamp, tuple(headers), place)
 
