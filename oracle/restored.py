@@ -90,7 +90,7 @@ class RestoringDriver(TopologyTestDriver):
         part is compacted; functions begin anew, as behind a restart."""
         for name, spec in self._specs.items():
             if spec.logging:
-                self._stores[name] = memory_store(spec)
+                self._stores.replace(name, memory_store(spec))
                 for chunk in self._chunks(spec, drawn):
                     rows = [row for row, key in enumerate(chunk.keys) if key is not None]
                     keys = [key for key in chunk.keys if key is not None]
@@ -98,7 +98,7 @@ class RestoringDriver(TopologyTestDriver):
                     changes = StoreChanges(name, keys, values, chunk.timestamps[rows])
                     self._stores[name].apply(changes)
         for table in self._plan.global_tables:
-            self._stores[table.store.name] = memory_store(table.store)
+            self._stores.replace(table.store.name, memory_store(table.store))
         self._tables.rewind()
         self._tables.filled(
             [record for topic in self._tables.topics for record in self._logs.get(topic, ())]
@@ -143,7 +143,7 @@ class _Sink(_MemorySink):
     """Takes what a batch leaves out before the letters are taken of it."""
 
     def __init__(self, driver: RestoringDriver) -> None:
-        super().__init__()
+        super().__init__(driver._topics.count)
         self._driver = driver
 
     def __call__(

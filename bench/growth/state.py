@@ -170,9 +170,11 @@ def _cost(
     builder = StreamsBuilder()
     program.build(builder)
     with TopologyTestDriver(builder.build(), application_id="growth") as driver:
-        stores: dict[str, Any] = driver._stores  # stand-ins
-        for name, spec in driver._kept.items():
-            stores[name] = counted(spec, stores[name])
+        stores: dict[str, Any] = {
+            name: counted(spec, driver._stores[name]) for name, spec in driver._kept.items()
+        }
+        for name, store in stores.items():  # stand-ins
+            driver._stores.replace(name, store)
         found = list(_batches(driver, program, count, own, runs, reads))
         for store in stores.values():
             store.close()

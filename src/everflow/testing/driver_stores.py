@@ -44,6 +44,11 @@ class DriverStores(Mapping[str, InMemoryStore]):
     def __len__(self) -> int:
         return len(self._parts)
 
+    def replace(self, name: str, store: InMemoryStore) -> None:
+        """``store`` in the place of the one that is called ``name``, which has one partition."""
+        (_,) = self._parts[name]
+        self._parts[name] = [store]
+
     def part(self, name: str, partition: int) -> InMemoryStore:
         """The store of one task; that of a global table has one for all."""
         parts = self._parts[name]
