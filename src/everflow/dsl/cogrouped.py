@@ -20,6 +20,7 @@ from everflow.dsl.builder_call import builder_call
 from everflow.dsl.expressions import Edge
 from everflow.dsl.functions import check_parameters
 from everflow.dsl.graph_builder import GraphBuilder
+from everflow.dsl.joins import in_windows_of
 from everflow.dsl.kstream import KStream
 from everflow.dsl.ktable import KTable
 from everflow.dsl.options.materialized import Materialized
@@ -30,7 +31,7 @@ from everflow.operators.python_aggregate import PythonCogroup
 from everflow.serdes import Serde
 from everflow.spark.expressions import analyse
 from everflow.topology.graph import PREPARE, EdgeType, MergeNode, ProjectNode
-from everflow.topology.types import same_type, type_text
+from everflow.topology.types import same_type, type_text, write_alike
 from everflow.windows import CountWindows, SessionWindows, SlidingWindows, TimeWindows
 
 if TYPE_CHECKING:
@@ -82,7 +83,9 @@ class CogroupedKStream(_Cogroups):
                 where=where,
             )
         mine, its = first.edge, grouped.edge
-        if not same_type(mine.type.key, its.type.key) or mine.key_serde != its.key_serde:
+        if not same_type(mine.type.key, its.type.key) or not write_alike(
+            mine.key_serde, its.key_serde
+        ):
             raise TopologyError(
                 f"cogroup brings equal keys together, and the keys are "
                 f"{type_text(mine.type.key)} written as {mine.key_serde!r} and "
@@ -202,6 +205,7 @@ class _Union:
             value = self._tagged(at)
             if not nulls:
                 value = F.when(F.col("value").isNotNull(), value)
+            key = in_windows_of(self.edge, stream.edge)
             inputs.append(
                 self.graph.add(
                     ProjectNode(
@@ -210,6 +214,7 @@ class _Union:
                         out=self.edge.type,
                         where=where,
                         label=PREPARE,
+                        key=None if key is None else analyse(key, stream.edge.type, where),
                         value=replace(
                             analyse(value, stream.edge.type, where), type=self.edge.type.value
                         ),

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pyspark.sql import Column
+from pyspark.sql import functions as F
 
 from everflow.dsl.expressions import (
     Edge,
@@ -47,7 +48,7 @@ from everflow.topology.graph import (
     ProjectNode,
     StatefulNode,
 )
-from everflow.topology.types import same_type, type_text
+from everflow.topology.types import same_type, type_text, write_alike
 
 _OPERATORS = {JoinKind.INNER: "join", JoinKind.LEFT: "left_join", JoinKind.OUTER: "outer_join"}
 
@@ -112,7 +113,7 @@ class JoinCall:
                 f"select_key(F.col('key').cast({type_text(its)!r}))",
                 where=self.where,
             )
-        if left.edge.key_serde != right.edge.key_serde:
+        if not write_alike(left.edge.key_serde, right.edge.key_serde):
             raise TopologyError(
                 f"{self.operator} matches by key, and the keys are written as "
                 f"{left.edge.key_serde!r} and {right.edge.key_serde!r}: equal keys lie in "
@@ -168,6 +169,28 @@ class JoinCall:
         names = ("key", "left", "right") if keyed else ("left", "right")
         check_parameters(joiner, names, self.operator, self.where)
         return OfSides(joiner, keyed)
+
+
+def in_windows_of(wanted: Edge, other: Edge) -> Column | None:
+    """The key of ``other`` with the windows of ``wanted``, of which both have the starts alone in
+    their bytes; None where they are the same already."""
+    mine, its = wanted.key_serde, other.key_serde
+    return None if mine is None or mine == its else _with_ends(F.col("key"), mine)
+
+
+def _with_ends(key: Column, serde: Any) -> Column | None:
+    """``key`` with the ends that ``serde`` reads; None where windows are not all that is in it."""
+    if serde.kind not in ("time_windowed", "session_windowed"):
+        return None
+    inner = _with_ends(key["key"], serde.inner)
+    start, end = key["start"], key["end"]
+    if serde.kind == "time_windowed":
+        end = start + F.lit(serde.size_ms).cast("bigint")
+    elif inner is None:
+        return None
+    parts = [key["key"] if inner is None else inner, start, end]
+    named = [part.alias(name) for part, name in zip(parts, ("key", "start", "end"), strict=True)]
+    return F.when(key.isNotNull(), F.struct(*named))
 
 
 def joined_table(table: Side, call: JoinCall) -> JoinedTable:

@@ -11,7 +11,7 @@ from everflow.dsl.expressions import Edge, Expression
 from everflow.dsl.graph_builder import GraphBuilder
 from everflow.dsl.in_time.held_rows import RowAsker, is_kept, tables_behind
 from everflow.dsl.in_time.versioned_tables import is_versioned
-from everflow.dsl.joins import JoinCall, Side, joined_table
+from everflow.dsl.joins import JoinCall, Side, in_windows_of, joined_table
 from everflow.dsl.lookups.global_tables import GlobalKTable, joined_with_global
 from everflow.dsl.options.materialized import Materialized
 from everflow.errors import TopologyError
@@ -20,8 +20,9 @@ from everflow.operators.joins.grace_join import GraceWait
 from everflow.operators.joins.held_back import HeldBack
 from everflow.operators.joins.stream_table import StreamTableRows
 from everflow.serdes import bytes_
+from everflow.spark.expressions import analyse
 from everflow.state.store import StoreSpec
-from everflow.topology.graph import PREPARE, Part, StatefulNode
+from everflow.topology.graph import PREPARE, Part, ProjectNode, StatefulNode
 from everflow.windows import Duration, JoinWindows, duration_ms
 
 if TYPE_CHECKING:
@@ -363,6 +364,7 @@ def joined_in_windows(
     stores = _Stores.claimed(left, right, kind, call, windows, store)
     lefts = copartitioned(left, name, call, "-left")
     rights = copartitioned(right, name, call, "-right")
+    rights = _in_its_windows(lefts, rights, call, f"{stores.left.name}-windows")
     parts = _parts(left, lefts.node, rights.node, kind, stores, name, call)
     edge = call.edge(lefts, rights)
     node = StatefulNode(
@@ -384,6 +386,23 @@ def joined_in_windows(
     )
     made, edge = call.made(left.graph, left.graph.add(node), edge, table=False)
     return left.graph.faces.stream(left.graph, made, edge)
+
+
+def _in_its_windows(lefts: KStream, rights: KStream, call: JoinCall, name: str) -> KStream:
+    """The right stream with keys as the left one's serde reads them."""
+    key = in_windows_of(lefts.edge, rights.edge)
+    if key is None:
+        return rights
+    graph, edge = rights.graph, rights.edge.with_serdes(key=lefts.edge.key_serde)
+    node = ProjectNode(
+        name=name,
+        inputs=(rights.node,),
+        out=edge.type,
+        where=call.where,
+        label=PREPARE,
+        key=analyse(key, rights.edge.type, call.where),
+    )
+    return rights.derived(graph.add(node), edge)
 
 
 def copartitioned(side: StreamJoins, name: str | None, call: JoinCall, suffix: str) -> KStream:
