@@ -11,15 +11,16 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 
 from everflow.columns import kernels
 from everflow.columns.computation import LeftToSpark
-from everflow.spark.expressions import analyse
+from everflow.spark.expressions import analyse, spark_type
+from everflow.spark.segments import struct_type
 from everflow.topology.graph import EdgeType
 from oracle.columns import Report, compare
-from oracle.expressions import VALUE
+from oracle.expressions import VALUE, Drawing
 
 pytestmark = pytest.mark.spark
 
@@ -74,6 +75,53 @@ def test_what_fails_in_spark_is_computed_also_where_nothing_is_made_of_it(
     assert twin.run([each.slice(0, 1) for each in given], 1).to_pylist() == [True]
     with pytest.raises(LeftToSpark):
         twin.run(given, 2)
+
+
+CHANGES: dict[str, Callable[[Column], Column]] = {
+    "a new field": lambda value: value.withField("Z", F.lit(1)),
+    "another value": lambda value: value.withField("INT_1", value["int_2"] + 1),
+    "another type": lambda value: value.withField("inner", value["Inner"]["n"].cast("double")),
+    "inside": lambda value: value.withField("inner.n", value["inner"]["n"] / 2),
+    "several": lambda value: value.withField("a", F.lit("x")).withField("A", F.upper("key")),
+    "dropped": lambda value: value.dropFields("int_1", "inner.s", "String_2"),
+    "of what is made": lambda value: F.struct(value["int_1"].alias("n"), "key").withField(
+        "n", F.lit(2)
+    ),
+    "of what may be null": lambda value: F.when(
+        value["boolean_1"], F.struct(value["int_1"].alias("n"))
+    ).withField("m", F.length("key")),
+    "field by field": lambda value: value.withField("Z", F.lit(1))["z"],
+    "whether it is null": lambda value: value.withField("Z", F.lit(1)).isNull(),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_changed_fields_are_what_spark_makes_of_them(spark: SparkSession, name: str) -> None:
+    drawing, edge = Drawing(5), EdgeType(pa.string(), VALUE)
+    column = CHANGES[name](F.col("value"))
+    found = analyse(column, edge, None)
+    twin = found.twin
+    assert twin is not None
+    rows = pa.RecordBatch.from_arrays(
+        [pa.array([None, *"abcdefghijk"] * 2), drawing.rows(24)], ["key", "value"]
+    )
+    made = twin.run([rows.column(each) for each in twin.reads.names], 24)
+    frame = spark.createDataFrame(pa.Table.from_batches([rows]), struct_type(rows.schema))
+    column = column.cast(spark_type(found.type))  # as whoever computes it does
+    job = frame.coalesce(1).select(column.alias("made")).toArrow().column("made")
+    assert list(map(repr, made.to_pylist())) == list(map(repr, job.to_pylist()))
+
+
+def test_what_is_not_translated_is_sparks(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stumbles(*_: object) -> object:
+        raise KeyError("in the translation")
+
+    monkeypatch.setattr("everflow.spark.expressions.twin_of", stumbles)
+    found = analyse(F.expr("value.int_1 + 1"), EdgeType(pa.string(), VALUE), None)
+    assert found.twin is None
+    assert "in the translation" in found.why
 
 
 @pytest.mark.parametrize("kernel", MUTATIONS)

@@ -118,6 +118,8 @@ class _Translation:
                 return self._field(self._value(node.children[0], guard), node.says["ordinal"])
             case "CreateNamedStruct":
                 return self._struct(node.children, guard)
+            case "UpdateFields":
+                return self._updated(node, guard)
             case "IsNull" | "IsNotNull":
                 return self._null_test(
                     self._value(node.children[0], guard), node.kind == "IsNotNull"
@@ -180,6 +182,37 @@ class _Translation:
         names = [str(each.says["value"]) for each in children[::2]]
         values = [self._value(each, guard) for each in children[1::2]]
         return _Struct(tuple(zip(names, values, strict=True)), None)
+
+    def _updated(self, node: ExpressionNode, guard: int | None) -> _Struct:
+        """``withField`` and ``dropFields``: the operations change the fields in turn, and a null
+        struct stays null. Spark writes them out as a struct of all its fields, which takes it
+        seconds of a wide one."""
+        given = self._value(node.children[0], guard)
+        if isinstance(given, int):
+            kind = self._builder.type_of(given)
+            fields = [(one.name, self._field(given, at)) for at, one in enumerate(kind)]
+            valid = self._null_test(given, wanted=True)
+            if self._builder.never_null(given):
+                valid = None
+        else:
+            fields, valid = list(given.fields), given.valid
+        within = guard if valid is None else self._both(guard, valid)
+        for change in node.children[1:]:
+            name = str(change.says["name"])
+            if not all(each.isascii() for each in (name, *(field for field, _ in fields))):
+                raise NoTwinError("a changed field whose name is not ASCII")
+            same = [field.lower() == name.lower() for field, _ in fields]
+            if change.kind == "DropField":
+                fields = [field for field, is_it in zip(fields, same, strict=True) if not is_it]
+            elif change.kind == "WithField":
+                made = name, self._value(change.children[0], within)
+                fields = [
+                    made if is_it else field for field, is_it in zip(fields, same, strict=True)
+                ]
+                fields += [] if any(same) else [made]
+            else:
+                raise NoTwinError(_spoken(change.kind))
+        return _Struct(tuple(fields), valid)
 
     def _field(self, given: _Value, ordinal: int) -> _Value:
         if isinstance(given, int):

@@ -318,7 +318,7 @@ def _has_void(type_: pa.DataType) -> bool:
 def _doubled_field(type_: pa.DataType) -> str | None:
     """The name that two fields of a struct have, however deep."""
     if pa.types.is_struct(type_):
-        names = [field.name for field in type_]
+        names: list[str] = [field.name for field in type_]
         if len(set(names)) < len(names):
             return next(name for name in names if names.count(name) > 1)
     inner = (_doubled_field(type_.field(i).type) for i in range(type_.num_fields))

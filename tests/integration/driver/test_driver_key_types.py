@@ -422,7 +422,8 @@ def processed(p: Program) -> Made:
         Stores.session("sessions", retention=1000, **written),
         Stores.versioned("past", history=1000, **written),
     ]
-    return p.stream().process(Remembers, returns=(p.kind, "array<bigint>"), stores=stores)
+    made: KStream = p.stream().process(Remembers, returns=(p.kind, "array<bigint>"), stores=stores)
+    return made
 
 
 @program
@@ -448,7 +449,8 @@ class AsksTable(Processor):
 @program
 def asking_a_table(p: Program) -> Made:
     p.table("b")
-    return p.stream().process(AsksTable, stores=["b"])
+    made: KStream = p.stream().process(AsksTable, stores=["b"])
+    return made
 
 
 STEPS: list[tuple[str, int | None, int | None, int | None, int]] = [
@@ -473,7 +475,12 @@ STEPS: list[tuple[str, int | None, int | None, int | None, int]] = [
     ("a", 1, 1, 30, 60),
     ("b", 2, 2, None, 61),
 ]
-BATCH = [("a", 0, 1, 41, 61), ("a", 1, 2, 42, 62), ("a", 0, 2, 43, 62), ("b", 2, 0, 44, 63)]
+BATCH: list[tuple[str, int | None, int, int, int]] = [
+    ("a", 0, 1, 41, 61),
+    ("a", 1, 2, 42, 62),
+    ("a", 0, 2, 43, 62),
+    ("b", 2, 0, 44, 63),
+]
 BATCH += [("a", 0, 2, 45, 64), ("b", 0, 0, 46, 65), ("a", None, 0, 47, 66), ("a", 2, 1, 48, 90)]
 
 

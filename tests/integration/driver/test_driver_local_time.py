@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 import pytest
-from pyspark.sql import functions as F
+from pyspark.sql import functions as pyspark_functions
 
 from everflow import Processor, StreamsBuilder, TopologyError, agg, serdes
 from everflow.clock import in_utc
@@ -23,6 +23,7 @@ from everflow.testing.topics import RawRecord
 
 pytestmark = pytest.mark.spark
 
+F: Any = pyspark_functions
 UTC = dt.timezone.utc
 TEXT = serdes.string()
 DDL = (
