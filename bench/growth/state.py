@@ -38,8 +38,8 @@ class StateGrowsError(Exception):
 
 
 class Cost(NamedTuple):
-    """Of one micro-batch: processor time, which other work on the machine changes least, and how many
-    entries of its stores it has read."""
+    """Of one micro-batch: processor time, which other work on the machine changes least, and how
+    many entries of its stores it has read."""
 
     seconds: float
     entries: float

@@ -54,6 +54,7 @@ PURE = frozenset(
     "everflow.state.store",
     "everflow.state.changelog",
     "everflow.state.key_ranges",
+    "everflow.state.overlay",
     "everflow.state.versions",
 }
 BELOW_RUNTIME = BASE | PURE | {"everflow.dsl", "everflow.travel"}
