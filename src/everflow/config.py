@@ -415,7 +415,7 @@ class StreamsConfig:
 
     @property
     def allowed_hosts(self) -> tuple[str, ...]:
-        """``http.allowed.hosts``, one by one."""
+        """The names in ``http.allowed.hosts``, without spaces; ``*`` among them allows all."""
         return tuple(name.strip() for name in self.http_allowed_hosts.split(",") if name.strip())
 
     def tags(self) -> Mapping[str, str]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from everflow import metrics as names
+from everflow.assignment.user_data import digest
 from everflow.clock import Clock, SystemClock
 from everflow.config import StreamsConfig, asked_at
 from everflow.errors import EverflowError
@@ -332,14 +333,14 @@ class KafkaStreams(
             return
         config = self.config
         brokers = ClusterBrokers(admin, config.producer()) if config.exactly_once else None
-        self._observer.know(
-            blueprint, lambda: len(admin.client_ids(config.application_id)), brokers
-        )
+        topology = digest(blueprint.fingerprint)
+        members = lambda: len(admin.client_ids(config.application_id))  # noqa: E731
+        self._observer.know(blueprint, topology, members, brokers)
 
     def _let_watch_more(self, blueprint: Blueprint) -> None:
         """A topic came that a pattern names: there may be more tasks."""
         if self._observer is not None:
-            self._observer.know(blueprint)
+            self._observer.know(blueprint, digest(blueprint.fingerprint))
 
     def _observed(self, process_id: str) -> Observer:
         observer = Observer(

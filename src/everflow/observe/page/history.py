@@ -133,7 +133,7 @@ def lag_of(seen: Observation) -> float | None:
     return None if math.isnan(lag) else lag
 
 
-@dataclass
+@dataclass(kw_only=True)
 class LookHistory:
     """One caller at a time. ``most_tasks``: of more than these no spans are kept."""
 

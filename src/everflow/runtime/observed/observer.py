@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from everflow import metrics as names
-from everflow.assignment.user_data import digest
 from everflow.clock import Clock
 from everflow.config import StreamsConfig
 from everflow.errors import EverflowError
@@ -148,15 +147,16 @@ class Observer:
     def know(
         self,
         blueprint: Blueprint,
+        topology: str,
         members: Callable[[], int] | None = None,
         brokers: BrokerPorts | None = None,
     ) -> None:
-        """The cluster was looked at, again where ``members`` is None. ``brokers`` None: nothing is
-        written in transactions."""
+        """The cluster was looked at, again where ``members`` is None. ``topology``: see
+        `Observation`; ``brokers`` None: nothing is written in transactions."""
         self.subject = replace(
             self.subject,
             tasks=tasks_of(blueprint),
-            topology=digest(blueprint.fingerprint),
+            topology=topology,
             members=members or self.subject.members,
         )
         if brokers is not None:

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes the four lists of exact versions anew, each with the hashes of all files of each version, for every platform and
 # Python 3.11 and newer (on 3.10 pyproject.toml's ranges decide). What a list has is kept where pyproject.toml still allows
-# it; `deploy/lock_versions.sh --upgrade` takes the newest. Needs uv, which is in no list: `pip install uv`; UV=/path/to/uv.
+# it; `deploy/lock.sh --upgrade` takes the newest. Needs uv, which is in no list: `pip install uv`; UV=/path/to/uv.
 #   requirements-build.lock  what packages are built with that come as source: everflow itself (hatchling), pyspark (setuptools)
 #   requirements.lock        what ./run installs: everflow's needs, and the tests' and the demo's
 #   requirements-spark-4.2.lock  the same with the older Spark that is supported: SPARK=4.2 ./run
@@ -11,7 +11,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 lock() {
     "${UV:-uv}" pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
-        --custom-compile-command "deploy/lock_versions.sh" "$@" >/dev/null
+        --custom-compile-command "deploy/lock.sh" "$@" >/dev/null
 }
 
 printf '%s\n' "hatchling>=1.25" "editables" "setuptools>=77" "wheel" | lock - --output-file requirements-build.lock "$@"
