@@ -256,7 +256,8 @@ def _compared_layouts(
     partitions: Mapping[str, int],
     repartition: Iterable[str],
 ) -> str:
-    """What is written of the stores, and of which ``repartition`` topics there are, beside offsets from now on; StoreLayoutError (note 013)."""
+    """What is written beside offsets from now on, of the stores and of which ``repartition`` topics
+    there are; StoreLayoutError (note 013)."""
     committed = _committed(admin, config, _partitions_of(partitions))
     found = [from_json(parse_metadata(offset.metadata).layouts) for offset in committed.values()]
     kept = layouts_to_keep(config.application_id, topology, found)

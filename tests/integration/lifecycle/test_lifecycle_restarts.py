@@ -409,12 +409,11 @@ def test_a_new_store_comes_in_when_asked_and_one_that_was_lost_does_not(
     with app.running(program("extra"), create_new_topics=True) as streams:
         cluster.write(source, words(20))
         app.until_processed(streams, source)
-        twice = {
-            key: 2 * count for key, count in Counter(w.key.decode() for w in words(20)).items()
-        }
+        counted = Counter((word.key or b"").decode() for word in words(20))
+        twice = {key: 2 * count for key, count in counted.items()}
         assert dict(streams.store("seen").all()) == twice
-        new_counts = lambda: sum(dict(streams.store("extra").all()).values())  # noqa: E731
-        wait_until(lambda: new_counts() == 20, 30, "the new store's counts")
+        extra = streams.store("extra")
+        wait_until(lambda: sum(dict(extra.all()).values()) == 20, 30, "the new store's counts")
     for lost in new:
         cluster.delete(lost)
         with pytest.raises(InternalTopicError, match="so they were deleted") as error:
