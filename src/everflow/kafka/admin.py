@@ -65,7 +65,6 @@ _ATTEMPT_S = 1.0
 _COMMITTED_ATTEMPT_S = 2.0
 _LOOK_S = 0.1
 _REACH_ATTEMPT_S = 3.0
-_ADVERTISED_S = 0.5
 _CHECK = "bootstrap.servers, that the broker runs, and the security settings"
 
 
@@ -150,7 +149,6 @@ class ClusterAdmin:
         self._trouble.expect()
         # So that a short time-out says something too before it is over.
         attempt_s = min(_REACH_ATTEMPT_S, timeout_s / 3)
-        advertised = ""
         while True:
             left = deadline - self._clock()
             try:
@@ -160,10 +158,11 @@ class ClusterAdmin:
                     raise
                 self._admin.poll(0)
                 said = self._trouble.sentence()
-                advertised = self._advertised() or advertised
+                advertised = ", ".join(sorted(self._trouble.advertised))
                 if advertised:
                     happened = (
-                        f"a Kafka broker answered at {self._bootstrap}, but none where {advertised}"
+                        f"a Kafka broker answered at {self._bootstrap}, but not where it says that "
+                        f"the brokers are: {advertised} (advertised.listeners)"
                     )
                     check = "advertised.listeners of the brokers, and that this machine finds them"
                 else:
@@ -178,17 +177,6 @@ class ClusterAdmin:
                     else f"no answer from Kafka at {self._bootstrap} yet: does a broker run there?"
                 )
                 on_retry(f"{asked} Tried for {timeout_s:g} s in all{named}.{said}")
-
-    def _advertised(self) -> str:
-        """Where the brokers say that they are, as a bootstrap server has told it; empty where none
-        has, or where they are just there."""
-        try:
-            found = self._admin.list_topics(timeout=_ADVERTISED_S).brokers.values()
-        except (KafkaException, RetriableError):
-            return ""
-        places = sorted({f"{broker.host}:{broker.port}" for broker in found})
-        told = f"it says that they are: {', '.join(places)} (advertised.listeners)"
-        return told if places and not set(places) & set(self._bootstrap.split(",")) else ""
 
     def cluster_id(self, timeout_s: float = _REQUEST_S) -> str:
         """The cluster's id; another id under known state means another cluster (D5)."""

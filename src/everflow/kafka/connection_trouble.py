@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, deque
 
 from confluent_kafka import KafkaError
@@ -15,6 +16,9 @@ _CURES = {
     KafkaError._AUTHENTICATION: "Check sasl.mechanism, the user's name and password (or token).",
     KafkaError._SSL: "Check that ssl.ca.location holds the authority of the brokers' certificates.",
 }
+_UNREACHED = (KafkaError._RESOLVE, KafkaError._TRANSPORT)
+_NUMBERED = re.compile(r"(\S+:\d+)/\d+: (?:Connect|Failed to resolve|Connection setup)")
+"""How librdkafka calls a broker that it cannot connect to: host, port, number."""
 _PASSES = 1
 """So often a refusal may be chance: a broker that starts."""
 
@@ -28,14 +32,20 @@ class ConnectionTrouble:
         self._told: deque[KafkaError] = deque(maxlen=_KEPT)
         self._last = ""
         self._refusals: Counter[int] = Counter()
+        self.advertised: set[str] = set()
+        """Where a broker that answered says that brokers are, and where none was reached."""
 
     def heard(self, error: KafkaError) -> None:
         """Keep it until the next `sentence`."""
         self._told.append(error)
+        # Brokers have a number only in what another one has said of them.
+        if error.code() in _UNREACHED and (named := _NUMBERED.match(error.str())):
+            self.advertised |= {named[1]} - set(self._servers.split(","))
 
     def expect(self) -> None:
         """Somebody waits for a broker from now on: refusals of before do not count."""
         self._refusals.clear()
+        self.advertised.clear()
 
     def sentence(self) -> str:
         """What was heard last, or before as clients do not repeat themselves; "" for nothing.
