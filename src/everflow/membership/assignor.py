@@ -141,6 +141,7 @@ class MemberAssignor:
         self.all_asked = False
         """Whether this member led the last generation, and every member of it asked that."""
         self._subtopologies = {index: tuple(topics) for index, topics in subtopologies.items()}
+        self._grown: Mapping[str, int] = {}
         self._subtopology_of = {
             topic: index for index, topics in self._subtopologies.items() for topic in topics
         }
@@ -168,9 +169,13 @@ class MemberAssignor:
         """Every source and repartition topic: what the member subscribes to."""
         return frozenset(self._subtopology_of)
 
-    def read_more(self, subtopologies: Mapping[int, Sequence[str]]) -> None:
+    def read_more(
+        self, subtopologies: Mapping[int, Sequence[str]], counts: Mapping[str, int]
+    ) -> None:
         """The program reads these topics from now on: all that it has read, and more of the same
-        sources (note 037). From any thread."""
+        sources (note 037). ``counts``: so many partitions of a topic there are at least, whatever
+        the client's metadata says, which is minutes old. From any thread."""
+        self._grown = {**self._grown, **counts}
         found = {topic: index for index, topics in subtopologies.items() for topic in topics}
         self._subtopology_of = found  # first: the leader looks up what is in the other
         self._subtopologies = {index: tuple(topics) for index, topics in subtopologies.items()}
@@ -256,6 +261,10 @@ class MemberAssignor:
         to each at the same moment.
         """
         self._led = True
+        grown = self._grown
+        partition_counts = {
+            topic: max(count, grown.get(topic, 0)) for topic, count in partition_counts.items()
+        }
         screening = screen(members, self._latest_version)
         for member_id, refusal in screening.refused.items():
             log.warning("member %s takes no part: %s", member_id, refusal.message)

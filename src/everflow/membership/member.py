@@ -306,10 +306,15 @@ class GroupMember:
         self._assignor.identity = replace(self._assignor.identity, threads=threads)
         self.request_rejoin(f"{threads} stream threads work here now")
 
-    def read_more(self, subtopologies: Mapping[int, Sequence[str]]) -> None:
-        """These are the topics that this instance reads from now on; see
-        `MemberAssignor.read_more`."""
-        self._assignor.read_more(subtopologies)
+    def read_more(
+        self, subtopologies: Mapping[int, Sequence[str]], counts: Mapping[str, int]
+    ) -> None:
+        """These are the topics that this instance reads from now on, some with so many partitions;
+        see `MemberAssignor.read_more`."""
+        known = self._assignor.topics
+        self._assignor.read_more(subtopologies, counts)
+        if resized := sorted(known.intersection(counts)):
+            self.request_rejoin(f"{', '.join(resized)} has more partitions")
         self.wake.set()
 
     def shut_down_application(self) -> None:

@@ -70,7 +70,7 @@ from everflow.runtime.worker.global_records import GlobalRecords
 from everflow.state.left_out import PlacedChunk, as_processed
 from everflow.state.lmdb_store import LmdbStore
 from everflow.threads import Running, on_thread
-from everflow.topology.sources.growth import TopicGrowth, growth
+from everflow.topology.sources.growth import TopicGrowth, growth, may_grow, resizable
 from everflow.topology.sources.patterns import pattern_sources
 
 log = logging.getLogger("everflow")
@@ -406,7 +406,7 @@ class ClusterPorts:
         )
         partitions = {**blueprint.partitions, **tables}
         self._topics = TopicChanges(
-            blueprint.application_id, partitions, external, names, frozenset(tables)
+            blueprint.application_id, partitions, external, names, frozenset(tables), self._may_grow
         )
         describe = lambda: ground.admin.describe_topics(self._topics.topics, WATCH_REQUEST_S)  # noqa: E731
         look = Extension(instance=instance, ports=self).look
@@ -415,15 +415,24 @@ class ClusterPorts:
 
     # --- topics that come while it runs (`Extension`) ---------------------------------------------
 
+    def _may_grow(self, counts: Mapping[str, int], topic: str, partitions: int) -> bool:
+        blueprint = self._ground.blueprint
+        inputs = {name: count for name, count in counts.items() if name in blueprint.partitions}
+        if topic not in inputs:
+            return False
+        return may_grow(blueprint.topology, inputs, topic, partitions, blueprint.application_id)
+
     def growth(self) -> TopicGrowth:
-        """Topics that a pattern of the program names and that came since it was planned."""
+        """Topics that a pattern of the program names and that came since it was planned, and those
+        that have got partitions which may be read."""
         blueprint, admin = self._ground.blueprint, self._ground.admin
         read = {**blueprint.partitions, **blueprint.global_partitions}
-        if not pattern_sources(blueprint.topology):
-            return TopicGrowth(blueprint.topology, {}, {}, {})
-        existing = {
-            name: shape.partitions for name, shape in admin.list_topics(WATCH_REQUEST_S).items()
-        }
+        if pattern_sources(blueprint.topology):
+            shapes = admin.list_topics(WATCH_REQUEST_S)
+            existing = {name: shape.partitions for name, shape in shapes.items()}
+        else:
+            described = admin.describe_topics(resizable(blueprint.topology), WATCH_REQUEST_S)
+            existing = {name: one.partitions for name, one in described.items()}
         return growth(blueprint.topology, read, existing, blueprint.application_id)
 
     def prepare(self, growth: TopicGrowth) -> Callable[[], None]:
@@ -447,7 +456,7 @@ class ClusterPorts:
 
     def grown(self, growth: TopicGrowth) -> None:
         self._topics.grow(growth.taken)
-        self._member.read_more(self._blueprint.inputs)
+        self._member.read_more(self._blueprint.inputs, growth.taken)
         self._on_growth(self._blueprint)
 
     def create(self, task: TaskId) -> ActiveTask:

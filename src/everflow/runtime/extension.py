@@ -87,9 +87,10 @@ class Extension:
         for topic in found.taken:
             if done:
                 moves.info(
-                    "Topic %s matches the pattern of the source at %s and is read from now on",
+                    "Topic %s of the source at %s is read with %d partitions from now on",
                     topic,
                     found.where[topic],
+                    found.taken[topic],
                 )
             elif self.instance.thread_count.may_change:
                 self._hopeless.add(topic)
@@ -148,7 +149,7 @@ class Extension:
         if topic not in self._told:
             self._told.add(topic)
             log.warning(
-                "Topic %s matches the pattern of the source at %s and is not read: %s",
+                "New partitions of topic %s, of the source at %s, are not read: %s",
                 topic,
                 found.where[topic],
                 why,

@@ -18,7 +18,7 @@ from confluent_kafka import (
     TopicCollection,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
+from confluent_kafka.admin import AdminClient, ConfigResource, NewPartitions, NewTopic, ResourceType
 
 from everflow import KafkaStreams, Topology
 from everflow.errors import EverflowError
@@ -98,6 +98,12 @@ class Cluster:
         for future in asked.values():
             future.result(REQUEST_S)
         return full
+
+    def grow(self, topic: str, partitions: int) -> None:
+        """Give a topic so many partitions, and wait until they are told."""
+        asked = self._admin.create_partitions([NewPartitions(topic, partitions)])
+        asked[topic].result(REQUEST_S)
+        wait_until(lambda: self.topics()[topic] == partitions, REQUEST_S, f"{topic} to grow")
 
     def delete(self, *topics: str) -> None:
         """Delete topics and wait until they are gone."""

@@ -257,7 +257,7 @@ def test_an_eviction_inside_a_join_is_noticed_by_its_next_attempt(driven: Driven
 def test_a_topic_that_came_is_asked_for_and_its_task_stays_what_it_is(driven: Driven) -> None:
     """Note 037: the task gets a partition more, or one less, and nobody gives it up."""
     driven.given(T0)
-    driven.member.read_more({0: ["a", "b"]})
+    driven.member.read_more({0: ["a", "b"]}, {})
     driven.channel.also = {TopicPartition("b", 0), TopicPartition("b", 1)}
     told = driven.given(T0)
     assert driven.channel.read == [{"a", "b"}]

@@ -201,7 +201,7 @@ def test_a_topic_counts_from_when_every_member_reads_it() -> None:
     slow = assignor(topics=("a",))
     given = slow.assign(said, counts, {"m1": {"a", "b"}, "m2": {"a"}})
     assert {tp for one in given.values() for tp in one.partitions} == {TopicPartition("a", 0)}
-    slow.read_more({0: ("a", "b")})
+    slow.read_more({0: ("a", "b")}, {})
     assert slow.topics == {"a", "b"}
     given = slow.assign(said, counts, {"m1": {"a", "b"}, "m2": {"a", "b"}})
     assert {tp for one in given.values() for tp in one.partitions} == both

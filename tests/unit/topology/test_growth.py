@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everflow import StreamsBuilder, Topology, TopologyError, serdes
+from everflow import Materialized, StreamsBuilder, Topology, TopologyError, serdes
 from everflow.topology.graph import SourceNode
-from everflow.topology.sources.growth import TopicGrowth, growth
+from everflow.topology.sources.growth import TopicGrowth, growth, may_grow
 from everflow.topology.sources.patterns import with_topics
 from everflow.topology.subtopologies import cut, internal_topics, tasks
 
@@ -119,3 +119,46 @@ def test_what_runs_stays_whatever_comes(
         started = cut(with_topics(unread(stateful=stateful, joined=joined), wider, "app"))
         with pytest.raises((TopologyError, AssertionError)):
             assert internal_topics(started, wider, "app") == internal_topics(before, known, "app")
+
+
+def resized(make: str, **existing: int) -> dict[str, int]:
+    """What is read of more partitions than the two that each topic had."""
+    builder = StreamsBuilder()
+    stream = builder.stream("a", key=TEXT, value=TEXT)
+    if make == "stateless":
+        stream.merge(builder.stream("b", key=TEXT, value=TEXT)).to("out")
+    elif make == "beside a state":
+        stream.to("out")
+        builder.stream("b", key=TEXT, value=TEXT).group_by_key().count(store="n")
+    elif make == "into a repartition topic of so many partitions":
+        stream.repartition(name="re", partitions=2).group_by_key().count(store="n")
+        builder.stream("b", key=TEXT, value=TEXT).to("out")
+    elif make == "into a repartition topic":
+        stream.select_key(lambda key, value: value, returns="string").repartition(name="re").to("o")
+        builder.stream("b", key=TEXT, value=TEXT).to("out")
+    else:
+        table = builder.table("b", key=TEXT, value=TEXT, store=Materialized("t", logging=False))
+        stream.join(table, lambda left, right: left, returns="string").to("out")
+    program = builder.build()
+    read = dict.fromkeys(("a", "b"), 2)
+    found = growth(program, read, {**read, **existing}, "app")
+    may = {t: n for t, n in existing.items() if may_grow(program, read, t, n, "app")}
+    assert may == found.taken
+    return dict(found.taken)
+
+
+@pytest.mark.parametrize(
+    ("make", "taken"),
+    [
+        ("stateless", {"a": 4, "b": 3}),
+        ("beside a state", {"a": 4}),
+        ("into a repartition topic of so many partitions", {"a": 4, "b": 3}),
+        ("into a repartition topic", {"b": 3}),
+        ("a join with a table that has no changelog", {}),
+    ],
+)
+def test_more_partitions_are_read_where_nothing_is_stored_behind_them(
+    make: str, taken: dict[str, int]
+) -> None:
+    assert resized(make, a=4, b=3) == taken
+    assert resized(make, a=2, b=1) == {}

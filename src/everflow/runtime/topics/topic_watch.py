@@ -59,6 +59,8 @@ class TopicChanges:
         inputs: topics that others write; the other ones are internal.
         topics: all that are watched.
         global_topics: those of global tables.
+        may_grow: whether more partitions of a topic (partitions of all now, topic, number) are
+        taken up while the application runs: then they are no change.
     """
 
     def __init__(
@@ -68,10 +70,12 @@ class TopicChanges:
         inputs: Collection[str],
         topics: Collection[str],
         global_topics: Collection[str] = (),
+        may_grow: Callable[[Mapping[str, int], str, int], bool] = lambda *_: False,
     ) -> None:
         self._application_id = application_id
         self._inputs = frozenset(inputs).union(global_topics)
         self._global = frozenset(global_topics)
+        self._may_grow = may_grow
         self._topics = frozenset(topics)
         self._partitions = dict(partitions)
         self._ids: dict[str, str] = {}
@@ -119,7 +123,9 @@ class TopicChanges:
             partitions = self._partitions.setdefault(name, state.partitions)
             if state.topic_id != topic_id:
                 changed[name] = self._recreated(name, topic_id, state.topic_id)
-            elif state.partitions != partitions:
+            elif state.partitions != partitions and not self._may_grow(
+                self._partitions, name, state.partitions
+            ):
                 changed[name] = self._resized(name, partitions, state.partitions)
         sure = [text for name, text in changed.items() if name in self._suspects]
         self._suspects = frozenset(changed)

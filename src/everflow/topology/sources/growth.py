@@ -33,10 +33,17 @@ def growth(
     topology: Graph, counts: Mapping[str, int], existing: Mapping[str, int], application_id: str
 ) -> TopicGrowth:
     """``counts``: partitions of the user's topics that the program reads; ``existing``: of all that
-    there are. A new topic is taken or left out by itself, in the order of names."""
+    there are. A new topic, or one with more partitions (`resizable`), is taken or left out by
+    itself, in the order of names."""
     taken: dict[str, int] = {}
     left_out: dict[str, str] = {}
     where: dict[str, str] = {}
+    for topic, read in resizable(topology).items():
+        partitions = existing.get(topic, 0)
+        if 0 < counts.get(topic, 0) < partitions and not _differing(
+            topology, {**counts, **taken}, {topic: partitions}, application_id
+        ):
+            where[topic], taken[topic] = str(read.where), partitions
     if not pattern_sources(topology):
         return TopicGrowth(topology, taken, left_out, where)
     shape = _internal(topology, counts, application_id)
@@ -62,6 +69,41 @@ def growth(
             continue
         topology, taken[topic] = wider, partitions
     return TopicGrowth(topology, taken, left_out, where)
+
+
+def resizable(topology: Graph) -> dict[str, SourceNode]:
+    """The user's topics that may get more partitions while the program runs, with their sources:
+    nothing of their sub-topologies is stored, so no key has a state that it would leave."""
+    subs = cut(topology).subtopologies
+    free = {topic for sub in subs if not sub.stores for topic in sub.source_topics}
+    sources = [node for node in topology.nodes if isinstance(node, SourceNode)]
+    return {
+        topic: source
+        for source in sources
+        if source.kind != "repartition"
+        for topic in sorted(free.intersection(source.topics))
+    }
+
+
+def may_grow(
+    topology: Graph, counts: Mapping[str, int], topic: str, partitions: int, application_id: str
+) -> bool:
+    """Whether the program reads more partitions of a topic while it runs."""
+    if topic not in resizable(topology) or partitions <= counts[topic]:
+        return False
+    return not _differing(topology, counts, {topic: partitions}, application_id)
+
+
+def _differing(
+    topology: Graph, counts: Mapping[str, int], more: Mapping[str, int], application_id: str
+) -> bool:
+    """Whether an internal topic would need another number of partitions, or topics that have to
+    have equally many would not."""
+    before = _internal(topology, counts, application_id)
+    try:
+        return _internal(topology, {**counts, **more}, application_id) != before
+    except TopologyError:
+        return True
 
 
 def _internal(topology: Graph, counts: Mapping[str, int], application_id: str) -> dict[str, int]:

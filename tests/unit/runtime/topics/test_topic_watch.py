@@ -89,6 +89,20 @@ def test_inputs_are_compared_with_what_the_application_runs_with_not_with_the_fi
     assert "has now 4 partitions, was 2" in str(decision.after(topics(partitions=4)))
 
 
+def test_more_partitions_that_are_taken_up_are_no_change_and_others_are() -> None:
+    inputs = {INPUT, CHANGELOG}
+    decision = TopicChanges(
+        "app", {INPUT: 2}, {INPUT}, inputs, may_grow=lambda now, name, count: count > now[name]
+    )
+    for _ in range(3):
+        assert decision.after(topics(partitions=4)) is None
+        assert not decision.suspected
+    decision.grow({INPUT: 4})
+    assert decision.after(topics(partitions=4)) is None
+    assert decision.after(topics(partitions=3)) is None
+    assert "has now 3 partitions, was 4" in str(decision.after(topics(partitions=3)))
+
+
 def without(topic: str) -> dict[str, TopicDescription]:
     return {name: state for name, state in topics().items() if name != topic}
 
