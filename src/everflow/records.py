@@ -273,5 +273,7 @@ class TasksResult:
     metric."""
     clocks: dict[int, dict[str, int]] = field(default_factory=dict)
     """When each method that the wall clock calls was last due (epoch ms), by name."""
-    remarks: list[str] = field(default_factory=list)
-    """What to log once the batch is committed."""
+
+    def __post_init__(self) -> None:
+        self.remarks: list[str] = []
+        """What to log once the batch is committed; an operator adds to it."""

@@ -27,6 +27,7 @@ from everflow.operators.table import TableSpec
 from everflow.operators.table_changes import HeldRows, TableChanges
 from everflow.operators.versioned_table import VersionedTableSpec
 from everflow.records import EdgeBatch
+from everflow.state.left_out import LeftOut
 from oracle.book import KEPT_FILTER
 from oracle.streams import compare
 
@@ -98,6 +99,12 @@ def _of_the_first(call: Callable[..., Any]) -> Callable[..., Any]:
 QUICK = ("a window without its begin", "a processor's store keeps what is deleted")
 """Those of every run; the others with ``--all``."""
 MUTATIONS: dict[str, tuple[str, Any, str, Callable[[Any], Any]]] = {
+    "what was skipped comes back with a lost disk": (
+        "table",
+        LeftOut,
+        "of",
+        lambda of: lambda _, stored, now_ms: of(-1, stored, now_ms),
+    ),
     "a window without its begin": (
         "inner join of streams",
         StreamStreamJoin,

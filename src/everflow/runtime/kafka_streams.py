@@ -22,6 +22,7 @@ from everflow.errors import EverflowError
 from everflow.foreign_names import Telling
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.client_settings import check_clients
+from everflow.kafka.reading.log_reader import LogReader
 from everflow.logs import LogFile, install
 from everflow.membership.own_assignor import check_assignor
 from everflow.memory.spare import share_one_area
@@ -52,6 +53,7 @@ from everflow.runtime.operations import InstanceOperations
 from everflow.runtime.pause import Pause
 from everflow.runtime.query.queries import InteractiveQueries, QueryPorts, store_queries
 from everflow.runtime.restore.changelogs import Changelogs
+from everflow.runtime.restore.left_out_logs import LeftOutLogs
 from everflow.runtime.restore.restore_progress import RestoreTracker
 from everflow.runtime.restore.standby_listener import SilentStandbyListener, StandbyUpdateListener
 from everflow.runtime.serving.served import tokens_of
@@ -309,8 +311,9 @@ class KafkaStreams(
                 blueprint.cluster_id,
                 config.application_id,
                 blueprint.reused,
-                blueprint.left_out,
-                config.consumer(),
+                LeftOutLogs(
+                    admin, blueprint.left_out, lambda: LogReader(config.consumer(), latest=True)
+                ),
             ),
         )
         context = self._spark()  # 8.

@@ -282,14 +282,14 @@ def test_what_processing_left_out_of_a_reused_topic_is_not_shown(tmp_path: Path)
         def describe_topics(self, names: Any) -> Any:
             return left_out.describe_topics(names) or super().describe_topics(names)
 
-        def list_offsets(self, partitions: Any, *given: str) -> Any:
+        def list_offsets(self, partitions: Any, which: str, isolation: str) -> Any:
             of = {tp.topic for tp in partitions}
             one: Any = left_out if of == {left_out.topic} else super()
-            return one.list_offsets(partitions, *given)
+            return one.list_offsets(partitions, which, isolation)
 
-        def read(self, tp: Any, *given: int, **how: bool) -> Any:
+        def read(self, tp: Any, start: int, end: int, *, every: bool = False) -> Any:
             one: Any = left_out if tp.topic == left_out.topic else super()
-            return one.read(tp, *given, **how)
+            return one.read(tp, start, end, every=every)
 
     fake = Both("in", log)
     store = LoggedStore(EntryColumns(spec(source_topic="in"), serdes.long()), "in", left_out.topic)

@@ -138,14 +138,15 @@ class _Waiting:
             "null-key": 0 if self.kind.keeps_left else int(np.count_nonzero(keyless)),
             "not-found": told.dropped(kept=self.kind.keeps_left),
         }
-        remarks = [
+        done = TasksResult(output, told.changes, after, dropped)
+        done.remarks += [
             f"{self.room.store.name} of partition {partition}: {len(waiters)} records wait since "
             f"{instant(max(one.came for one in waiters))}, which is ahead of this host's clock "
             f"({instant(now_ms)}). They wait for {self.room.timeout_ms} ms from now on. Check the "
             f"clocks of the hosts that ran the task"
             for partition, waiters in told.retimed.items()
         ]
-        return TasksResult(output, told.changes, after, dropped, remarks=remarks)
+        return done
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 from everflow.errors import InternalTopicError
 from everflow.kafka.admin import ClusterAdmin
-from everflow.kafka.reading.log_reader import LogReader
 from everflow.records import TopicPartition
 from everflow.runtime.restore.left_out_logs import LeftOutLogs
 from everflow.runtime.restore.restore_plan import DEFAULT_DELETE_RETENTION_MS, ChangelogState
@@ -20,8 +18,8 @@ class Changelogs:
     """One per instance; any thread may ask. ``delete.retention.ms`` is read once per topic.
 
     ``reused``: topics of the user that are changelogs of tables. Copies follow them to where the
-    group has read them, and no further: a table holds what was processed. ``left_out``: the topic
-    of each that says what of it was not (note 065), read with the librdkafka settings ``reader``.
+    group has read them, and no further: a table holds what was processed. ``left_out``: what
+    of each was not (note 065).
     """
 
     def __init__(
@@ -30,17 +28,14 @@ class Changelogs:
         cluster_id: str,
         group: str = "",
         reused: frozenset[str] = frozenset(),
-        left_out: Mapping[str, str] | None = None,
-        reader: Mapping[str, Any] | None = None,
+        left_out: LeftOutLogs | None = None,
     ) -> None:
         self._admin = admin
         self._cluster_id = cluster_id
         self._group, self.reused = group, reused
         self._lock = threading.Lock()
         self._delete_retention: dict[str, int] = {}
-        self._left_out = LeftOutLogs(
-            admin, left_out or {}, lambda: LogReader(reader or {}, latest=True)
-        )
+        self._left_out = left_out
 
     def log_ends(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         """read_uncommitted, always: the last stable offset may lag behind (KAFKA-10167)."""
@@ -55,19 +50,23 @@ class Changelogs:
         there is none)."""
         own = [tp for tp in partitions if tp.topic not in self.reused]
         ends = self.stable_ends(own) if own else {}
-        return ends | self._left_out.covered(self._read_offsets(partitions))
+        return ends | self._followed(partitions)
 
     def answered_ends(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         """As `followed_ends`, of the logs whose leaders answer within a second."""
         own = [tp for tp in partitions if tp.topic not in self.reused]
         ends = self._admin.known_ends(own, "read_committed") if own else {}
-        return ends | self._left_out.covered(self._read_offsets(partitions))
+        return ends | self._followed(partitions)
+
+    def _followed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        committed = self._read_offsets(partitions)
+        return committed if self._left_out is None else self._left_out.covered(committed)
 
     def left_out(self, tp: TopicPartition, end: int | None = None) -> Mapping[bytes, LeftOut]:
         """What processing left out of a changelog before ``end`` (None: before the end that
         `answered_ends` last gave); nothing of one that is no reused topic. RetriableError while
         that is not known."""
-        return self._left_out.before(tp, end)
+        return {} if self._left_out is None else self._left_out.before(tp, end)
 
     def _read_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         read = [tp for tp in partitions if tp.topic in self.reused]
