@@ -58,10 +58,10 @@ class FakeRecords:
 
     def arrow(self, headers: bool) -> LogColumns:
         return LogColumns(
-            pa.array(self.keys(), pa.binary()),
-            pa.array(self.values(), pa.binary()),
-            self.offsets,
-            self.timestamps,
+            keys=pa.array(self.keys(), pa.binary()),
+            values=pa.array(self.values(), pa.binary()),
+            offsets=self.offsets,
+            timestamps=self.timestamps,
         )
 
     def latest(self) -> FakeRecords:

@@ -42,11 +42,11 @@ class Record:
 def log_columns(messages: list[Record], headers: bool) -> LogColumns:
     """What a reader of ranges gives for the records."""
     return LogColumns(
-        pa.array([m.data[0] for m in messages], pa.binary()),
-        pa.array([m.data[1] for m in messages], pa.binary()),
-        np.array([m.place[2] for m in messages], np.int64),
-        np.array([m.time for m in messages], np.int64),
-        pa.array([[{"key": k, "value": v} for k, v in m.head] for m in messages], HEADERS)
+        keys=pa.array([m.data[0] for m in messages], pa.binary()),
+        values=pa.array([m.data[1] for m in messages], pa.binary()),
+        offsets=np.array([m.place[2] for m in messages], np.int64),
+        timestamps=np.array([m.time for m in messages], np.int64),
+        headers=pa.array([[{"key": k, "value": v} for k, v in m.head] for m in messages], HEADERS)
         if headers
         else None,
     )

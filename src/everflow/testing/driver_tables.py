@@ -125,11 +125,11 @@ def log_columns(
         )
     return {
         tp: LogColumns(
-            pa.array([record.key for record, _ in listed], pa.binary()),
-            pa.array([record.value for record, _ in listed], pa.binary()),
-            np.array([offset for _, offset in listed], np.int64),
-            np.array([record.timestamp for record, _ in listed], np.int64),
-            pa.array(
+            keys=pa.array([record.key for record, _ in listed], pa.binary()),
+            values=pa.array([record.value for record, _ in listed], pa.binary()),
+            offsets=np.array([offset for _, offset in listed], np.int64),
+            timestamps=np.array([record.timestamp for record, _ in listed], np.int64),
+            headers=pa.array(
                 [[{"key": k, "value": v} for k, v in record.headers] for record, _ in listed],
                 HEADERS,
             )

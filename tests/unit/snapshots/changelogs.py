@@ -47,7 +47,9 @@ class Held:
 
     def arrow(self, headers: bool) -> LogColumns:
         keys, values = (pa.array(one, pa.binary()) for one in (self.keys(), self.values()))
-        return LogColumns(keys, values, self.offsets, self.timestamps)
+        return LogColumns(
+            keys=keys, values=values, offsets=self.offsets, timestamps=self.timestamps
+        )
 
     def latest(self) -> Held:
         last = {record[0]: at for at, (_, record) in enumerate(self.found)}

@@ -86,10 +86,10 @@ def log_of(plan: PhysicalPlan, last: str) -> Callable[[object], Iterator[pa.Reco
     last what the test wants."""
     values = [str(row) for row in range(ROWS - 1)] + [last]
     columns = LogColumns(
-        pa.array([b"k"] * ROWS, pa.binary()),
-        pa.array([value.encode() for value in values], pa.binary()),
-        np.arange(ROWS),
-        np.arange(ROWS),
+        keys=pa.array([b"k"] * ROWS, pa.binary()),
+        values=pa.array([value.encode() for value in values], pa.binary()),
+        offsets=np.arange(ROWS),
+        timestamps=np.arange(ROWS),
     )
     hop = LogDecoder.of(plan, Handlers()).run({IN: columns}, Judge())
     schema = hop_out_of_step(plan, -1)

@@ -98,7 +98,11 @@ class ClientTap:
             self._drop_consumer()
             kept = {}
         gone = [log for tp, log in self._logs.items() if tp not in kept]
-        new = [_Log(tp, start, self._headers) for tp, start in starts.items() if tp not in kept]
+        new = [
+            _Log(tp=tp, position=start, headers=self._headers)
+            for tp, start in starts.items()
+            if tp not in kept
+        ]
         try:
             if gone:
                 self._consumer.incremental_unassign([ClientTopicPartition(*log.tp) for log in gone])
@@ -263,7 +267,7 @@ class ClientTap:
                 raise problem  # passing ones are mended by the client
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Log:
     """One log: what came of it and was not taken yet."""
 
@@ -361,12 +365,12 @@ class Messages:
         """The records in Arrow columns, with their headers if asked for."""
         found, unread = self._headers() if headers else (None, {})
         return LogColumns(
-            pa.array(self.keys(), pa.binary()),
-            pa.array(self.values(), pa.binary()),
-            self.offsets,
-            self.timestamps,
-            found,
-            unread,
+            keys=pa.array(self.keys(), pa.binary()),
+            values=pa.array(self.values(), pa.binary()),
+            offsets=self.offsets,
+            timestamps=self.timestamps,
+            headers=found,
+            unread=unread,
         )
 
     def _headers(self) -> tuple[pa.Array | None, dict[int, Exception]]:

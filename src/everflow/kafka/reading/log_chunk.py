@@ -109,4 +109,11 @@ def _readable(held: Records, count: int, headers: bool) -> LogColumns:
         found = _readable(held, count, False)
         return replace(found, unread={0: why})
     nothing = pa.nulls(1, pa.binary())
-    return LogColumns(nothing, nothing, held.offsets, held.timestamps, None, {0: why})
+    return LogColumns(
+        keys=nothing,
+        values=nothing,
+        offsets=held.offsets,
+        timestamps=held.timestamps,
+        headers=None,
+        unread={0: why},
+    )

@@ -13,7 +13,7 @@ from everflow.records import Int64, joined_headers
 _NOTHING: Int64 = np.empty(0, np.int64)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LogColumns:
     """Records in log order, columns of one length. ``keys`` and ``values``: binary, null where the
     record has none; ``timestamps`` in ms; ``headers``: `everflow.records.HEADERS`, or None
@@ -50,12 +50,12 @@ class LogColumns:
         """Some records that follow one another."""
         start, stop, _ = chosen.indices(len(self))
         return LogColumns(
-            self.keys[start:stop],
-            self.values[start:stop],
-            self.offsets[start:stop],
-            self.timestamps[start:stop],
-            None if self.headers is None else self.headers[start:stop],
-            {row - start: why for row, why in self.unread.items() if start <= row < stop},
+            keys=self.keys[start:stop],
+            values=self.values[start:stop],
+            offsets=self.offsets[start:stop],
+            timestamps=self.timestamps[start:stop],
+            headers=None if self.headers is None else self.headers[start:stop],
+            unread={row - start: why for row, why in self.unread.items() if start <= row < stop},
         )
 
     @staticmethod
@@ -65,15 +65,15 @@ class LogColumns:
             return parts[0]
         if not parts:
             nothing = pa.array([], pa.binary())
-            return LogColumns(nothing, nothing, _NOTHING, _NOTHING)
+            return LogColumns(keys=nothing, values=nothing, offsets=_NOTHING, timestamps=_NOTHING)
         begins = np.cumsum([0, *map(len, parts)]).tolist()
         return LogColumns(
-            pa.concat_arrays([part.keys for part in parts]),
-            pa.concat_arrays([part.values for part in parts]),
-            np.concatenate([part.offsets for part in parts]),
-            np.concatenate([part.timestamps for part in parts]),
-            joined_headers([(part.headers, len(part)) for part in parts]),
-            {
+            keys=pa.concat_arrays([part.keys for part in parts]),
+            values=pa.concat_arrays([part.values for part in parts]),
+            offsets=np.concatenate([part.offsets for part in parts]),
+            timestamps=np.concatenate([part.timestamps for part in parts]),
+            headers=joined_headers([(part.headers, len(part)) for part in parts]),
+            unread={
                 begin + row: why
                 for begin, part in zip(begins, parts, strict=False)
                 for row, why in part.unread.items()

@@ -82,11 +82,11 @@ class Columns(NamedTuple):
     def arrow(self, headers: bool) -> LogColumns:
         """The records in Arrow columns, copied out of ``data``; with their headers if asked for."""
         return LogColumns(
-            _gathered(self.data, self.key_at, self.key_sizes),
-            _gathered(self.data, self.value_at, self.value_sizes),
-            self.offsets,
-            self.timestamps,
-            _headers(self.data, self.value_at + np.maximum(self.value_sizes, 0))
+            keys=_gathered(self.data, self.key_at, self.key_sizes),
+            values=_gathered(self.data, self.value_at, self.value_sizes),
+            offsets=self.offsets,
+            timestamps=self.timestamps,
+            headers=_headers(self.data, self.value_at + np.maximum(self.value_sizes, 0))
             if headers
             else None,
         )

@@ -22,10 +22,10 @@ RECORDS = st.lists(st.tuples(BYTES, BYTES, st.integers(0, 10_000)), min_size=1, 
 def columns(records: Sequence[tuple[bytes | None, bytes | None, int]]) -> LogColumns:
     keys, values, times = zip(*records, strict=True) if records else ((), (), ())
     return LogColumns(
-        pa.array(keys, pa.binary()),
-        pa.array(values, pa.binary()),
-        np.arange(len(records), dtype=np.int64),
-        np.array(times, np.int64),
+        keys=pa.array(keys, pa.binary()),
+        values=pa.array(values, pa.binary()),
+        offsets=np.arange(len(records), dtype=np.int64),
+        timestamps=np.array(times, np.int64),
     )
 
 

@@ -57,10 +57,10 @@ SOURCES = (source(0, "a"), source(1, "b"))
 
 def log(values: list[str], times: list[int] | None = None) -> LogColumns:
     return LogColumns(
-        pa.array([b"k"] * len(values), pa.binary()),
-        pa.array([value.encode() for value in values], pa.binary()),
-        np.arange(len(values), dtype=np.int64) + 100,
-        np.array(times or range(len(values)), np.int64),
+        keys=pa.array([b"k"] * len(values), pa.binary()),
+        values=pa.array([value.encode() for value in values], pa.binary()),
+        offsets=np.arange(len(values), dtype=np.int64) + 100,
+        timestamps=np.array(times or range(len(values)), np.int64),
     )
 
 

@@ -245,10 +245,10 @@ def test_a_letter_of_a_global_table_is_made_smaller_too() -> None:
     writer: Any = Plain(own=1_000_000, topic=500_000)
     records = GlobalRecords({"in": SOURCE}, Handlers("dead"), lambda: writer)
     held = LogColumns(
-        pa.array([b"k"], pa.binary()),
-        pa.array([b"{" * 999_900], pa.binary()),
-        np.array([3], np.int64),
-        np.array([7], np.int64),
+        keys=pa.array([b"k"], pa.binary()),
+        values=pa.array([b"{" * 999_900], pa.binary()),
+        offsets=np.array([3], np.int64),
+        timestamps=np.array([7], np.int64),
     )
 
     class Chunk:
