@@ -205,7 +205,8 @@ def test_what_is_no_number_is_named_in_answers_of_the_query_service() -> None:
 
 
 def test_a_test_records_time_is_a_whole_number_of_milliseconds() -> None:
-    topic = InputTopic(lambda _: None, "in", (serdes.string(), serdes.string()), 0, 0)
+    text = serdes.string()
+    topic = InputTopic(lambda _: None, "in", (text, text), 0, 0, lambda *_: 0)
     for time in (1.5, "5", dt.timedelta(seconds=1)):
         with pytest.raises(TypeError, match="int of ms or a datetime"):
             topic.pipe_input("k", "v", time)  # type: ignore[arg-type]

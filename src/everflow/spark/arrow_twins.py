@@ -191,9 +191,8 @@ class _Translation:
         if isinstance(given, int):
             kind = self._builder.type_of(given)
             fields = [(one.name, self._field(given, at)) for at, one in enumerate(kind)]
-            valid = self._null_test(given, wanted=True)
-            if self._builder.never_null(given):
-                valid = None
+            never_null = self._builder.never_null(given)
+            valid = None if never_null else self._null_test(given, wanted=True)
         else:
             fields, valid = list(given.fields), given.valid
         within = guard if valid is None else self._both(guard, valid)
