@@ -65,6 +65,9 @@ _ATTEMPT_S = 1.0
 _COMMITTED_ATTEMPT_S = 2.0
 _LOOK_S = 0.1
 _REACH_ATTEMPT_S = 3.0
+_ADVERTISED = (
+    "Check advertised.listeners of the brokers: this machine must reach them under these names."
+)
 _CHECK = "bootstrap.servers, that the broker runs, and the security settings"
 
 
@@ -158,25 +161,28 @@ class ClusterAdmin:
                     raise
                 self._admin.poll(0)
                 said = self._trouble.sentence()
-                advertised = ", ".join(sorted(self._trouble.advertised))
-                if advertised:
-                    happened = (
-                        f"a Kafka broker answered at {self._bootstrap}, but not where it says that "
-                        f"the brokers are: {advertised} (advertised.listeners)"
+                end = f"within {timeout_s:g} s{named}"
+                elsewhere = ", ".join(sorted(self._trouble.advertised))
+                over = deadline <= self._clock()
+                if elsewhere:
+                    answered = (
+                        f"a Kafka broker answered at {self._bootstrap}, but none where it says that "
+                        f"they are: {elsewhere}"
                     )
-                    check = "advertised.listeners of the brokers, and that this machine finds them"
-                else:
-                    happened = f"no Kafka broker answered at {self._bootstrap}"
-                if deadline <= self._clock():
+                    if over:
+                        raise TaskTimeoutError(
+                            f"{answered} {end}. {_ADVERTISED}{said}"
+                        ) from failure
+                    on_retry(f"{answered}, yet. {_ADVERTISED} Tried for {timeout_s:g} s.{said}")
+                elif over:
                     raise TaskTimeoutError(
-                        f"{happened} within {timeout_s:g} s{named}. Check {check}.{said}"
+                        f"no Kafka broker answered at {self._bootstrap} {end}. Check {check}.{said}"
                     ) from failure
-                asked = (
-                    f"{happened} yet: check {check}."
-                    if advertised
-                    else f"no answer from Kafka at {self._bootstrap} yet: does a broker run there?"
-                )
-                on_retry(f"{asked} Tried for {timeout_s:g} s in all{named}.{said}")
+                else:
+                    on_retry(
+                        f"no answer from Kafka at {self._bootstrap} yet: does a broker run there? "
+                        f"Tried for {timeout_s:g} s in all{named}.{said}"
+                    )
 
     def cluster_id(self, timeout_s: float = _REQUEST_S) -> str:
         """The cluster's id; another id under known state means another cluster (D5)."""
