@@ -561,11 +561,10 @@ def parse_metadata(text: str | None) -> CommitMetadata:
         return CommitMetadata(None, {})
     try:
         times, end = json.JSONDecoder().raw_decode(parts[2])
-    except ValueError:
+        of_nodes = {str(node): int(ms) for node, ms in times.items()}
+    except (ValueError, TypeError, AttributeError, RecursionError):  # any client may write any text
         return CommitMetadata(None, {})
-    return CommitMetadata(
-        parts[1], {str(node): int(ms) for node, ms in times.items()}, _layouts(parts[2][end:])
-    )
+    return CommitMetadata(parts[1], of_nodes, _layouts(parts[2][end:]))
 
 
 def of_kafka_streams(text: str | None) -> bool:
@@ -583,6 +582,6 @@ def _layouts(text: str) -> Mapping[str, Any]:
         return {}
     try:
         layouts: dict[str, Any] = json.JSONDecoder().raw_decode(text[1:])[0]
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return layouts

@@ -72,6 +72,14 @@ def test_a_result_comes_back_from_its_json() -> None:
     assert BatchResult.from_json(result.to_json()) == result
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["ef1|x|[1]", "ef1|x|7", 'ef1|x|{"n": "late"}', 'ef1|x|{"n": null}', "ef1|x|" + "[" * 99],
+)
+def test_metadata_that_another_client_wrote_is_no_batch(text: str) -> None:
+    assert parse_metadata(text) == CommitMetadata(None, {})
+
+
 LAYOUTS = {"counts": ["key_value", "string", "`a|b` bigint"]}
 
 
