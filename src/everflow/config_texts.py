@@ -183,8 +183,8 @@ _STATE = _group(
     ),
     topology_optimization=KeyText(
         "`reuse.ktable.source.topics`: the topic of a `table(...)`, which has to be compacted, is "
-        "its changelog, unless its source has `timestamp=` or does not begin at `earliest`. A small "
-        "topic `<application.id>-<store>-left-out-changelog` says which of its records were "
+        "its changelog, unless its source has `timestamp=` or does not begin at `earliest`. A "
+        "small topic `<application.id>-<store>-left-out-changelog` says which of its records were "
         "skipped. Not to be changed once the application has run",
         "also `merge.repartition.topics`, `single.store.self.join`, and `all`, which has them: "
         "refused here",

@@ -1,5 +1,4 @@
-"""Arrow types as everflow has them, as Spark's DDL writes them, and where in one a value does not
-fit."""
+"""Arrow types: everflow's form of them, Spark's text of them, and places in their values."""
 
 from __future__ import annotations
 
