@@ -45,6 +45,8 @@ def instance(tmp_path: Path) -> Iterator[Instance]:
     )
     made = Instance(tmp_path, sites=sites)
     made.put(0, COUNTS, {b"a": 1, "ä/b".encode(): 2, b"": 3})
+    control = [*range(0x21), 0x7F]  # a key may have them: in a target they are quoted
+    made.put(0, COUNTS, {bytes([byte]): byte for byte in control})
     made.put(0, WINDOWS, {window_store_key(b"a", 3_000): 7})
     key = NOTES.key_serde.encode({"n": 5})
     assert key is not None
