@@ -16,7 +16,7 @@ from everflow.records import Int64, StoreChanges
 from everflow.runtime.commit.batch import BatchRequest, BatchResult, StorePlace
 from everflow.runtime.step.task_step import StepResult, TaskStep
 from everflow.runtime.worker.kafka_sink import left_out_entries
-from everflow.state.left_out import Chunk, LeftOut, corrected
+from everflow.state.left_out import Chunk, KeptEntry, corrected
 from everflow.state.store import StoreSpec, memory_store
 from everflow.testing import TopologyTestDriver
 from everflow.testing.topics import RawRecord
@@ -42,7 +42,7 @@ class RestoringDriver(TopologyTestDriver):
 
     def __init__(self, topology: Topology, **options: Any) -> None:
         self._logs: dict[str, list[RawRecord]] = {}
-        self._left_out: dict[str, dict[bytes, LeftOut]] = {}
+        self._left_out: dict[str, dict[bytes, KeptEntry]] = {}
         super().__init__(topology, **options)
 
     def _new_steps(self) -> list[TaskStep]:

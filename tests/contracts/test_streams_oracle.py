@@ -27,7 +27,7 @@ from everflow.operators.table import TableSpec
 from everflow.operators.table_changes import HeldRows, TableChanges
 from everflow.operators.versioned_table import VersionedTableSpec
 from everflow.records import EdgeBatch
-from everflow.state.left_out import LeftOut
+from everflow.state.left_out import KeptEntry
 from oracle.book import KEPT_FILTER
 from oracle.streams import compare
 
@@ -101,7 +101,7 @@ QUICK = ("a window without its begin", "a processor's store keeps what is delete
 MUTATIONS: dict[str, tuple[str, Any, str, Callable[[Any], Any]]] = {
     "what was skipped comes back with a lost disk": (
         "table",
-        LeftOut,
+        KeptEntry,
         "of",
         lambda of: lambda _, stored, now_ms: of(-1, stored, now_ms),
     ),

@@ -55,6 +55,7 @@ PURE = frozenset(
     "everflow.state.changelog",
     "everflow.state.key_ranges",
     "everflow.state.overlay",
+    "everflow.state.left_out",
     "everflow.state.versions",
 }
 BELOW_RUNTIME = BASE | PURE | {"everflow.dsl", "everflow.travel"}

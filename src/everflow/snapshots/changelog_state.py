@@ -15,7 +15,7 @@ from everflow.records import Int64, TopicPartition
 from everflow.snapshots.entry_columns import EntryError
 from everflow.snapshots.points import Reach
 from everflow.state.changelog import SUFFIX_BYTES
-from everflow.state.left_out import Chunk, LeftOut, as_processed
+from everflow.state.left_out import Chunk, KeptEntry, as_processed
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
 
@@ -58,7 +58,7 @@ class PartitionLog:
         reader: CommittedLog,
         tp: TopicPartition,
         spec: StoreSpec,
-        left_out: Mapping[bytes, LeftOut] = MappingProxyType({}),
+        left_out: Mapping[bytes, KeptEntry] = MappingProxyType({}),
     ) -> None:
         self._reader, self._tp, self._spec, self._left_out = reader, tp, spec, left_out
         self.records = 0

@@ -20,7 +20,7 @@ from everflow.snapshots.entry_columns import compared, pages
 from everflow.snapshots.logged_stores import LoggedStore
 from everflow.snapshots.points import Reach
 from everflow.snapshots.snapshot import batches, opened
-from everflow.state.left_out import LeftOut, unpacked
+from everflow.state.left_out import KeptEntry, unpacked
 from everflow.state.lmdb_store import LmdbStore
 from everflow.waits import waiting
 
@@ -77,7 +77,7 @@ class PartReader:
                 found = self._between(stack, log, part, part.second)
             yield found, log.records
 
-    def _left_out(self, part: LogPart) -> dict[bytes, LeftOut]:
+    def _left_out(self, part: LogPart) -> dict[bytes, KeptEntry]:
         if part.left_out is None or self.store.left_out is None:
             return {}
         tp = TopicPartition(self.store.left_out, part.partition)

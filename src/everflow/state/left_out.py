@@ -27,7 +27,7 @@ def left_out_topic(application_id: str, store: str) -> str:
     return f"{application_id}-{store}-left-out-changelog"
 
 
-class LeftOut(NamedTuple):
+class KeptEntry(NamedTuple):
     """What a store has for a key behind ``offset`` of the reused topic: a value and its time (ms),
     or nothing (None)."""
 
@@ -36,12 +36,12 @@ class LeftOut(NamedTuple):
     time: int
 
     @staticmethod
-    def of(offset: int, stored: bytes | None, now_ms: int) -> LeftOut:
+    def of(offset: int, stored: bytes | None, now_ms: int) -> KeptEntry:
         """Of a store's entry in its stored form."""
         if stored is None:
-            return LeftOut(offset, None, now_ms)
+            return KeptEntry(offset, None, now_ms)
         time, value = unpack_value(stored)
-        return LeftOut(offset, value, time)
+        return KeptEntry(offset, value, time)
 
     def packed(self) -> bytes:
         """The record's value."""
@@ -79,7 +79,7 @@ class PlacedChunk(Chunk, Protocol):
     def offsets(self) -> Int64: ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CorrectedChunk:
     """A `Chunk` without what was left out. ``offsets``: -1 where the topic has no such record."""
 
@@ -91,9 +91,9 @@ class CorrectedChunk:
     records: int
 
 
-def unpacked(chunks: Iterable[Chunk]) -> dict[bytes, LeftOut]:
+def unpacked(chunks: Iterable[Chunk]) -> dict[bytes, KeptEntry]:
     """The last record of each key. ValueError for one that is none."""
-    found: dict[bytes, LeftOut] = {}
+    found: dict[bytes, KeptEntry] = {}
     for chunk in chunks:
         for key, data, time in zip(
             chunk.keys, chunk.values, chunk.timestamps.tolist(), strict=True
@@ -103,7 +103,7 @@ def unpacked(chunks: Iterable[Chunk]) -> dict[bytes, LeftOut]:
             if len(data) < _HEAD.size:
                 raise ValueError(f"{data!r} is no record of what was left out")
             offset, there = _HEAD.unpack_from(data)
-            found[key] = LeftOut(offset, data[_HEAD.size :] if there else None, time)
+            found[key] = KeptEntry(offset, data[_HEAD.size :] if there else None, time)
     return found
 
 
@@ -119,7 +119,7 @@ def as_written(data: Sequence[bytes | None], serde: Serde) -> Sequence[bytes | N
 
 
 def corrected(
-    chunks: Iterable[PlacedChunk], start: int, left_out: Mapping[bytes, LeftOut], spec: Reused
+    chunks: Iterable[PlacedChunk], start: int, left_out: Mapping[bytes, KeptEntry], spec: Reused
 ) -> Iterator[Chunk]:
     """Chunks of a reused topic that begin at offset ``start``, as its store ``spec`` takes them.
 
@@ -131,7 +131,7 @@ def corrected(
 
 
 def as_processed(
-    chunk: PlacedChunk, start: int, left_out: Mapping[bytes, LeftOut], spec: Reused
+    chunk: PlacedChunk, start: int, left_out: Mapping[bytes, KeptEntry], spec: Reused
 ) -> Chunk:
     """See `corrected`; of one chunk, which begins at ``start``."""
     ahead = {key: one for key, one in left_out.items() if one.offset >= start}

@@ -22,7 +22,7 @@ from everflow.snapshots.logged_stores import LoggedStore, logged_stores
 from everflow.snapshots.rows import Rows, write_parquet
 from everflow.snapshots.snapshot import room
 from everflow.snapshots.state_reader import StateReader
-from everflow.state.left_out import LeftOut
+from everflow.state.left_out import KeptEntry
 from everflow.state.store import StoreSpec, memory_store
 from unit.snapshots.changelogs import FakeChangelog, Record
 
@@ -270,7 +270,7 @@ def test_parquet_is_there_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
 def test_what_processing_left_out_of_a_reused_topic_is_not_shown(tmp_path: Path) -> None:
     """At the end, and at a point before it was left out, as far as that is known."""
     log = {0: counted(("a", 1, 1_000), ("a", 2, 2_000), ("b", 3, 3_000), ("b", None, 4_000))}
-    entries = [(b"a", LeftOut(1, long(1), 1_000)), (b"b", LeftOut(3, long(3), 3_000))]
+    entries = [(b"a", KeptEntry(1, long(1), 1_000)), (b"b", KeptEntry(3, long(3), 3_000))]
     left_out = FakeChangelog(
         "app-s-left-out-changelog",
         {0: {at: (key, one.packed(), one.time) for at, (key, one) in enumerate(entries)}},

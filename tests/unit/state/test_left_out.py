@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from everflow import serdes
 from everflow.records import Int64, StoreChanges
 from everflow.state.changelog import pack_value
-from everflow.state.left_out import LeftOut, as_written, corrected, unpacked
+from everflow.state.left_out import KeptEntry, as_written, corrected, unpacked
 from everflow.state.store import InMemoryStore, StoreSpec
 
 SPEC = StoreSpec(
@@ -68,7 +68,7 @@ def processed(rows: Sequence[Row], ends: Sequence[int]) -> tuple[InMemoryStore, 
             else:
                 store.apply(StoreChanges("s", [written], [value], np.array([offset])))
         for key in skipped:
-            entry = LeftOut.of(end - 1, store.get_many([key])[0], 99)
+            entry = KeptEntry.of(end - 1, store.get_many([key])[0], 99)
             log.append(
                 Chunk([key], [entry.packed()], np.array([entry.time]), np.array([0]), len(log) + 1)
             )
@@ -113,7 +113,7 @@ def test_what_is_not_one_of_its_records_is_an_error() -> None:
     chunk = Chunk([b"a"], [b"1234"], np.array([0]), np.array([0]), 1)
     with pytest.raises(ValueError, match="no record of what was left out"):
         unpacked([chunk])
-    entry = LeftOut.of(7, pack_value(5, b"v"), 0)
+    entry = KeptEntry.of(7, pack_value(5, b"v"), 0)
     assert unpacked([replace(chunk, values=[entry.packed()], timestamps=np.array([5]))]) == {
-        b"a": LeftOut(7, b"v", 5)
+        b"a": KeptEntry(7, b"v", 5)
     }

@@ -11,7 +11,7 @@ from everflow.kafka.admin import ClusterAdmin
 from everflow.records import TopicPartition
 from everflow.runtime.restore.left_out_logs import LeftOutLogs
 from everflow.runtime.restore.restore_plan import DEFAULT_DELETE_RETENTION_MS, ChangelogState
-from everflow.state.left_out import LeftOut
+from everflow.state.left_out import KeptEntry
 
 
 class Changelogs:
@@ -62,7 +62,7 @@ class Changelogs:
         committed = self._read_offsets(partitions)
         return committed if self._left_out is None else self._left_out.covered(committed)
 
-    def left_out(self, tp: TopicPartition, end: int | None = None) -> Mapping[bytes, LeftOut]:
+    def left_out(self, tp: TopicPartition, end: int | None = None) -> Mapping[bytes, KeptEntry]:
         """What processing left out of a changelog before ``end`` (None: before the end that
         `answered_ends` last gave); nothing of one that is no reused topic. RetriableError while
         that is not known."""

@@ -1,5 +1,4 @@
-"""Reads what processing has left out of reused topics (note 065), before these are read as
-changelogs."""
+"""Reads what processing has left out of topics that are changelogs, too (note 065)."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from typing import Literal, Protocol
 
 from everflow.errors import RetriableError
 from everflow.records import TopicPartition
-from everflow.state.left_out import Chunk, LeftOut, unpacked
+from everflow.state.left_out import Chunk, KeptEntry, unpacked
 
 
 class EndsAdmin(Protocol):
@@ -43,7 +42,7 @@ class _Log:
 
     covered: int = 0
     position: int | None = None
-    found: Mapping[bytes, LeftOut] = field(default_factory=dict)
+    found: Mapping[bytes, KeptEntry] = field(default_factory=dict)
 
 
 class LeftOutLogs:
@@ -78,7 +77,7 @@ class LeftOutLogs:
                 tp: min(end, self._logs.get(tp, _Log()).covered) for tp, end in committed.items()
             }
 
-    def before(self, tp: TopicPartition, end: int | None) -> Mapping[bytes, LeftOut]:
+    def before(self, tp: TopicPartition, end: int | None) -> Mapping[bytes, KeptEntry]:
         """See `Changelogs.left_out`. ``end``: of committed offsets."""
         if tp.topic not in self._topics:
             return {}

@@ -23,7 +23,7 @@ from everflow.runtime.restore.restore_listener import (
 )
 from everflow.runtime.restore.restore_plan import ChangelogState, RestorePlan, restore_plan
 from everflow.state.changelog import SUFFIX_BYTES
-from everflow.state.left_out import LeftOut, PlacedChunk, corrected
+from everflow.state.left_out import KeptEntry, PlacedChunk, corrected
 from everflow.state.lmdb_store import LmdbStore, StoreDamagedError
 from everflow.state.store import VERSIONED, StoreSpec
 from everflow.state.task_directory import StateDirectory
@@ -145,7 +145,7 @@ class RestoreJob:
     incarnation: str | None = None
     reused: StoreSpec | None = None
     """The store's, where the changelog is a reused topic."""
-    left_out: Mapping[bytes, LeftOut] = field(default_factory=dict)
+    left_out: Mapping[bytes, KeptEntry] = field(default_factory=dict)
     """What processing left out of that, up to the plan's end."""
 
 

@@ -43,7 +43,7 @@ _UNTOLD = (
 PartitionTimes = Mapping[int, int]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Extracted:
     """The times of one source's records; negative for those that are dropped."""
 
@@ -140,7 +140,16 @@ def extract_times(
         times = _times(op, batch, sources, request, every_failure)
         _require_near(op, batch, times, sources)
         topic = sources[op.source].topic
-        found.append(_Extracted(op, topic, batch.partition, batch.offset, times, batch.key))
+        found.append(
+            _Extracted(
+                op=op,
+                topic=topic,
+                partition=batch.partition,
+                offset=batch.offset,
+                times=times,
+                keys=batch.key,
+            )
+        )
         if op.extractor is None:
             batch = batch.with_columns(value=pc.struct_field(batch.value, [1]))
         hop.timestamp[rows] = times

@@ -62,7 +62,7 @@ from everflow.runtime.worker.large_records import (
     refused,
 )
 from everflow.state.changelog import fold
-from everflow.state.left_out import LeftOut, as_written, left_out_topic
+from everflow.state.left_out import KeptEntry, as_written, left_out_topic
 from everflow.state.store_meta import NO_INPUTS, Owner
 from everflow.topology.physical_plan import Source
 
@@ -339,7 +339,7 @@ class LeftOutEntries(NamedTuple):
     topic: str
     partition: int
     keys: list[bytes]
-    entries: list[LeftOut]
+    entries: list[KeptEntry]
 
 
 def _left_out_keys(
@@ -379,7 +379,7 @@ def left_out_entries(
         written = fold(_joined(store, changes))
         stored = [written[key] if key in written else entry(context, store, key) for key in keys]
         offset, now_ms = result.consumed[tp] - 1, request.wall_clock_ms
-        entries = [LeftOut.of(offset, one, now_ms) for one in stored]
+        entries = [KeptEntry.of(offset, one, now_ms) for one in stored]
         topic = left_out_topic(request.application_id, store)
         found.append(LeftOutEntries(topic, tp.partition, list(keys), entries))
     return found

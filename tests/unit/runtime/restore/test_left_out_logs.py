@@ -11,7 +11,7 @@ import pytest
 from everflow.errors import RetriableError
 from everflow.records import TopicPartition
 from everflow.runtime.restore.left_out_logs import LeftOutLogs
-from everflow.state.left_out import CorrectedChunk, LeftOut
+from everflow.state.left_out import CorrectedChunk, KeptEntry
 
 IN, LOG = TopicPartition("in", 0), TopicPartition("app-t-left-out-changelog", 0)
 
@@ -20,7 +20,7 @@ class Cluster:
     """One log of what was left out. ``open``: offsets of a transaction that has not ended."""
 
     def __init__(self) -> None:
-        self.records: list[tuple[bytes, LeftOut]] = []
+        self.records: list[tuple[bytes, KeptEntry]] = []
         self.open = 0
         self.asked = 0
 
@@ -43,12 +43,12 @@ class Cluster:
     def read(self, tp: TopicPartition, start: int, end: int) -> Iterator[CorrectedChunk]:
         found = self.records[start:end]
         yield CorrectedChunk(
-            [key for key, _ in found],
-            [one.packed() for _, one in found],
-            np.array([one.time for _, one in found], np.int64),
-            np.arange(start, end),
-            end,
-            len(found),
+            keys=[key for key, _ in found],
+            values=[one.packed() for _, one in found],
+            timestamps=np.array([one.time for _, one in found], np.int64),
+            offsets=np.arange(start, end),
+            next_position=end,
+            records=len(found),
         )
 
 
@@ -64,10 +64,10 @@ def test_a_copy_follows_as_far_as_is_known_what_was_left_out() -> None:
     assert logs.covered({IN: 9}) == {IN: 5}, "a transaction that committed 9 may be among them"
     with pytest.raises(RetriableError, match="a transaction is still open on app-t-left-out"):
         logs.before(IN, 9)
-    cluster.records.append((b"a", LeftOut(7, b"v", 1)))
+    cluster.records.append((b"a", KeptEntry(7, b"v", 1)))
     cluster.open = 0
-    assert logs.before(IN, 9) == {b"a": LeftOut(7, b"v", 1)}
-    cluster.records.append((b"b", LeftOut(11, None, 2)))
+    assert logs.before(IN, 9) == {b"a": KeptEntry(7, b"v", 1)}
+    cluster.records.append((b"b", KeptEntry(11, None, 2)))
     assert logs.before(IN, None).keys() == {b"a"}, "no more than was asked for is known"
     assert logs.before(IN, 12).keys() == {b"a", b"b"}
 

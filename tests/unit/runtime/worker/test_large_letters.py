@@ -33,7 +33,7 @@ from everflow.runtime.worker.kafka_sink import KafkaSink, left_out_entries
 from everflow.runtime.worker.large_records import LetterTooLargeError
 from everflow.runtime.worker.worker_ports import WorkerPorts
 from everflow.state.changelog import pack_value
-from everflow.state.left_out import LeftOut
+from everflow.state.left_out import KeptEntry
 from everflow.topology.physical_plan import DEAD_LETTER_TYPE, Source
 
 IN = TopicPartition("in", 0)
@@ -295,9 +295,9 @@ def test_what_is_left_out_of_a_topic_that_is_a_changelog_is_written_with_what_th
     )
     assert (found.topic, found.partition) == ("app-t-left-out-changelog", 0)
     assert dict(zip(found.keys, found.entries, strict=True)) == {
-        b"k": LeftOut(19, b"new", 5),
-        b"stored": LeftOut(19, b"old", 3),
-        b"nowhere": LeftOut(19, None, 77),
+        b"k": KeptEntry(19, b"new", 5),
+        b"stored": KeptEntry(19, b"old", 3),
+        b"nowhere": KeptEntry(19, None, 77),
     }
     elsewhere = replace(request, tasks=[TaskContext(task, "", "")])
     assert left_out_entries(elsewhere, result, (SOURCE,), lambda *_: None) == []
