@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from everflow import Windowed, serdes
@@ -29,6 +29,8 @@ from everflow.state.versions import Version
 from properties.drawn_types import keys, present, same, types, values
 
 SIZE_MS = 10
+_SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large)
+"""Drawing a type takes its time on a loaded machine."""
 
 
 def drawn(data: Any, type_: pa.DataType, most: int = 4) -> list[Any]:
@@ -48,7 +50,7 @@ def through(serde: Serde, rows: list[Any]) -> None:
     assert same(serde.decode_array(encoded[cut:]), column[cut:])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, suppress_health_check=_SLOW)
 @given(data=st.data(), type_=types)
 def test_every_type_round_trips_through_every_serde(data: Any, type_: pa.DataType) -> None:
     rows = drawn(data, type_)
@@ -67,7 +69,7 @@ def test_every_type_round_trips_through_every_serde(data: Any, type_: pa.DataTyp
     assert same(changed.decode_array(changed.encode_array(column)), column)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40, deadline=None, suppress_health_check=_SLOW)
 @given(data=st.data(), type_=types)
 def test_every_type_round_trips_as_a_windowed_key(data: Any, type_: pa.DataType) -> None:
     if pa.types.is_null(type_):
@@ -80,14 +82,14 @@ def test_every_type_round_trips_as_a_windowed_key(data: Any, type_: pa.DataType)
         through(serdes.session_windowed(inner), keyed)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40, deadline=None, suppress_health_check=_SLOW)
 @given(data=st.data(), type_=types)
 def test_every_type_is_written_in_columns_as_value_by_value(data: Any, type_: pa.DataType) -> None:
     column = column_of(drawn(data, type_), type_)
     assert write_columns(column).to_pylist() == write_rows(column).to_pylist()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40, deadline=None, suppress_health_check=_SLOW)
 @given(data=st.data(), type_=types)
 def test_lists_of_every_type_round_trip_as_states_of_aggregates(
     data: Any, type_: pa.DataType
@@ -103,7 +105,7 @@ def stored_key(kind: str, key: bytes, at: int) -> bytes:
 
 
 @pytest.mark.parametrize("kind", ["key_value", "window", "session", "versioned"])
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12, deadline=None, suppress_health_check=_SLOW)
 @given(data=st.data(), key_type=keys, value_type=types)
 def test_every_type_comes_back_from_every_store_and_changelog(
     kind: str, data: Any, key_type: pa.DataType, value_type: pa.DataType
