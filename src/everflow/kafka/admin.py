@@ -166,8 +166,8 @@ class ClusterAdmin:
                 over = deadline <= self._clock()
                 if elsewhere:
                     answered = (
-                        f"a Kafka broker answered at {self._bootstrap}, but none where it says that "
-                        f"they are: {elsewhere}"
+                        f"a Kafka broker answered at {self._bootstrap}, but none where it says "
+                        f"that they are: {elsewhere}"
                     )
                     if over:
                         raise TaskTimeoutError(
