@@ -59,7 +59,7 @@ class _Keywords:
 
 
 class StreamsBuilder(Telling):
-    """Builds one topology. Threads that share it wait for one another, call by call.
+    """Builds one topology; safe from any thread: calls wait for one another.
 
     ``pyspark.sql.functions`` need a Spark: once there is a builder, the first Column starts one (or
     uses the one that runs); it raises SetupError where Java is missing.
