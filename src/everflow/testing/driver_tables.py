@@ -193,7 +193,10 @@ class _LetterWriter:
         headers: Sequence[Any] | None = None,
     ) -> None:
         written = zip(keys, values, timestamps.tolist(), headers or (), strict=True)
-        self.tell(RawRecord(topic, k, v, at, tuple(h)) for k, v, at, h in written)
+        self.tell(
+            RawRecord(topic=topic, key=k, value=v, timestamp=at, headers=tuple(h))
+            for k, v, at, h in written
+        )
 
     @property
     def held_ms(self) -> float:

@@ -10,7 +10,6 @@ import pyarrow as pa
 from everflow.columns.key_partitions import MURMUR2
 from everflow.errors import TopologyError
 from everflow.records import TaskId, TopicPartition
-from everflow.runtime.query.key_metadata import topics_into_stores
 from everflow.serdes import Serde
 from everflow.testing.driver_stores import Home
 from everflow.testing.topics import Places
@@ -20,6 +19,7 @@ from everflow.topology.partitioners import (
     key_partitioner,
     key_partitioners,
     partitions_of,
+    topics_into_stores,
 )
 from everflow.topology.program import Topology
 from everflow.topology.subtopologies import SubTopologies, internal_topics, tasks

@@ -31,7 +31,7 @@ class TestRecord(NamedTuple):
 TestRecord.__test__ = False  # type: ignore[attr-defined]  # pytest takes classes called Test... for tests
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RawRecord:
     """A record as it is in Kafka."""
 
@@ -95,7 +95,17 @@ class InputTopic(Telling):
     ) -> None:
         """Pipe bytes, for instance ones that cannot be decoded."""
         place = self._place(key, partition)
-        self._pipe([RawRecord(self._topic, key, value, timestamp, partition=place)])
+        self._pipe(
+            [
+                RawRecord(
+                    topic=self._topic,
+                    key=key,
+                    value=value,
+                    timestamp=timestamp,
+                    partition=place,
+                )
+            ]
+        )
 
     def pipe_batch(self, records: Iterable[tuple[Any, ...]]) -> None:
         """Pipe ``(key, value[, timestamp[, headers]])`` as ONE micro-batch: results come out once
@@ -128,7 +138,7 @@ class InputTopic(Telling):
         headers: Headers = (),
         partition: int | None = None,
     ) -> RawRecord:
-        data = self._key.encode(key), self._value.encode(value)
+        key, value = self._key.encode(key), self._value.encode(value)
         if timestamp is None:
             timestamp, self._next_ms = self._next_ms, self._next_ms + self._advance_ms
         if isinstance(timestamp, datetime):
@@ -139,8 +149,14 @@ class InputTopic(Telling):
             raise TypeError(
                 f"a record's timestamp is an int of ms or a datetime, found {timestamp!r}"
             ) from None
-        place = self._place(data[0], partition)
-        return RawRecord(self._topic, *data, timestamp, tuple(headers), place)
+        return RawRecord(
+            topic=self._topic,
+            key=key,
+            value=value,
+            timestamp=timestamp,
+            headers=tuple(headers),
+            partition=self._place(key, partition),
+        )
 
 
 class OutputTopic(Telling):

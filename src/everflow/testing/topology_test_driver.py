@@ -390,7 +390,8 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
                 )
                 partition = task.partition
                 self._outputs.add(
-                    RawRecord(topic, *parts, partition=partition) for parts in written
+                    RawRecord(topic=topic, key=key, value=value, timestamp=at, partition=partition)
+                    for key, value, at in written
                 )
         for topic, line in misplaced_keys(result.keys).items():
             if topic not in self._misplaced:
@@ -463,7 +464,14 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
                 strict=True,
             ):
                 listed = tuple((h["key"], h["value"]) for h in header or ())
-                record = RawRecord(topic, key, value, time, listed, partition)
+                record = RawRecord(
+                    topic=topic,
+                    key=key,
+                    value=value,
+                    timestamp=time,
+                    headers=listed,
+                    partition=partition,
+                )
                 self._outputs.add([record])
                 if topic in self._looped:
                     looped.append(record)
@@ -587,7 +595,9 @@ def _dead(letters: EdgeBatch, topic: str, topics: dict[int, str]) -> Iterator[Ra
         letter_headers(letters, topics),
         strict=True,
     ):
-        yield RawRecord(topic, key, value["value"], time, tuple(headers))
+        yield RawRecord(
+            topic=topic, key=key, value=value["value"], timestamp=time, headers=tuple(headers)
+        )
 
 
 def _with_topics(topology: Topology, topics: Collection[str], application_id: str) -> Topology:

@@ -165,3 +165,23 @@ def _differing(node: StatefulNode, known: Mapping[str, KeyPartitioner]) -> Topol
         where=node.where,
         code="EF-COPARTITION",
     )
+
+
+def topics_into_stores(topology: Graph, application_id: str) -> dict[str, frozenset[str]]:
+    """Store -> full names of the topics whose keys it holds: those that reach an operator of it.
+    They are co-partitioned."""
+    nodes: dict[str, Node] = {node.name: node for node in topology.nodes}
+    reach: dict[str, frozenset[str]] = {}
+    found: dict[str, frozenset[str]] = {}
+    for node in topology.nodes:  # inputs come before those that read them
+        topics = frozenset[str]().union(*(reach[name] for name in node.inputs if name in nodes))
+        if isinstance(node, SourceNode):
+            topics |= {
+                f"{application_id}-{topic}" if node.kind == "repartition" else topic
+                for topic in node.topics
+            }
+        reach[node.name] = topics
+        if isinstance(node, StatefulNode):
+            for store in node.stores:
+                found[store.name] = found.get(store.name, frozenset()) | topics
+    return found

@@ -16,9 +16,8 @@ from everflow.records import TaskId, TopicPartition
 from everflow.serdes import Serde
 from everflow.serdes.base import ResultDecoder, value_reader
 from everflow.state.store import StoreSpec
-from everflow.topology.graph import Node, SourceNode, StatefulNode
 from everflow.topology.partitioners import KeyPartitioner, partitions_of
-from everflow.topology.program import Topology
+from everflow.topology.partitioners import topics_into_stores as topics_into_stores
 
 Partitioner = Callable[[bytes, int], int]
 """``(key bytes, partition count) -> partition``."""
@@ -143,23 +142,3 @@ def metadata_of_hosts(
         )
         for host, tasks in sorted((hosts or {}).items())
     )
-
-
-def topics_into_stores(topology: Topology, application_id: str) -> dict[str, frozenset[str]]:
-    """Store -> full names of the topics whose keys it holds: those that reach an operator of it.
-    They are co-partitioned."""
-    nodes: dict[str, Node] = {node.name: node for node in topology.nodes}
-    reach: dict[str, frozenset[str]] = {}
-    found: dict[str, frozenset[str]] = {}
-    for node in topology.nodes:  # inputs come before those that read them
-        topics = frozenset[str]().union(*(reach[name] for name in node.inputs if name in nodes))
-        if isinstance(node, SourceNode):
-            topics |= {
-                f"{application_id}-{topic}" if node.kind == "repartition" else topic
-                for topic in node.topics
-            }
-        reach[node.name] = topics
-        if isinstance(node, StatefulNode):
-            for store in node.stores:
-                found[store.name] = found.get(store.name, frozenset()) | topics
-    return found
