@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing
 
 import pytest
@@ -40,9 +41,9 @@ def refuse_bad(value: str) -> str:
     return value
 
 
-def headers_of(cluster: Cluster, topic: str, count: int) -> dict[bytes, list[object]]:
+def headers_of(cluster: Cluster, topic: str, count: int) -> dict[bytes, Sequence[object]]:
     tp = TopicPartition(topic, 0)
-    found: dict[bytes, list[object]] = {}
+    found: dict[bytes, Sequence[object]] = {}
     with closing(ClientTap({"bootstrap.servers": cluster.bootstrap}, "r", FETCHING)) as tap:
         tap.go_to({tp: 0})
         while len(found) < count:
