@@ -188,6 +188,8 @@ class _Translation:
         struct stays null. Spark writes them out as a struct of all its fields, which takes it
         seconds of a wide one."""
         given = self._value(node.children[0], guard)
+        fields: list[tuple[str, _Value]]
+        valid: int | None = None
         if isinstance(given, int):
             kind = self._builder.type_of(given)
             fields = [(one.name, self._field(given, at)) for at, one in enumerate(kind)]

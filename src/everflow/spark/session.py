@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
+from typing import Any
 
 from pyspark import SparkConf, SparkContext
 from pyspark.core.context import DEFAULT_CONFIGS
@@ -323,7 +324,27 @@ def _users() -> SparkSession:
     return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
 
 
+_OTHER_CASES = ("az", "lt", "tr")
+"""Languages in which Java's small and capital letters are others."""
+
+
+def _same_letters_everywhere(users: SparkSession) -> None:
+    """`upper` and `lower` of Spark go by the locale of the JVM: one of the user's own may have
+    letters of its own. (Everflow's has `JAVA_OPTIONS`.)"""
+    jvm: Any = users._jvm
+    language = jvm.java.util.Locale.getDefault().getLanguage()
+    if language in _OTHER_CASES:
+        jvm.java.util.Locale.setDefault(jvm.java.util.Locale.ROOT)
+        log.warning(
+            "The JVM of your Spark session had the language %s, in which upper('i') is another "
+            "letter than elsewhere. Columns must have one result on every machine, so everflow has "
+            "set the JVM's default locale to ROOT",
+            language,
+        )
+
+
 def _own_session(users: SparkSession) -> SparkSession:
+    _same_letters_everywhere(users)
     own = users.newSession()
     given = {
         key: value
