@@ -19,7 +19,7 @@ from everflow import Processor, StreamsBuilder, TopologyError, agg, serdes
 from everflow.clock import in_utc
 from everflow.dsl.kstream import KStream
 from everflow.testing import TopologyTestDriver
-from everflow.testing.topics import RawRecord
+from everflow.testing.topics import TestRecord
 
 pytestmark = pytest.mark.spark
 
@@ -185,7 +185,7 @@ def local_time(zone: str) -> Iterator[None]:
         time.tzset()
 
 
-def results(program: Callable[[KStream], Any], zone: str) -> list[RawRecord]:
+def results(program: Callable[[KStream], Any], zone: str) -> list[TestRecord]:
     """What is written, while the local time of the building process is that of ``zone``."""
     with local_time(zone):
         builder = StreamsBuilder()
@@ -196,7 +196,7 @@ def results(program: Callable[[KStream], Any], zone: str) -> list[RawRecord]:
             driver.create_input_topic("in", TEXT, VALUE).pipe_batch([("k", ROW), ("l", ROW)])
             assert os.environ["TZ"] == zone
             out = driver.create_output_topic("out", serdes.bytes_(), serdes.bytes_())
-            return [RawRecord("out", *record) for record in out.read_records()]
+            return out.read_records()
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

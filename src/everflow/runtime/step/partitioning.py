@@ -25,7 +25,7 @@ BY_KEY = -1
 """In place of a partition: the key says it."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Partitions:
     """Of one sink's records of a micro-batch. ``said``: what a Column has said of each; None where
     a function is asked, or the bytes of the ``keys``."""

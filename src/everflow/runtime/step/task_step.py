@@ -470,7 +470,14 @@ def _to_outputs(
     partitions = None
     if op.partitioner is not None:
         seen_by_it = batch.with_columns(value=value)
-        partitions = Partitions(op, sources, seen_by_it, said, keys, every_failure)
+        partitions = Partitions(
+            op=op,
+            sources=sources,
+            batch=seen_by_it,
+            said=said,
+            keys=keys,
+            every_failure=every_failure,
+        )
     return [
         SinkOutput(
             node=op.name,
