@@ -5,6 +5,7 @@ import java.io.EOFException;
 import java.io.IOException;
 import java.io.PrintWriter;
 import java.io.StringWriter;
+import java.lang.reflect.Method;
 import java.net.StandardProtocolFamily;
 import java.net.UnixDomainSocketAddress;
 import java.nio.ByteBuffer;
@@ -14,6 +15,7 @@ import java.nio.channels.ServerSocketChannel;
 import java.nio.channels.SocketChannel;
 import java.nio.channels.WritableByteChannel;
 import java.nio.charset.StandardCharsets;
+import java.util.Arrays;
 import java.util.HashMap;
 import java.util.Iterator;
 import java.util.List;
@@ -30,18 +32,21 @@ import org.apache.arrow.vector.ipc.ReadChannel;
 import org.apache.arrow.vector.ipc.WriteChannel;
 import org.apache.arrow.vector.ipc.message.ArrowRecordBatch;
 import org.apache.arrow.vector.ipc.message.MessageSerializer;
-import org.apache.spark.SparkEnv;
+import org.apache.arrow.vector.types.pojo.Schema;
+import org.apache.spark.SparkConf;
+import org.apache.spark.serializer.JavaSerializer;
 import org.apache.spark.serializer.SerializerInstance;
 import org.apache.spark.sql.catalyst.InternalRow;
 import org.apache.spark.sql.catalyst.expressions.GenericInternalRow;
 import org.apache.spark.sql.catalyst.expressions.UnsafeProjection;
 import org.apache.spark.sql.execution.arrow.ArrowWriter;
-import org.apache.spark.sql.execution.python.BatchEvalPythonExec;
+import org.apache.spark.sql.execution.python.BatchEvalPythonExec$;
 import org.apache.spark.sql.execution.python.EvaluatePython;
 import org.apache.spark.sql.internal.SQLConf;
 import org.apache.spark.sql.types.DataType;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.ArrowUtils;
+import org.apache.spark.sql.util.ArrowUtils$;
 import org.apache.spark.sql.vectorized.ArrowColumnVector;
 import org.apache.spark.sql.vectorized.ColumnVector;
 import org.apache.spark.sql.vectorized.ColumnarBatch;
@@ -102,6 +107,32 @@ public final class ColumnService implements Runnable {
     }
   }
 
+  /** As SparkEnv's own for closures. (Not through SparkEnv: of Spark 4.3 it names classes of protobuf, which pip's Spark lacks.) */
+  private static SerializerInstance serializer() {
+    return new JavaSerializer(new SparkConf()).newInstance();
+  }
+
+  /** Calls a method of a Scala object. Parameters that only a newer Spark has get their defaults. */
+  private static Object called(Object module, String name, Object[] given) {
+    Method found = null;
+    Method[] all = module.getClass().getMethods();
+    for (int i = 0; i < all.length; i++) {
+      boolean more = found == null || all[i].getParameterCount() > found.getParameterCount();
+      if (all[i].getName().equals(name) && more) {
+        found = all[i];
+      }
+    }
+    try {
+      Object[] arguments = Arrays.copyOf(given, found.getParameterCount());
+      for (int i = given.length; i < arguments.length; i++) {
+        arguments[i] = module.getClass().getMethod(name + "$default$" + (i + 1), new Class[0]).invoke(module, new Object[0]);
+      }
+      return found.invoke(module, arguments);
+    } catch (ReflectiveOperationException failed) {
+      throw new IllegalStateException(failed);
+    }
+  }
+
   private static void start(Runnable what, String name) {
     Thread thread = new Thread(what, name);
     thread.setDaemon(true);
@@ -116,13 +147,13 @@ public final class ColumnService implements Runnable {
     final byte[] content;
 
     Segment(Object[] content) {
-      ByteBuffer bytes = SparkEnv.get().closureSerializer().newInstance().serialize(content, ClassTag$.MODULE$.Any());
+      ByteBuffer bytes = serializer().serialize(content, ClassTag$.MODULE$.Any());
       this.content = new byte[bytes.remaining()];
       bytes.get(this.content);
     }
 
     Running running() {
-      SerializerInstance serializer = SparkEnv.get().closureSerializer().newInstance();
+      SerializerInstance serializer = serializer();
       Object[] copy = (Object[]) serializer.deserialize(
           ByteBuffer.wrap(content), Thread.currentThread().getContextClassLoader(), ClassTag$.MODULE$.Any());
       if (ARGUMENTS.equals(copy[0])) {
@@ -146,7 +177,8 @@ public final class ColumnService implements Runnable {
     abstract void close();
 
     VectorSchemaRoot vectors(StructType schema) {
-      return VectorSchemaRoot.create(ArrowUtils.toArrowSchema(schema, "UTC", false, false), memory);
+      Object[] given = new Object[] {schema, "UTC", Boolean.FALSE, Boolean.FALSE};
+      return VectorSchemaRoot.create((Schema) called(ArrowUtils$.MODULE$, "toArrowSchema", given), memory);
     }
   }
 
@@ -267,8 +299,12 @@ public final class ColumnService implements Runnable {
     void run(Bytes message, Bytes answer) throws IOException {
       rows = reader.rows(message);
       DataOutputStream pickled = new DataOutputStream(Channels.newOutputStream(answer));
-      scala.collection.Iterator batches = BatchEvalPythonExec.getInputIterator(
-          CollectionConverters.asScala((Iterator) this), schema, PICKLED_TOGETHER, binaryAsBytes);
+      scala.collection.Iterator batches = (scala.collection.Iterator) called(
+          BatchEvalPythonExec$.MODULE$,
+          "getInputIterator",
+          new Object[] {
+            CollectionConverters.asScala((Iterator) this), schema, Integer.valueOf(PICKLED_TOGETHER), Boolean.valueOf(binaryAsBytes)
+          });
       while (batches.hasNext()) {
         byte[] batch = (byte[]) batches.next();
         pickled.writeInt(batch.length);
