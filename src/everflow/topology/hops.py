@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -93,6 +94,9 @@ class HopInput:
     bytes: int = 0
     """Of the records of the log that were read; step 0 tells it."""
     known: KnownResults | None = None
+    ran: dict[str, Any] | None = None
+    """By name the operators that have run in all steps, for
+    `everflow.runtime.step.independent_failures`, where one process runs them all."""
     """What functions gave for these records before; None where nobody computes them again."""
     keys: Sequence[KeyPlaces] = ()
     """Where keys of these lie; step 0 tells it."""

@@ -13,13 +13,14 @@ from everflow.errors import RetriableError
 from everflow.handlers.given import Handlers
 from everflow.handlers.outages import is_outage
 from everflow.handlers.response import PROCESSING, ErrorHandlerContext, Response
+from everflow.operators.python_aggregate import PythonAggregateSpec
 from everflow.operators.user_code import UserFunctionError
 from everflow.records import ClockCall, EdgeBatch, TaskId, TasksResult, TopicPartition
 from everflow.runtime.commit.batch import BadRecord, BatchFailure, BatchRequest
 from everflow.runtime.step.checked_stores import CheckedAccess, damage_in
 from everflow.runtime.step.idle_times import Moved, advanced, times_of
 from everflow.runtime.step.step_failure import EarlierStepFailed, serde_outage, stack_of
-from everflow.runtime.step.step_functions import RecordFailure
+from everflow.runtime.step.step_functions import RecordFailure, raise_all
 from everflow.runtime.step.step_stores import TaskStores
 from everflow.runtime.step.user_line import innermost_line
 from everflow.serdes import SerdeError
@@ -130,11 +131,14 @@ def run_stateful(
     request: BatchRequest,
     idle: Moved,
     judge: ClockJudge,
+    every_failure: bool = False,
 ) -> list[TasksResult]:
     """Run an operator, or processors that share stores, on the tasks that have records, or that a
     clock may call, and move the stream times of those that are ``idle``; ``sides``: the records of
     each side of each. `stores` shows their changes to those behind them. ``judge`` says whether
-    they run without a clock's call that fails. RecordFailure, and what the judge raises."""
+    they run without a clock's call that fails. RecordFailure, and what the judge raises;
+    ``every_failure``: with the others on which functions of an aggregate fail, on stores that are
+    checked: those run when a record is about to be blamed (note 041)."""
     moved = [times_of(op, idle) for op in group]
     tasks = _tasks(group, sides, moved, request)
     try:
@@ -149,7 +153,7 @@ def run_stateful(
                 judge,
             )
         else:
-            done = [_run(group[0], sides[0], tasks, stores, request.wall_clock_ms)]
+            done = [_run(group[0], sides[0], tasks, stores, request.wall_clock_ms, every_failure)]
         for result in done:
             _remember(tasks, result, stores)
         return [
@@ -161,8 +165,17 @@ def run_stateful(
         cause = error.__cause__ or error
         if error.source not in sources:  # `close`, behind all records
             raise RecordFailure(None, op.where, cause) from cause
-        record = BadRecord(sources[error.source].topic, error.partition, error.offset, op.name)
-        raise RecordFailure(record, op.where, cause) from cause
+        raise_all([_of_record(op, sources, one) for one in (error, *error.others)])
+
+
+def _of_record(
+    op: StatefulOp, sources: Mapping[int, Source], error: UserFunctionError
+) -> RecordFailure:
+    cause = error.__cause__ or error
+    record = BadRecord(sources[error.source].topic, error.partition, error.offset, op.name)
+    failure = RecordFailure(record, op.where, cause)
+    failure.__cause__ = cause
+    return failure
 
 
 def _judged(
@@ -238,7 +251,12 @@ def _clocks(op: StatefulOp, tasks: _Tasks, stores: TaskStores) -> Mapping[int, M
 
 
 def _run(
-    op: StatefulOp, sides: Sequence[EdgeBatch], tasks: _Tasks, stores: TaskStores, now_ms: int
+    op: StatefulOp,
+    sides: Sequence[EdgeBatch],
+    tasks: _Tasks,
+    stores: TaskStores,
+    now_ms: int,
+    every_failure: bool,
 ) -> TasksResult:
     operator = op.operator
     if isinstance(operator, LookupOperator):
@@ -246,7 +264,10 @@ def _run(
     if isinstance(operator, AlignedOperator):
         return operator.put_together(sides)
     views, times = _views(op, tasks, stores), _times(op, tasks, stores)
+    checked = isinstance(stores.access, CheckedAccess)
     try:
+        if every_failure and checked and isinstance(operator, PythonAggregateSpec):
+            return operator.process_all(sides[0], views, times)
         return _run_on(op, sides, views, times, _clocks(op, tasks, stores), now_ms)
     except (SerdeError, struct.error) as error:
         # Records are decoded by now, and what cannot be written fails as its record's: these bytes

@@ -50,6 +50,7 @@ from everflow.runtime.step.changelog_rows import changes_from_rows, changes_to_r
 from everflow.runtime.step.checked_stores import CheckedAccess
 from everflow.runtime.step.extracted_times import extract_times
 from everflow.runtime.step.idle_times import moved, source_times
+from everflow.runtime.step.independent_failures import Ran, independent, remembers
 from everflow.runtime.step.merge_order import merge_inputs, merge_tasks
 from everflow.runtime.step.partitioning import Partitions
 from everflow.runtime.step.printing import printed_of
@@ -202,6 +203,10 @@ class TaskStep:
     at once."""
     handlers: Handlers = field(default_factory=Handlers)
     """Asked here about calls of clocks that fail."""
+    remembered: bool = False
+    """Whether an operator of an earlier step keeps something of its records."""
+    ordered_by_users: bool = False
+    """Whether times that users' functions give decide the order of several inputs."""
 
     @staticmethod
     def of(
@@ -230,6 +235,13 @@ class TaskStep:
             ways=plan.ways,
             every_failure=handlers is not None and handlers.may_continue(PROCESSING),
             handlers=handlers or Handlers(),
+            remembered=any(
+                isinstance(op, StatefulOp) and remembers(op)
+                for step in plan.steps[:level]
+                for op in step.ops
+            ),
+            ordered_by_users=any(source.merged for source in plan.sources)
+            and any(isinstance(op, TimeOp) and op.extractor for op in plan.steps[0].ops),
         )
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -277,6 +289,7 @@ class TaskStep:
     ) -> Iterator[pa.RecordBatch]:
         by_index = {source.index: source for source in self.sources}
         by_name = {op.name: op for op in self.ops if isinstance(op, StatefulOp)}
+        hop.ran = ran = {} if hop.ran is None and not self.remembered else hop.ran
         with _of_records_alone(not self.level):
             records, result, told = self._begun(request, hop, by_index)
         result.timings = timings
@@ -293,6 +306,7 @@ class TaskStep:
             order = DepthFirst(records, self.ways, told)
         with (
             timed(timings, "operators"),
+            self.independent(hop),
             TaskStores(
                 self.stores, request.tasks, self._shared_stores(bool(idle)), request.global_tasks
             ) as stores,
@@ -304,8 +318,13 @@ class TaskStep:
                     if op.output not in records:  # else it ran with those it shares stores with
                         group = [by_name[name] for name in op.together] or [op]
                         sides = order.sides(group)
-                        run = run_stateful(group, sides, stores, by_index, request, idle, judge)
-                        for one, done in zip(group, run, strict=True):
+                        every = self.every_failure
+                        run = run_stateful(
+                            group, sides, stores, by_index, request, idle, judge, every
+                        )
+                        for one, given_to, done in zip(group, sides, run, strict=True):
+                            if ran is not None:
+                                ran[one.name] = Ran.of(one, given_to, done)
                             result.add(one, done)
                             order.keep(one, done.output)
                 elif isinstance(op, TimeOp):
@@ -335,6 +354,28 @@ class TaskStep:
         letters = records.get(DEAD_LETTER_SLOT)
         result.dead_letters = letters if letters is not None and len(letters) else None
         yield _result_row(self.sink(request, result, self.sources))
+
+    @contextmanager
+    def independent(self, hop: HopInput, *, function: bool = False) -> Iterator[None]:
+        """Of records that fail within the block those stay that fail without the others, too: the
+        first one where that is not known here, as an earlier step in another process has kept
+        something of them, or as the order of all may be another one without them. ``function``:
+        they fail in what sees one record alone."""
+        try:
+            yield
+        except RecordFailure as error:
+            if not error.others or error.before_state:
+                pass
+            elif self.ordered_by_users or (self.remembered and hop.ran is None):
+                error.others = ()
+            else:
+                stateful = {op.name for op in self.ops if isinstance(op, StatefulOp)}
+                record = error.failure.record
+                alone = function or (record is not None and record.node not in stateful)
+                failures = (error, *error.others)
+                ran = list((hop.ran or {}).values())
+                error.others = independent(failures, ran, self.sources, alone)[1:]
+            raise
 
     def _begun(
         self, request: BatchRequest, hop: HopInput, sources: dict[int, Source]

@@ -126,7 +126,8 @@ class Isolated:
                 faults = named(error)
                 if faults and self.stores and not getattr(error, "before_state", False):
                     # Its record may only have the key of an entry that cannot be read.
-                    self._failing(None, request, read, judge, compute, Trial())
+                    trial = self._failing(None, request, read, judge, compute, Trial())
+                    faults = (named(trial) if trial is not None else []) or faults
                 faults = faults or self._searched(error, request, read, judge, compute)
                 if not faults:
                     raise

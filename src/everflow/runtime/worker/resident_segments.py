@@ -216,13 +216,18 @@ def through_levels(
 ) -> list[pa.RecordBatch]:
     """As `run_levels`, for levels that follow one another: the rows of the last of them."""
     rows: list[pa.RecordBatch] = []
+    if not steps[0].remembered:
+        hop = replace(hop, ran={})
     for segment, step in zip(segments, steps, strict=True):
-        with timed(timings, f"columns {step.level}" if step.level else "columns"):
+        with (
+            timed(timings, f"columns {step.level}" if step.level else "columns"),
+            step.independent(hop, function=True),
+        ):
             segment.run(hop, columns)
         rows = list(step.run(request, hop, timings))
         if step is not steps[-1]:
             assert step.hop_out is not None
-            hop = replace(read_hop(rows, step.hop_out), known=hop.known)
+            hop = replace(read_hop(rows, step.hop_out), known=hop.known, ran=hop.ran)
     return rows
 
 
