@@ -50,7 +50,7 @@ class _Given(NamedTuple):
         return zip(*(column.tolist() for column in columns), strict=True)
 
 
-class Ran(NamedTuple):
+class RanOperator(NamedTuple):
     """An operator that has run in this run of the batch: its records, and whether one was late."""
 
     op: StatefulOp
@@ -58,9 +58,9 @@ class Ran(NamedTuple):
     late: bool
 
     @staticmethod
-    def of(op: StatefulOp, sides: Sequence[EdgeBatch], done: TasksResult) -> Ran:
+    def of(op: StatefulOp, sides: Sequence[EdgeBatch], done: TasksResult) -> RanOperator:
         given = [_Given(one.key, one.source, one.partition, one.offset) for one in sides]
-        return Ran(op, given, "late" in done.dropped)
+        return RanOperator(op, given, "late" in done.dropped)
 
     @property
     def writes(self) -> bool:
@@ -88,7 +88,7 @@ def remembers(op: StatefulOp) -> bool:
 
 def independent(
     failures: Sequence[RecordFailure],
-    ran: Sequence[Ran],
+    ran: Sequence[RanOperator],
     sources: Sequence[Source],
     function: bool,
 ) -> tuple[RecordFailure, ...]:
@@ -121,7 +121,7 @@ def independent(
     return tuple(found)
 
 
-def _groups(linking: Sequence[Ran]) -> dict[_Place, tuple[_Place, bool]]:
+def _groups(linking: Sequence[RanOperator]) -> dict[_Place, tuple[_Place, bool]]:
     """Of each record one of its group, and whether there is no other one in it."""
     above: dict[_Place, _Place] = {}
 

@@ -50,7 +50,7 @@ from everflow.runtime.step.changelog_rows import changes_from_rows, changes_to_r
 from everflow.runtime.step.checked_stores import CheckedAccess
 from everflow.runtime.step.extracted_times import extract_times
 from everflow.runtime.step.idle_times import moved, source_times
-from everflow.runtime.step.independent_failures import Ran, independent, remembers
+from everflow.runtime.step.independent_failures import RanOperator, independent, remembers
 from everflow.runtime.step.merge_order import merge_inputs, merge_tasks
 from everflow.runtime.step.partitioning import Partitions
 from everflow.runtime.step.printing import printed_of
@@ -324,7 +324,7 @@ class TaskStep:
                         )
                         for one, given_to, done in zip(group, sides, run, strict=True):
                             if ran is not None:
-                                ran[one.name] = Ran.of(one, given_to, done)
+                                ran[one.name] = RanOperator.of(one, given_to, done)
                             result.add(one, done)
                             order.keep(one, done.output)
                 elif isinstance(op, TimeOp):
