@@ -515,6 +515,10 @@ class ClusterPorts:
         """Note what the topics are."""
         self._watch.start()
 
+    def topic_ids(self) -> Mapping[str, str]:
+        """As the watch saw them first."""
+        return self._topics.ids
+
     def end_polls(self) -> None:
         """Of what is no part of the instance."""
         self._watch.close()

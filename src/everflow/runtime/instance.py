@@ -128,6 +128,9 @@ class InstancePorts(Protocol):
         """Whether the application has consumed all that is in the topics; False where nobody
         knows."""
 
+    def topic_ids(self) -> Mapping[str, str]:
+        """Of the topics that are read, as they were when the instance started."""
+
     def is_worker(self, pid: int) -> bool: ...
     def fence(self, own: bool) -> int:
         """Abort what this process's transactional ids have left open; ``own`` False: what those of
@@ -295,6 +298,7 @@ class Instance:
             consumed=self.ports.consumed,
             uncaught=lambda *failed: self.uncaught.rest_ms(*failed),
             worker_memory=lambda: self.settings.memory.worker(len(self.threads)),
+            topic_ids=self.ports.topic_ids,
             spawn=self.ports.spawn,
         )
         thread = StreamThread(

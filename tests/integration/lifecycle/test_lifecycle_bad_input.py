@@ -548,22 +548,38 @@ def test_columns_that_fail_stop_the_instance_with_the_cause(
     assert "org.apache.spark" not in capfd.readouterr().err, "no Java on the terminal"
 
 
-@pytest.mark.parametrize("records", [5, 50])
+@pytest.mark.parametrize(
+    ("records", "guarantee", "backlog"),
+    [
+        pytest.param(5, "exactly_once_v2", 0, id="shorter"),
+        pytest.param(50, "exactly_once_v2", 0, id="longer"),
+        pytest.param(50, "at_least_once", 0, id="longer, at least once"),
+        pytest.param(90_000, "exactly_once_v2", 30_000, id="behind", marks=pytest.mark.slow),
+    ],
+)
 def test_an_input_that_is_created_again_stops_the_instance(
-    app: Application, cluster: Cluster, records: int
+    app: Application, cluster: Cluster, records: int, guarantee: str, backlog: int
 ) -> None:
     """With fewer records than the old topic had (its end tells) and with more (only its id
-    does)."""
-    source, output = cluster.topic("in"), cluster.topic("out")
+    does). No record of the new topic counts, whether the instance was at the end of the old one or
+    behind."""
+    source, output = cluster.topic("in", 1), cluster.topic("out", 1)
     cluster.write(source, [text("k", "old")] * 20)
     builder = StreamsBuilder()
     builder.stream(source, key=serdes.string(), value=serdes.string()).to(output)
-    with app.running(builder.build()) as streams:
+    with app.running(builder.build(), processing_guarantee=guarantee) as streams:
         app.until_processed(streams, source)
+        if backlog:
+            streams.pause()
+            cluster.write(source, [text("k", "old")] * backlog)
         cluster.delete(source)
-        assert cluster.topic("in") == source
+        assert cluster.topic("in", 1) == source
         cluster.write(source, [text("k", "new")] * records)
+        if backlog:
+            streams.resume()
         said = str(until_failed(streams))
+        assert max((at for at, _ in cluster.committed(app.id, source).values()), default=0) <= 20
+    assert [record.value for record in cluster.read(output)] == [b"old"] * 20
     assert source in said
     assert "deleted and created again" in said
     assert f"--reset-offsets --to-earliest --execute --group {app.id} --topic {source}" in said

@@ -16,6 +16,7 @@ from everflow.kafka.reading.fetch_tap import AHEAD_BYTES, FetchTap
 from everflow.kafka.reading.log_columns import LogColumns
 from everflow.kafka.reading.record_batches import UnsupportedBatchError
 from everflow.kafka.reading.taps import Tap, Taps
+from everflow.kafka.reading.topic_ids import TopicIds
 from everflow.records import UNBOUNDED_BYTES, OffsetRange, TopicPartition
 
 TAIL_RECORDS = 20_000
@@ -60,11 +61,12 @@ class RangeReader:
         tail_records: int = TAIL_RECORDS,
         ahead_bytes: int = AHEAD_BYTES,
         taps: Taps | None = None,
+        ids: TopicIds | None = None,
     ) -> None:
         """``client``: librdkafka properties. ``group``: a group id, never joined. ``headers``:
         whether records' headers are read.
         ``tail_records``: up to so many offsets, librdkafka reads. ``ahead_bytes``: see
-        `FetchTap`. ``taps``: in place of those of
+        `FetchTap`. ``taps``, ``ids``: in place of those of
         ``client``."""
         self._taps = taps or Taps(
             FetchTap.over(
@@ -72,6 +74,7 @@ class RangeReader:
             ),
             ClientTap(client, group, FETCHING, read_committed=read_committed, patient=False),
         )
+        self._ids = ids or TopicIds.over(client)
         self._headers = headers
         self._tail_records = tail_records
 
@@ -127,6 +130,18 @@ class RangeReader:
         own = self._taps.own()
         if own is not None:
             own.warm_up(topics, timeout_s)
+        self._ids.warm_up(topics)
+
+    def ask_ids(self, logs: Iterable[TopicPartition], ids: Mapping[str, str]) -> None:
+        """Begin to ask whether these logs, which were just read, are of the topics with these ids;
+        `require_ids` takes the answer. Raises RetriableError or FatalError where it has to connect
+        first."""
+        self._ids.ask(logs, ids)
+
+    def require_ids(self, timeout_s: float) -> None:
+        """RetriableError where a log that `ask_ids` was given is of another topic by now, or where
+        no broker says so within ``timeout_s`` seconds. At once where nothing is asked."""
+        self._ids.require(timeout_s)
 
     def rest(self) -> None:
         """Nothing was asked for in a while: librdkafka, which otherwise asks the brokers for more
@@ -137,6 +152,7 @@ class RangeReader:
     def close(self) -> None:
         """Drop the connections."""
         self._taps.close()
+        self._ids.close()
 
     def _taken(
         self,

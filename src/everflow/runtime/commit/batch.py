@@ -165,6 +165,9 @@ class BatchRequest:
     silent: Sequence[TopicPartition] = ()
     """Partitions that did not answer when the batch was read, nothing of which is in it."""
 
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
+    """Ids of the topics of the ranges, as they were when the instance started: no record of another
+    topic of that name may be committed. One that is not known is missing."""
     idle: Mapping[TaskId, Mapping[str, int]] = field(default_factory=dict)
     """To what the times of silent sources are moved behind the records (note 025), by task and the
     name under which a source's time is kept; for tasks that read all there is."""

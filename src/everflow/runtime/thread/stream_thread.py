@@ -404,6 +404,7 @@ class StreamThread:
             self.services.global_tasks(),
             self._narrowing.aside(planned),
             self._narrowing.bounds.max_bytes,
+            self.services.topic_ids(),
         )
 
     # --- step 6 ----------------------------------------------------------------------------------

@@ -84,7 +84,8 @@ class ThreadServices:
     them. ``global_tasks()``: where the global tables lie now. ``uncaught(number, error, now)``: see
     `Uncaught.rest_ms`. ``give_back(tasks, why)``: tasks that cannot be recovered here now; the
     thread has them no more. ``worker_memory()``: what its worker may take, among as many threads as
-    there are now."""
+    there are now. ``topic_ids()``: ids of the topics when the instance started; one that is not
+    known is missing."""
 
     open_job: OpenJob
     kill_workers: Callable[[Sequence[int]], None]
@@ -101,6 +102,7 @@ class ThreadServices:
     uncaught: Callable[[int, EverflowError, float], float | None] = lambda *_: None
     give_back: Callable[[Sequence[ActiveTask], RetriableError], None] = lambda *_: None
     worker_memory: Callable[[], WorkerMemory] = lambda: WorkerMemory(UNBOUNDED_BYTES)
+    topic_ids: Callable[[], Mapping[str, str]] = dict
     spawn: Spawn = on_thread
 
 
@@ -114,6 +116,7 @@ def batch_request(
     global_tasks: list[TaskContext],
     aside: Sequence[BatchFailure],
     most_bytes: int,
+    topic_ids: Mapping[str, str],
 ) -> BatchRequest:
     """What the workers of thread ``number`` are asked to do: for those of its tasks that have
     something to read, are ``called`` by the wall clock, or have a silent source."""
@@ -145,4 +148,5 @@ def batch_request(
         idle=idle,
         aside=aside,
         patient=len(tasks) == 1,
+        topic_ids={topic: topic_ids[topic] for topic, _ in inputs if topic in topic_ids},
     )

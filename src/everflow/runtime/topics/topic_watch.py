@@ -25,6 +25,8 @@ from everflow.errors import (
 
 log = logging.getLogger("everflow")
 
+NO_TOPIC_ID = "A" * 22
+"""Brokers before Kafka 2.8 know none."""
 PERIOD_MS = 10_000.0
 CONFIRM_MS = 1_000.0
 MISSING_ANSWERS = 5
@@ -93,6 +95,14 @@ class TopicChanges:
     def topics(self) -> frozenset[str]:
         """Those that are watched."""
         return self._topics
+
+    @property
+    def ids(self) -> Mapping[str, str]:
+        """Topic ids as they were seen first; where the brokers know none, a topic is missing. From
+        any thread."""
+        return {
+            name: topic_id for name, topic_id in list(self._ids.items()) if topic_id != NO_TOPIC_ID
+        }
 
     def grow(self, partitions: Mapping[str, int]) -> None:
         """More inputs are read, with so many partitions; from any thread."""

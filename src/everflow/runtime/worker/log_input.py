@@ -56,10 +56,13 @@ class LogInput:
         reader.warm_up({source.topic for source in self.decoder.sources}, READ_TIMEOUT_S)
 
     def read(self, reader: RangeReader, request: BatchRequest) -> tuple[BatchRequest, Read]:
-        """The request with the ranges that were read, and their records. Raises what
-        `RangeReader.read` raises."""
+        """The request with the ranges that were read, and their records. Before anything of them is
+        written, `RangeReader.require_ids` has to say that they are of the topics of the request,
+        which is asked for here. Raises what `RangeReader.read` and `RangeReader.ask_ids` raise."""
         quiet_s = None if request.patient else QUIET_S
         read = reader.read(request.ranges, READ_TIMEOUT_S, request.most_bytes, quiet_s)
+        begun = [tp for tp, wanted in request.ranges.items() if read.ends[tp] > wanted.start]
+        reader.ask_ids(begun, request.topic_ids)
         of_this_process(os.getpid()).begin(sum(found.nbytes for found in read.columns.values()))
         return replace(request.ending(read.ends), silent=read.silent), read.columns
 
@@ -71,8 +74,8 @@ def settle(request: BatchRequest) -> None:
 
 
 def read_by_kept(log: LogInput, request: BatchRequest) -> tuple[BatchRequest, Read]:
-    """`LogInput.read` by the reader that this process keeps for it; one that fails is kept no
-    longer."""
+    """`LogInput.read` by the reader that this process keeps for it, of the topics of the request
+    for sure; one that fails is kept no longer."""
     name, client = repr(log), clients_of(request).reader
     try:
         if name in _readers and _readers[name][0] != client:
@@ -80,7 +83,9 @@ def read_by_kept(log: LogInput, request: BatchRequest) -> tuple[BatchRequest, Re
         _, reader = _readers.get(name) or _readers.setdefault(name, (client, log.reader(client)))
         if not request.tasks:  # the thread has none yet, so nobody waits
             log.warm_up(reader)
-        return log.read(reader, request)
+        found = log.read(reader, request)
+        reader.require_ids(QUIET_S)
+        return found
     except Exception:
         if name in _readers:
             _readers.pop(name)[1].close()

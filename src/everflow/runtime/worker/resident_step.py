@@ -27,7 +27,7 @@ from everflow.runtime.step.task_step import TaskStep
 from everflow.runtime.step.timings import timed
 from everflow.runtime.worker.column_client import ColumnClient
 from everflow.runtime.worker.isolation import Isolated, Trial, stores_of, trial_of
-from everflow.runtime.worker.log_input import LogInput, settle
+from everflow.runtime.worker.log_input import QUIET_S, LogInput, settle
 from everflow.runtime.worker.resident_segments import (
     ResidentSegment,
     run_levels,
@@ -122,6 +122,7 @@ class ResidentStep:
             request, read = self.input.read(reader, request)
 
         def compute(request: BatchRequest, hop: HopInput, trial: Trial | None) -> str:
+            reader.require_ids(QUIET_S)  # the brokers answer while the records are decoded
             steps = self.steps if trial is None else trial_of(self.steps, trial)
             return run_levels(self.segments, steps, columns, request, hop, timings)
 

@@ -258,6 +258,9 @@ class SimulatedPorts:
     def consumed(self, topics: Collection[str]) -> bool:
         return False  # no source of its programs counts its silence
 
+    def topic_ids(self) -> Mapping[str, str]:
+        return {}  # its topics are never created again
+
     def is_worker(self, pid: int) -> bool:
         return True
 

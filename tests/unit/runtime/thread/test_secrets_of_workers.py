@@ -71,7 +71,7 @@ def ports_of(ground: Ground) -> ClusterPorts:
 def request_of(ground: Ground) -> Any:
     settings = ports_of(ground).thread_settings(0)
     empty = PlannedBatch(ranges={}, log_ends={})
-    return batch_request(settings, "i.0.0", 0, empty, {}, (), [], (), 1)
+    return batch_request(settings, "i.0.0", 0, empty, {}, (), [], (), 1, {})
 
 
 @pytest.mark.parametrize("resident", [True, False])
