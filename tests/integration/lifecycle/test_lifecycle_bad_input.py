@@ -549,16 +549,23 @@ def test_columns_that_fail_stop_the_instance_with_the_cause(
 
 
 @pytest.mark.parametrize(
-    ("records", "guarantee", "backlog"),
+    ("records", "settings", "backlog"),
     [
-        pytest.param(5, "exactly_once_v2", 0, id="shorter"),
-        pytest.param(50, "exactly_once_v2", 0, id="longer"),
-        pytest.param(50, "at_least_once", 0, id="longer, at least once"),
-        pytest.param(90_000, "exactly_once_v2", 30_000, id="behind", marks=pytest.mark.slow),
+        pytest.param(5, {}, 0, id="shorter"),
+        pytest.param(50, {}, 0, id="longer"),
+        pytest.param(
+            50,
+            {"processing_guarantee": "at_least_once"},
+            0,
+            id="at-least-once",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(50, {"spark_job_per_batch": True}, 0, id="jobs", marks=pytest.mark.slow),
+        pytest.param(90_000, {}, 30_000, id="behind", marks=pytest.mark.slow),
     ],
 )
 def test_an_input_that_is_created_again_stops_the_instance(
-    app: Application, cluster: Cluster, records: int, guarantee: str, backlog: int
+    app: Application, cluster: Cluster, records: int, settings: dict[str, object], backlog: int
 ) -> None:
     """With fewer records than the old topic had (its end tells) and with more (only its id
     does). No record of the new topic counts, whether the instance was at the end of the old one or
@@ -567,7 +574,7 @@ def test_an_input_that_is_created_again_stops_the_instance(
     cluster.write(source, [text("k", "old")] * 20)
     builder = StreamsBuilder()
     builder.stream(source, key=serdes.string(), value=serdes.string()).to(output)
-    with app.running(builder.build(), processing_guarantee=guarantee) as streams:
+    with app.running(builder.build(), **settings) as streams:
         app.until_processed(streams, source)
         if backlog:
             streams.pause()
