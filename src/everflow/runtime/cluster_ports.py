@@ -315,9 +315,15 @@ class ClusterPorts:
         admin, config, clock = self._ground.admin, self._ground.config, self._ground.clock
         stable = lambda asked: admin.known_ends(asked, self._ground.isolation)  # noqa: E731
         written = lambda asked: admin.end_offsets(asked, "read_uncommitted")  # noqa: E731
-        shrunk = ShrunkLogs(config.application_id, instance.running_positions, written, clock)
+        shrunk = ShrunkLogs(
+            config.application_id, instance.running_positions, written, clock, self._ids_of
+        )
         tails = TailWatch.opens(config.main_consumer(), read_committed=config.exactly_once)
         return EndOffsets(stable, clock, config.poll_interval_ms, shrunk, instance.stop, tails)
+
+    def _ids_of(self, topic: str) -> tuple[str, str]:
+        described = self._ground.admin.describe_topics([topic], WATCH_REQUEST_S).get(topic)
+        return self._topics.ids.get(topic, ""), "" if described is None else described.topic_id
 
     def pool(self, name: str, size: int) -> ThreadPoolExecutor:
         """Its threads start with their first work."""

@@ -14,6 +14,7 @@ import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import functions as F
@@ -565,7 +566,7 @@ def test_columns_that_fail_stop_the_instance_with_the_cause(
     ],
 )
 def test_an_input_that_is_created_again_stops_the_instance(
-    app: Application, cluster: Cluster, records: int, settings: dict[str, object], backlog: int
+    app: Application, cluster: Cluster, records: int, settings: dict[str, Any], backlog: int
 ) -> None:
     """With fewer records than the old topic had (its end tells) and with more (only its id
     does). No record of the new topic counts, whether the instance was at the end of the old one or

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from functools import partial
 from typing import Any
 
-from everflow.errors import RetriableError
+from everflow.errors import EverflowError, RetriableError
+from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.reading.client_tap import ClientTap
 from everflow.kafka.reading.fetch_connection import FETCH_BYTES
 from everflow.kafka.reading.fetch_tap import FetchTap
@@ -18,6 +21,9 @@ from everflow.kafka.reading.log_chunk import LogChunk
 from everflow.kafka.reading.record_batches import UnsupportedBatchError
 from everflow.kafka.reading.taps import Taps
 from everflow.records import TopicPartition
+
+_ASK_S = 2.0
+"""How long the leader is asked why nothing comes."""
 
 
 def fetching(fetch_bytes: int) -> Mapping[str, Any]:
@@ -42,12 +48,16 @@ class LogReader:
         fetch_bytes: int = FETCH_BYTES,
         clock: Callable[[], float] = time.monotonic,
         taps: Taps | None = None,
+        stable_end: Callable[[TopicPartition], int] | None = None,
     ) -> None:
         """``config``: librdkafka keys, ``bootstrap.servers`` at least; ``clock``: monotonic
         seconds; ``fetch_bytes``: of one fetch, and of a chunk; ``taps`` in place of those of
-        ``config``. ``latest``: see `LogChunk.latest`. Connects at the first read only."""
+        ``config``; ``stable_end``: the last stable offset of a log, in place of the question to
+        the brokers of ``config``. ``latest``: see `LogChunk.latest`. Connects at the first read
+        only."""
         self._latest = latest
         self._chunk_bytes = fetch_bytes
+        self._stable_end = stable_end or partial(_stable_end, config)
         self._taps = taps or Taps(
             FetchTap.over(config, clock=clock, fetch_bytes=fetch_bytes, parsed_bytes=fetch_bytes),
             ClientTap(config, "everflow-log-reader", fetching(fetch_bytes), clock=clock),
@@ -97,9 +107,7 @@ class LogReader:
                     if not found:
                         raise RetriableError(
                             f"reading {tp} from {start} to {end}: nothing came behind {position} "
-                            f"for {stall_timeout_s:g} s. "
-                            "Either the broker is away or a transaction is still open below the "
-                            "end."
+                            f"for {stall_timeout_s:g} s. {self._why_nothing(tp, end)}"
                         )
                     position = found[tp].next_position
                     yield found[tp].latest() if self._latest and not every else found[tp]
@@ -107,3 +115,22 @@ class LogReader:
                 self._taps.leave({tp: position}, reason)
             finally:
                 tap.go_to({})
+
+    def _why_nothing(self, tp: TopicPartition, end: int) -> str:
+        """What the leader says of the log; blocks for `_ASK_S` at most."""
+        try:
+            stable = self._stable_end(tp)
+        except EverflowError as error:
+            return f"The leader does not answer: {error}"
+        if stable < end:
+            return (
+                f"A transaction is open from offset {stable} on, and nothing behind that is read "
+                f"before it ends: its writer ends it, or the broker once that writer's "
+                f"transaction.timeout.ms is over."
+            )
+        return f"The leader answers that it has the log up to {stable}, but sends no records of it."
+
+
+def _stable_end(config: Mapping[str, Any], tp: TopicPartition) -> int:
+    with closing(ClusterAdmin.beside(config)) as admin:
+        return admin.list_offsets([tp], "latest", "read_committed", _ASK_S)[tp]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Any
 
 import kafka.errors as client_errors
 from kafka.protocol.consumer import FetchRequest, IsolationLevel
@@ -22,6 +22,7 @@ from kafka.protocol.consumer import FetchRequest, IsolationLevel
 from everflow.errors import RetriableError
 from everflow.kafka.broker_link import BrokerLink, LinkLostError, RefusedError
 from everflow.kafka.connection_settings import connection_settings
+from everflow.kafka.reading.tail_watch import Carrier
 from everflow.kafka.reading.taps import CONNECT_S
 from everflow.moves import some
 from everflow.records import TopicPartition
@@ -44,21 +45,6 @@ _OTHER = frozenset(
 )
 _NAMED = 5
 _UNSUPPORTED = client_errors.UnsupportedVersionError.errno
-
-
-class Carrier(Protocol):
-    """What is asked of `BrokerLink`."""
-
-    def leader(self, tp: TopicPartition) -> int | None: ...
-    def started(self, coroutine: Any) -> Any: ...
-    def run(self, coroutine: Any) -> Any: ...
-    def turn(self, wait_s: float) -> None: ...
-    def push(self) -> None: ...
-    def now(self) -> float: ...
-    def close(self) -> None: ...
-    async def send(self, node: int, request: Any, timeout_s: float | None = None) -> Any: ...
-    async def pause(self, seconds: float) -> None: ...
-    async def refresh(self, topic: str | None = None) -> None: ...
 
 
 class TopicIds:

@@ -23,6 +23,7 @@ from everflow.errors import (
     TaskMigratedError,
     start_over,
 )
+from everflow.moves import some
 from everflow.records import CommittedOffset, TopicPartition
 from everflow.retry import StoppedError, attempting
 from everflow.runtime.commit.batch import parse_metadata
@@ -35,6 +36,7 @@ log = logging.getLogger("everflow")
 _T = TypeVar("_T")
 
 STABLE_POLL_MS = 10.0
+_NAMED = 5
 ATTEMPT_MS = 10_000.0
 """How long tasks are tried to be recovered together, and those behind them wait: then each by
 itself."""
@@ -276,13 +278,20 @@ class Recovery:
                     and store.changelog not in task.inputs
                     and spans[store.changelog][1] > spans[store.changelog][0]
                 ):
+                    names = some(map(str, task.inputs), _NAMED)
+                    others = sorted(committed.keys() - set(task.inputs))
+                    why = (
+                        f"The group still has offsets of {some(others, _NAMED)}, so it was not "
+                        f"deleted: those of {names} were, by themselves or with their topic."
+                        if others
+                        else "The brokers do not say why: the offsets expired "
+                        "(offsets.retention.minutes), they were deleted with their topic or by "
+                        "themselves, or the group was deleted."
+                    )
                     raise OffsetsExpiredError(
-                        f"Task {task.id} has no committed offsets on "
-                        f"{', '.join(map(str, task.inputs))}, but its changelog "
-                        f"{store.changelog} holds records: the offsets expired, or were deleted by "
-                        f"somebody or with their topic. "
-                        f"Starting would count the "
-                        f"input twice. {start_over(self.rules.application_id)}"
+                        f"Task {task.id} has no committed offsets of {names}, but its changelog "
+                        f"{store.changelog} holds records. {why} Starting would count the input "
+                        f"twice. {start_over(self.rules.application_id)}"
                     )
 
     def _restore(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from everflow.clock import Clock
-from everflow.errors import FatalError, read_again, start_over
+from everflow.errors import EverflowError, FatalError, read_again, start_over
 from everflow.records import TopicPartition
 
 PERIOD_MS = 1_000.0
@@ -21,6 +21,8 @@ class ShrunkLogs:
         exactly-once a position may lie beyond
             the last stable offset while a transaction of another application is open. May raise
             RetriableError.
+        topic_ids: of a topic, at the start and now; "" for one that is not known. May raise
+            EverflowError.
     """
 
     def __init__(
@@ -29,9 +31,11 @@ class ShrunkLogs:
         positions: Callable[[], Mapping[TopicPartition, int]],
         log_ends: Callable[[Sequence[TopicPartition]], Mapping[TopicPartition, int]],
         clock: Clock,
+        topic_ids: Callable[[str], tuple[str, str]],
     ) -> None:
         self._application_id = application_id
         self._positions, self._log_ends, self._clock = positions, log_ends, clock
+        self._topic_ids = topic_ids
         self._suspects: frozenset[TopicPartition] = frozenset()
         self._next_ms = 0.0
 
@@ -61,13 +65,29 @@ class ShrunkLogs:
             )
             raise FatalError(
                 f"The log ends before what was read of it: "
-                f"{listed}{'; ...' if len(shrunk) > 5 else ''}. The topic was deleted and "
-                "created again while the application ran, or lost records (an unclean leader "
-                "election?); new records before the "
-                f"position would never be read. "
+                f"{listed}{'; ...' if len(shrunk) > 5 else ''}. {self._why(shrunk[0].topic)} "
+                f"New records before the position would never be read. "
                 f"{read_again(self._application_id, shrunk[0].topic)} "
                 f"{start_over(self._application_id)}"
             )
+
+    def _why(self, topic: str) -> str:
+        """What has become of the topic: its ids tell."""
+        try:
+            before, now = self._topic_ids(topic)
+        except EverflowError as error:
+            return f"The brokers do not say whether {topic} is still the same topic ({error})."
+        if not before or not now:
+            return f"The brokers do not say whether {topic} is still the same topic."
+        if before != now:
+            return (
+                f"Topic {topic} was deleted and created again while the application ran (topic id "
+                f"{before} -> {now})."
+            )
+        return (
+            f"Topic {topic} is still the same (topic id {now}), so its log lost records: the "
+            f"replica that leads it now does not have them."
+        )
 
 
 def _beyond(

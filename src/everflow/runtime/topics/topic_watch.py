@@ -144,9 +144,8 @@ class TopicChanges:
     def _gone(self, topics: list[str]) -> FatalError:
         names = ", ".join(topics)
         what = f"Topic {names} was" if len(topics) == 1 else f"Topics {names} were"
-        happened = (
-            f"{what} deleted while the application ran (or this user may not see it any more)"
-        )
+        # A topic that this user may not see has another answer (TOPIC_AUTHORIZATION_FAILED).
+        happened = f"{what} deleted while the application ran"
         internal = [topic for topic in topics if topic not in self._inputs]
         if internal:
             return InternalTopicError(

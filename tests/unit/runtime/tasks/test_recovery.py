@@ -293,6 +293,19 @@ def test_without_offsets_but_with_a_filled_changelog_it_refuses() -> None:
         recovery(FakePorts({})).recover([task()], [])
 
 
+def test_offsets_of_another_task_show_that_the_group_is_still_there() -> None:
+    """What the brokers have just said is told; nothing else is said to be the reason."""
+    with pytest.raises(OffsetsExpiredError) as nothing:
+        recovery(FakePorts({})).recover([task()], [])
+    assert "do not say why" in str(nothing.value)
+    second = ActiveTask(id=TaskId(0, 3), inputs=(OTHER,), stores=())
+    ports = FakePorts({OTHER: CommittedOffset(0, "")})
+    ports.starts[OTHER] = ports.ends[OTHER] = 0
+    with pytest.raises(OffsetsExpiredError, match="still has offsets of other-3") as error:
+        recovery(ports).recover([task(), second], [])
+    assert "expired" not in str(error.value)
+
+
 def test_an_offset_beyond_the_log_is_an_error_and_one_below_goes_through_the_policy() -> None:
     beyond = FakePorts({IN: CommittedOffset(101, "")})
     with pytest.raises(FatalError, match="re-created"):

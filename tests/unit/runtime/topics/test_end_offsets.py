@@ -31,12 +31,13 @@ class Polled:
     def __init__(self, position: int, end: int) -> None:
         self.position, self.end, self.log_end = position, end, end
         self.away = False
+        self.ids: tuple[str, str] | EverflowError = ("a", "b")
         self.clock = ManualClock()
         self.ends = EndOffsets(
             lambda _: {TP: self.end},
             self.clock,
             15,
-            ShrunkLogs("app", self.held, self.log_ends, self.clock),
+            ShrunkLogs("app", self.held, self.log_ends, self.clock, self.topic_ids),
         )
         self.ends.watch(0, [TP], threading.Event())
 
@@ -47,6 +48,12 @@ class Polled:
         if self.away:
             raise RetriableError("away")
         return dict.fromkeys(asked, self.log_end)
+
+    def topic_ids(self, topic: str) -> tuple[str, str]:
+        assert topic == TP.topic
+        if isinstance(self.ids, EverflowError):
+            raise self.ids
+        return self.ids
 
     def poll(self, pause_ms: float = PERIOD_MS) -> None:
         self.clock.advance(pause_ms)
@@ -62,6 +69,28 @@ def test_an_end_before_the_position_twice_is_an_error_that_says_where_and_what_t
         polled.poll()
     assert "deleted and created again" in str(error.value)
     assert "--reset-offsets --to-earliest --execute --group app --topic in" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("ids", "said", "unsaid"),
+    [
+        (("a", "b"), "a -> b", "lost records"),
+        (("a", "a"), "lost records", "deleted and created again"),
+        (("", "b"), "do not say", "deleted and created again"),
+        (("a", ""), "do not say", "lost records"),
+        (RetriableError("nobody answers"), "nobody answers", "lost records"),
+    ],
+)
+def test_why_a_log_is_shorter_is_what_the_topics_id_tells(
+    ids: tuple[str, str] | EverflowError, said: str, unsaid: str
+) -> None:
+    polled = Polled(100, 12)
+    polled.ids = ids
+    polled.poll()
+    with pytest.raises(FatalError, match="in-0 ends at 12") as error:
+        polled.poll()
+    assert said in str(error.value)
+    assert unsaid not in str(error.value)
 
 
 def test_an_end_that_is_behind_for_a_moment_is_none() -> None:
