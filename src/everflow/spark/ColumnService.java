@@ -5,6 +5,7 @@ import java.io.EOFException;
 import java.io.IOException;
 import java.io.PrintWriter;
 import java.io.StringWriter;
+import java.lang.reflect.InvocationTargetException;
 import java.lang.reflect.Method;
 import java.net.StandardProtocolFamily;
 import java.net.UnixDomainSocketAddress;
@@ -40,13 +41,12 @@ import org.apache.spark.sql.catalyst.InternalRow;
 import org.apache.spark.sql.catalyst.expressions.GenericInternalRow;
 import org.apache.spark.sql.catalyst.expressions.UnsafeProjection;
 import org.apache.spark.sql.execution.arrow.ArrowWriter;
-import org.apache.spark.sql.execution.python.BatchEvalPythonExec$;
+import org.apache.spark.sql.execution.python.BatchEvalPythonExec;
 import org.apache.spark.sql.execution.python.EvaluatePython;
 import org.apache.spark.sql.internal.SQLConf;
 import org.apache.spark.sql.types.DataType;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.ArrowUtils;
-import org.apache.spark.sql.util.ArrowUtils$;
 import org.apache.spark.sql.vectorized.ArrowColumnVector;
 import org.apache.spark.sql.vectorized.ColumnVector;
 import org.apache.spark.sql.vectorized.ColumnarBatch;
@@ -107,36 +107,41 @@ public final class ColumnService implements Runnable {
     }
   }
 
-  /** As SparkEnv's own for closures. (Not through SparkEnv: of Spark 4.3 it names classes of protobuf, which pip's Spark lacks.) */
-  private static SerializerInstance serializer() {
-    return new JavaSerializer(new SparkConf()).newInstance();
-  }
-
-  /** Calls a method of a Scala object. Parameters that only a newer Spark has get their defaults. */
-  private static Object called(Object module, String name, Object[] given) {
-    Method found = null;
-    Method[] all = module.getClass().getMethods();
-    for (int i = 0; i < all.length; i++) {
-      boolean more = found == null || all[i].getParameterCount() > found.getParameterCount();
-      if (all[i].getName().equals(name) && more) {
-        found = all[i];
-      }
-    }
-    try {
-      Object[] arguments = Arrays.copyOf(given, found.getParameterCount());
-      for (int i = given.length; i < arguments.length; i++) {
-        arguments[i] = module.getClass().getMethod(name + "$default$" + (i + 1), new Class[0]).invoke(module, new Object[0]);
-      }
-      return found.invoke(module, arguments);
-    } catch (ReflectiveOperationException failed) {
-      throw new IllegalStateException(failed);
-    }
-  }
-
   private static void start(Runnable what, String name) {
     Thread thread = new Thread(what, name);
     thread.setDaemon(true);
     thread.start();
+  }
+
+  /**
+   * A static method of Spark's with the first of its arguments; what a later Spark has added gets the default that Scala keeps in a
+   * method of its own. So one source is for all the Sparks that there are.
+   */
+  private static Object called(Class of, String name, Object[] given) {
+    Method[] methods = of.getDeclaredMethods();
+    for (int count = given.length; count < given.length + 9; count++) {
+      for (int i = 0; i < methods.length; i++) {
+        if (methods[i].getName().equals(name) && methods[i].getParameterTypes().length == count) {
+          return invoked(of, methods[i], given);
+        }
+      }
+    }
+    throw new IllegalStateException("this Spark has no " + of.getName() + "." + name + " of " + given.length + " arguments or more");
+  }
+
+  private static Object invoked(Class of, Method method, Object[] given) {
+    try {
+      Object[] all = Arrays.copyOf(given, method.getParameterTypes().length);
+      for (int i = given.length; i < all.length; i++) {
+        all[i] = of.getDeclaredMethod(method.getName() + "$default$" + (i + 1), new Class[0]).invoke(null, new Object[0]);
+      }
+      return method.invoke(null, all);
+    } catch (InvocationTargetException failed) {
+      Throwable cause = failed.getCause();
+      throw cause instanceof RuntimeException ? (RuntimeException) cause : new IllegalStateException(cause);
+    } catch (ReflectiveOperationException other) {
+      throw new IllegalStateException(other);
+    }
   }
 
   /**
@@ -152,9 +157,13 @@ public final class ColumnService implements Runnable {
       bytes.get(this.content);
     }
 
+    /** As Spark's own for closures. SparkEnv cannot be named here: PySpark 4.3 lacks classes that its methods do. */
+    private static SerializerInstance serializer() {
+      return new JavaSerializer(new SparkConf(false)).newInstance();
+    }
+
     Running running() {
-      SerializerInstance serializer = serializer();
-      Object[] copy = (Object[]) serializer.deserialize(
+      Object[] copy = (Object[]) serializer().deserialize(
           ByteBuffer.wrap(content), Thread.currentThread().getContextClassLoader(), ClassTag$.MODULE$.Any());
       if (ARGUMENTS.equals(copy[0])) {
         return new Arguments((StructType) copy[1], ((Boolean) copy[2]).booleanValue());
@@ -177,8 +186,8 @@ public final class ColumnService implements Runnable {
     abstract void close();
 
     VectorSchemaRoot vectors(StructType schema) {
-      Object[] given = new Object[] {schema, "UTC", Boolean.FALSE, Boolean.FALSE};
-      return VectorSchemaRoot.create((Schema) called(ArrowUtils$.MODULE$, "toArrowSchema", given), memory);
+      Object[] given = {schema, "UTC", Boolean.FALSE, Boolean.FALSE};
+      return VectorSchemaRoot.create((Schema) called(ArrowUtils.class, "toArrowSchema", given), memory);
     }
   }
 
@@ -299,12 +308,11 @@ public final class ColumnService implements Runnable {
     void run(Bytes message, Bytes answer) throws IOException {
       rows = reader.rows(message);
       DataOutputStream pickled = new DataOutputStream(Channels.newOutputStream(answer));
-      scala.collection.Iterator batches = (scala.collection.Iterator) called(
-          BatchEvalPythonExec$.MODULE$,
-          "getInputIterator",
-          new Object[] {
-            CollectionConverters.asScala((Iterator) this), schema, Integer.valueOf(PICKLED_TOGETHER), Boolean.valueOf(binaryAsBytes)
-          });
+      Object[] given = {
+        CollectionConverters.asScala((Iterator) this), schema, Integer.valueOf(PICKLED_TOGETHER), Boolean.valueOf(binaryAsBytes)
+      };
+      scala.collection.Iterator batches =
+          (scala.collection.Iterator) called(BatchEvalPythonExec.class, "getInputIterator", given);
       while (batches.hasNext()) {
         byte[] batch = (byte[]) batches.next();
         pickled.writeInt(batch.length);

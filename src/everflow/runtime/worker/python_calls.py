@@ -5,7 +5,6 @@ So types, nulls and what becomes of a result are what they are in a Spark job.
 
 from __future__ import annotations
 
-import importlib
 import io
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -19,10 +18,6 @@ from everflow.topology.column_stages import Call, Chain
 
 serializers: Any = untyped_serializers
 worker: Any = untyped_worker
-try:  # from Spark 4.3 on
-    _UDF_INFO: Any = importlib.import_module("pyspark.worker_message").UDFInfo
-except ModuleNotFoundError:
-    _UDF_INFO = None
 
 SLICE = 10_000
 """Records that a function over Series or arrays gets at once, at most: Spark's default."""
@@ -69,30 +64,15 @@ class _Functions:
     def _read_with_length(self, _: object) -> Any:
         return next(self._functions)
 
-    loads = _read_with_length
-    """So Spark 4.3 calls it."""
 
-
-def _described(call: Call) -> Any:
-    """What the JVM tells a worker of the calls, but the functions themselves: from Spark 4.3 on as
-    its worker has read it."""
-    if _UDF_INFO is not None:
-        return [_info(chain) for chain in call.chains]
+def _described(call: Call) -> io.BytesIO:
+    """What the JVM tells a worker of the calls, but the functions themselves."""
     told = io.BytesIO()
     serializers.write_int(len(call.chains), told)
     for chain in call.chains:
         _describe(chain, told)
     told.seek(0)
     return told
-
-
-def _info(chain: Chain) -> Any:
-    return _UDF_INFO(
-        udfs=[b""] * len(chain.functions),
-        args=[place for name, place in chain.arguments if name is None],
-        kwargs={name: place for name, place in chain.arguments if name is not None},
-        result_id=0,  # a number for PySpark's profiler
-    )
 
 
 def _describe(chain: Chain, told: io.BytesIO) -> None:
