@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from importlib import import_module
 from typing import Any
 
 import pyarrow as pa
@@ -18,6 +20,10 @@ from everflow.topology.column_stages import Call, Chain
 
 serializers: Any = untyped_serializers
 worker: Any = untyped_worker
+
+_INFO: Any = None
+with suppress(ModuleNotFoundError):  # Spark 4.2
+    _INFO = import_module("pyspark.worker_message").UDFInfo
 
 SLICE = 10_000
 """Records that a function over Series or arrays gets at once, at most: Spark's default."""
@@ -65,14 +71,26 @@ class _Functions:
         return next(self._functions)
 
 
-def _described(call: Call) -> io.BytesIO:
-    """What the JVM tells a worker of the calls, but the functions themselves."""
+def _described(call: Call) -> Any:
+    """What the JVM tells a worker of the calls, but the functions themselves. Spark 4.2 reads it
+    where it uses it; 4.3 has read it before."""
+    if _INFO is not None:
+        return [_info(chain) for chain in call.chains]
     told = io.BytesIO()
     serializers.write_int(len(call.chains), told)
     for chain in call.chains:
         _describe(chain, told)
     told.seek(0)
     return told
+
+
+def _info(chain: Chain) -> Any:
+    return _INFO(
+        udfs=[None] * len(chain.functions),
+        args=[place for name, place in chain.arguments if name is None],
+        kwargs={name: place for name, place in chain.arguments if name is not None},
+        result_id=0,
+    )
 
 
 def _describe(chain: Chain, told: io.BytesIO) -> None:
