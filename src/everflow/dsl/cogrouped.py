@@ -29,7 +29,7 @@ from everflow.foreign_names import Telling
 from everflow.location import user_line
 from everflow.operators.python_aggregate import PythonCogroup
 from everflow.serdes import Serde
-from everflow.spark.expressions import analyse
+from everflow.spark.expressions import analyse, spark_type
 from everflow.topology.graph import PREPARE, EdgeType, MergeNode, ProjectNode
 from everflow.topology.types import same_type, type_text, write_alike
 from everflow.windows import CountWindows, SessionWindows, SlidingWindows, TimeWindows
@@ -227,7 +227,7 @@ class _Union:
     def _tagged(self, which: int) -> Column:
         fields = [F.lit(which).alias("which")]
         for at, (group, _) in enumerate(self.members):
-            none = F.lit(None).cast(type_text(group.edge.type.value))
+            none = F.lit(None).cast(spark_type(group.edge.type.value))
             fields.append((F.col("value") if at == which else none).alias(f"v{at}"))
         return F.struct(*fields)
 

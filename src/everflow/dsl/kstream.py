@@ -584,8 +584,8 @@ class KStream(LookupJoins, Processing, Printing):
 def _check_pair(
     operator: str, type_: pa.DataType, where: str | None
 ) -> tuple[pa.DataType, pa.DataType]:
-    names = [field.name for field in type_] if pa.types.is_struct(type_) else []
-    if names != ["key", "value"]:
+    names = [field.name.lower() for field in type_] if pa.types.is_struct(type_) else []
+    if names != ["key", "value"]:  # in any case, as Spark takes names
         raise TopologyError(
             f"{operator} takes struct<key, value>, found {type_text(type_)}; write "
             "F.struct((...).alias('key'), (...).alias('value'))",

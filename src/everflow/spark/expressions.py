@@ -29,7 +29,7 @@ from everflow.spark.analysed import AnalysedPlan, ExpressionNode, column_read, r
 from everflow.spark.analysis_cache import Analysis, keep, kept, key_of
 from everflow.spark.arrow_twins import twin_of
 from everflow.spark.naive_times import any_written, written_at
-from everflow.spark.session import get_session
+from everflow.spark.session import get_session, letters_of
 from everflow.topology.graph import ColumnExpr, EdgeType, columns_in_sight, joined_sides
 from everflow.topology.types import column_names, normal_type, same_type, type_text
 from everflow.user_texts import UNDECODED
@@ -107,6 +107,8 @@ _KIND_BY_SQL_ERROR = {
 }
 
 
+_BY_LANGUAGE = frozenset({"Upper", "Lower", "InitCap", "ILike"})
+
 _quiet = threading.RLock()
 """Held while PySpark's loggers are disabled."""
 
@@ -140,6 +142,8 @@ def analyse(
         raise TopologyError(f"{text}: {what} cannot be used in a Column; {instead}", where=where)
     if any_written() and any(map(_is_moment, analysed.walk())):
         _refuse_local_times(column, schema, text, where)
+    if letters_of():
+        _refuse_other_letters(analysed, text, where)
     fields = st.StructType.fromJson(json.loads(analysis.schema)).fields
     if len(fields) != 1:
         raise TopologyError(
@@ -213,6 +217,18 @@ def _refuse_local_times(column: Column, schema: str, text: str, where: str | Non
                 f"time zone; write .replace(tzinfo=datetime.timezone.utc)",
                 where=where,
             )
+
+
+def _refuse_other_letters(plan: AnalysedPlan, text: str, where: str | None) -> None:
+    """TopologyError for what goes by the language of the JVM, where that has letters of its own."""
+    if any(node.kind in _BY_LANGUAGE for node in plan.walk()):
+        raise TopologyError(
+            f"{text} goes by the language of the JVM, which is {letters_of()!r} in your Spark "
+            f"session: upper('éi') is another text there than on other machines. Start the "
+            f"session with spark.driver.extraJavaOptions=-Duser.language=en, or let everflow "
+            f"start Spark",
+            where=where,
+        )
 
 
 def _twin(
@@ -392,9 +408,14 @@ def _field_hint(edge: EdgeType, error: Exception) -> str:
         for part, type_ in (("value", edge.value), ("key", edge.key))
         if pa.types.is_struct(type_)
     ]
-    parts = [part for part, type_ in structs if type_.get_field_index(unknown) >= 0]
+    parts = [
+        (part, field.name)
+        for part, type_ in structs
+        for field in type_
+        if field.name.lower() == unknown.lower()
+    ]
     return (
-        f"\n  {unknown} is a field of the {parts[0]}: write F.col('{parts[0]}.{unknown}')"
+        f"\n  {unknown} is a field of the {parts[0][0]}: write F.col('{'.'.join(parts[0])}')"
         if parts
         else ""
     )

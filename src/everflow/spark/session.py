@@ -328,23 +328,26 @@ _OTHER_CASES = ("az", "lt", "tr")
 """Languages in which Java's small and capital letters are others."""
 
 
-def _same_letters_everywhere(users: SparkSession) -> None:
-    """`upper` and `lower` of Spark go by the locale of the JVM: one of the user's own may have
-    letters of its own. (Everflow's has `JAVA_OPTIONS`.)"""
+_letters = ""
+
+
+def letters_of() -> str:
+    """The language whose small and capital letters the JVM of Columns has, where those are others
+    than elsewhere; else nothing. (Everflow's JVM has `JAVA_OPTIONS`; one of the user's own may have
+    any, for all that runs in it, so it stays what it is.)"""
+    return _letters
+
+
+def note_letters(users: SparkSession) -> None:
+    """Ask the session's JVM for what `letters_of` says."""
+    global _letters
     jvm: Any = users._jvm
-    language = jvm.java.util.Locale.getDefault().getLanguage()
-    if language in _OTHER_CASES:
-        jvm.java.util.Locale.setDefault(jvm.java.util.Locale.ROOT)
-        log.warning(
-            "The JVM of your Spark session had the language %s, in which upper('i') is another "
-            "letter than elsewhere. Columns must have one result on every machine, so everflow has "
-            "set the JVM's default locale to ROOT",
-            language,
-        )
+    language = str(jvm.java.util.Locale.getDefault().getLanguage())
+    _letters = language if language in _OTHER_CASES else ""
 
 
 def _own_session(users: SparkSession) -> SparkSession:
-    _same_letters_everywhere(users)
+    note_letters(users)
     own = users.newSession()
     given = {
         key: value

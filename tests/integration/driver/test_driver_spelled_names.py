@@ -30,6 +30,7 @@ from everflow import (
     agg,
     serdes,
 )
+from everflow.spark.session import get_session
 from everflow.testing import TopologyTestDriver
 
 pytestmark = pytest.mark.spark
@@ -376,3 +377,49 @@ def test_a_name_that_two_fields_have_but_for_case_is_refused_at_the_users_line(p
         AMBIGUOUS[place](stream)
     assert raised.value.where is not None
     assert raised.value.where.startswith(f"{__file__}:")
+
+
+ODD = serdes.json("`a b` bigint, `a.b` string, `or``der` int, `select` struct<`x-y`: bigint>")
+ODD_ROW: dict[str, Any] = {"a b": 1, "a.b": "dot", "or`der": 2, "select": {"x-y": 3}}
+
+
+def test_names_that_are_no_words_go_through_cogroups_and_loaded_tables() -> None:
+    session = get_session()
+    frame = session.sql("SELECT 'k' AS `the.key`, 5 AS `a b`, 6 AS `or``der`")
+    builder = StreamsBuilder()
+    rows = builder.global_table_from(frame, key=F.col("`THE.key`"), store="rows")
+    stream = builder.stream("in", key=TEXT, value=ODD)
+    (
+        stream.group_by_key()
+        .cogroup(lambda value, found: found + value["a b"])
+        .cogroup(
+            stream.filter(F.col("VALUE.`A.B`") == "dot").group_by_key(),
+            lambda value, found: found + value["select"]["x-y"],
+        )
+        .aggregate(lambda: 0, store="cogrouped", returns="bigint")
+        .to_stream()
+        .to("cogrouped")
+    )
+    stream.join(
+        rows, F.col("right.`OR``der`") + F.col("left.`Or``DER`") + F.col("right")["A b"], on=F.col("KEY")
+    ).to("joined", value=serdes.integer())
+    stream.flat_map(
+        F.array(F.struct(F.col("key").alias("KEY"), F.col("value.`a b`").alias("Value")))
+    ).to("pairs")
+    stream.map(F.struct(F.col("key").alias("Key"), F.col("value.`a b`").alias("VALUE"))).to("pair")
+    with TopologyTestDriver(builder.build()) as driver:
+        driver.create_input_topic("in", TEXT, ODD).pipe_input("k", ODD_ROW)
+
+        def values(topic: str, serde: Any) -> list[Any]:
+            found = driver.create_output_topic(topic, TEXT, serde).read_key_values()
+            return [value for _, value in found]
+
+        assert values("cogrouped", serdes.long())[-1] == 4
+        assert values("joined", serdes.integer()) == [13]
+        assert values("pairs", serdes.long()) == values("pair", serdes.long()) == [1]
+
+
+def test_a_hint_names_a_field_in_any_case() -> None:
+    stream = StreamsBuilder().stream("in", key=TEXT, value=VALUE)
+    with pytest.raises(TopologyError, match=r"F\.col\('value\.Amount'\)"):
+        stream.filter(F.col("AMOUNT") > 1)

@@ -160,7 +160,8 @@ def _key_column(key: object, where: str | None) -> Column:
 
 
 def _selected(frame: DataFrame, key: Column) -> DataFrame:
-    return frame.select(key.alias("key"), F.struct(*frame.columns).alias("value"))
+    quoted = [f"`{name.replace('`', '``')}`" for name in frame.columns]  # a dot is part of a name
+    return frame.select(key.alias("key"), F.struct(*quoted).alias("value"))
 
 
 def _edge_type(selected: DataFrame, where: str | None) -> EdgeType:
