@@ -401,8 +401,10 @@ def test_names_that_are_no_words_go_through_cogroups_and_loaded_tables() -> None
         .to("cogrouped")
     )
     stream.join(
-        rows, F.col("right.`OR``der`") + F.col("left.`Or``DER`") + F.col("right")["A b"], on=F.col("KEY")
-    ).to("joined", value=serdes.integer())
+        rows,
+        F.col("right.`OR``der`") + F.col("left.`Or``DER`") + F.col("right")["A b"],
+        on=F.col("KEY"),
+    ).to("joined", value=serdes.int_())
     stream.flat_map(
         F.array(F.struct(F.col("key").alias("KEY"), F.col("value.`a b`").alias("Value")))
     ).to("pairs")
@@ -415,7 +417,7 @@ def test_names_that_are_no_words_go_through_cogroups_and_loaded_tables() -> None
             return [value for _, value in found]
 
         assert values("cogrouped", serdes.long())[-1] == 4
-        assert values("joined", serdes.integer()) == [13]
+        assert values("joined", serdes.int_()) == [13]
         assert values("pairs", serdes.long()) == values("pair", serdes.long()) == [1]
 
 
