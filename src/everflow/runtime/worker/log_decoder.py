@@ -123,7 +123,7 @@ def decoded_records(
             key = decoded
         for row, error in errors.items():
             faults[row] = _fault(
-                source, raw, row, error, f"{part} is not a valid {serde!r}: {_why(error)}"
+                source, raw, row, error, f"{part} is not a valid {_called(serde)}: {_why(error)}"
             )
     for row, reason in (unread or {}).items():
         why = f"the record cannot be read: {_why(reason)}"
