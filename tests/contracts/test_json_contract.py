@@ -128,6 +128,11 @@ READ: list[tuple[str, bytes, Any]] = [
     ("t timestamp_ntz", b'{"t": "2024-01-31T12:00:00Z"}', {"t": NOON.replace(tzinfo=None)}),
     ("d date", b'{"d": "2024-01-31"}', {"d": dt.date(2024, 1, 31)}),
     ("b binary", b'{"b": "AP8="}', {"b": b"\x00\xff"}),
+    # exponents beyond those of Python's decimals
+    ("n bigint", b'{"n": 0.0E9999999999999999999}', {"n": 0}),
+    ("d decimal(5,2)", b'{"d": -0e9999999999999999999}', {"d": decimal.Decimal("0.00")}),
+    ("d decimal(5,2)", b'{"d": 1, "z": 1e-9999999999999999999}', {"d": decimal.Decimal("1.00")}),
+    ("x double, d decimal(5,2)", b'{"x": 5E-9999999999999999999}', {"x": 0.0, "d": None}),
     # arrays, maps, bare values
     ("l array<int>", b'{"l": [null, 1.0]}', {"l": [None, 1]}),
     ("x array<double>", b'{"x": [-0, -0.0, null]}', {"x": [0.0, -0.0, None]}),
@@ -253,6 +258,9 @@ REFUSED: list[tuple[str, bytes, str]] = [
     ("n bigint", b'{"n": 1.0000000000000000001}', "expected an integer"),
     ("n bigint", b'{"n": 4503599627370497.25}', "expected an integer"),
     ("n bigint", b'{"n": 1e-400}', "expected an integer"),
+    # exponents beyond those of Python's decimals
+    ("n bigint", b'{"n": 1e-9999999999999999999}', "n .bigint.: expected an integer"),
+    ("d decimal(5,2)", b'{"d": 1e-9999999999999999999}', "d .decimal.5,2..: .* at most 2 digits"),
     ("n bigint, d decimal(5,2)", b'{"n": 1.0000000000000000001}', "expected an integer"),
     *(
         ("t timestamp", b'{"t": "%s"}' % text.encode(), "t .timestamp.: expected a time")
@@ -275,6 +283,8 @@ REFUSED: list[tuple[str, bytes, str]] = [
     ),
     ("b binary", b'{"b": "AB=="}', "b .binary.: expected text in base64"),
     ("b binary", b'{"b": 5}', "b .binary.: expected text in base64, found 5"),
+    ("b binary", b'{"b": "2024-01-31 12:00:00"}', "b .binary.: expected text in base64"),
+    ("o struct<b:binary>", b'{"o": {"b": "2024-01-31T12:00:00Z"}}', "o.b .binary.: expected text"),
     ("x double", b'{"x": "nan"}', "expected a number"),
     ("x double", b'{"x": "1.5"}', "expected a number"),
     ("x double", b'{"x": "Inf"}', "expected a number"),

@@ -112,7 +112,8 @@ def _made(column: pa.Array, type_: pa.DataType) -> pa.Array:
         fields = [_made(column.field(index), field.type) for index, field in enumerate(type_)]
         nulls = column.is_null() if column.null_count else None
         return pa.StructArray.from_arrays(fields, fields=list(type_), mask=nulls)
-    found = times(column, type_) if pa.types.is_string(column.type) else None
+    in_time = pa.types.is_timestamp(type_) or pa.types.is_date32(type_)
+    found = times(column, type_) if in_time else None
     if found is None:
         unfit = Unfit()
         found = reader(type_)(column.to_pylist(), unfit)

@@ -40,6 +40,7 @@ _DIGITS = decimal.Context(
 )
 _EXACT = 2**53
 """Up to here a double is the number that was written, if that was whole."""
+_NEAREST_ZERO = -999_999
 _MAY_BE_ROUNDED = re.compile(rb"[0-9.]{17}|[eE]-[0-9]{3}")
 """What stands in each text with a number that is not whole, but is as a double."""
 # years that Python has, too
@@ -141,9 +142,20 @@ def _parse_exactly(row: bytes) -> Any:
     decimals. What is JSON, orjson says."""
     orjson.loads(row)
     try:
-        return json.loads(row, parse_float=decimal.Decimal)
+        return json.loads(row, parse_float=_fraction)
     except RecursionError as error:
         raise json.JSONDecodeError("nested too deeply", "", 0) from error
+
+
+def _fraction(text: str) -> decimal.Decimal:
+    """A number of JSON that is no integer, and that orjson read. The exponents of decimals end,
+    with 18 digits, those of JSON do not: what is written with such a one is zero, or so near to it
+    that no type holds it."""
+    try:
+        return decimal.Decimal(text)
+    except decimal.InvalidOperation:
+        digits = text.lower().partition("e")[0]
+        return decimal.Decimal(f"{digits}e{_NEAREST_ZERO}")
 
 
 def _has_decimal(type_: pa.DataType) -> bool:
