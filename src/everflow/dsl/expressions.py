@@ -284,8 +284,7 @@ def _required(
         raise TopologyError(
             (
                 f"{operator} writes the {part}, and {type_text(type_)} has no serde of its own; "
-                f"cast "
-                f"it, or wrap it in a struct"
+                f"cast it, for example to string"
             ),
             where=where,
         )
