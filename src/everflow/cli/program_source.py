@@ -194,10 +194,12 @@ def _source_of(module: str) -> Path | None:
         return None
     if spec is None:
         raise no_such_module(parts[0], module)
-    for count in range(2, len(parts) + 1):
+    for part in parts[1:]:
         if spec is None or spec.submodule_search_locations is None:
             return None
-        spec = PathFinder.find_spec(".".join(parts[:count]), list(spec.submodule_search_locations))
+        # by its own name: for a folder without __init__.py, Python looks for its package among the
+        # imported ones
+        spec = PathFinder.find_spec(part, list(spec.submodule_search_locations))
     origin = (
         None if spec is None or not spec.has_location or spec.origin is None else Path(spec.origin)
     )

@@ -294,6 +294,24 @@ def test_a_module_in_a_package_is_looked_at_too(folder: Path) -> None:
         require("shop.orders", "bilder")
 
 
+@pytest.mark.parametrize("target", ["a.b.app:builder", "a.b.c.app:make"])
+@pytest.mark.parametrize("packages", [(), ("a",), ("a/b",)])
+def test_a_module_in_folders_that_are_packages_without_saying_so_is_found(
+    folder: Path, target: str, packages: tuple[str, ...]
+) -> None:
+    file = folder / target.partition(":")[0].replace(".", "/")
+    put_current_folder_on_path()
+    file.parent.mkdir(parents=True)
+    file.with_suffix(".py").write_text(PROGRAM)
+    for package in packages:
+        (folder / package / "__init__.py").touch()
+    module, _, name = target.partition(":")
+    with pytest.raises(TopologyError, match="nothing"):
+        require(module, "nothing")
+    require(module, name)
+    assert load_topology(target, start_spark=False) == Topology(())
+
+
 def test_a_run_says_which_file_it_runs(folder: Path) -> None:
     load("program:builder")
     assert place_of("program:builder") == f"program.py ({folder / 'program.py'}), builder"
