@@ -17,7 +17,7 @@ from everflow.state.versions import VersionsView, record_as_of
 from everflow.testing import TopologyTestDriver
 from oracle.cuts import Records, batches
 from oracle.processors import TEXT
-from oracle.programs import KEYS, Program, built, script
+from oracle.programs import BAD, KEYS, ODD, Program, built, script
 from oracle.streams import kafka_streams, times_asked, told_by_both
 
 pytestmark = pytest.mark.spark
@@ -118,7 +118,13 @@ def test_scenario_28_a_restored_versioned_store_has_its_history(
     Streams had."""
     drawn, program = random.Random(28), _versions(history)
     topology = built(program)
-    cuts = [batches(script(program, drawn, 60), drawn, topology) for _ in range(8)]
+    cuts = [
+        [
+            [one for one in records if one[3] >= 0 and not {one[1], one[2]} & {BAD, ODD}]
+            for records in batches(script(program, drawn, 60), drawn, topology)
+        ]
+        for _ in range(8)
+    ]
     for at, (cut, (_, theirs)) in enumerate(zip(cuts, told(program, cuts), strict=True)):
         changelog, size = _changelog(program, cut), drawn.randint(8, 60)
         store = LmdbStore.open(

@@ -41,6 +41,21 @@ STORES: Names = {
         ["sessionStoreBuilder", "persistentSessionStore"],
         _store("session", ", retention='1 day'"),
     ),
+    **dict.fromkeys(
+        [
+            "persistentTimestampedKeyValueStoreWithHeaders",
+            "timestampedKeyValueStoreWithHeadersBuilder",
+            "persistentTimestampedWindowStoreWithHeaders",
+            "timestampedWindowStoreWithHeadersBuilder",
+            "persistentSessionStoreWithHeaders",
+            "sessionStoreWithHeadersBuilder",
+        ],
+        not_there(
+            "stores keep no headers: put what you need of them into the value, "
+            "map_values(order=F.col('value'), trace=F.col('headers')), and take Stores.key_value, "
+            "Stores.window or Stores.session"
+        ),
+    ),
     "inMemorySessionStore": _store("session", ", retention='1 day', in_memory=True"),
     **dict.fromkeys(
         ["versionedKeyValueStoreBuilder", "persistentVersionedKeyValueStore"],
