@@ -119,10 +119,15 @@ def test_scenario_28_a_restored_versioned_store_has_its_history(
     drawn, program = random.Random(28), _versions(history)
     topology = built(program)
     cuts = [
-        [
-            [one for one in records if one[3] >= 0 and not {one[1], one[2]} & {BAD, ODD}]
-            for records in batches(script(program, drawn, 60), drawn, topology)
-        ]
+        batches(
+            [
+                one
+                for one in script(program, drawn, 60)
+                if one[3] >= 0 and not {one[1], one[2]} & {BAD, ODD}
+            ],
+            drawn,
+            topology,
+        )
         for _ in range(8)
     ]
     for at, (cut, (_, theirs)) in enumerate(zip(cuts, told(program, cuts), strict=True)):

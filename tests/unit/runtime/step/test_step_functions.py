@@ -164,7 +164,7 @@ def test_whoever_takes_a_field_of_bytes_reads_that_the_source_has_no_serde(
 
 def test_whoever_writes_columns_in_a_function_reads_that_it_gets_values() -> None:
     def both(key: Any, value: Any) -> Any:
-        raise PySparkValueError(errorClass="CANNOT_CONVERT_COLUMN_INTO_BOOL", messageParameters={})
+        raise PySparkValueError("Cannot convert column into bool: please use '&' for 'and'")
 
     with pytest.raises(RecordFailure) as failure:
         run_function(function("filter", both), batch(["a"], [1]), SOURCES)

@@ -56,7 +56,7 @@ def ground() -> Ground:
         config=config,
         clock=nothing,
         admin=nothing,
-        blueprint=cast(Any, SimpleNamespace(plan=planned(), layouts="")),
+        blueprint=cast(Any, SimpleNamespace(plan=planned(), layouts="", partitions={})),
         directory=cast(Any, SimpleNamespace(process_id="p", transactional_ids=["app-p-0"])),
         changelogs=nothing,
     )
