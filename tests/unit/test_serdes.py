@@ -504,3 +504,13 @@ def test_a_value_that_cannot_be_written_is_named_with_its_place() -> None:
         serdes.json(column.type).encode_array(column)
     with pytest.raises(SerdeError, match=r"^row 0 .*: the value \(map<.*the key \"1\" twice"):
         serdes.json("map<int,int>").encode([(1, 1), (1, 2)])
+
+
+@pytest.mark.parametrize("serde", [serdes.long(), serdes.int_(), serdes.double()])
+def test_a_number_of_a_schema_registry_is_told_as_that(serde: Any) -> None:
+    data = b"\0" + (7).to_bytes(4, "big") + (serde.encode(1) or b"")
+    with pytest.raises(SerdeError, match=r"schema registry \(schema id 7\)"):
+        serde.decode(data)
+    with pytest.raises(SerdeError, match=r"schema registry \(schema id 7\)") as told:
+        serde.decode_array(pa.array([serde.encode(1), data]))
+    assert told.value.index == 1

@@ -15,6 +15,21 @@ from everflow.errors import EverflowError
 from everflow.serdes.fitting import column_of
 from everflow.user_texts import shown
 
+REGISTRY_HEAD = 5
+"""A zero and the schema's id, before what Confluent's serializers write."""
+
+
+def of_a_registry(data: bytes) -> str | None:
+    """What to say of bytes that no serde of ours reads, where they begin as those of a schema
+    registry do; else None."""
+    if len(data) < REGISTRY_HEAD or data[0] != 0:
+        return None
+    number = int.from_bytes(data[1:REGISTRY_HEAD], "big")
+    return (
+        f"it was written with a schema registry (schema id {number}): five bytes stand before "
+        f"the data. Read it with a serde of your own that calls the registry's client"
+    )
+
 
 class SerdeError(EverflowError):
     """A value cannot be written or bytes cannot be read.
@@ -83,6 +98,13 @@ def binary_from_matrix(rows: npt.NDArray[np.uint8]) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), count, buffers)
 
 
+def wrong_width(expected: str, width: int, data: bytes, *, index: int | None = None) -> SerdeError:
+    """The error of bytes that are not ``width``, and what they may be of."""
+    registry = of_a_registry(data) if len(data) == REGISTRY_HEAD + width else None
+    told = f": {registry}" if registry else ""
+    return SerdeError(f"{expected}, found {len(data)}{told}", index=index)
+
+
 def matrix_from_binary(data: pa.Array, width: int) -> npt.NDArray[np.uint8]:
     """The bytes of ``data`` (``pa.binary()``) as a read-only ``(n, width)`` matrix; rows of nulls
     are zero.
@@ -99,8 +121,7 @@ def matrix_from_binary(data: pa.Array, width: int) -> npt.NDArray[np.uint8]:
     wrong = np.flatnonzero(np.diff(offsets) != width)
     if len(wrong):
         index = int(wrong[0])
-        length = int(offsets[index + 1] - offsets[index])
-        raise SerdeError(f"expected {width} bytes, found {length}", index=index)
+        raise wrong_width(f"expected {width} bytes", width, data[index].as_py(), index=index)
     if width == 0 or buffers[2] is None:
         return np.zeros((count, width), np.uint8)
     flat_bytes = np.frombuffer(buffers[2], np.uint8)[offsets[0] : offsets[-1]]

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 
 from everflow.exact_texts import day, is_number, moment, number, whole
 from everflow.serdes.arrow_types import Misfit, field_step, type_text
-from everflow.serdes.base import SerdeError
+from everflow.serdes.base import SerdeError, of_a_registry
 from everflow.serdes.fitting import BEYOND_FLOAT
 from everflow.serdes.json_writing import write
 from everflow.user_texts import writable
@@ -51,8 +51,6 @@ _FEW = 100
 """So many times, or keys, cost as much at once as one by one."""
 _MOST_SHOWN = 100
 _UNFIT = (pa.ArrowException, TypeError, ValueError, OverflowError, ArithmeticError)
-_REGISTRY_HEAD = 5
-"""A zero and four bytes of a schema's id."""
 
 
 class Unfit(dict[int, Misfit]):
@@ -121,12 +119,8 @@ def _parse_each(rows: Sequence[bytes | None], parse: _Parse, faults: Faults) -> 
 
 def _no_json(row: bytes, error: json.JSONDecodeError) -> str:
     """What a text is that is no JSON."""
-    if len(row) >= _REGISTRY_HEAD and row[0] == 0:
-        number = int.from_bytes(row[1:_REGISTRY_HEAD], "big")
-        return (
-            f"it was written with a schema registry (schema id {number}): five bytes stand before "
-            f"the data. Read it with a serde of your own that calls the registry's client"
-        )
+    if (told := of_a_registry(row)) is not None:
+        return told
     if not row.strip():
         return "it is empty"
     try:

@@ -19,6 +19,7 @@ from everflow.serdes.base import (
     flat,
     matrix_from_binary,
     with_nulls_of,
+    wrong_width,
 )
 
 _INTEGERS = {16: pa.int16(), 32: pa.int32(), 64: pa.int64()}
@@ -142,7 +143,7 @@ class IntegerSerde(_ReadAlone):
         if data is None:
             return None
         if len(data) != self.width:
-            raise SerdeError(f"{self.kind} takes {self.width} bytes, found {len(data)}")
+            raise wrong_width(f"{self.kind} takes {self.width} bytes", self.width, data)
         return int.from_bytes(data, "big", signed=True)
 
     def encode_array(self, values: pa.Array) -> pa.Array:
@@ -233,7 +234,7 @@ class _FloatingSerde(_ReadAlone):
         if data is None:
             return None
         if len(data) != self.width:
-            raise SerdeError(f"{self.kind} takes {self.width} bytes, found {len(data)}")
+            raise wrong_width(f"{self.kind} takes {self.width} bytes", self.width, data)
         return struct.unpack(self._code, data)[0]
 
     def encode_array(self, values: pa.Array) -> pa.Array:
