@@ -309,7 +309,7 @@ def test_a_module_in_folders_that_are_packages_without_saying_so_is_found(
     with pytest.raises(TopologyError, match="nothing"):
         require(module, "nothing")
     require(module, name)
-    assert load_topology(target, start_spark=unwanted) == Topology(())
+    assert load(target) == Topology(())
 
 
 def test_a_run_says_which_file_it_runs(folder: Path) -> None:
