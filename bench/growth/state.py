@@ -192,7 +192,7 @@ def _batches(
     runs: int,
     reads: Reads,
 ) -> Iterator[Cost]:
-    known = {*driver._offsets, *driver._tables.topics}
+    known = {*(tp.topic for tp in driver._offsets), *driver._tables.topics}
     topics = {
         name: driver.create_input_topic(name, TEXT, LONG) for name in (LEFT, RIGHT) if name in known
     }

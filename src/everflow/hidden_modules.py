@@ -38,6 +38,10 @@ NEEDED = (
 does harm."""
 
 
+_SITES = ("site-packages", "dist-packages")
+"""What Python calls folders of installed packages."""
+
+
 class Hiding(NamedTuple):
     """``file`` of the program stands in front of the library ``name``, which is ``what`` for
     people."""
@@ -90,9 +94,15 @@ def library(name: str, here: Iterable[Path]) -> str | None:
     if name in sys.stdlib_module_names or name in sys.builtin_module_names:
         return f"Python's own module {name}"
     spec = _elsewhere(name, set(here))
-    if spec is None:
+    if spec is None or not _installed(Path(_place(spec)).parent):
         return None
     return f"the installed package {name} ({_place(spec)})"
+
+
+def _installed(folder: Path) -> bool:
+    """Whether packages are installed there: a module of another folder of the program's, as of
+    PYTHONPATH, is none."""
+    return folder.name in _SITES or any(folder.glob("*.dist-info"))
 
 
 def _elsewhere(name: str, here: set[Path]) -> ModuleSpec | None:

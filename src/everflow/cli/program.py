@@ -118,7 +118,7 @@ def _as_topology(found: Any, target: str) -> Topology:
         return built
     raise TopologyError(
         (
-            f"{target} is a {type(found).__name__}, not a StreamsBuilder, a Topology or a function "
+            f"{target} is of type {type(found).__name__}, not a StreamsBuilder, a Topology or a function "
             f"that returns one"
         ),
         code="EF-PROGRAM",

@@ -149,7 +149,7 @@ class Extension:
         if topic not in self._told:
             self._told.add(topic)
             log.warning(
-                "New partitions of topic %s, of the source at %s, are not read: %s",
+                "Topic %s of the source at %s is not read: %s",
                 topic,
                 found.where[topic],
                 why,

@@ -198,7 +198,7 @@ def test_the_guide_says_what_each_resource_is() -> None:
 
 COMMANDS: Mapping[str, tuple[str, ...]] = {
     "`everflow dlq list`": ("dlq", "list", "{dead}"),
-    "`everflow dlq replay`": ("dlq", "replay", "{dead}"),
+    "`everflow dlq replay`": ("dlq", "replay", "{dead}", "--yes"),
     "`everflow lag`": ("lag", "{application}"),
     "`everflow consume`": (
         "consume",

@@ -81,7 +81,9 @@ def test_a_topic_that_comes_later_is_read_by_the_instance_that_runs(
         assert incarnations(streams) == before, "no task was recovered for it"
         wide = cluster.topic("in.d", 3)
         wait_until(
-            lambda: f"Topic {wide} matches" in caplog.text, CAUGHT_UP_S, "the refusal to be told"
+            lambda: f"Topic {wide} of the source" in caplog.text,
+            CAUGHT_UP_S,
+            "the refusal to be told",
         )
         assert "different partition counts" in caplog.text
         cluster.write(third, [text("k", "6", 6)])

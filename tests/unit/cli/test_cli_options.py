@@ -3,6 +3,7 @@ starts."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -67,15 +68,16 @@ def test_a_wrong_setting_is_named_as_it_was_given(arguments: list[str], says: st
     ("target", "says"),
     [
         ("flihgts:builder", "no module 'flihgts'"),
-        ("flights:bulider", "module flights has no 'bulider'"),
+        ("flights:bulider", "has no 'bulider'"),
         ("flights", "write it as module:name"),
-        ("flights.py:builder", "write it as module:name"),
+        ("flights.py:bulider", "has no 'bulider'"),
     ],
 )
 @pytest.mark.parametrize("command", ["run", "describe"])
 def test_a_wrong_module_or_name_is_told_before_spark_starts(
-    command: str, target: str, says: str
+    command: str, target: str, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delitem(sys.modules, "flights", raising=False)  # of another folder
     done = CliRunner().invoke(app, [command, target, *(GIVEN if command == "run" else [])])
     assert done.exit_code == 2
     assert says in done.output

@@ -183,8 +183,8 @@ def test_topologies_builders_and_functions_are_accepted(name: str) -> None:
         ("program.inner:topology", "no module 'program.inner'"),
         ("program:absent", "it has: broken, builder, make, topology"),
         ("program:bulider", "Did you mean 'builder'?"),
-        ("program:number", "is a int, not a StreamsBuilder"),
-        ("program:Builder", "is a type, not a StreamsBuilder"),
+        ("program:number", "is of type int, not a StreamsBuilder"),
+        ("program:Builder", "is of type type, not a StreamsBuilder"),
     ],
 )
 def test_a_wrong_target_is_explained(target: str, words: str) -> None:

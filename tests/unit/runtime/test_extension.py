@@ -171,7 +171,7 @@ def test_without_slots_the_topic_waits_for_another_start(
         world.extension.look()
         world.extension.look()
     assert world.done == ["prepare", "undo"] * (2 if ends else 1)
-    assert caplog.text.count("New partitions of topic new, of the source at program.py:3,") == (
+    assert caplog.text.count("Topic new of the source at program.py:3 is not read") == (
         0 if ends else 1
     )
 
@@ -182,4 +182,4 @@ def test_what_is_left_out_is_told_once(world: World, caplog: pytest.LogCaptureFi
         world.extension.look()
         world.extension.look()
     (record,) = caplog.records
-    assert "at p.py:4, are not read: it has 3 partitions. An instance" in record.getMessage()
+    assert "at p.py:4 is not read: it has 3 partitions. An instance" in record.getMessage()

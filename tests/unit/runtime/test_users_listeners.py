@@ -121,7 +121,9 @@ def test_the_standby_update_listener_reaches_the_state_updater(
         updaters.append(ClusterPorts.updater(ports, instance))
         raise EnoughError
 
-    blueprint = SimpleNamespace(cluster_id="cluster", store_specs=dict, reused=frozenset())
+    blueprint = SimpleNamespace(
+        cluster_id="cluster", store_specs=dict, reused=frozenset(), left_out={}
+    )
     monkeypatch.setattr(kafka_streams, "check_clients", lambda config: None)
     monkeypatch.setattr(kafka_streams, "prepare_cluster", lambda *_: blueprint)
     monkeypatch.setattr(kafka_streams, "require_tasks", lambda blueprint: None)

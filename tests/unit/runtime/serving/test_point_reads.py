@@ -100,9 +100,10 @@ class Wire:
             while more := self.socket.recv(1 << 16):
                 body += more
             return int(head.split()[1]), body
-        while len(body) < int(found[1]):
+        length = int(found[1])
+        while len(body) < length:
             body += self._more()
-        return int(head.split()[1]), body
+        return int(head.split()[1]), body[:length]  # more is of the next answer
 
     def ended(self) -> bool:
         return self.socket.recv(1) == b""
