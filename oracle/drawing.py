@@ -453,9 +453,9 @@ class Draw:
         if len(plain) < 2:
             return
         left, right = self._two_of(plain)
-        before = after = self._drawn.choice([0, 5, 25])
+        before = after = self._drawn.choice([0, 5, 6, 24])
         if kind == "inner":
-            after = self._drawn.choice([0, 5, 25])
+            after = self._drawn.choice([0, 5, 6, 24])
         # The original's stores keep a ms less than the windows: no record is just at that end.
         step = self.program.step_ms = 3
         grace = self._drawn.choice([ms for ms in (0, 1, 10) if (before + after + ms) % step])
