@@ -118,8 +118,8 @@ def _as_topology(found: Any, target: str) -> Topology:
         return built
     raise TopologyError(
         (
-            f"{target} is of type {type(found).__name__}, not a StreamsBuilder, a Topology or a function "
-            f"that returns one"
+            f"{target} is of type {type(found).__name__}, not a StreamsBuilder, a Topology or a "
+            f"function that returns one"
         ),
         code="EF-PROGRAM",
     )
