@@ -25,7 +25,7 @@ from everflow.kafka.client_log import client_log
 from everflow.kafka.errors import classify
 from everflow.kafka.reading.client_tap import ClientTap
 from everflow.kafka.reading.log_chunk import LogChunk
-from everflow.records import TopicPartition, listed_headers
+from everflow.records import TopicPartition
 from everflow.serdes import Serde, SerdeError
 from everflow.serdes.windowed import SESSION_SUFFIX_BYTES, START_BYTES
 
@@ -314,16 +314,7 @@ def records(
 
 
 def _listed(tp: TopicPartition, chunk: LogChunk, headers: bool) -> Iterator[ReadRecord]:
-    found = chunk.columns(headers)
-    rows = zip(
-        found.offsets.tolist(),
-        found.timestamps.tolist(),
-        found.keys.to_pylist(),
-        found.values.to_pylist(),
-        listed_headers(found.headers, len(found)),
-        strict=True,
-    )
-    return (ReadRecord(tp.topic, tp.partition, *row) for row in rows)
+    return (ReadRecord(tp.topic, tp.partition, *row) for row in chunk.rows(headers))
 
 
 def partitions_of(admin: ClusterAdmin, topic: str) -> list[TopicPartition]:

@@ -18,7 +18,7 @@ from everflow.kafka.letter_headers import EXCEPTION, KAFKA_STREAMS, Header, sort
 from everflow.kafka.reading.log_reader import LogReader
 from everflow.kafka.writing.record_writer import RecordWriter
 from everflow.moves import counted
-from everflow.records import TopicPartition, listed_headers
+from everflow.records import TopicPartition
 from everflow.user_texts import one_line, printable
 
 REPLAYED_FROM = "__everflow.replayed.from"
@@ -232,16 +232,7 @@ def stored(
     with LogReader(config.consumer(), fetch_bytes=_FETCH_BYTES) as reader:
         for tp, end in ends.items():
             for chunk in reader.read(tp, starts[tp], end, stall_timeout_s=_SILENT_S):
-                found = chunk.columns(headers=True)
-                rows = zip(
-                    found.offsets.tolist(),
-                    found.timestamps.tolist(),
-                    found.keys.to_pylist(),
-                    found.values.to_pylist(),
-                    listed_headers(found.headers, len(found)),
-                    strict=True,
-                )
-                for offset, *rest in rows:
+                for offset, *rest in chunk.rows(headers=True):
                     yield RawLetter(LetterPlace(tp.partition, offset), *rest)
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 
 from everflow.errors import EverflowError
 from everflow.kafka.reading.log_columns import LogColumns
 from everflow.kafka.reading.record_columns import CorruptBatchError
-from everflow.records import Int64
+from everflow.records import Int64, listed_headers
 
 Key = bytes
 
@@ -74,6 +75,18 @@ class LogChunk:
         read is `unread`, and keeps nobody else from being read. Raises RetriableError where the
         brokers have to be asked for headers and do not answer."""
         return _readable(self.held, len(self), headers)
+
+    def rows(self, headers: bool) -> Iterator[tuple[Any, ...]]:
+        """As `columns`, record by record: offset, time (ms), key, value, headers."""
+        found = self.columns(headers)
+        return zip(
+            found.offsets.tolist(),
+            found.timestamps.tolist(),
+            found.keys.to_pylist(),
+            found.values.to_pylist(),
+            listed_headers(found.headers, len(found)),
+            strict=True,
+        )
 
     def offset_of(self, key: Key) -> int | None:
         """Of the last record that has this key."""
