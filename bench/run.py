@@ -43,6 +43,7 @@ from bench.results import Measurement, print_rows, summarise, write_json
 from bench.systems import (
     DEFAULT_SYSTEMS,
     EVERFLOW,
+    EVERFLOW_BEFORE,
     EVERFLOW_SPARK_JOBS,
     EVERFLOW_UNGUARDED,
     FLINK_SQL,
@@ -52,6 +53,7 @@ from bench.systems import (
     SYSTEMS,
     Launcher,
     SystemFailedError,
+    everflow_before_launcher,
     everflow_jobs_launch,
     everflow_launch,
     everflow_unguarded_launch,
@@ -90,7 +92,7 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"logs: {folder}", flush=True)
     try:
         launchers = (
-            _launchers(options.systems, folder)
+            _launchers(options.systems, folder, options.before)
             if options.bench in BESIDE_KAFKA_STREAMS and _is_of_systems(options)
             else {}
         )
@@ -116,8 +118,15 @@ def main(arguments: list[str] | None = None) -> int:
     rows = summarise(measurements)
     if rows:
         print()
-        guards = EVERFLOW_UNGUARDED in options.systems and KAFKA_STREAMS not in options.systems
-        print_rows(rows, EVERFLOW, EVERFLOW_UNGUARDED if guards else KAFKA_STREAMS)
+        reference = next(
+            (
+                system
+                for system in (KAFKA_STREAMS, EVERFLOW_BEFORE, EVERFLOW_UNGUARDED)
+                if system in options.systems
+            ),
+            KAFKA_STREAMS,
+        )
+        print_rows(rows, EVERFLOW, reference)
         if options.bench in OF_PROGRAMS:
             for system in OURS:
                 print_marks(rows, system)
@@ -144,6 +153,12 @@ def _parser() -> argparse.ArgumentParser:
         type=_one_of(SYSTEMS),
         default=DEFAULT_SYSTEMS,
         help=f"of {','.join(SYSTEMS)} (default {','.join(DEFAULT_SYSTEMS)})",
+    )
+    parser.add_argument(
+        "--before",
+        type=Path,
+        metavar="CHECKOUT",
+        help=f"a checkout of another commit with its own .venv: the system {EVERFLOW_BEFORE}",
     )
     parser.add_argument(
         "--guarantee",
@@ -194,6 +209,8 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     """Growth takes several keys and partitions, the others one each."""
     parser = _parser()
     options = parser.parse_args(arguments)
+    if EVERFLOW_BEFORE in options.systems and options.before is None:
+        parser.error(f"--systems {EVERFLOW_BEFORE}: --before says which checkout")
     if options.bench != "growth":
         for name, default in (("keys", KEYS), ("partitions", PARTITIONS)):
             given = getattr(options, name) or (default,)
@@ -524,7 +541,7 @@ def _growth(options: argparse.Namespace) -> GrowthPlan:
     )
 
 
-def _launchers(systems: tuple[str, ...], folder: Path) -> dict[str, Launcher]:
+def _launchers(systems: tuple[str, ...], folder: Path, before: Path | None) -> dict[str, Launcher]:
     """Kafka Streams and Flink are compiled once, where one of their systems is asked for."""
     from everflow.jvm.jars import resolve_jars
 
@@ -534,6 +551,8 @@ def _launchers(systems: tuple[str, ...], folder: Path) -> dict[str, Launcher]:
         EVERFLOW_SPARK_JOBS: everflow_jobs_launch,
         EVERFLOW_UNGUARDED: everflow_unguarded_launch,
     }
+    if before is not None:
+        launchers[EVERFLOW_BEFORE] = everflow_before_launcher(before)
     if any(system in group_protocols for system in systems):
         java = java_command(resolve_jars("streams"), folder / "classes")
         for system, protocol in group_protocols.items():

@@ -26,12 +26,14 @@ EVERFLOW = "everflow"
 EVERFLOW_SPARK_JOBS = "everflow-spark-jobs"
 # Without what guards it against damaged bytes and too little memory: what those cost.
 EVERFLOW_UNGUARDED = "everflow-unguarded"
+# Another checkout of the repository with its own environment: a commit before, in the same run.
+EVERFLOW_BEFORE = "everflow-before"
 KAFKA_STREAMS = "kafka-streams"
 # With the protocol of KIP-1071, `group.protocol=streams`; the plain name is the classic one.
 KAFKA_STREAMS_KIP1071 = "kafka-streams-kip1071"
 # Throughput of the programs that SQL can say: bench/flink has a script for each.
 FLINK_SQL = "flink-sql"
-OURS = (EVERFLOW, EVERFLOW_SPARK_JOBS, EVERFLOW_UNGUARDED)
+OURS = (EVERFLOW, EVERFLOW_SPARK_JOBS, EVERFLOW_UNGUARDED, EVERFLOW_BEFORE)
 SYSTEMS = (KAFKA_STREAMS, KAFKA_STREAMS_KIP1071, FLINK_SQL, *OURS)
 DEFAULT_SYSTEMS = (KAFKA_STREAMS, EVERFLOW)
 COUNT = "count"
@@ -220,6 +222,30 @@ def everflow_unguarded_launch(job: Job) -> Launch:
     """everflow that checks no checksum and has a budget of memory that no batch comes near."""
     unguarded = {"consumer.check.crcs": "false", "max.memory.bytes": str(NO_BUDGET_BYTES)}
     return everflow_launch(replace(job, settings={**job.settings, **unguarded}))
+
+
+def everflow_before_launcher(checkout: Path) -> Launcher:
+    """everflow as it is in another `checkout`, whose own `.venv` must have been set up: its source,
+    its Spark, and its version of the program under test.
+
+    Raises `ValueError` where the checkout has no environment.
+    """
+    python = checkout.resolve() / ".venv" / "bin" / "python"
+    if not python.is_file():
+        raise ValueError(f"{checkout} has no .venv: run `./run everflow setup` in it first")
+
+    def launch(job: Job) -> Launch:
+        here = everflow_launch(job)
+        path = os.pathsep.join(
+            filter(None, [str(checkout.resolve()), os.environ.get("PYTHONPATH", "")])
+        )
+        return replace(
+            here,
+            command=[str(python), *here.command[1:]],
+            environment={**here.environment, "PYTHONPATH": path},
+        )
+
+    return launch
 
 
 class RunningSystem:
