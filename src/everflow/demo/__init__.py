@@ -4,5 +4,5 @@
 `batch` does so with pandas, `results` compares and `report` shows; `stage` is what a demo runs on,
 and `enrichment` is the second one. With two instances `elastic` directs:
 `instance_process` starts `instance`, `view`, `moves` and `pauses` watch.
-May import everything; nothing below imports it. `docs/guide` and the README show its output.
+May import everything; nothing below imports it. `docs/guide/first-hour.md` shows its output.
 """
