@@ -4,9 +4,7 @@ them in."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from everflow.foreign_names.entries import ForeignName, Names
+from everflow.foreign_names import ForeignName, Names, names_of
 
 
 def table(names: Names, theirs: str) -> str:
@@ -22,9 +20,9 @@ def table(names: Names, theirs: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def tables(owners: Mapping[str, Names], theirs: str) -> dict[str, str]:
-    """The table of every class."""
-    return {owner: table(names, theirs) for owner, names in owners.items()}
+def tables(api: str) -> dict[str, str]:
+    """The table of every class, of the names of one API."""
+    return {owner: table(names, api) for owner, names in names_of(api).items()}
 
 
 def _cell(text: str) -> str:

@@ -25,8 +25,8 @@ PAGES: Mapping[str, Mapping[str, str]] = {
     "command-line.md": {"commands": command_line_page.tables()},
     "metrics.md": {"figures": metrics_page.table()},
     "configuration.md": {"keys": keys(), "prefixes": prefixes()},
-    "coming-from-kafka-streams.md": tables(KAFKA_STREAMS, "Kafka Streams"),
-    "coming-from-structured-streaming.md": tables(PYSPARK, "PySpark"),
+    "coming-from-kafka-streams.md": tables(KAFKA_STREAMS),
+    "coming-from-structured-streaming.md": tables(PYSPARK),
 }
 """Page -> name of a part -> its text. The page has the part between ``<!-- begin NAME -->`` and
 ``<!-- end NAME -->``."""

@@ -27,7 +27,7 @@ from everflow import (
 )
 from everflow.dsl.graph_builder import _first, _or_anew
 from everflow.errors import UnknownImportError, UnknownNameError
-from everflow.foreign_names import FOREIGN_NAMES
+from everflow.foreign_names import KAFKA_STREAMS, PYSPARK, foreign_names, names_of
 
 MODULES = {"everflow": everflow, "serdes": serdes, "agg": agg}
 
@@ -45,9 +45,15 @@ def _is_there(owner: str, name: str) -> bool:
     )
 
 
-@pytest.mark.parametrize("owner", FOREIGN_NAMES)
+def test_each_line_of_the_data_is_a_name_of_its_own() -> None:
+    data = Path(everflow.__file__).parent / "foreign_names" / "names.tsv"
+    read = [names for api in (KAFKA_STREAMS, PYSPARK) for names in names_of(api).values()]
+    assert len(data.read_text().splitlines()) - 1 == sum(map(len, read))
+
+
+@pytest.mark.parametrize("owner", foreign_names())
 def test_an_entry_leads_to_a_name_that_is_there(owner: str) -> None:
-    for name, entry in FOREIGN_NAMES[owner].items():
+    for name, entry in foreign_names()[owner].items():
         assert entry.here is None or _is_there(owner, entry.here), name
         if _is_there(owner, name):
             assert entry.here == name, f"{name} is there, so nobody is told: the table must agree"
@@ -124,7 +130,7 @@ def test_an_uncaught_error_reads_as_one_message_without_a_guess_of_pythons(tmp_p
     assert told[-1] == f"  at {program}:2"
 
 
-@pytest.mark.parametrize("key", FOREIGN_NAMES["StreamsConfig"])
+@pytest.mark.parametrize("key", foreign_names()["StreamsConfig"])
 def test_a_setting_of_kafka_streams_that_is_none_here_says_what_to_do(key: str) -> None:
     for written in (key, key.replace(".", "_")):
         with pytest.raises(ConfigError, match=f"^{re.escape(key)} is no setting here: .*[^.]\\.$"):
@@ -161,7 +167,7 @@ def test_every_setting_of_kafka_streams_is_one_here_or_is_told(key: str) -> None
         "security.protocol"
     }  # passed on
     rack_aware = key.replace("_", ".") if key.startswith("rack.aware") else key
-    assert (rack_aware in here) is (key not in FOREIGN_NAMES["StreamsConfig"])
+    assert (rack_aware in here) is (key not in foreign_names()["StreamsConfig"])
 
 
 def test_a_keyword_that_is_a_class_elsewhere_says_what_that_is_here() -> None:

@@ -18,7 +18,7 @@ from everflow import (
     StreamsBuilder,
 )
 from everflow.dsl.branched import BranchedKStream
-from everflow.foreign_names import KAFKA_STREAMS, PYSPARK
+from everflow.foreign_names import KAFKA_STREAMS, PYSPARK, names_of
 from made_pages import GUIDE, PAGES, made, marked
 
 # The public methods of Kafka Streams 4.x, by the class here that stands in for theirs.
@@ -106,12 +106,14 @@ def test_a_page_is_the_one_that_the_code_gives(name: str) -> None:
 
 @pytest.mark.parametrize("owner", JAVA)
 def test_no_method_of_kafka_streams_is_missing(owner: str) -> None:
-    assert [name for name in JAVA[owner].split() if name not in KAFKA_STREAMS[owner]] == []
+    assert [
+        name for name in JAVA[owner].split() if name not in names_of(KAFKA_STREAMS)[owner]
+    ] == []
 
 
 @pytest.mark.parametrize("owner", SPARK)
 def test_no_method_of_structured_streaming_is_missing(owner: str) -> None:
-    assert [name for name in SPARK[owner].split() if name not in PYSPARK[owner]] == []
+    assert [name for name in SPARK[owner].split() if name not in names_of(PYSPARK)[owner]] == []
 
 
 def _rows(title: str) -> list[list[str]]:

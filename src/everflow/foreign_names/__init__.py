@@ -1,93 +1,72 @@
-"""Tells whoever writes a name of Kafka Streams' Java API or of PySpark what it is called here.
+"""Names of Kafka Streams' Java API and of PySpark, and what each is called here.
 
-    FOREIGN_NAMES["KStream"]["leftJoin"]
-
-`Telling` gives that to a class, `telling` to a module. What is not in the tables gets the nearest
-name there is. The tables are `kafka_streams`, `kafka_streams_tables`, `kafka_streams_processors`,
-`kafka_streams_settings` and `pyspark`, made of `entries`; the guide's pages for newcomers are made
-of them, too.
-May import layer 0. Pure; it runs where somebody wrote the name.
+`Telling` makes a class answer an unknown name with it, `telling` a module. A name that is not in
+the data gets the nearest name there is. The data is ``names.tsv``, one line a name; it is read when
+a name was wrong. The guide's pages for newcomers are made of it, too.
+May import layer 0. It runs where somebody wrote the name.
 """
 
 from __future__ import annotations
 
 import difflib
 import importlib.util
+import pkgutil
 import sys
 from abc import ABCMeta
 from collections.abc import Callable, Iterable, Mapping
-from types import FrameType, MappingProxyType
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from everflow.errors import UnknownImportError, UnknownNameError
-from everflow.foreign_names import (
-    kafka_streams,
-    kafka_streams_processors,
-    kafka_streams_settings,
-    kafka_streams_tables,
-    pyspark,
-)
-from everflow.foreign_names.entries import ForeignName, Names
 from everflow.location import user_line
 from everflow.moves import some
 
-KAFKA_STREAMS: Mapping[str, Names] = MappingProxyType(
-    {
-        "StreamsBuilder": kafka_streams.STREAMS_BUILDER,
-        "KStream": kafka_streams.KSTREAM,
-        "KTable": kafka_streams.KTABLE,
-        "KGroupedStream": kafka_streams.KGROUPED_STREAM,
-        "TimeWindowedKStream": kafka_streams.WINDOWED_KSTREAM,
-        "SessionWindowedKStream": kafka_streams.WINDOWED_KSTREAM,
-        "KGroupedTable": kafka_streams_tables.KGROUPED_TABLE,
-        "GlobalKTable": kafka_streams_tables.GLOBAL_KTABLE,
-        "CogroupedKStream": kafka_streams_tables.COGROUPED_KSTREAM,
-        "BranchedKStream": kafka_streams.BRANCHED_KSTREAM,
-        "Suppressed": kafka_streams_tables.SUPPRESSED,
-        "BufferConfig": kafka_streams_tables.BUFFER_CONFIG,
-        "EmitStrategy": kafka_streams_tables.EMIT_STRATEGY,
-        "Materialized": kafka_streams_tables.MATERIALIZED,
-        "JoinWindows": kafka_streams.JOIN_WINDOWS,
-        "TimeWindows": kafka_streams.TIME_WINDOWS,
-        "SlidingWindows": kafka_streams.SLIDING_WINDOWS,
-        "SessionWindows": kafka_streams.SESSION_WINDOWS,
-        "Stores": kafka_streams_processors.STORES,
-        "ProcessorContext": kafka_streams_processors.PROCESSOR_CONTEXT,
-        "Topology": kafka_streams.TOPOLOGY,
-        "KafkaStreams": kafka_streams.KAFKA_STREAMS,
-        "StreamsConfig": kafka_streams_settings.STREAMS_CONFIG,
-        "TopologyTestDriver": kafka_streams.TOPOLOGY_TEST_DRIVER,
-        "InputTopic": kafka_streams.INPUT_TOPIC,
-        "OutputTopic": kafka_streams.OUTPUT_TOPIC,
-        "serdes": kafka_streams.SERDES,
-        "everflow": kafka_streams.EVERFLOW,
-    }
-)
-"""Class or module of ours -> name in Kafka Streams' Java API -> what it is here."""
+KAFKA_STREAMS, PYSPARK = "Kafka Streams", "PySpark"
+"""The other APIs, as the data names them."""
 
-PYSPARK: Mapping[str, Names] = MappingProxyType(
-    {
-        "StreamsBuilder": pyspark.STREAMS_BUILDER,
-        "KStream": pyspark.KSTREAM,
-        "KTable": pyspark.KTABLE,
-        "KGroupedStream": pyspark.KGROUPED_STREAM,
-        "TimeWindowedKStream": pyspark.WINDOWED_KSTREAM,
-        "SessionWindowedKStream": pyspark.WINDOWED_KSTREAM,
-        "Topology": pyspark.TOPOLOGY,
-        "KafkaStreams": pyspark.KAFKA_STREAMS,
-        "agg": pyspark.AGG,
-        "everflow": pyspark.EVERFLOW,
-    }
-)
-"""Class or module of ours -> name in PySpark -> what it is here."""
 
-FOREIGN_NAMES: Mapping[str, Names] = MappingProxyType(
-    {
-        owner: MappingProxyType({**PYSPARK.get(owner, {}), **KAFKA_STREAMS.get(owner, {})})
-        for owner in dict.fromkeys((*KAFKA_STREAMS, *PYSPARK))
-    }
-)
-"""Both tables as one; where both know a name, Kafka Streams' meaning holds."""
+class ForeignName(NamedTuple):
+    """What a name of another API is here.
+
+    ``here``: the attribute of the same class that does it, None where there is none. ``advice``:
+    with ``here`` one expression as an example, else a sentence: what to do instead, or that it is
+    not there yet.
+    """
+
+    here: str | None
+    advice: str
+
+    def __str__(self) -> str:
+        return (
+            self.advice
+            if self.here is None
+            else f"it is {self.here} here, for example {self.advice}"
+        )
+
+
+Names: TypeAlias = Mapping[str, ForeignName]
+
+
+@cache
+def names_of(api: str) -> Mapping[str, Names]:
+    """Class or module of ours -> name in ``api`` -> what it is here, in the order of the data."""
+    data = pkgutil.get_data(__name__, "names.tsv")
+    assert data is not None  # the loader of an installed package reads its files
+    found: dict[str, dict[str, ForeignName]] = {}
+    for line in data.decode().splitlines()[1:]:
+        theirs, owner, name, here, advice = line.split("\t")
+        if theirs == api:
+            found.setdefault(owner, {})[name] = ForeignName(here or None, advice)
+    return found
+
+
+@cache
+def foreign_names() -> Mapping[str, Names]:
+    """Both APIs as one; where both know a name, Kafka Streams' meaning holds."""
+    java, spark = names_of(KAFKA_STREAMS), names_of(PYSPARK)
+    owners = dict.fromkeys((*java, *spark))
+    return {owner: {**spark.get(owner, {}), **java.get(owner, {})} for owner in owners}
 
 
 OWN = frozenset(
@@ -157,7 +136,7 @@ def spelled_here(name: str, known: Iterable[str]) -> str | None:
 def entry_of(owner: str, name: str) -> ForeignName | None:
     """What ``name`` of another API is on ``owner``: the entry as it is written, or in snake_case or
     other capitals."""
-    names = FOREIGN_NAMES.get(owner, {})
+    names = foreign_names().get(owner, {})
     if name in names:
         return names[name]
     return next((entry for other, entry in names.items() if _plain(other) == _plain(name)), None)

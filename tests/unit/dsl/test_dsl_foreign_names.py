@@ -22,7 +22,7 @@ from everflow import (
     serdes,
 )
 from everflow.errors import UnknownNameError
-from everflow.foreign_names import FOREIGN_NAMES
+from everflow.foreign_names import foreign_names
 
 pytestmark = pytest.mark.spark
 VALUE = "item string, amount double"
@@ -41,7 +41,7 @@ OWNERS = (
 EXAMPLES = [
     (owner, entry.advice)
     for owner in OWNERS
-    for entry in dict.fromkeys(FOREIGN_NAMES[owner].values())
+    for entry in dict.fromkeys(foreign_names()[owner].values())
     if entry.here is not None and "KafkaStreams" not in entry.advice
 ]
 
