@@ -7,13 +7,12 @@ not depend on the order or the cut of its values. What goes in are Spark's hashe
 
 from __future__ import annotations
 
-import base64
 import json
 import math
-import zlib
+import pkgutil
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +20,6 @@ import pyarrow as pa
 
 from everflow.operators.fold import StateColumn, valid
 from everflow.operators.folds.items import Items
-from everflow.operators.folds.sketch_bias import DATA, THRESHOLDS
 from everflow.records import Int64
 from everflow.serdes.base import binary_from_matrix, matrix_from_binary
 
@@ -81,7 +79,9 @@ def estimates(sketches: pa.Array, precision: int) -> pa.Array:
     corrected = np.where(raw < 5.0 * registers, raw - _bias(raw, precision), raw)
     with np.errstate(divide="ignore"):
         linear = registers * np.log(registers / zeros)
-    few = (zeros > 0) & ((linear <= THRESHOLDS[precision - 4]) | (corrected <= 2.5 * registers))
+    few = (zeros > 0) & (
+        (linear <= _corrections(precision).threshold) | (corrected <= 2.5 * registers)
+    )
     counts = np.zeros(len(sketches), np.int64)
     counts[there] = np.floor(np.where(few, linear, corrected) + 0.5).astype(np.int64)
     return pa.array(counts)
@@ -116,15 +116,28 @@ def _add(words: _Words, width: int, groups: Int64, hashes: _Words, precision: in
         words[at[mine]] = (held & ~(_MASK << shift)) | (more << shift)
 
 
+class _Corrections(NamedTuple):
+    """Of one precision. ``threshold``: up to which estimate linear counting is used; ``estimates``:
+    known raw ones, rising; ``biases``: their mean biases."""
+
+    threshold: float
+    estimates: npt.NDArray[np.float64]
+    biases: npt.NDArray[np.float64]
+
+
 @cache
-def _data() -> list[Any]:
-    found: list[Any] = json.loads(zlib.decompress(base64.b32decode(DATA)))
-    return found
+def _corrections(precision: int) -> _Corrections:
+    """As Spark's own sketch has them (Heule et al., 2013)."""
+    data = pkgutil.get_data(__name__, "sketch_bias.json")
+    assert data is not None  # the loader of an installed package reads its files
+    found, number = json.loads(data), precision - LOWEST
+    estimates, biases = (np.array(found[name][number]) for name in ("estimates", "biases"))
+    return _Corrections(found["thresholds"][number], estimates, biases)
 
 
 def _bias(raw: npt.NDArray[np.float64], precision: int) -> npt.NDArray[np.float64]:
     """The mean bias of the six known estimates that are nearest to each raw one."""
-    known, biases = (np.array(table[precision - 4]) for table in _data())
+    _, known, biases = _corrections(precision)
     low = np.maximum(np.searchsorted(known, raw) - _NEIGHBOURS + 1, 0)
     high = np.minimum(low + _NEIGHBOURS, len(known))
     while True:
