@@ -26,16 +26,15 @@ def asked(
     timeout_s: float,
     *,
     tls: ssl.SSLContext | None = None,
-    most_bytes: int = MOST_BYTES,
 ) -> bytes:
-    """The body of the answer, or its first ``most_bytes``; ``timeout_s``: without a byte of it.
+    """The body of the answer, or its first 64 MiB; ``timeout_s``: without a byte of it.
     OSError where none came: HTTPError, which is one, for a refusal; BrokenAnswerError."""
     handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
     if tls is not None:
         handlers.append(urllib.request.HTTPSHandler(context=tls))
     try:
         with urllib.request.build_opener(*handlers).open(request, timeout=timeout_s) as answer:
-            return bytes(answer.read(most_bytes))
+            return bytes(answer.read(MOST_BYTES))
     except OSError:  # a connection that was closed before an answer is of both kinds
         raise
     except http.client.HTTPException as error:

@@ -26,7 +26,6 @@ from everflow.records import TaskId, TopicPartition
 from everflow.runtime.client_state import ClientState
 from everflow.runtime.commit.batch import WorkerClients
 from everflow.runtime.commit.commit_gate import CommitGate, GateBackend
-from everflow.runtime.commit.samplers import Samplers
 from everflow.runtime.copies.freshness import Freshness
 from everflow.runtime.copies.global_tables import GlobalTables
 from everflow.runtime.copies.known_copies import Copies
@@ -125,12 +124,10 @@ class ClusterPorts:
         context: Any,
         standbys: Callable[[], StandbyUpdateListener],
         held: ExitStack,
-        samplers: Samplers | None = None,
         on_growth: Callable[[Blueprint], None] = lambda blueprint: None,
     ) -> None:
-        """``samplers``: where workers can be asked what they run."""
         self._ground, self._context, self._standbys, self._held = ground, context, standbys, held
-        self._samplers, self._on_growth = samplers, on_growth
+        self._on_growth = on_growth
         self._blueprint = ground.blueprint
         """Of the tasks that are created; `_ground` is ahead of it while its threads are started."""
         self._end_sums = EndSums(
@@ -306,7 +303,7 @@ class ClusterPorts:
             commit=instance.deferred.commit,
             clients=WorkerClients(self._ground.main_reader, self._producer_config()),
         )
-        self._gate = CommitGate(book=instance.book, backend=backend, samplers=self._samplers)
+        self._gate = CommitGate(book=instance.book, backend=backend)
         self._gate_path = self._gate.start()
         self._held.callback(self._gate.close)
 

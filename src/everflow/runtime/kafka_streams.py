@@ -32,7 +32,6 @@ from everflow.records import TaskId
 from everflow.runtime.banner import banner
 from everflow.runtime.client_state import ENDED, STOPPING, ClientState, IllegalStateError
 from everflow.runtime.cluster_ports import ClusterPorts, instance_settings
-from everflow.runtime.commit.samplers import Samplers
 from everflow.runtime.front.bounded_run import bounded_run
 from everflow.runtime.front.foreground import Foreground
 from everflow.runtime.instance import RESTORE_THREADS, Instance
@@ -132,7 +131,6 @@ class KafkaStreams(
         """Whether somebody waits for `error` and raises it: a log line would tell it twice."""
         self._log_file: LogFile | None = None
         self._observer: Observer | None = None
-        self._samplers: Samplers | None = None
 
     # --- what users see --------------------------------------------------------------------------
 
@@ -318,9 +316,10 @@ class KafkaStreams(
         )
         context = self._spark()  # 8.
         # 9-12. The instance, which joins last.
-        watchers = self._samplers, self._let_watch_more
         instance = self._life.instance = self._wired(
-            ClusterPorts(ground, context, lambda: self._standby_listener, held, *watchers)
+            ClusterPorts(
+                ground, context, lambda: self._standby_listener, held, self._let_watch_more
+            )
         )
         instance.uncaught = self._uncaught
         ports = self._query_ports(ground, instance)
@@ -363,9 +362,8 @@ class KafkaStreams(
         if self.config.otel_exporter_otlp_metrics_endpoint:
             held.enter_context(exported(observer, self.config))
         if address:
-            self._samplers = Samplers() if tokens else None
             peers = peers_of(self.config, tokens, lambda: self.config.application_server)
-            desks = letters_of(self.config), self._samplers, peers
+            desks = letters_of(self.config), peers
             names = self.config.application_server, *self.config.allowed_hosts
             held.enter_context(
                 watched(observer, self._topology, address, drain, tokens, *desks, names)

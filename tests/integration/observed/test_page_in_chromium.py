@@ -48,7 +48,6 @@ RENEW = os.environ.get("EVERFLOW_PICTURES") == "1"
 NOW_MS = 1_790_000_000_000
 ODD = "<img src=x onerror=\"document.body.dataset.broken='yes'\"><b>&amp;'\""
 NO_ITEM = "ValueError: no item in '{}'" if RENEW else ODD
-SAID = "price_of (shop.py:22)" if RENEW else ODD
 """In a picture no odd text is wanted."""
 
 
@@ -296,7 +295,6 @@ def test_the_page_answers_an_operators_questions_in_their_order(tmp_path: Path) 
             "stores",
             "letters",
             "transactions",
-            "flame",
             "events",
         ]
         assert text(window, "#topology g[data-node='orders-in'] .said") == "30,000/s"
@@ -420,63 +418,6 @@ def test_dead_letters_are_looked_at_and_replayed_by_the_second_press(tmp_path: P
             "document.querySelector('#letters-said').textContent.startsWith('2 replayed')", "a word"
         )
         assert desk.replayed == [LetterCause(ODD, "not-empty", "orders")]
-        assert window.value("document.querySelectorAll('img').length") == 0
-        assert window.said == []
-
-
-class Workers:
-    """Two stream threads; what they run has an odd name in it."""
-
-    def workers(self) -> dict[str, int]:
-        return {"t0-0": 4711, "t1-0": 4712}
-
-    def sample(self, worker: str, seconds: float) -> dict[str, Any]:
-        frames = [
-            ["ResidentStep._serve (everflow/runtime/worker/resident_step.py)", False],
-            ["LogInput.read (everflow/runtime/worker/log_input.py)", False],
-            ["TaskStep.run (everflow/runtime/step/task_step.py)", False],
-            ["<lambda> (shop.py:31)", True],
-            ["item_of (shop.py:14)", True],
-            ["Pattern.sub (re/__init__.py)", False],
-            ["KafkaSink.__call__ (everflow/runtime/worker/kafka_sink.py)", False],
-            [SAID, True],
-        ]
-        stacks = [
-            [2_900.0, 0, 2, 3, 4, 5],
-            [640.0, 0, 2, 3, 4],
-            [240.0, 0, 2, 3],
-            [610.0, 0, 1],
-            [430.0, 0, 6],
-            [120.0, 0, 2, 7],
-        ]
-        return {"samples": 494, "ms": 4_940.0, "frames": frames, "stacks": stacks}
-
-
-def test_a_flame_graph_is_drawn_when_it_is_asked_for(tmp_path: Path) -> None:
-    facts = facts_of(*looks())
-    boxes = "document.querySelectorAll('#flame-graph span').length"
-    with (
-        served(lambda: facts, tokens=[TOKEN], workers=Workers()) as server,
-        browser(tmp_path) as window,
-    ):
-        window.open(f"http://anybody:{TOKEN}@{server.address}/page")
-        window.until("document.body && document.body.dataset.shown === 'yes'", "the first view")
-        assert text(window, "#flame-workers button") == "thread 0, hop 0 (process 4711)"
-        window.value("document.querySelectorAll('#flame-workers button')[1].click()")
-        window.until(f"{boxes} > 0", "the graph")
-        assert window.value(boxes) == 9
-        assert text(window, "#flame-said").startswith("thread 1, hop 0 at ")
-        assert text(window, "#flame-lines tr:nth-child(2)") == "item_of (shop.py:14)71.7 %"
-        assert SAID in text(window, "#flame-lines")
-        assert window.value("document.querySelectorAll('#flame-graph span.own').length") == 3
-        if RENEW:
-            window.picture("#flame", PICTURES / "page-flame.png")
-        pressed = "[...document.querySelectorAll('#flame-graph span')]"
-        window.value(f"{pressed}.find((one) => one.textContent.startsWith('item_of')).click()")
-        assert window.value(boxes) == 2, "a box that is pressed fills the width"
-        assert window.value(f"{pressed}[0].style.width") == "100%"
-        window.value(f"{pressed}[0].click()")
-        assert window.value(boxes) == 9
         assert window.value("document.querySelectorAll('img').length") == 0
         assert window.said == []
 

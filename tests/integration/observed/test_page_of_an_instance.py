@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -24,8 +23,6 @@ pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.slow]
 
 TOKEN = "a-token-of-many-characters"
 WAIT_S = 90.0
-SLOW, SLOW_S = 4, 3.0
-"""Records that take long, and how long each."""
 
 
 def topology(source: str, sink: str) -> Topology:
@@ -35,10 +32,6 @@ def topology(source: str, sink: str) -> Topology:
     def checked(value: str) -> str:
         if value == "bad":
             raise ValueError(f"cannot take {value}")
-        if value == "slow":
-            ends_s = time.monotonic() + SLOW_S
-            while time.monotonic() < ends_s:
-                pass
         return value
 
     (
@@ -125,33 +118,6 @@ def held_back_by_somebody(
     app.until_processed(streams, source)
 
 
-def a_slow_line_is_named(
-    streams: KafkaStreams, cluster: Cluster, app: Application, source: str
-) -> None:
-    """Of the user's program the line that the worker is at."""
-    (worker,) = view(streams)["flame"]["workers"]
-    assert worker["worker"] == "t0-0"
-    cluster.write(source, [text("k", "slow", 1, 0)] * SLOW)
-    found: list[dict[str, Any]] = []
-
-    def slow_line() -> bool:
-        try:
-            found[:] = [post(streams, "/page/flame", {"worker": worker["worker"], "seconds": 1})]
-        except urllib.error.HTTPError as refused:
-            if refused.code != 503:
-                raise
-            return False  # a busy machine: the worker was late
-        return any(f"{Path(__file__).name}:" in row["line"] for row in found[0]["lines"])
-
-    wait_until(slow_line, WAIT_S, "the line to be seen")
-    (told,) = found
-    assert "checked" in told["lines"][0]["line"]
-    assert told["samples"] > 1
-    assert str(Path.home()) not in json.dumps(told)
-    assert "TaskStep" in json.dumps(told["tree"]) or "task_step.py" in json.dumps(told["tree"])
-    app.until_processed(streams, source)
-
-
 def says(streams: KafkaStreams, beginning: str) -> None:
     wait_until(
         lambda: view(streams)["verdict"]["text"].startswith(beginning),
@@ -201,7 +167,6 @@ def test_it_says_what_happens(proxy: KafkaProxy, cluster: Cluster, tmp_path: Pat
         told = [event["text"] for event in view(streams)["events"]]
         assert any(text.startswith("Replayed 2 dead letters") for text in told)
         held_back_by_somebody(streams, cluster, app, source)
-        a_slow_line_is_named(streams, cluster, app, source)
         proxy.cut()
         says(streams, "The brokers have not answered for")
         assert view(streams)["lags"]["rows"], "as they were"
@@ -215,7 +180,7 @@ def test_it_says_what_happens(proxy: KafkaProxy, cluster: Cluster, tmp_path: Pat
         says(streams, "It keeps up")
         cluster.write(source, [text("k", "good", 1, 0)])
         app.until_processed(streams, source)
-    assert len(cluster.read(sink)) == 4 + SLOW
+    assert len(cluster.read(sink)) == 4
     assert len(cluster.read(dead)) == 4 + 2, "letters, and the notes that two were replayed"
 
 

@@ -14,7 +14,6 @@ import pytest
 from everflow.autoscale.processes import AutoscaledInstance
 from everflow.cli.watching.fleet_plan import asked_of
 from everflow.client.direct import BrokenAnswerError, asked, refused_with
-from everflow.console.flames import flame_at
 from everflow.console.observed import status_at
 from everflow.errors import RetriableError
 from everflow.observe.http_server import HttpServer, application
@@ -87,8 +86,6 @@ def test_an_answer_that_is_none_is_told_by_commands(answer: bytes) -> None:
             status_at(address)
         with pytest.raises(RetriableError, match="no fleet answered"):
             asked_of(address, None, None)
-        with pytest.raises(RetriableError, match="no instance answered"):
-            flame_at(address, "token", "t0-0", 1.0)
 
 
 def test_what_is_no_http_is_told_from_nobody_there() -> None:

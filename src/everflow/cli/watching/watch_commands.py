@@ -1,6 +1,6 @@
 """The options of the commands that watch instances.
 
-``everflow status``, ``tasks``, ``flame``, ``lag``, ``drain``, ``rack`` and ``autoscale``.
+``everflow status``, ``tasks``, ``lag``, ``drain``, ``rack`` and ``autoscale``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ RunSettingsFolders = Annotated[list[Path] | None, typer.Option(help="As for run;
 
 def register(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
     """Add the commands to the ``everflow`` command."""
-    for add in (_add_status, _add_tasks, _add_flame, _add_lag, _add_drain, _add_rack):
+    for add in (_add_status, _add_tasks, _add_lag, _add_drain, _add_rack):
         add(app, errors_for_people)
     _add_autoscale(app, errors_for_people)
 
@@ -68,35 +68,6 @@ def _add_tasks(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
             show(output, [*rows, *silent], [*tasks_table(rows), *warnings(found)])
         if silent:
             raise typer.Exit(1)
-
-
-def _add_flame(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
-    @app.command()
-    def flame(
-        address: Annotated[
-            str, typer.Argument(metavar="HOST:PORT", help="Where it is watched (http.listen).")
-        ],
-        token_file: Annotated[Path, typer.Option(help="The instance's query.token.file.")],
-        worker: Annotated[
-            str,
-            typer.Option(
-                help="As the page names it: t0-0 is the first thread's.",
-                show_default="the first one",
-            ),
-        ] = "",
-        seconds: Annotated[float, typer.Option(min=1, max=30, help="How long to look.")] = 5,
-        folded: Annotated[
-            bool, typer.Option("--folded", help="Stacks for a viewer: caller;called and ms.")
-        ] = False,
-        output: Form = Output.text,
-        debug: Debug = False,
-    ) -> None:
-        """Say which of your lines a Python worker of an instance spends its time in."""
-        with errors_for_people(debug):
-            from everflow.console import flames
-
-            found = flames.flame_at(address, flames.token_in(token_file), worker, seconds)
-            show(output, found, flames.folded(found) if folded else flames.flame_lines(found))
 
 
 def _add_lag(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:

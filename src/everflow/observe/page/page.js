@@ -263,64 +263,6 @@ function replayer(row) {
   return made;
 }
 
-const slotName = (slot) => slot.replace(/^t(\d+)-(\d+)$/, (_, thread, hop) => `thread ${thread}, hop ${hop}`);
-
-// The buttons stay as they are while the workers do: one that is pressed is not made anew.
-function workers(view) {
-  const key = JSON.stringify(view);
-  if (at("flame").dataset.workers === key) return;
-  at("flame").dataset.workers = key;
-  hint("flame", view.why ? `A flame graph: ${view.why}.` : "A flame graph: what the Python process of a stream thread runs for the next 5 s. Below are callers, above what they call; your own lines are dark. It costs that process about a percent of its time.");
-  at("flame-workers").replaceChildren(...view.workers.map((one) => {
-    const made = el("button", `${slotName(one.worker)} (process ${one.process})`);
-    made.dataset.worker = one.worker;
-    made.addEventListener("click", () => flameOf(one.worker));
-    return made;
-  }));
-}
-
-async function flameOf(worker) {
-  const buttons = at("flame-workers").querySelectorAll("button");
-  for (const button of buttons) button.disabled = true;
-  at("flame-said").textContent = `Looks at ${slotName(worker)} for 5 s.`;
-  try {
-    const found = await asked("page/flame", { worker, seconds: 5 });
-    const share = (ms) => `${(100 * ms / Math.max(1, found.tree.ms)).toFixed(1)} %`;
-    fill("flame-lines", [["your line", false], ["of the time", true]], found.lines.map((row) => [row.line, share(row.ms)]), "None of your lines ran.");
-    flameDraw(found.tree, found.tree);
-    at("flame-said").textContent = `${slotName(worker)} at ${clock(Date.now())}: ${whole(found.samples)} looks in ${seconds(found.ms / 1000)}. A box opens when it is pressed.`;
-  } catch (error) {
-    at("flame-said").textContent = error.message;
-  } finally {
-    for (const button of at("flame-workers").querySelectorAll("button")) button.disabled = false;
-  }
-}
-
-// A box in its width, its callers below it; the root is everything.
-function flameDraw(node, root) {
-  const boxes = [];
-  let deepest = 0;
-  function put(one, left, width, depth) {
-    deepest = Math.max(deepest, depth);
-    const box = el("span", one.name, one.own ? "own" : "");
-    box.style.left = `${100 * left}%`;
-    box.style.width = `${100 * width}%`;
-    box.dataset.depth = depth;
-    box.title = `${one.name}: ${percent(one.ms / Math.max(1, root.ms))}, ${seconds(one.ms / 1000)}`;
-    box.addEventListener("click", () => flameDraw(one === node ? root : one, root));
-    boxes.push(box);
-    for (const child of one.children) {
-      const part = width * child.ms / Math.max(0.1, one.ms);
-      put(child, left, part, depth + 1);
-      left += part;
-    }
-  }
-  put(node, 0, 1, 0);
-  for (const box of boxes) box.style.bottom = `${1.3 * box.dataset.depth}rem`;
-  at("flame-graph").style.height = `${1.3 * (deepest + 1)}rem`;
-  at("flame-graph").replaceChildren(...boxes);
-}
-
 async function lettersRead() {
   const found = await asked("page/letters");
   fill("letters-found", [["error"], ["node"], ["from"], ["letters", true], ["the last one"], ["not replayed"]],
@@ -420,7 +362,6 @@ function show(view) {
   stores(view.stores);
   letters(view.letters);
   desk(view.desk);
-  workers(view.flame);
   transactions(view.transactions);
   log("events", view.events, "Nothing was said.");
   document.body.dataset.shown = "yes";

@@ -67,14 +67,6 @@ def text_in(content: Mapping[str, Any], name: str) -> str:
     return found
 
 
-def number_in(content: Mapping[str, Any], name: str, least: float, most: float) -> float:
-    """A number of a posted object. Raises RefusedPost."""
-    found = content.get(name)
-    if isinstance(found, bool) or not isinstance(found, int | float) or not least <= found <= most:
-        raise RefusedPost(400, f"{name} is a number from {least:g} to {most:g}")
-    return float(found)
-
-
 class OneAtATime:
     """What costs something runs once at a time, whoever asks: others are refused, not queued."""
 

@@ -14,7 +14,6 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from everflow.errors import EverflowError
-from everflow.observe.page.flame import FlameAnswers, WorkerDesk
 from everflow.observe.page.history import Facts
 from everflow.observe.page.letters import LetterAnswers, LetterDesk
 from everflow.observe.page.peers import Peer, Peers
@@ -43,24 +42,21 @@ HEADERS = {
 class Page:
     """``facts`` is called on a worker thread. ``drawing``: the topology as an SVG element.
     ``tokens``: one of them has to come with each request; none where it is empty. ``desk``: who
-    looks at dead letters and replays them; ``workers``: who asks workers what they run; ``peers``:
-    who asks the other instances how they do; None: nobody."""
+    looks at dead letters and replays them; ``peers``: who asks the other instances how they do;
+    None: nobody."""
 
     facts: Callable[[], Facts]
     drawing: str
     tokens: Sequence[str] = ()
     every_s: float = 2.0
     desk: LetterDesk | None = None
-    workers: WorkerDesk | None = None
     peers: Peers | None = None
     readers: Readers = field(init=False)
     letters: LetterAnswers = field(init=False)
-    flames: FlameAnswers = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "readers", Readers(self._json, self.every_s))
         object.__setattr__(self, "letters", LetterAnswers(self.desk, bool(self.tokens)))
-        object.__setattr__(self, "flames", FlameAnswers(self.workers, bool(self.tokens)))
 
     def needs_token(self, path: str) -> bool:
         """Whether it is one of the page's, and those ask for a token."""
@@ -98,7 +94,6 @@ class Page:
             Route("/page/view", self._guarded(view)),
             Route("/page/events", self._guarded(events)),
             Route("/page/letters", self._guarded(_asked(self.letters.look))),
-            Route("/page/flame", self._guarded(_asked(self.flames.sample)), methods=["POST"]),
             Route("/page/replay", self._guarded(_asked(self.letters.replay)), methods=["POST"]),
         ]
 
@@ -119,12 +114,11 @@ class Page:
         return guarded
 
     def _json(self) -> str:
-        offers = {"desk": self.letters.offer(), "flame": self.flames.offer()}
         facts, own = self.facts(), ""
         others: Sequence[Peer] = ()
         if self.peers is not None:
             own, others = self.peers.own, self.peers.look(facts.seen.hosts)
-        view = {**page_view(facts, others, own), **offers}
+        view = {**page_view(facts, others, own), "desk": self.letters.offer()}
         return json.dumps(view, default=_plain, allow_nan=False)
 
 

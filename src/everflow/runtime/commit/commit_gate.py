@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 from everflow.errors import FatalError, SetupError
 from everflow.records import MemberMetadata, TaskId
 from everflow.runtime.commit.batch import EXACTLY_ONCE_V2, BatchId, WorkerClients
-from everflow.runtime.commit.samplers import Samplers, WaitingWorker
 from everflow.sockets import (
     TooLargeError,
     read_line,
@@ -282,55 +281,25 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     block_on_close = False
     request_queue_size = 64
 
-    def __init__(
-        self, path: str, book: GateBook, backend: GateBackend, samplers: Samplers | None
-    ) -> None:
-        self.book, self.backend, self.samplers = book, backend, samplers
+    def __init__(self, path: str, book: GateBook, backend: GateBackend) -> None:
+        self.book, self.backend = book, backend
         super().__init__(path, _Handler)
 
 
 class _Handler(socketserver.StreamRequestHandler):
     server: _Server
-    _waits: WaitingWorker | None = None
-    """The worker that waits for questions here."""
 
     def handle(self) -> None:
-        try:
-            self._converse()
-        finally:
-            if self.server.samplers is not None and self._waits is not None:
-                self.server.samplers.gone(self._waits)
-
-    def _converse(self) -> None:
         while line := self._question():
             try:
-                reply = self._reply(json.loads(line))
+                reply = answer(self.server.book, self.server.backend, json.loads(line))
             except Exception as error:  # one bad question must not take the gate down
                 log.exception("The commit gate could not answer a worker")
                 reply = {"ok": False, "reason": f"gate error: {error}"}
-            if reply is None:
-                continue
             try:
                 self.wfile.write(json.dumps(reply, separators=(",", ":")).encode() + b"\n")
             except OSError:
                 return  # the worker died while it waited
-
-    def _reply(self, question: Mapping[str, Any]) -> dict[str, Any] | None:
-        """None: nothing is said to that. Where workers can be asked for samples, they hear it with
-        their first word."""
-        samplers, op = self.server.samplers, question.get("op")
-        if samplers is None or op not in ("hello", "waits", "sampled"):
-            return answer(self.server.book, self.server.backend, question)
-        pid = int(question["pid"])
-        if op == "hello":
-            samplers.serves(pid, str(question["slot"]))
-            return {**answer(self.server.book, self.server.backend, question), "samples": True}
-        if op == "waits":
-            self._waits = WaitingWorker(pid, self.request)
-            samplers.waits(self._waits)
-        else:
-            samplers.told(int(question["number"]), question)
-        return None
 
     def _question(self) -> bytes:
         """The next one; empty where the worker has hung up, or sends what is no question."""
@@ -354,8 +323,6 @@ class CommitGate:
 
     book: GateBook
     backend: GateBackend
-    samplers: Samplers | None = None
-    """Where workers can be asked what they run."""
     _server: _Server | None = field(default=None, init=False)
     _folder: Path | None = field(default=None, init=False)
     _serving: bool = field(default=False, init=False)
@@ -367,7 +334,7 @@ class CommitGate:
         try:
             self._folder = socket_folder()
             path = self._folder / _SOCKET
-            self._server = _Server(str(path), self.book, self.backend, self.samplers)
+            self._server = _Server(str(path), self.book, self.backend)
             os.chmod(path, 0o600)
         except OSError as error:
             self.close()
@@ -400,8 +367,6 @@ class CommitGate:
 
     def close(self) -> None:
         """Stop listening and remove the socket. Idempotent."""
-        if self.samplers is not None:
-            self.samplers.close()
         server, self._server = self._server, None
         if server is not None:
             if self._serving:

@@ -42,8 +42,6 @@ class GateClient:
     def __init__(self, path: str, timeout_s: float = 30.0) -> None:
         self._path = path
         self._timeout_s = timeout_s
-        self.samples = False
-        """The driver may want to ask this process what it runs (as of the last `hello`)."""
         self._socket: socket.socket | None = None
         self._lines: BinaryIO | None = None
 
@@ -57,7 +55,6 @@ class GateClient:
         """Report the process that serves a hop, so that the driver can kill it. False: the driver
         is gone or the batch is not current; the caller must not go on."""
         answer = self._ask({"op": "hello", "batch": batch, "slot": slot, "pid": pid})
-        self.samples = bool(answer.get("samples"))
         return bool(answer.get("ok"))
 
     def clients(self) -> WorkerClients:

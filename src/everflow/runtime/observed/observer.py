@@ -59,7 +59,6 @@ from everflow.topology.subtopologies import cut
 
 if TYPE_CHECKING:
     from everflow.observe.http_server import HttpServer
-    from everflow.observe.page.flame import WorkerDesk
     from everflow.observe.page.letters import LetterDesk
     from everflow.observe.page.peers import Peers
 
@@ -443,15 +442,13 @@ def watched(
     drain: Callable[[], None],
     tokens: Sequence[str] = (),
     desk: LetterDesk | None = None,
-    workers: WorkerDesk | None = None,
     peers: Peers | None = None,
     names: Sequence[str] = (),
 ) -> Iterator[HttpServer]:
     """The instance over HTTP, until the end of the block. ``drain`` returns at once; ``tokens``:
     one has to come with each request for the page; ``desk``: who replays dead letters;
-    ``workers``: who asks workers what they run; ``peers``: who asks the other instances;
-    ``names``: by which requests may call this host, besides its own. ConfigError where it cannot
-    listen."""
+    ``peers``: who asks the other instances; ``names``: by which requests may call this host,
+    besides its own. ConfigError where it cannot listen."""
     from everflow.observe.host_names import OwnNames
     from everflow.observe.http_server import HttpServer, application  # a third of a second
     from everflow.observe.page.routes import Page
@@ -461,7 +458,6 @@ def watched(
         drawing=as_svg(topology),
         tokens=tokens,
         desk=desk,
-        workers=workers,
         peers=peers,
     )
     app = application(observer.look, topology.describe(), drain, page, observer.watch)

@@ -61,15 +61,6 @@ def shown(line: CodeLine) -> str:
     return place(f"{line.file}:{line.line}") + f" in {line.function}" + (f": {cut}" if cut else "")
 
 
-def of_user(file: str) -> bool:
-    """Whether a source file is of the user's program: not of everflow, of Python or installed."""
-    return not (
-        is_everflow(file)
-        or file.startswith(("<", *_PYTHON))
-        or not INSTALLED_FOLDERS.isdisjoint(PurePath(file).parts)
-    )
-
-
 def _innermost(frames: Iterable[CodeLine]) -> CodeLine | None:
     """``frames``: innermost first. A function that lives in an installed package is the user's only
     if nothing else is."""

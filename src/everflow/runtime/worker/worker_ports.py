@@ -23,7 +23,6 @@ from everflow.runtime.commit.gate_client import GateAnswer, GateClient
 from everflow.runtime.step.step_stores import FollowedView
 from everflow.runtime.worker.crash_points import ENVIRONMENT_VARIABLE, reached
 from everflow.runtime.worker.held_pages import HeldPages
-from everflow.runtime.worker.sampler import wait_for_questions
 from everflow.state.lmdb_env import DATA_FILE
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
@@ -63,10 +62,7 @@ def announce(request: BatchRequest, level: int) -> None:
     """Tell the driver which process serves this hop, so that it can be killed after a failure
     (scenario 34)."""
     slot, gate = f"t{request.thread}-{level}", _gate(request.gate)
-    wanted = gate.hello(request.batch_id, slot, os.getpid())
-    if gate.samples:
-        wait_for_questions(request.gate)
-    if not wanted:
+    if not gate.hello(request.batch_id, slot, os.getpid()):
         raise BatchUnwantedError(
             f"the driver no longer runs batch {request.batch_id}; nothing was written"
         )
