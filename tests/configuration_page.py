@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from config_texts import GROUPS, OURS, PREFIXES, Group, KeyText
 from everflow.config import FIXED_BY_EVERFLOW, WITHOUT_EFFECT, StreamsConfig, dotted_name
-from everflow.config_texts import GROUPS, OURS, PREFIXES, Group, KeyText
 from everflow.setting_checks import INT32, INT64, LONGEST_MS, Between, OneOf
 
 UNBOUNDED = (INT32, INT64, LONGEST_MS, 2**62)

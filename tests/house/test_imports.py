@@ -22,7 +22,6 @@ CHECKSUM = frozenset({"crc32c"})
 VALUES = (
     "errors",
     "config",
-    "config_texts",
     "setting_checks",
     "handlers",
     "records",

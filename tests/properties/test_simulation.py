@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import pytest
 
+from bench.bounce import BouncePlan, rolling_bounce
 from everflow.assignment import assignor
 from everflow.assignment.cluster_state import Assignment, AssignmentRules, ClusterState
 from everflow.assignment.user_data import LATEST_VERSION
@@ -30,17 +31,16 @@ from everflow.runtime.tasks.recovery import Recovery
 from everflow.runtime.worker import kafka_sink
 from everflow.runtime.worker.crash_points import OFFSETS_SENT
 from everflow.runtime.worker.kafka_sink import KafkaSink
-from everflow.testing.simulation.bounce import BouncePlan, rolling_bounce
 from everflow.testing.simulation.checks import Checks, InvariantError
 from everflow.testing.simulation.forecast import Step, forecast
 from everflow.testing.simulation.history import History
 from everflow.testing.simulation.log import SimulatedLog
 from everflow.testing.simulation.recovery import SimulatedRecoveryPorts
-from everflow.testing.simulation.scenario import Scenario, draw, run
 from everflow.testing.simulation.settings import SimulatedSubTopology, SimulationSettings, Timings
 from everflow.testing.simulation.simulation import Simulation
 from everflow.testing.simulation.worker import _Batch
 from everflow.waits import shown_by
+from properties.simulated_scenario import Scenario, draw, run
 
 SEEDS = range(int(os.environ.get("EVERFLOW_SIMULATIONS", "10")))
 

@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 
+from config_texts import GROUPS, PREFIXES
 from configuration_page import FIELDS
 from everflow import StreamsConfig
 from everflow.config import (
@@ -16,7 +17,6 @@ from everflow.config import (
     WITHOUT_EFFECT,
     dotted_name,
 )
-from everflow.config_texts import GROUPS, PREFIXES
 from made_pages import GUIDE
 
 BASE = {"application_id": "app", "bootstrap_servers": "broker:9092"}
@@ -24,7 +24,7 @@ BASE = {"application_id": "app", "bootstrap_servers": "broker:9092"}
 
 def test_every_key_has_one_text_and_every_text_a_key() -> None:
     texts = Counter(name for group in GROUPS for name in group.keys)
-    assert texts == Counter(FIELDS.keys()), "write the key's text in src/everflow/config_texts.py"
+    assert texts == Counter(FIELDS.keys()), "write the key's text in tests/config_texts.py"
 
 
 def test_texts_say_something_and_can_stand_in_a_table() -> None:

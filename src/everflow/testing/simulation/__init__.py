@@ -1,10 +1,9 @@
 """Deterministic simulation of a whole group from one seed: see docs/design/007-simulation.md.
 
-`Simulation` is a group to do things to; `scenario.draw` and `scenario.run` let a seed do them;
-`forecast` tells what a scaling step would do, as ``everflow simulate`` does. Below: `scheduler`
-(time), `network`, `group_coordinator`, `log`, `disk` (what is simulated), `instance` and `worker`
-(which run the real decisions), `checks` (the invariants). May import everything; nothing below
-imports it.
+`Simulation` is a group to do things to; `forecast` tells what a scaling step would do, as
+``everflow simulate`` does. Below: `scheduler` (time), `network`, `group_coordinator`, `log`, `disk`
+(what is simulated), `instance` and `worker` (which run the real decisions), `checks` (the
+invariants). May import everything; nothing below imports it.
 """
 
 from everflow.testing.simulation.checks import InvariantError

@@ -1,7 +1,7 @@
 """Measures a rolling bounce in lost task-seconds: static, drained, leaving, an eager group.
 
-``python -m everflow.testing.simulation.bounce --members 1000 --tasks 10000 --json FILE`` writes
-rows as benches do.
+``.venv/bin/python -m bench.bounce --members 1000 --tasks 10000 --json FILE`` writes rows as benches
+do.
 
 Only some of the members are bounced, the rest would cost the same again: figures are for the whole
 group, scaled. The eager protocol is not run (there is no such code here) but counted: with it every
