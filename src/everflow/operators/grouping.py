@@ -71,13 +71,11 @@ class KeyedOperator:
 
 class Tasks(NamedTuple):
     """The tasks of a batch: the partition of each record's task; each task's store, and its stream
-    time before the batch, by partition. ``every_failure``: of functions of the user all records on
-    which they fail are told, instead of the first."""
+    time before the batch, by partition."""
 
     of_records: Int32
     stores: Mapping[int, StoreView]
     stream_times: Mapping[int, int]
-    every_failure: bool = False
 
 
 @dataclass(kw_only=True)

@@ -24,7 +24,8 @@ class UserFunctionError(EverflowError):
     Attributes: ``source`` (index of the input topic in the plan), ``partition`` and ``offset`` of
     the record; ``node``: which of several processors that run together, None for one alone.
     ``call``: of a clock, in which it failed, and ``function``, the method with its line: then no
-    record is at fault. ``others``: of further records that fail whether this one is there or not.
+    record is at fault. ``together``: the function was given several records at once, of which the
+    last is named.
     """
 
     code = "EF-USER-FUNCTION"
@@ -37,7 +38,7 @@ class UserFunctionError(EverflowError):
         self.node = node
         self.call: ClockCall | None = None
         self.function = ""
-        self.others: tuple[UserFunctionError, ...] = ()
+        self.together = False
 
 
 def require_users(error: BaseException) -> None:

@@ -76,7 +76,7 @@ def test_all_records_on_which_an_aggregator_fails_are_found_in_one_run(tmp_path:
             totals[key] = totals.get(key, 0) + n
             expected.append((key, totals[key]))
     assert out == expected
-    assert calls(path) <= 2 * N + len(BAD)
+    assert calls(path) <= 2.2 * N
 
 
 def test_a_batch_of_which_all_fail_calls_the_aggregator_once_for_each(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_a_reducer_and_its_aggregates_in_place(tmp_path: Path, first_bad: int) -
     out, dead = run(builder.build(), [("k", n) for n in range(-1, N)])
     assert dead == sorted(bad)
     assert out[-1] == ("k", sum(n for n in range(-1, N) if n not in bad))
-    assert calls(path) <= 3 * N + len(bad)
+    assert calls(path) <= 3.2 * N
 
 
 def test_a_cogroup_and_windows_that_overlap(tmp_path: Path) -> None:

@@ -236,10 +236,15 @@ class Running:
         columns = {"key": batch.key, "value": batch.value, "timestamp": pa.array(batch.timestamp)}
         if batch.headers is not None:
             columns["headers"] = batch.headers
-        made = self._users(processor.process_batch, pa.RecordBatch.from_pydict(columns))
+        try:
+            made = self._users(processor.process_batch, pa.RecordBatch.from_pydict(columns))
+            if made is not None:
+                out, keeps_key = self._spec.out, self._spec.keeps_key
+                found, at = self._users(results_of_batch, out, made, batch, keeps_key)
+        except UserFunctionError as error:
+            error.together = len(rows) > 1
+            raise
         if made is not None:
-            out, keeps_key = self._spec.out, self._spec.keeps_key
-            found, at = self._users(results_of_batch, out, made, batch, keeps_key)
             self._hand_on()
             self._origins.of(origin).add_batch(found)
             if self._onward is not None:

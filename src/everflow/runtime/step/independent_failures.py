@@ -15,6 +15,7 @@ import pyarrow as pa
 from everflow.operators.aggregate import AggregateSpec
 from everflow.operators.joins.stream_table import StreamTableJoin
 from everflow.operators.joins.table_table import TableTableJoin
+from everflow.operators.processors.process import ProcessSpec
 from everflow.operators.python_aggregate import PythonAggregateSpec
 from everflow.operators.table import TableSpec
 from everflow.operators.table_aggregate import TableAggregateSpec
@@ -84,6 +85,11 @@ class RanOperator(NamedTuple):
 def remembers(op: StatefulOp) -> bool:
     """Whether it keeps something of a record: in a store, or in a processor's fields."""
     return bool(op.stores) or isinstance(op.operator, ProcessorOperator)
+
+
+def sees_one_record(op: StatefulOp) -> bool:
+    """Whether it makes a value of each record alone, as a function does."""
+    return isinstance(op.operator, ProcessSpec) and op.operator.may_be_asked
 
 
 def independent(

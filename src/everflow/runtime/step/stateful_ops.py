@@ -13,15 +13,15 @@ from everflow.errors import RetriableError
 from everflow.handlers.given import Handlers
 from everflow.handlers.outages import is_outage
 from everflow.handlers.response import PROCESSING, ErrorHandlerContext, Response
-from everflow.operators.python_aggregate import PythonAggregateSpec
 from everflow.operators.user_code import UserFunctionError
 from everflow.records import ClockCall, EdgeBatch, TaskId, TasksResult, TopicPartition
 from everflow.runtime.commit.batch import BadRecord, BatchFailure, BatchRequest
 from everflow.runtime.step.checked_stores import CheckedAccess, damage_in
+from everflow.runtime.step.failing_records import MOST_FAILING, failing_records
 from everflow.runtime.step.idle_times import Moved, advanced, times_of
 from everflow.runtime.step.step_failure import EarlierStepFailed, serde_outage, stack_of
 from everflow.runtime.step.step_functions import RecordFailure, raise_all
-from everflow.runtime.step.step_stores import TaskStores
+from everflow.runtime.step.step_stores import PartStores, TaskStores
 from everflow.runtime.step.user_line import innermost_line
 from everflow.serdes import SerdeError
 from everflow.state.store import StoreView
@@ -137,23 +137,16 @@ def run_stateful(
     clock may call, and move the stream times of those that are ``idle``; ``sides``: the records of
     each side of each. `stores` shows their changes to those behind them. ``judge`` says whether
     they run without a clock's call that fails. RecordFailure, and what the judge raises;
-    ``every_failure``: with the others on which functions of an aggregate fail, on stores that are
-    checked: those run when a record is about to be blamed (note 041)."""
+    ``every_failure``: with the others on which the operator fails, on stores that are checked:
+    those run when a record is about to be blamed (note 041)."""
     moved = [times_of(op, idle) for op in group]
     tasks = _tasks(group, sides, moved, request)
+    run = _GroupRun(group, sources, request, judge)
     try:
         if not tasks:
             done = [TasksResult(empty_like(op.type.key, op.type.value), {}, {}, {}) for op in group]
-        elif isinstance(group[0].operator, ProcessorOperator):
-            done = _judged(
-                lambda skipped: _run_processors(
-                    group, sides, tasks, moved, stores, sources, request, skipped
-                ),
-                group,
-                judge,
-            )
         else:
-            done = [_run(group[0], sides[0], tasks, stores, request.wall_clock_ms, every_failure)]
+            done = run(sides, tasks, moved, stores)
         for result in done:
             _remember(tasks, result, stores)
         return [
@@ -161,11 +154,113 @@ def run_stateful(
             for op, result, mine, times in zip(group, done, sides, moved, strict=True)
         ]
     except UserFunctionError as error:
-        op = next((one for one in group if one.name == error.node), group[0])
-        cause = error.__cause__ or error
+        op = run.failed_in(error)
         if error.source not in sources:  # `close`, behind all records
+            cause = error.__cause__ or error
             raise RecordFailure(None, op.where, cause) from cause
-        raise_all([_of_record(op, sources, one) for one in (error, *error.others)])
+        searchable = (every_failure or error.together) and run.may_be_cut(sides)
+        if searchable and damage_in(error) is None and isinstance(stores.access, CheckedAccess):
+            most = MOST_FAILING if every_failure else 1
+            found = run.all_failures(sides, tasks, stores, error, most)
+            raise_all([_of_record(run.failed_in(one), sources, one) for one in found])
+        failure = _of_record(op, sources, error)
+        failure.searchable = searchable
+        raise failure from failure.__cause__
+
+
+@dataclass(frozen=True)
+class _GroupRun:
+    """How an operator, or processors that share stores, run in one run of a step."""
+
+    group: Sequence[StatefulOp]
+    sources: Mapping[int, Source]
+    request: BatchRequest
+    judge: ClockJudge
+
+    def __call__(
+        self,
+        sides: Sequence[Sequence[EdgeBatch]],
+        tasks: _Tasks,
+        moved: Sequence[Mapping[int, int]],
+        stores: TaskStores,
+    ) -> list[TasksResult]:
+        """What each makes of these records. UserFunctionError."""
+        if not isinstance(self.group[0].operator, ProcessorOperator):
+            return [_run(self.group[0], sides[0], tasks, stores, self.request.wall_clock_ms)]
+        return _judged(
+            lambda skipped: _run_processors(
+                self.group, sides, tasks, moved, stores, self.sources, self.request, skipped
+            ),
+            self.group,
+            self.judge,
+        )
+
+    def failed_in(self, error: UserFunctionError) -> StatefulOp:
+        """The operator that ``error`` is of."""
+        return next((one for one in self.group if one.name == error.node), self.group[0])
+
+    def may_be_cut(self, sides: Sequence[Sequence[EdgeBatch]]) -> bool:
+        """Whether these records can be given to it in parts, each on the stores of the part
+        before: not where those are versioned, where it reads tables that have updates among these
+        records, nor where records wait for the clock."""
+        for op, mine in zip(self.group, sides, strict=True):
+            operator = op.operator
+            if isinstance(operator, LookupOperator | AlignedOperator | WaitingOperator):
+                return False
+            updated = not isinstance(operator, ProcessorOperator) or any(map(len, mine[1:]))
+            if any(spec.versioned for spec in op.stores) or (op.reads and updated):
+                return False
+        return True
+
+    def all_failures(
+        self,
+        sides: Sequence[Sequence[EdgeBatch]],
+        tasks: _Tasks,
+        stores: TaskStores,
+        error: UserFunctionError,
+        most: int,
+    ) -> list[UserFunctionError]:
+        """All records on which it fails, of each task ``most``: at least the one of ``error``, with
+        which it fails for all records."""
+        counts = [len(mine) for mine in sides]
+        found: list[tuple[int, UserFunctionError]] = []
+        for partition, task in tasks.items():
+            flat = [_of_task(one, partition) for mine in sides for one in mine]
+            if not any(map(len, flat)):
+                continue
+            parts = PartStores(stores)
+
+            def run(part: Sequence[EdgeBatch], task: TaskId = task, of: PartStores = parts) -> None:
+                some = iter(part)
+                given = [[next(some) for _ in range(count)] for count in counts]
+                try:
+                    done = self(given, {task.partition: task}, [{} for _ in counts], of)
+                except UserFunctionError as failure:
+                    if (damage := damage_in(failure)) is not None:
+                        raise damage from damage.__cause__
+                    raise
+                for op, result in zip(self.group, done, strict=True):
+                    of.remember_part(task, op.name, result)
+
+            first = error if error.partition == partition else None
+            for one in failing_records(flat, run, first, most):
+                found.append((_seq_of(flat, one), one))
+        found.sort(key=lambda one: one[0])
+        return [one for _, one in found] or [error]
+
+
+def _of_task(batch: EdgeBatch, partition: int) -> EdgeBatch:
+    mine = batch.partition == partition
+    return batch if mine.all() else batch.take(np.flatnonzero(mine))
+
+
+def _seq_of(sides: Sequence[EdgeBatch], error: UserFunctionError) -> int:
+    """The first place at which the record of ``error`` comes."""
+    return min(
+        int(one.seq[row])
+        for one in sides
+        for row in np.flatnonzero((one.source == error.source) & (one.offset == error.offset))[:1]
+    )
 
 
 def _of_record(
@@ -244,6 +339,8 @@ def _times(op: StatefulOp, tasks: _Tasks, stores: TaskStores) -> Mapping[int, in
 
 
 def _clocks(op: StatefulOp, tasks: _Tasks, stores: TaskStores) -> Mapping[int, Mapping[str, int]]:
+    if isinstance(stores, PartStores):
+        return {}  # the wall clock calls behind all records
     return {
         partition: {name: stores.stream_time(task, clock_name(op.name, name)) for name in op.clocks}
         for partition, task in tasks.items()
@@ -256,7 +353,6 @@ def _run(
     tasks: _Tasks,
     stores: TaskStores,
     now_ms: int,
-    every_failure: bool,
 ) -> TasksResult:
     operator = op.operator
     if isinstance(operator, LookupOperator):
@@ -264,10 +360,7 @@ def _run(
     if isinstance(operator, AlignedOperator):
         return operator.put_together(sides)
     views, times = _views(op, tasks, stores), _times(op, tasks, stores)
-    checked = isinstance(stores.access, CheckedAccess)
     try:
-        if every_failure and checked and isinstance(operator, PythonAggregateSpec):
-            return operator.process_all(sides[0], views, times)
         return _run_on(op, sides, views, times, _clocks(op, tasks, stores), now_ms)
     except (SerdeError, struct.error) as error:
         # Records are decoded by now, and what cannot be written fails as its record's: these bytes

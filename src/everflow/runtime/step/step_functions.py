@@ -48,6 +48,9 @@ class RecordFailure(EverflowError):
     others: tuple[RecordFailure, ...] = ()
     before_state = False
     """Whether no operator had read a store before in the batch."""
+    searchable = False
+    """Whether the operator that failed may fail on other records, too, or on another one: on stores
+    that are checked, those are looked for."""
 
     def __init__(
         self,

@@ -9,8 +9,9 @@ from operator import itemgetter
 from typing import Protocol
 from zlib import crc32
 
-from everflow.records import StoreChanges, TaskId
+from everflow.records import StoreChanges, TaskId, TasksResult
 from everflow.runtime.commit.batch import TaskContext
+from everflow.state.changelog import expiry_times
 from everflow.state.overlay import OverlayView
 from everflow.state.store import Bounds, Entry, StoreSpec, StoreView, last_of_each
 
@@ -179,3 +180,66 @@ class TaskStores(AbstractContextManager["TaskStores"]):
             below = self._stack.enter_context(self.access.view(self.tasks[task], spec))
             self._open[place] = OverlayView(below) if spec.name in self._shared else below
         return self._open[place]
+
+
+class _PartView(OverlayView):
+    """A store with what a part of a batch has changed, which for the next part is what is
+    stored."""
+
+    def __init__(self, below: StoreView, spec: StoreSpec) -> None:
+        super().__init__(below)
+        self._kind = spec.kind if spec.expires else None
+        self._newest_ms = below.newest_ms
+
+    @property
+    def newest_ms(self) -> int:
+        """See `StoreView`."""
+        return self._newest_ms
+
+    def remember(self, changes: StoreChanges) -> None:
+        """Put changes on top, in order."""
+        super().remember(changes)
+        if self._kind is not None and len(changes):
+            written = expiry_times(changes.keys, self._kind)
+            self._newest_ms = max(self._newest_ms, int(written.max()))
+
+
+class PartStores(TaskStores):
+    """The stores of one operator, or of those that share some, behind the parts of a batch that
+    were remembered (`remember_part`), of which nothing stays. The stores are not versioned ones."""
+
+    def __init__(self, stores: TaskStores) -> None:
+        super().__init__(stores.access, stores.tasks.values(), frozenset())
+        self._stores = stores
+        self._parts: dict[tuple[TaskId, str], _PartView] = {}
+        self._times: dict[tuple[TaskId, str], int] = {}
+
+    def views(self, task: TaskId, specs: Iterable[StoreSpec]) -> Mapping[str, StoreView]:
+        """See `TaskStores`."""
+        found: dict[str, StoreView] = {}
+        for spec in specs:
+            place = (task, spec.name)
+            if place not in self._parts:
+                below = self._stores.views(task, [spec])[spec.name]
+                self._parts[place] = _PartView(below, spec)
+            found[spec.name] = self._parts[place]
+        return found
+
+    def before(self, task: TaskId, specs: Iterable[StoreSpec]) -> Mapping[str, StoreView]:
+        """See `TaskStores`."""
+        return self._stores.before(task, specs)
+
+    def whole(self, specs: Iterable[StoreSpec]) -> Mapping[str, StoreView]:
+        """See `TaskStores`."""
+        return self._stores.whole(specs)
+
+    def stream_time(self, task: TaskId, node: str) -> int:
+        """The operator's stream time behind the parts."""
+        return self._times.get((task, node), self._stores.stream_time(task, node))
+
+    def remember_part(self, task: TaskId, node: str, done: TasksResult) -> None:
+        """What an operator has made of a part."""
+        for changes in done.changes.get(task.partition, ()):
+            self._parts[task, changes.store].remember(changes)
+        if task.partition in done.stream_times:
+            self._times[task, node] = done.stream_times[task.partition]

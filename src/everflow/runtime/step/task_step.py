@@ -50,7 +50,12 @@ from everflow.runtime.step.changelog_rows import changes_from_rows, changes_to_r
 from everflow.runtime.step.checked_stores import CheckedAccess
 from everflow.runtime.step.extracted_times import extract_times
 from everflow.runtime.step.idle_times import moved, source_times
-from everflow.runtime.step.independent_failures import RanOperator, independent, remembers
+from everflow.runtime.step.independent_failures import (
+    RanOperator,
+    independent,
+    remembers,
+    sees_one_record,
+)
 from everflow.runtime.step.merge_order import merge_inputs, merge_tasks
 from everflow.runtime.step.partitioning import Partitions
 from everflow.runtime.step.printing import printed_of
@@ -369,9 +374,13 @@ class TaskStep:
             elif self.ordered_by_users or (self.remembered and hop.ran is None):
                 error.others = ()
             else:
-                stateful = {op.name for op in self.ops if isinstance(op, StatefulOp)}
+                together = {
+                    op.name
+                    for op in self.ops
+                    if isinstance(op, StatefulOp) and not sees_one_record(op)
+                }
                 record = error.failure.record
-                alone = function or (record is not None and record.node not in stateful)
+                alone = function or (record is not None and record.node not in together)
                 failures = (error, *error.others)
                 ran = list((hop.ran or {}).values())
                 error.others = independent(failures, ran, self.sources, alone)[1:]

@@ -124,8 +124,9 @@ class Isolated:
                 if (away := serde_outage(error)) is not None:
                     raise away from error
                 faults = named(error)
-                if faults and self.stores and not getattr(error, "before_state", False):
-                    # Its record may only have the key of an entry that cannot be read.
+                if faults and self._unsure(error):
+                    # Its record may only have the key of an entry that cannot be read, and others
+                    # may fail as it does.
                     trial = self._failing(None, request, read, judge, compute, Trial())
                     faults = (named(trial) if trial is not None else []) or faults
                 faults = faults or self._searched(error, request, read, judge, compute)
@@ -141,6 +142,12 @@ class Isolated:
             runs += 1
             if runs % HALVED_AFTER == 0:
                 request, read = _halved(request, read)
+
+    def _unsure(self, error: Exception) -> bool:
+        """Whether a run on stores that are checked may tell more than the ``error``."""
+        if not isinstance(error, RecordFailure):
+            return bool(self.stores)
+        return not error.before_state and (bool(self.stores) or error.searchable)
 
     def _decoded(self, read: Mapping[TopicPartition, LogColumns], judge: Judge) -> HopInput:
         with timed(self.timings, "decode"):
