@@ -336,7 +336,7 @@ class GraphBuilder:
         edge: EdgeType,
         serdes: tuple[Serde, Serde],
         where: str | None,
-        topic_of: tuple[int | None, ColumnExpr | FunctionExpr | None] = (None, None),
+        topic_of: tuple[int | None, ColumnExpr | FunctionExpr | str | None] = (None, None),
     ) -> str:
         """Write ``source`` to a new repartition topic and read it back; returns the name of the new
         source node. ``topic_of``: the number of its partitions, and what gives a record's, if not

@@ -286,7 +286,7 @@ class KStream(LookupJoins, Processing, Printing):
         partitions: int | None = None,
         key: Serde | None = None,
         value: Serde | None = None,
-        partitioner: Expression | None = None,
+        partitioner: Expression | str | None = None,
     ) -> KStream:
         """Through an internal topic ``<application.id>-<name>-repartition``: equal keys meet in one
         task.
@@ -368,14 +368,17 @@ class KStream(LookupJoins, Processing, Printing):
         key: Serde | None = None,
         value: Serde | None = None,
         name: str | None = None,
-        partitioner: Expression | None = None,
+        partitioner: Expression | str | None = None,
     ) -> None:
         """Write to ``topic``: a name, or a Column or function that gives one per record (those
         topics must exist).
 
-        ``key``, ``value``: serdes, by default those the stream has. ``partitioner``: a Column, or a
-        function of (topic, key, value, number of partitions), that gives each record's partition,
-        several of them, none ([]: it is dropped) or NULL: as its key says. Headers stay.
+        ``key``, ``value``: serdes, by default those the stream has. ``partitioner``: by
+        which hash the key's bytes say its partition, ``murmur2``, ``crc32`` or ``fnv1a`` (see
+        `StreamsBuilder.stream`); or a Column, or a function of (topic, key, value, number of
+        partitions), that gives each record's partition, several of them, none ([]: it is dropped)
+        or NULL: as its key says. Left out it is ``murmur2``, of a windowed key without its window,
+        so that all windows of a key lie in one partition. Headers stay.
         """
         where = user_line()
         target = target_of(topic, self.edge, where)

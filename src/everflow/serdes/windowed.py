@@ -130,6 +130,13 @@ class SessionWindowedSerde:
         return f"session_windowed({self.inner!r})"
 
 
+def without_windows(keys: pa.Array, serde: Serde) -> pa.Array:
+    """Bytes of keys of a topic, which ``serde`` has written, without the windows of windowed
+    ones."""
+    suffix = KEY_SUFFIX_BYTES.get(serde.kind)
+    return keys if suffix is None else pc.binary_slice(keys, 0, -suffix)
+
+
 def windowed_key_type(key: pa.DataType) -> pa.DataType:
     """``struct<key: K, start: int64, end: int64>``, the key of windowed results."""
     return pa.struct([("key", key), ("start", pa.int64()), ("end", pa.int64())])
@@ -237,7 +244,7 @@ def _split_all(inner: Serde, data: pa.Array, times: int) -> tuple[pa.Array, list
     short = np.flatnonzero(lengths < suffix)
     if len(short):
         index = int(short[0])
-        raise SerdeError(f"row {index}: a windowed key of {lengths[index]} bytes", index=index)
+        raise SerdeError(f"a windowed key of {lengths[index]} bytes", index=index)
     keys = inner.decode_array(slices(data, np.zeros(len(data), np.int64), lengths - suffix))
     width = np.full(len(data), START_BYTES, np.int64)
     return keys, [

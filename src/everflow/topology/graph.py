@@ -567,8 +567,9 @@ class SinkNode(Node):
     key_serde: Serde
     value_serde: Serde
     kind: str = "sink"
-    partitioner: ColumnExpr | FunctionExpr | None = None
-    """What gives each record's partition, several or none; None: its key."""
+    partitioner: ColumnExpr | FunctionExpr | str | None = None
+    """What gives each record's partition, several or none; or by which hash its key does, one of
+    `everflow.columns.key_partitions.BY_HASH`. None: its key, as in Kafka Streams."""
 
 
 @dataclass(frozen=True)

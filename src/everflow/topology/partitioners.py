@@ -1,8 +1,8 @@
 """By which partitioner the keys of each topic are spread; topics whose keys meet have one. Pure.
 
 A topic of the user's has that of its producers, which its source names (``partitioner=``); left
-out, it is Java's. A repartition topic has that of the topics that it meets in a stateful operator,
-so that equal keys meet in one task whoever wrote them.
+out, it is Kafka Streams'. A repartition topic has that of the topics that it meets in a stateful
+operator, so that equal keys meet in one task whoever wrote them.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from everflow.columns.key_partitions import MURMUR2, key_partitions
 from everflow.errors import TopologyError
 from everflow.records import Int64
 from everflow.serdes import Serde
+from everflow.serdes.windowed import KEY_SUFFIX_BYTES, without_windows
 from everflow.topology.graph import FunctionExpr, Graph, Node, SinkNode, SourceNode, StatefulNode
 
 
@@ -43,12 +44,18 @@ class KeyFunction:
         return int(answer)
 
 
+OF_WINDOWS = "windowed"
+"""By which windowed keys are spread, on topics that others read: each goes where its key goes
+without the window, by murmur2, so that all windows of a key lie in one partition (Kafka Streams'
+``WindowedStreamPartitioner``)."""
 KeyPartitioner = str | KeyFunction
-"""One of `everflow.columns.key_partitions.BY_HASH`, or a function."""
+"""One of `everflow.columns.key_partitions.BY_HASH`, or `OF_WINDOWS`, or a function."""
 
 
 def told(partitioner: KeyPartitioner) -> str:
     """Its name, for people."""
+    if partitioner == OF_WINDOWS:
+        return "murmur2 of the keys without their windows"
     if isinstance(partitioner, str):
         return partitioner
     return f"the function {getattr(partitioner.fn, '__name__', repr(partitioner.fn))}"
@@ -57,8 +64,10 @@ def told(partitioner: KeyPartitioner) -> str:
 def partitions_of(
     partitioner: KeyPartitioner, topic: str, keys: pa.Array, serde: Serde, partitions: int
 ) -> Int64:
-    """The partition of each key of a topic, none of them null; ``keys``: bytes. Raises what a
-    function and its serde raise."""
+    """The partition of each key of a topic; ``keys``: bytes, of which a function takes no null.
+    Raises what a function and its serde raise."""
+    if partitioner == OF_WINDOWS:
+        return key_partitions(without_windows(keys, serde), partitions, MURMUR2)
     if isinstance(partitioner, str):
         return key_partitions(keys, partitions, partitioner)
     found = [partitioner(topic, serde.decode(key), None, partitions) for key in keys.to_pylist()]
@@ -70,13 +79,14 @@ def key_partitioners(graph: Graph) -> dict[str, KeyPartitioner]:
     application id) that its writer does not spread by a ``partitioner`` of its own. TopologyError
     for topics that meet and have several."""
     found: dict[str, KeyPartitioner] = {
-        topic: key_partitioner(node.reading.partitioner or MURMUR2, node.topics)
+        topic: key_partitioner(node.reading.partitioner or usual(node.key_serde), node.topics)
         for node in graph.nodes
         if isinstance(node, SourceNode) and node.kind != "repartition"
         for topic in node.topics
     }
-    sinks = [node for node in graph.nodes if isinstance(node, SinkNode)]
-    spread = {str(node.topic) for node in sinks if node.kind == "repartition" and node.partitioner}
+    sinks = [n for n in graph.nodes if isinstance(n, SinkNode) and n.kind == "repartition"]
+    found |= {str(n.topic): n.partitioner for n in sinks if isinstance(n.partitioner, str)}
+    spread = {str(n.topic) for n in sinks if n.partitioner} - found.keys()
     meetings = [(node, topics - spread) for node, topics in _meetings(graph)]
     grew = True
     while grew:
@@ -121,6 +131,11 @@ def keyed_sources(graph: Graph) -> frozenset[str]:
             found |= sources
         reach[node.name] = sources
     return found
+
+
+def usual(key_serde: Serde) -> str:
+    """How Kafka Streams, and so everflow, spreads the keys of a topic that others read."""
+    return OF_WINDOWS if key_serde.kind in KEY_SUFFIX_BYTES else MURMUR2
 
 
 def key_partitioner(given: str | FunctionExpr, topics: tuple[str, ...]) -> KeyPartitioner:

@@ -275,7 +275,8 @@ class SinkOp:
     drop_null_keys: bool
     partitioner: str | Callable[..., Any] | None = None
     """A function; or "column": the input's value is ``struct<partition, value>``; or how the bytes
-    of the key say it, one of `everflow.columns.key_partitions.BY_HASH`. None: as Java does."""
+    of the key say it, one of `everflow.columns.key_partitions.BY_HASH`, or `OF_WINDOWS`. None: as
+    Java does."""
     inputs: tuple[int, ...]
     where: str | None
 

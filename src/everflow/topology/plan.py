@@ -44,7 +44,7 @@ from everflow.topology.graph import (
     UnnestNode,
     WaitingOperator,
 )
-from everflow.topology.partitioners import key_partitioners, keyed_sources
+from everflow.topology.partitioners import key_partitioners, keyed_sources, usual
 from everflow.topology.physical_plan import (
     DEAD_LETTER_SLOT,
     DEAD_LETTER_TYPE,
@@ -395,6 +395,9 @@ class _Planner:
             partitioner = node.partitioner.fn
         elif node.kind == "repartition":
             by = self._partitioners.get(str(node.topic), MURMUR2)
+            partitioner = None if by == MURMUR2 else by
+        else:
+            by = node.partitioner or usual(node.key_serde)
             partitioner = None if by == MURMUR2 else by
         op = SinkOp(
             name=node.name,

@@ -5,14 +5,35 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F
 
-from everflow import JoinWindows, KStream, StreamsBuilder, Topology, TopologyError, serdes
+from everflow import (
+    JoinWindows,
+    KStream,
+    SessionWindows,
+    StreamsBuilder,
+    TimeWindows,
+    Topology,
+    TopologyError,
+    Windowed,
+    serdes,
+)
+from everflow.columns.key_partitions import key_partitions
 from everflow.errors import StoreLayoutError
+from everflow.records import EdgeBatch
+from everflow.runtime.step.partitioning import BY_KEY, Partitions
 from everflow.topology.fingerprint import fingerprint
 from everflow.topology.graph import SinkNode
-from everflow.topology.partitioners import KeyFunction, key_partitioners, keyed_sources, told
+from everflow.topology.partitioners import (
+    OF_WINDOWS,
+    KeyFunction,
+    key_partitioners,
+    keyed_sources,
+    told,
+)
 from everflow.topology.physical_plan import SinkOp
 from everflow.topology.plan import plan
 from everflow.topology.store_layouts import layouts_to_keep
@@ -158,6 +179,100 @@ def test_a_topic_that_the_program_spreads_itself_is_left_alone() -> None:
     moved = stream(builder, "s").repartition(name="mine", partitioner=lambda t, k, v, n: 0)
     moved.join(table).to("out")
     assert spread(builder.build()) == {"t": "crc32", "s": "murmur2"}
+
+
+@pytest.mark.parametrize("by", ["murmur2", "crc32", "fnv1a"])
+def test_sinks_and_repartition_topics_take_the_names_that_sources_take(by: str) -> None:
+    keys: list[Any] = ["a", "bb", None, "c" * 20]
+    builder = StreamsBuilder()
+    moved = stream(builder, "s").repartition(name="mine", partitioner=by)
+    moved.group_by_key().count(store="n").to_stream().to("out", partitioner=by)
+    topology = builder.build()
+    assert spread(topology) == {"s": "murmur2", "mine-repartition": by}
+    for sink in sinks_of(topology).values():
+        assert sink.partitioner == (None if by == "murmur2" else by)
+        if sink.partitioner is not None:
+            wanted = key_partitions(pa.array([b"a", b"bb", b"", b"c" * 20]), 7, by)
+            wanted[2] = BY_KEY
+            assert partitions_said(sink, keys, 7) == wanted.tolist()
+
+
+def test_a_repartition_topic_by_name_meets_only_its_like() -> None:
+    builder = StreamsBuilder()
+    table = builder.table("t", key=TEXT, value=TEXT, store="t", partitioner="crc32")
+    stream(builder, "s").repartition(name="mine", partitioner="crc32").join(table).to("out")
+    assert spread(builder.build())["mine-repartition"] == "crc32"
+    stream(builder, "r").repartition(name="other", partitioner="fnv1a").join(table).to("out")
+    with pytest.raises(TopologyError, match="fnv1a") as raised:
+        builder.build()
+    assert raised.value.code == "EF-COPARTITION"
+
+
+JAVA_S = {"21": -973932308, "foobar": -790332482, "abc": 479470107}
+"""``Utils.murmur2`` of these texts, from the tests of kafka-clients."""
+
+
+@pytest.mark.parametrize("windows", ["time", "session", "hopping"])
+@pytest.mark.parametrize("partitions", [1, 3, 7, 12])
+def test_windowed_keys_go_to_the_partitions_of_their_keys(windows: str, partitions: int) -> None:
+    """Kafka Streams' WindowedStreamPartitioner."""
+    kinds: dict[str, Any] = {
+        "time": TimeWindows.of_size(1_000),
+        "hopping": TimeWindows.of_size(1_000).advance_by(500),
+        "session": SessionWindows.of_inactivity_gap(10),
+    }
+    builder = StreamsBuilder()
+    grouped = stream(builder, "s").group_by_key().windowed_by(kinds[windows])
+    grouped.count(store="n").to_stream().to("out")
+    (sink,) = sinks_of(builder.build()).values()
+    keys = [Windowed(key, start, start + 1_000) for key in JAVA_S for start in range(0, 9_000, 500)]
+    wanted = [(JAVA_S[one.key] & 0x7FFFFFFF) % partitions for one in keys]
+    assert partitions_said(sink, keys, partitions) == wanted
+
+
+@pytest.mark.parametrize("by", ["crc32", "murmur2", own])
+def test_a_partitioner_that_is_said_holds_for_windowed_keys(by: Any) -> None:
+    builder = StreamsBuilder()
+    grouped = stream(builder, "s").group_by_key().windowed_by(TimeWindows.of_size(1_000))
+    grouped.count(store="n").to_stream().to("out", partitioner=by)
+    (sink,) = sinks_of(builder.build()).values()
+    assert sink.partitioner == (None if by == "murmur2" else by), "None: all bytes, as Java does"
+
+
+def test_a_topic_of_windowed_keys_is_read_as_it_is_written() -> None:
+    serde = serdes.time_windowed(TEXT, 1_000)
+    builder = StreamsBuilder()
+    table = builder.table("w", key=serde, value=TEXT, store="w")
+    moved = builder.stream("s", key=serde, value=TEXT).repartition(name="mine")
+    moved.join(table).to("out")
+    assert key_partitioners(builder.build()) == {
+        "w": OF_WINDOWS,
+        "s": OF_WINDOWS,
+        "mine-repartition": OF_WINDOWS,
+    }
+
+
+def sinks_of(topology: Topology) -> dict[str, SinkOp]:
+    planned = plan(topology, cut(topology).index_of, "app")
+    return {op.name: op for step in planned.steps for op in step.ops if isinstance(op, SinkOp)}
+
+
+def partitions_said(sink: SinkOp, keys: list[Any], count: int) -> list[int]:
+    """The partition of each key, as the sink finds it."""
+    bare = EdgeBatch(
+        key=pa.nulls(len(keys), sink.key_serde.type),
+        value=pa.nulls(len(keys)),
+        timestamp=np.zeros(len(keys), np.int64),
+        seq=np.arange(len(keys)),
+        source=np.zeros(len(keys), np.int32),
+        partition=np.zeros(len(keys), np.int32),
+        offset=np.arange(len(keys)),
+    )
+    written = pa.array([sink.key_serde.encode(key) for key in keys], pa.binary())
+    said = Partitions(op=sink, sources={}, batch=bare, said=None, keys=written)
+    rows, found = said.of("out", None, count)
+    assert rows.tolist() == list(range(len(keys)))
+    return [int(one) for one in found]
 
 
 @pytest.mark.parametrize("wrong", ["murmur3", "CRC32", 7, lambda key: 0])

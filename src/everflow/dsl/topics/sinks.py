@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
+from everflow.columns.key_partitions import BY_HASH
 from everflow.dsl.expressions import Edge, Expression, is_column, refuse_calls
 from everflow.dsl.functions import check_parameters, key_value_function
 from everflow.dsl.graph_builder import check_name
@@ -14,7 +15,7 @@ from everflow.topology.types import type_text
 
 SEVERAL = pa.list_(pa.int64())
 """The type of a Column that says several partitions."""
-Partitioner = ColumnExpr | FunctionExpr
+Partitioner = ColumnExpr | FunctionExpr | str
 
 
 def target_of(
@@ -38,6 +39,8 @@ def partitioner_of(
     if given is None:
         return None
     part = f"{operator}: partitioner"
+    if isinstance(given, str):
+        return _by_hash(given, part, where)
     if not is_column(given, part, where):
         assert callable(given)
         check_parameters(given, ("topic", "key", "value", "partitions"), part, where)
@@ -62,6 +65,16 @@ def partitioner_of(
     raise TopologyError(
         f"{part}: {found.column} is {type_text(found.type)}; it is the number of a partition, e.g. "
         f"F.pmod(F.col('value.customer'), F.lit(4)).cast('int'), or an array of numbers",
+        where=where,
+    )
+
+
+def _by_hash(given: str, part: str, where: str | None) -> str:
+    if given in BY_HASH:
+        return given
+    raise TopologyError(
+        f"{part} is one of {', '.join(BY_HASH)}, a Column, or a function of (topic, key, value, "
+        f"number of partitions), found {given!r}; for a Column write F.col({given!r})",
         where=where,
     )
 

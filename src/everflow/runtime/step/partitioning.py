@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from everflow.columns.key_partitions import BY_HASH, key_partitions
+from everflow.columns.key_partitions import BY_HASH
 from everflow.operators.user_code import require_users
 from everflow.records import EdgeBatch, Int64
 from everflow.runtime.step.step_functions import RecordFailure, raise_all
 from everflow.serdes.windowed import python_keys
+from everflow.topology.partitioners import OF_WINDOWS, partitions_of
 from everflow.topology.physical_plan import SinkOp, Source
 from everflow.user_texts import shown
 
@@ -43,9 +44,9 @@ class Partitions:
         for a record of which none can be told; ``every_failure``: for all of them."""
         wanted = np.arange(len(self.batch), dtype=np.int64) if rows is None else rows
         by = self.op.partitioner
-        if isinstance(by, str) and by in BY_HASH:
+        if isinstance(by, str) and by in (*BY_HASH, OF_WINDOWS):
             keys = self.keys.take(pa.array(wanted))
-            found_by_hash = key_partitions(keys, count, by)
+            found_by_hash = partitions_of(by, topic, keys, self.op.key_serde, count)
             found_by_hash[keys.is_null().to_numpy(zero_copy_only=False)] = BY_KEY
             return wanted, found_by_hash
         if self.said is not None and pa.types.is_integer(self.said.type):

@@ -11,18 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from everflow.columns.key_partitions import BY_HASH, CRC32, MURMUR2, key_partitions
+from everflow.columns.key_partitions import BY_HASH, CRC32, key_partitions
 from everflow.records import EdgeBatch, Int64, KeyPlaces
-from everflow.serdes.windowed import KEY_SUFFIX_BYTES
 from everflow.topology.partitioners import KeyPartitioner, partitions_of, told
 from everflow.topology.physical_plan import Source
 from everflow.user_texts import shown
 
-Flags = npt.NDArray[np.bool_]
 MOST_KEYS = 256
 """Of a topic and micro-batch."""
 FEWEST = 8
@@ -65,7 +62,6 @@ class KeyCheck:
         keys, lie = keys.take(pa.array(some)), raw.partition[rows[some]].astype(np.int64)
         self._checked[source.topic] = self._checked.get(source.topic, 0) + len(keys)
         wrong = np.flatnonzero(_said(source, source.partitioner, keys, count) != lie)
-        wrong = wrong[_not_as_windows(source, keys.take(pa.array(wrong)), count, lie[wrong])]
         by = told(source.partitioner)
         if not len(wrong):
             return KeyPlaces(source.node, source.topic, by, len(keys), 0)
@@ -83,13 +79,3 @@ def _said(source: Source, by: KeyPartitioner, keys: pa.Array, count: int) -> Int
         return partitions_of(by, source.topic, keys, source.key_serde, count)
     except Exception:  # a look at keys ends no application
         return np.full(len(keys), -1, np.int64)
-
-
-def _not_as_windows(source: Source, keys: pa.Array, count: int, lie: Int64) -> Flags:
-    """Which do not lie where Kafka Streams puts windowed keys: by the key without its window."""
-    suffix = KEY_SUFFIX_BYTES.get(source.key_serde.kind)
-    if suffix is None or source.partitioner != MURMUR2:
-        return np.ones(len(keys), bool)
-    inner = pa.array([key[:-suffix] for key in keys.to_pylist()], pa.binary())
-    apart: Flags = key_partitions(inner, count, MURMUR2) != lie
-    return apart

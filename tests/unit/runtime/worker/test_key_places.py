@@ -17,7 +17,7 @@ from everflow.records import EdgeBatch, KeyPlaces
 from everflow.runtime.commit.batch import COMMITTED, BatchFigures, BatchResult
 from everflow.runtime.thread.batch_counts import BatchCounts, misplaced_keys
 from everflow.runtime.worker.key_places import ALL_UP_TO, MOST_KEYS, ONE_OF, KeyCheck
-from everflow.topology.partitioners import KeyFunction, KeyPartitioner
+from everflow.topology.partitioners import OF_WINDOWS, KeyFunction, KeyPartitioner
 from everflow.topology.physical_plan import Source
 from everflow.windows import Windowed
 
@@ -107,18 +107,20 @@ def test_few_keys_of_a_micro_batch_are_looked_at_and_of_few_micro_batches() -> N
     assert all(one is not None for one in found[: ALL_UP_TO // MOST_KEYS])
 
 
-def test_windowed_keys_may_lie_by_their_key_alone_as_kafka_streams_puts_them() -> None:
+def test_windowed_keys_lie_by_their_key_alone_as_kafka_streams_puts_them() -> None:
     serde = serdes.time_windowed(serdes.string(), 10)
     keys = [serde.encode(Windowed(f"k{n}", n * 10, n * 10 + 10)) or b"" for n in range(50)]
     inner = key_partitions(pa.array([f"k{n}".encode() for n in range(50)]), 4, MURMUR2)
-    source, check = replace(SOURCE, key_serde=serde), KeyCheck({"orders": 4})
-    for batch in (read([*keys], inner.tolist()), written(MURMUR2, keys)):
-        found = check.of(source, batch)
-        assert found is not None
-        assert found.misplaced == 0
-    found = check.of(source, written(CRC32, keys))
+    source = replace(SOURCE, key_serde=serde, partitioner=OF_WINDOWS)
+    check = KeyCheck({"orders": 4})
+    found = check.of(source, read([*keys], inner.tolist()))
     assert found is not None
-    assert found.misplaced > 10
+    assert found.misplaced == 0
+    for by in (MURMUR2, CRC32):  # of whoever does not know of windows
+        found = check.of(source, written(by, keys))
+        assert found is not None
+        assert found.misplaced > 10
+        assert found.fits == by
 
 
 def test_a_topic_is_told_once_with_the_share_the_cause_and_the_cure(
