@@ -248,7 +248,7 @@ def _old(admin: ClusterAdmin, chosen: Sequence[DeadLetter], to: str | None) -> O
     except FatalError as refused:  # brokers before 3.0
         echo(f"the brokers do not say how new the newest records are: {refused}", err=True)
         return None
-    return OldLetters.among(chosen, to, newest)
+    return OldLetters.among([one.age for one in chosen], to, newest)
 
 
 def _warning(old: OldLetters, chosen: int) -> str:

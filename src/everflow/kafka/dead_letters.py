@@ -67,6 +67,14 @@ class LetterPlace(NamedTuple):
         return f"{REPLAYED}/{self}".encode()
 
 
+class LetterAge(NamedTuple):
+    """Of which time (ms) a letter's record is, and from where it came, as far as that is known."""
+
+    source: str | None
+    source_partition: int | None
+    timestamp: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class DeadLetter:
     """A record of a dead letter topic. Times in ms; ``own``: the record's own headers."""
@@ -100,6 +108,11 @@ class DeadLetter:
     def parts_left_out(self) -> str:
         """Which parts of its record it lacks, as the topic does not take it whole; empty: none."""
         return self.about.get("left.out", "")
+
+    @property
+    def age(self) -> LetterAge:
+        """Of the record that it was."""
+        return LetterAge(self.source, self.source_partition, self.timestamp)
 
     @property
     def source_partition(self) -> int | None:
@@ -244,6 +257,8 @@ class LetterTally:
     last: DeadLetter
     letters: int = 0
     open: set[LetterPlace] = field(default_factory=set)
+    ages: dict[LetterPlace, LetterAge] = field(default_factory=dict)
+    """Of the open ones."""
 
     def sample(self) -> DeadLetter:
         """The last letter, marked where it was replayed."""
@@ -258,6 +273,7 @@ def tallied(records: Iterable[RawLetter]) -> dict[Cause, LetterTally]:
         if isinstance(record, LetterPlace):
             if (cause := causes.pop(record, None)) is not None:
                 found[cause].open.discard(record)
+                found[cause].ages.pop(record, None)
             continue
         letter = letter_of(record)
         tally = found.setdefault(letter.group, LetterTally(letter))
@@ -265,6 +281,7 @@ def tallied(records: Iterable[RawLetter]) -> dict[Cause, LetterTally]:
         tally.letters += 1
         if letter.source is not None and not letter.parts_left_out:
             tally.open.add(letter.place)
+            tally.ages[letter.place] = letter.age
             causes[letter.place] = letter.group
     return found
 
@@ -409,7 +426,7 @@ class OldLetters:
 
     @staticmethod
     def among(
-        chosen: Iterable[DeadLetter], target: str | None, newest: Mapping[TopicPartition, int]
+        chosen: Iterable[LetterAge], target: str | None, newest: Mapping[TopicPartition, int]
     ) -> OldLetters | None:
         """``newest``: the latest time in each partition of the topics that they go to, as far as it
         is known; a letter that goes by its key is held against its whole topic. None: none is

@@ -100,6 +100,8 @@ class Observation:
         counters: totals since the start, by the names in `everflow.metrics`.
         series: the same with labels.
         samples: of `everflow.metrics.LEFT_OUT`, the last record of each cause, for people.
+        misplaced_keys: topic -> what is told of its keys that lie in other partitions than their
+            source says, with the cure; the numbers are in ``series``.
         lags: (topic, partition) -> records that wait, of the running tasks.
         recent: of the last minute, with labels.
         roads: how many nodes of the plan each road computes.
@@ -129,6 +131,7 @@ class Observation:
     counters: Mapping[str, float] = field(default_factory=dict)
     series: Mapping[str, Mapping[Labels, float]] = field(default_factory=dict)
     samples: Mapping[Labels, str] = field(default_factory=dict)
+    misplaced_keys: Mapping[str, str] = field(default_factory=dict)
     lags: Mapping[tuple[str, int], int] = field(default_factory=dict)
     recent: Mapping[str, Mapping[Labels, Seen]] = field(default_factory=dict)
     roads: Mapping[str, int] = field(default_factory=dict)

@@ -41,6 +41,7 @@ def status_of(seen: Observation) -> dict[str, Any]:
             {"topic": topic, "partition": partition, "lag": waits}
             for (topic, partition), waits in sorted(seen.lags.items())
         ],
+        "misplaced_keys": keys_elsewhere(seen),
         "consumed": seen.counters.get(names.RECORDS_CONSUMED, 0.0),
         "silent_s": seen.silent_s,
         "members": seen.members,
@@ -50,6 +51,23 @@ def status_of(seen: Observation) -> dict[str, Any]:
         "disk": None if seen.disk is None else seen.disk._asdict(),
         "tasks": [asdict(task) for task in seen.tasks],
     }
+
+
+def keys_elsewhere(seen: Observation) -> list[dict[str, Any]]:
+    """Topics with keys in other partitions than their sources say: of so many keys that were
+    looked at, and what to do."""
+    misplaced, checked = (
+        seen.series.get(name, {}) for name in (names.KEYS_MISPLACED, names.KEYS_CHECKED)
+    )
+    return [
+        {
+            "topic": topic,
+            "misplaced": int(misplaced.get((topic,), 0)),
+            "checked": int(checked.get((topic,), 0)),
+            "cure": cure,
+        }
+        for topic, cure in sorted(seen.misplaced_keys.items())
+    ]
 
 
 def observation_in(status: Any) -> Observation:

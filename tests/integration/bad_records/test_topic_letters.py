@@ -9,7 +9,7 @@ from everflow.observe.page.letters import LetterCause
 from everflow.runtime.observed import topic_letters
 from everflow.runtime.observed.topic_letters import TopicLetters, letters_of
 from integration.bad_records.test_dlq_commands import Dlq, letter
-from integration.lifecycle.lifecycle_cluster import Cluster
+from integration.lifecycle.lifecycle_cluster import Cluster, Record
 
 pytestmark = pytest.mark.broker
 
@@ -32,10 +32,10 @@ def test_they_are_replayed_once_and_the_command_knows(
     assert "b'v4'" in values.sample
     with monkeypatch.context() as patched:
         patched.setattr(topic_letters, "MOST_REPLAYED", 1)
-        first = desk.replay(values.cause)
+        first = desk.replay(values.cause, None)
     assert (first.replayed, first.left, first.error) == (1, 1, "")
-    assert desk.replay(values.cause).replayed == 1
-    assert desk.replay(values.cause).replayed == 0
+    assert desk.replay(values.cause, None).replayed == 1
+    assert desk.replay(values.cause, None).replayed == 0
     assert [record.value for record in dlq.cluster.read(dlq.source)] == [b"v3", b"v4"]
     assert {one.cause.node: (one.letters, one.open) for one in desk.look().causes} == {
         "parse": (2, 0),
@@ -44,11 +44,25 @@ def test_they_are_replayed_once_and_the_command_knows(
     assert "1 dead letter replayed" in dlq("replay", dlq.topic).output, "of the other cause"
 
 
+def test_letters_that_are_older_than_their_topic_are_counted_and_may_get_the_present_time(
+    cluster: Cluster,
+) -> None:
+    dlq = Dlq(cluster)
+    desk = desk_of(cluster, dlq.topic)
+    assert [one.late for one in desk.look().causes] == [0, 0]
+    cluster.write(dlq.source, [Record(b"k", b"v", 90_000, 0), Record(b"k", b"v", 7_004, 1)])
+    assert [one.late for one in desk.look().causes] == [1, 0], "one of the same time is not late"
+    assert desk.replay(desk.look().causes[0].cause, 95_000).replayed == 2
+    times = [one.timestamp for one in cluster.read(dlq.source)]
+    assert sorted(times)[-2:] == [95_000, 95_000]
+    assert {one.cause.node: one.late for one in desk.look().causes} == {"parse": 0, "look-up": 1}
+
+
 def test_a_topic_that_is_gone_is_said_and_holds_nobody_up(cluster: Cluster) -> None:
     dead = cluster.topic("dead", 1)
     cluster.write(dead, [letter(f"{cluster.prefix}-gone", 0, b"v", "ValueError", "parse")])
     desk = desk_of(cluster, dead)
-    done = desk.replay(desk.look().causes[0].cause)
+    done = desk.replay(desk.look().causes[0].cause, None)
     assert (done.replayed, done.left) == (0, 1)
     assert "does not exist any more" in done.error
     assert desk.look().causes[0].open == 1

@@ -381,22 +381,28 @@ class Desk:
 
     def __init__(self) -> None:
         self.replayed: list[LetterCause] = []
+        self.times: list[int | None] = []
 
     def look(self) -> LettersFound:
         cause = LetterCause(ODD, "not-empty", "orders")
         left = 0 if self.replayed else 2
-        return LettersFound(
-            topic="dead", causes=[CauseLetters(cause=cause, letters=2, open=left, sample=ODD)]
-        )
+        found = CauseLetters(cause=cause, letters=2, open=left, sample=ODD, late=left)
+        return LettersFound(topic="dead", causes=[found])
 
-    def replay(self, cause: LetterCause) -> LettersReplayed:
+    def replay(self, cause: LetterCause, time_ms: int | None) -> LettersReplayed:
         self.replayed.append(cause)
+        self.times.append(time_ms)
         return LettersReplayed(replayed=2, left=0)
 
 
-def test_dead_letters_are_looked_at_and_replayed_by_the_second_press(tmp_path: Path) -> None:
+@pytest.mark.parametrize("pressed", [0, 1])
+def test_dead_letters_are_looked_at_and_replayed_by_the_second_press(
+    tmp_path: Path, pressed: int
+) -> None:
+    """Which is one of two: with the records' times, or with the present one."""
     desk, facts = Desk(), facts_of(*looks())
     button = "document.querySelector('#letters-found button')"
+    second = f"document.querySelectorAll('#letters-found button')[{pressed}]"
     with (
         served(lambda: facts, tokens=[TOKEN], desk=desk) as server,
         browser(tmp_path) as window,
@@ -411,13 +417,15 @@ def test_dead_letters_are_looked_at_and_replayed_by_the_second_press(tmp_path: P
             text(window, "#letters-found button")
             == "Write 2 again into orders, with their old times?"
         )
+        assert "2 of them are older" in text(window, "#letters-found .hint")
         assert desk.replayed == []
-        window.value(f"{button}.click()")
+        window.value(f"{second}.click()")
         window.until(f"{button}.textContent === 'Replay 0'", "the replay to be told")
         window.until(
             "document.querySelector('#letters-said').textContent.startsWith('2 replayed')", "a word"
         )
         assert desk.replayed == [LetterCause(ODD, "not-empty", "orders")]
+        assert [time_ms is None for time_ms in desk.times] == [pressed == 0]
         assert window.value("document.querySelectorAll('img').length") == 0
         assert window.said == []
 

@@ -66,6 +66,7 @@ FULL = Observation(
         names.RECORD_LATENCY: {("1_0", "in"): Seen(2, 100.0, 40.0, 60.0)},
     },
     samples={("ValueError", "by-item", "in"): "in-0@17 (ValueError: bad)"},
+    misplaced_keys={"in": "in: 192 of 256 keys lie elsewhere. Say partitioner='crc32'"},
     lags={("in", 0): 3},
     writers=[ObservedWriter(thread=0, transactional_id="orders-p-0", state="Ongoing", open_s=1.5)],
     held_back={("in", 0): StableLag(7, 100, 2.5), ("in", 1): StableLag(0, 50, 0.0)},

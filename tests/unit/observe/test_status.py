@@ -29,6 +29,13 @@ def test_another_instance_reads_what_a_page_shows_of_others() -> None:
     assert read.counters[names.LAG] == 3.0
 
 
+def test_keys_that_lie_elsewhere_are_told_with_their_share_and_the_cure() -> None:
+    (row,) = told()["misplaced_keys"]
+    assert (row["topic"], row["misplaced"], row["checked"]) == ("in", 192, 256)
+    assert "partitioner='crc32'" in row["cure"]
+    assert status_of(changed(misplaced_keys={}))["misplaced_keys"] == []
+
+
 def test_what_is_not_known_stays_unknown() -> None:
     read = observation_in(json.loads(json.dumps(status_of(changed(counters={}, members=None)))))
     assert math.isnan(read.counters[names.LAG])

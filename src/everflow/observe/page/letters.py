@@ -17,6 +17,8 @@ from starlette.requests import Request
 from everflow.observe.page.posts import OneAtATime, RefusedPost, posted, text_in
 
 FRESH_S = 5.0
+OF_RECORD, NOW = "record", "now"
+"""The time that a replayed record gets, as of ``everflow dlq replay --timestamp``."""
 NO_TOKEN = "records are shown and replayed for a token only: set query.token.file"
 NO_TOPIC = "the application has no dead letter topic: set errors.dead.letter.queue.topic.name"
 
@@ -31,13 +33,15 @@ class LetterCause(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class CauseLetters:
-    """``letters`` of a cause, of which ``open`` can be replayed; ``sample``: the last one, whole
-    but for what is large, for people."""
+    """``letters`` of a cause, of which ``open`` can be replayed; ``late`` of those are older than
+    the newest record where they go (None: brokers before 3.0 do not tell that); ``sample``: the
+    last one, whole but for what is large, for people."""
 
     cause: LetterCause
     letters: int
     open: int
     sample: str
+    late: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +73,9 @@ class LetterDesk(Protocol):
     def look(self) -> LettersFound:
         """Its letters, by cause."""
 
-    def replay(self, cause: LetterCause) -> LettersReplayed:
-        """Write those of a cause again, each once for good."""
+    def replay(self, cause: LetterCause, time_ms: int | None) -> LettersReplayed:
+        """Write those of a cause again, each once for good: with the time of its record, or all
+        with ``time_ms``."""
 
 
 class LetterAnswers:
@@ -104,8 +109,12 @@ class LetterAnswers:
         desk = self._open()
         content = await posted(request)
         cause = LetterCause(*(text_in(content, name) for name in LetterCause._fields))
+        timestamp = content.get("timestamp", OF_RECORD)
+        if timestamp not in (OF_RECORD, NOW):
+            raise RefusedPost(400, f"timestamp is {OF_RECORD} or {NOW}")
+        time_ms = int(time.time() * 1000) if timestamp == NOW else None
         self._seen = None
-        return asdict(await self._alone.run(lambda: desk.replay(cause)))
+        return asdict(await self._alone.run(lambda: desk.replay(cause, time_ms)))
 
     def _open(self) -> LetterDesk:
         if self._desk is None or not self._secured:

@@ -172,6 +172,9 @@ function lags(view) {
   fill("lags", [["topic"], ["partition", true], ["lag", true], ["grows by", true], ...(spread ? [["at"]] : [])],
     view.rows.map((row) => [row.topic, row.partition, whole(row.lag), grows(row), ...(spread ? [row.host || "here"] : [])]),
     "No active task runs here.");
+  at("misplaced").hidden = !view.misplaced.length;
+  fill("misplaced", [["topic with keys in other partitions"], ["keys", true], ["of those looked at", true], ["what to do"]],
+    view.misplaced.map((row) => [row.topic, whole(row.misplaced), whole(row.checked), row.cure]), "No key.");
 }
 
 function threads(view) {
@@ -242,25 +245,29 @@ function sample(text) {
   return made;
 }
 
-// It writes records: the first press asks, the second does it.
+// It writes records: the first press asks with which times, the second does it.
 function replayer(row) {
-  const made = el("button", `Replay ${whole(row.open)}`);
+  const made = el("button", `Replay ${whole(row.open)}`), now = el("button", "With the present time?"), both = el("span");
   made.disabled = !row.open;
-  let sure = false;
-  made.addEventListener("click", async () => {
-    if (!sure) {
-      sure = true;
-      made.textContent = `Write ${whole(row.open)} again into ${row.topic}, with their old times?`;
-      return;
-    }
-    made.disabled = true;
+  now.hidden = true;
+  const write = async (timestamp) => {
+    made.disabled = now.disabled = true;
     await lettersDo(async () => {
-      const done = await asked("page/replay", { exception: row.exception, node: row.node, topic: row.topic });
+      const done = await asked("page/replay", { exception: row.exception, node: row.node, topic: row.topic, timestamp });
       await lettersRead();
       return `${whole(done.replayed)} replayed into ${row.topic}, ${whole(done.left)} left to replay.${done.error ? ` Then it failed: ${done.error}` : ""}`;
     });
+  };
+  made.addEventListener("click", () => {
+    if (!now.hidden) return write("record");
+    now.hidden = false;
+    made.textContent = `Write ${whole(row.open)} again into ${row.topic}, with their old times?`;
+    if (row.late) both.append(el("p", `${whole(row.late)} of them ${row.late === 1 ? "is" : "are"} older than the newest record of the topic: a window, join or ttl that is over by then drops them as late.`, "hint"));
+    return undefined;
   });
-  return made;
+  now.addEventListener("click", () => write("now"));
+  both.append(made, now);
+  return both;
 }
 
 async function lettersRead() {

@@ -35,6 +35,7 @@ from everflow.observe.page.instances import (
     instances,
 )
 from everflow.observe.page.peers import Peer
+from everflow.observe.status import keys_elsewhere
 from everflow.observe.transactions import transactions
 
 MOST_TASKS, MOST_LAGS, MOST_STORES, MOST_HOSTS, MOST_EVENTS, MOST_NODES = 120, 40, 40, 30, 80, 500
@@ -215,6 +216,7 @@ def _lags(facts: Facts, peers: Sequence[Peer]) -> View:
         "more": max(0, len(ranked) - MOST_LAGS),
         "more_lag": sum(row["lag"] for row in ranked[MOST_LAGS:]),
         "silent_s": facts.seen.silent_s,
+        "misplaced": keys_elsewhere(facts.seen)[:MOST_LAGS],
     }
 
 

@@ -223,6 +223,7 @@ class Observer:
             series=self.raw.series(),
             recent={name: self.raw.recent(name, now_ms) for name in RECENT},
             samples=self.raw.notes(names.LEFT_OUT),
+            misplaced_keys={t: line for (t,), line in self.raw.notes(names.KEYS_MISPLACED).items()},
             lags=_lags(instance),
             roads=subject.roads,
             members=self.members,

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 
 from everflow.config import StreamsConfig
-from everflow.errors import ConfigError, EverflowError
+from everflow.errors import ConfigError, EverflowError, FatalError
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.dead_letters import (
     Cause,
+    LetterAge,
     LetterPlace,
     LetterTally,
+    OldLetters,
     Replayer,
     portions,
     sample_of,
@@ -68,19 +70,24 @@ class TopicLetters:
         """See `LetterDesk`."""
         with closing(ClusterAdmin(self.config.admin())) as admin:
             part = _Part.of(admin, self.topic)
-        ranked = sorted(self._tallied(part).items(), key=lambda item: (-len(item[1].open), item[0]))
+            tallies = self._tallied(part)
+            newest = _newest(
+                admin, {one.source or "" for t in tallies.values() for one in _ages(t)}
+            )
+        ranked = sorted(tallies.items(), key=lambda item: (-len(item[1].open), item[0]))
         causes = [
             CauseLetters(
                 cause=LetterCause(*cause),
                 letters=tally.letters,
                 open=len(tally.open),
                 sample=sample_of(tally.sample()),
+                late=None if newest is None else _late(tally, newest),
             )
             for cause, tally in ranked[:MOST_CAUSES]
         ]
         return LettersFound(topic=self.topic, causes=causes, earlier=part.earlier)
 
-    def replay(self, cause: LetterCause) -> LettersReplayed:
+    def replay(self, cause: LetterCause, time_ms: int | None) -> LettersReplayed:
         """See `LetterDesk`. The oldest first, those that the part has which is looked at."""
         with (
             closing(ClusterAdmin(self.config.admin())) as admin,
@@ -90,20 +97,23 @@ class TopicLetters:
             part = _Part.of(admin, self.topic)
             tally = self._tallied(part).get(cause)
             open_ = sorted(tally.open) if tally is not None else []
-            done, error = self._write(replayer, part, open_[:MOST_REPLAYED])
+            done, error = self._write(replayer, part, open_[:MOST_REPLAYED], time_ms)
         told = f" and then failed: {error}" if error else ""
         moves.info(
-            "Replayed %s from %s into %s, as asked for on the page (%s at %s)%s",
+            "Replayed %s from %s into %s%s, as asked for on the page (%s at %s)%s",
             counted(done, "dead letter"),
             self.topic,
             cause.topic,
+            "" if time_ms is None else " with the present time",
             cause.exception,
             cause.node,
             told,
         )
         return LettersReplayed(replayed=done, left=len(open_) - done, error=error)
 
-    def _write(self, replayer: Replayer, part: _Part, chosen: list[LetterPlace]) -> tuple[int, str]:
+    def _write(
+        self, replayer: Replayer, part: _Part, chosen: list[LetterPlace], time_ms: int | None
+    ) -> tuple[int, str]:
         """How many, and what has ended it."""
         done = 0
         starts: dict[TopicPartition, int] = {}
@@ -112,13 +122,34 @@ class TopicLetters:
         ends = {tp: part.ends[tp] for tp in starts}
         try:
             for portion in portions(stored(self.config, starts, ends), set(chosen)):
-                done += replayer.replay(portion, None)
+                done += replayer.replay(portion, None, time_ms)
         except EverflowError as failure:
             return done, f"[{failure.code}] {failure}"
         return done, ""
 
     def _tallied(self, part: _Part) -> dict[Cause, LetterTally]:
         return tallied(stored(self.config, part.starts, part.ends))
+
+
+def _ages(tally: LetterTally) -> Iterable[LetterAge]:
+    return tally.ages.values()
+
+
+def _late(tally: LetterTally, newest: Mapping[TopicPartition, int]) -> int:
+    """How many of the open letters are older than what is in the topics that they go to."""
+    old = OldLetters.among(_ages(tally), None, newest)
+    return 0 if old is None else old.count
+
+
+def _newest(admin: ClusterAdmin, topics: set[str]) -> dict[TopicPartition, int] | None:
+    """The latest record time in each partition of the topics; None where the brokers do not say
+    it."""
+    try:
+        shapes = admin.describe_topics(topics) if topics else {}
+        logs = [TopicPartition(name, n) for name in shapes for n in range(shapes[name].partitions)]
+        return admin.newest_times(logs)
+    except FatalError:  # brokers before 3.0, or a topic of somebody else's
+        return None
 
 
 class _Counts:

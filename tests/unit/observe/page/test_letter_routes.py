@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -34,21 +35,23 @@ class Desk:
 
     def __init__(self) -> None:
         self.looks, self.replays = 0, [LetterCause("", "", "")][:0]
+        self.times: list[int | None] = []
         self.fails = False
         self.began, self.held = threading.Event(), threading.Event()
         self.held.set()
 
     def look(self) -> LettersFound:
         self.looks += 1
-        one = CauseLetters(cause=CAUSE, letters=3, open=2, sample=SECRET)
+        one = CauseLetters(cause=CAUSE, letters=3, open=2, sample=SECRET, late=1)
         return LettersFound(topic=self.topic, causes=[one], earlier=7)
 
-    def replay(self, cause: LetterCause) -> LettersReplayed:
+    def replay(self, cause: LetterCause, time_ms: int | None) -> LettersReplayed:
         self.began.set()
         assert self.held.wait(60)
         if self.fails:
             raise RetriableError("the brokers are away")
         self.replays.append(cause)
+        self.times.append(time_ms)
         return LettersReplayed(replayed=2, left=0)
 
 
@@ -82,7 +85,7 @@ def test_a_look_says_what_there_is_and_is_shared(address: str, desk: Desk) -> No
     assert json.loads(text) == {
         "topic": "dead",
         "earlier": 7,
-        "causes": [{**CAUSE._asdict(), "letters": 3, "open": 2, "sample": SECRET}],
+        "causes": [{**CAUSE._asdict(), "letters": 3, "open": 2, "sample": SECRET, "late": 1}],
     }
     assert ask(address, "/page/letters") == (200, text)
     assert desk.looks == 1
@@ -95,6 +98,19 @@ def test_a_replay_names_a_cause_and_says_what_it_did(address: str, desk: Desk) -
     assert desk.replays == [CAUSE]
     ask(address, "/page/letters")
     assert desk.looks == 2, "what was seen before is old"
+
+
+def test_records_keep_their_times_unless_the_present_one_is_asked_for(
+    address: str, desk: Desk
+) -> None:
+    began_ms = int(time.time() * 1000)
+    for more in ({}, {"timestamp": "record"}, {"timestamp": "now"}):
+        body = json.dumps({**CAUSE._asdict(), **more}).encode()
+        assert ask(address, "/page/replay", body)[0] == 200
+    first, second, now = desk.times
+    assert (first, second) == (None, None)
+    assert now is not None
+    assert now >= began_ms
 
 
 def test_a_get_replays_nothing(address: str, desk: Desk) -> None:
@@ -129,6 +145,8 @@ def test_others_replay_nothing(
         (b"[]", 400),
         (b"{}", 400),
         (json.dumps({**CAUSE._asdict(), "node": 7}).encode(), 400),
+        (json.dumps({**CAUSE._asdict(), "timestamp": "then"}).encode(), 400),
+        (json.dumps({**CAUSE._asdict(), "timestamp": ["now"]}).encode(), 400),
         (b" " * (MOST_BODY_BYTES + 1), 413),
     ],
 )

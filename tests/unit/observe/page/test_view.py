@@ -96,6 +96,12 @@ def test_the_worst_lag_is_first_and_says_how_it_grows() -> None:
     ]
 
 
+def test_keys_that_lie_elsewhere_are_shown_with_the_cure() -> None:
+    (row,) = VIEW["lags"]["misplaced"]
+    assert (row["topic"], row["misplaced"], row["checked"]) == ("in", 192, 256)
+    assert "crc32" in row["cure"]
+
+
 def test_where_the_time_of_a_thread_goes() -> None:
     (row,) = VIEW["threads"]["rows"]
     assert row["phases"] == {"read": 0.05}
