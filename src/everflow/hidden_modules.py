@@ -43,14 +43,17 @@ _SITES = ("site-packages", "dist-packages")
 
 
 class Hiding(NamedTuple):
-    """``file`` of the program stands in front of the library ``name``, which is ``what`` for
-    people."""
+    """``file`` of the program, or a folder, stands in front of the library ``name``, which is
+    ``what`` for people; or the library is ``loaded`` in its place."""
 
     file: Path
     name: str
     what: str
+    loaded: bool = False
 
     def __str__(self) -> str:
+        if self.loaded:
+            return f"{self.file} has the name of {self.what}, which is imported in its place"
         return f"{self.file} hides {self.what}"
 
 
@@ -66,7 +69,7 @@ def raise_told(what: str, error: Exception) -> NoReturn:
     the program hides a library; never as an AttributeError, of which Python makes "cannot import
     name" without a reason."""
     if not isinstance(error, EverflowError):
-        if files := blamed(error):
+        if files := [one for one in blamed(error) if not one.loaded]:
             refusal = _refusal(files, "a library")
             raise SetupError(f"{refusal}\n  {type(error).__name__}: {error}") from None
         if isinstance(error, AttributeError):
@@ -75,16 +78,16 @@ def raise_told(what: str, error: Exception) -> NoReturn:
 
 
 def blamed(error: BaseException) -> list[Hiding]:
-    """Files of the program that hide a library and may be the reason of ``error``, with which an
-    import failed: those that hide a module of Python's, and those that ``error`` or its stack
-    names."""
+    """Files of the program that hide a library, or that a library hides, and may be the reason of
+    ``error``, with which an import failed: those that hide a module of Python's, and those that
+    ``error`` or its stack names."""
     files = {frame.filename for frame in traceback.extract_tb(error.__traceback__)}
     said = set(re.findall(r"\w+", f"{error} {getattr(error, 'name', '')}"))
     return [
         one
         for one in _loaded_beside(sys.modules)
         if one.name in sys.stdlib_module_names or one.name in said or str(one.file) in files
-    ]
+    ] + (_not_loaded(said) if isinstance(error, ImportError) else [])
 
 
 def library(name: str, here: Iterable[Path]) -> str | None:
@@ -133,6 +136,21 @@ def _loaded_beside(names: Iterable[str]) -> list[Hiding]:
             if what is not None:
                 found.append(Hiding(Path(path), name, what))
     return sorted(found)
+
+
+def _not_loaded(names: Iterable[str]) -> list[Hiding]:
+    """Files and packages' folders beside the script, or in the current folder, in whose place a
+    library of one of these names is loaded."""
+    found = []
+    folders = [Path(one).resolve() for one in dict.fromkeys((sys.path[0], os.getcwd()))]
+    for name in sorted(set(names) & sys.modules.keys()):
+        loaded = getattr(sys.modules[name], "__file__", None)
+        for own in (one for folder in folders for one in (folder / f"{name}.py", folder / name)):
+            is_own = own.is_file() or (own / "__init__.py").is_file()
+            theirs = loaded is None or Path(loaded).resolve() not in (own, own / "__init__.py")
+            if is_own and theirs and (what := library(name, folders)) is not None:
+                found.append(Hiding(own, name, what, loaded=True))
+    return list(dict.fromkeys(found))
 
 
 def _resolved(entry: str) -> Path:

@@ -41,6 +41,15 @@ def test_a_file_that_hides_a_module_of_python_is_named(tmp_path: Path, name: str
     assert "cannot import name 'StreamsBuilder'" not in said
 
 
+@pytest.mark.parametrize("name", ["json", "queue", "orjson"])
+def test_a_folder_that_hides_a_library_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").write_text("mine = 1\n")
+    said = run(tmp_path, "from everflow import StreamsBuilder, serdes, KafkaStreams\n")
+    assert f"SetupError: {tmp_path.resolve() / name} hides " in said
+    assert "Rename the folder." in said
+
+
 @pytest.mark.parametrize("name", ["orjson", "pyarrow", "lmdb", "anyio"])
 def test_a_file_that_hides_an_installed_package_is_named(tmp_path: Path, name: str) -> None:
     (tmp_path / f"{name}.py").write_text("mine = 1\n")

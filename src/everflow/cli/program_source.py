@@ -111,26 +111,40 @@ def require_name(module: str, path: str) -> None:
 
 
 def _require_own_name(module: str, path: str) -> None:
-    """TopologyError where a file in the first folder of the path, or the current one, is called as
-    a library, so that one of the two cannot be imported."""
-    top = module.partition(".")[0]
+    """TopologyError where a file or a package's folder in the first folder of the path, or the
+    current one, is called as a library, so that one of the two cannot be imported."""
+    top, *rest = module.split(".")
     here = [Path(sys.path[0] if sys.path else "").resolve(), Path.cwd()]
-    mine = next(filter(Path.exists, (folder / f"{top}.py" for folder in here)), None)
+    mine = next((own for folder in here if (own := _own(folder, top, rest)) is not None), None)
     if mine is None:
         return
     what = library(top, here)
     loaded = getattr(sys.modules.get(top), "__file__", None)
     if loaded is not None:
-        if Path(loaded).resolve() == mine:
+        if Path(loaded).resolve() in (mine, mine / "__init__.py"):
             return
         what = what or f"the module {top} that is loaded already ({loaded})"
     if what is None:
         return
+    kind, name = ("folder", f"my_{top}") if mine.is_dir() else ("file", f"my_{top}.py")
     raise TopologyError(
-        f"{mine} has the name of {what}, and Python imports only one of the two. Rename the file, "
-        f"e.g. my_{top}.py, and write my_{top}:{path}",
+        f"{mine} has the name of {what}, and Python imports only one of the two. Rename the "
+        f"{kind}, e.g. {name}, and write {'.'.join([f'my_{top}', *rest])}:{path}",
         code="EF-PROGRAM",
     )
+
+
+def _own(folder: Path, top: str, rest: Sequence[str]) -> Path | None:
+    """The file or folder of the program that is asked for as the module ``top`` with ``rest`` in
+    it."""
+    if (package := folder / top).is_dir():
+        inside = package.joinpath(*rest) if rest else package
+        if (package / "__init__.py").exists() or (
+            rest and (inside.is_dir() or inside.with_suffix(".py").exists())
+        ):
+            return package
+    file = folder / f"{top}.py"
+    return file if file.exists() else None
 
 
 def _parsed(module: str, found: Path) -> ast.Module:

@@ -126,6 +126,40 @@ def test_a_file_with_the_name_of_any_library_is_told_with_both_places(
         sys.path[:] = path
 
 
+@pytest.mark.parametrize("name", ["json", "queue", "numpy", "rich"])
+@pytest.mark.parametrize("inside", ["", ".jobs"])
+def test_a_folder_with_the_name_of_a_library_is_told_as_that(
+    folder: Path, name: str, inside: str
+) -> None:
+    (folder / name).mkdir()
+    (folder / name / f"{inside.strip('.') or '__init__'}.py").write_text("builder = None\n")
+    with pytest.raises(TopologyError) as caught:
+        load(f"{name}{inside}:builder")
+    said = str(caught.value)
+    assert f"{folder / name} has the name of " in said
+    assert "Rename the folder" in said
+    assert f"write my_{name}{inside}:builder" in said
+
+
+def test_a_folder_in_whose_place_a_library_is_loaded_is_told_where_its_import_fails(
+    folder: Path,
+) -> None:
+    (folder / "json").mkdir()
+    (folder / "json" / "__init__.py").write_text("mine = 1\n")
+    (folder / "uses.py").write_text("from json import mine\nbuilder = 1\n")
+    with pytest.raises(TopologyError) as caught:
+        load("uses:builder")
+    assert f"{folder / 'json'} has the name of Python's own module json" in str(caught.value)
+    assert f"{folder / 'uses.py'}:1" in str(caught.value)
+
+
+@pytest.mark.parametrize("target", ["test:builder", "test.py:builder"])
+def test_a_program_may_be_called_test(folder: Path, target: str) -> None:
+    """Python has tests of its own under that name, which no program imports."""
+    (folder / "test.py").write_text(PROGRAM)
+    load(target)
+
+
 def test_a_name_that_a_library_does_not_have_is_told_with_the_place_of_the_library() -> None:
     with pytest.raises(TopologyError) as caught:
         load("orjson:builder")
