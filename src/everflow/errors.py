@@ -444,6 +444,17 @@ class LogStartMovedError(RetriableError):
         self.partition = partition
 
 
+class OtherTopicError(RetriableError):
+    """A log is, as its leader says, not of the topic any more that the application started with:
+    the topic was deleted, and perhaps created again. Nothing of the log is committed; the instance
+    ends once the brokers confirm it.
+
+    ``partitions``: such logs.
+    """
+
+    code = "EF-OTHER-TOPIC"
+
+
 class OffsetsWentBackError(RetriableError):
     """The group's coordinator tells lower committed offsets than were committed: whoever began
     there would process twice what lies between. Passes once the coordinator has loaded them again

@@ -199,6 +199,7 @@ class ClusterPorts:
             new_incarnation=new_incarnation,
             paused=lambda: instance.pause.paused,
             taken=taken,
+            doubt_topics=self.doubt_topics,
         )
         config = ground.config
         return StateUpdater(services, clock, config.acceptable_recovery_lag, config.task_timeout_ms)
@@ -247,6 +248,7 @@ class ClusterPorts:
             restores=SilentListener(),
             new_incarnation=new_incarnation,
             taken=lambda _, tp, __, chunk: _taken(intake, tables, tp, chunk),
+            doubt_topics=self.doubt_topics,
             name="everflow-global-tables",
         )
         updater = StateUpdater(services, clock, sys.maxsize, ground.config.task_timeout_ms)
@@ -521,6 +523,10 @@ class ClusterPorts:
     def topic_ids(self) -> Mapping[str, str]:
         """As the watch saw them first."""
         return self._topics.ids
+
+    def doubt_topics(self, topics: Collection[str]) -> None:
+        """The watch asks the brokers soon."""
+        self._watch.doubt(topics)
 
     def end_polls(self) -> None:
         """Of what is no part of the instance."""

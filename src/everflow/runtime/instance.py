@@ -131,6 +131,9 @@ class InstancePorts(Protocol):
     def topic_ids(self) -> Mapping[str, str]:
         """Of the topics that are read, as they were when the instance started."""
 
+    def doubt_topics(self, topics: Collection[str]) -> None:
+        """Leaders say that logs of these topics are of others by now."""
+
     def is_worker(self, pid: int) -> bool: ...
     def fence(self, own: bool) -> int:
         """Abort what this process's transactional ids have left open; ``own`` False: what those of
@@ -299,6 +302,7 @@ class Instance:
             uncaught=lambda *failed: self.uncaught.rest_ms(*failed),
             worker_memory=lambda: self.settings.memory.worker(len(self.threads)),
             topic_ids=self.ports.topic_ids,
+            doubt_topics=self.ports.doubt_topics,
             spawn=self.ports.spawn,
         )
         thread = StreamThread(

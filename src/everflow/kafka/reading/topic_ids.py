@@ -19,7 +19,7 @@ from typing import Any
 import kafka.errors as client_errors
 from kafka.protocol.consumer import FetchRequest, IsolationLevel
 
-from everflow.errors import RetriableError
+from everflow.errors import OtherTopicError, RetriableError
 from everflow.kafka.broker_link import BrokerLink, LinkLostError, RefusedError
 from everflow.kafka.connection_settings import connection_settings
 from everflow.kafka.reading.tail_watch import Carrier
@@ -89,9 +89,9 @@ class TopicIds:
             self._send()
 
     def require(self, timeout_s: float) -> None:
-        """Wait until all that was asked is answered. Raises RetriableError with the logs that are
-        of another topic by now, as a leader says, or about which none answers for ``timeout_s``
-        seconds."""
+        """Wait until all that was asked is answered. Raises OtherTopicError with the logs that are
+        of another topic by now, as a leader says, RetriableError with those about which none
+        answers for ``timeout_s`` seconds."""
         if not self._asked:
             return
         link = self._opened()
@@ -206,7 +206,7 @@ class TopicIds:
         if other:
             self._asked = frozenset()
             code = client_errors.for_code(codes[other[0]]).message
-            raise RetriableError(
+            raise OtherTopicError(
                 f"{_named(other)}: the leader answers {code}: the log is not of the topic with id "
                 f"{self._ids[other[0].topic]}, which the application started with. Records that "
                 f"were read of it are not committed. The instance ends once the brokers confirm "

@@ -74,6 +74,8 @@ class UpdaterServices:
         paused: the copies stand still; figures and commands go on.
         taken: (task, its changelog, where the store is, records read) -> what of them enters the
             store.
+        doubt_topics: logs of these topics have not what was to be read next: they may be of others
+            by now.
     """
 
     open_follower: Callable[[], Follower]
@@ -89,6 +91,7 @@ class UpdaterServices:
     taken: Callable[[TaskId, TopicPartition, int, FoldedChunk], FoldedChunk] = (
         lambda task, changelog, position, chunk: chunk
     )
+    doubt_topics: Callable[[Collection[str]], None] = lambda topics: None
     spawn: Spawn = on_thread
     name: str = "everflow-state-updater"
 
@@ -417,6 +420,8 @@ class StateUpdater:
                 if task is not None:
                     self._load(task, task.stores[tp], chunk)
                     moved.add(task.task.id)
+            if found.gone:
+                self._services.doubt_topics({tp.topic for tp in found.gone})
             for tp, reason in found.gone.items():
                 task_id = self._owner.get(tp)
                 if task_id is not None:

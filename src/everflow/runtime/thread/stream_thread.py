@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from everflow import metrics as names
 from everflow.clock import Clock
-from everflow.errors import EverflowError, RetriableError, TaskMigratedError
+from everflow.errors import EverflowError, OtherTopicError, RetriableError, TaskMigratedError
 from everflow.moves import moves
 from everflow.records import OffsetRange, TaskId, TopicPartition
 from everflow.retry import StoppedError
@@ -429,6 +429,8 @@ class StreamThread:
         then retry."""
         self._counts.again(failure.kind)
         self._struggle.note(failure, cut_off=self.cut_off)
+        if failure.code == OtherTopicError.code:
+            self.services.doubt_topics({tp.topic for tp in failure.partitions})
         pids = self.services.gate.take_pids(self.number)
         self.services.kill_workers(pids)
         for task in self.tasks.values():

@@ -85,7 +85,8 @@ class ThreadServices:
     `Uncaught.rest_ms`. ``give_back(tasks, why)``: tasks that cannot be recovered here now; the
     thread has them no more. ``worker_memory()``: what its worker may take, among as many threads as
     there are now. ``topic_ids()``: ids of the topics when the instance started; one that is not
-    known is missing."""
+    known is missing. ``doubt_topics(topics)``: leaders say that logs of these are of
+    other topics."""
 
     open_job: OpenJob
     kill_workers: Callable[[Sequence[int]], None]
@@ -103,6 +104,7 @@ class ThreadServices:
     give_back: Callable[[Sequence[ActiveTask], RetriableError], None] = lambda *_: None
     worker_memory: Callable[[], WorkerMemory] = lambda: WorkerMemory(UNBOUNDED_BYTES)
     topic_ids: Callable[[], Mapping[str, str]] = dict
+    doubt_topics: Callable[[Collection[str]], None] = lambda topics: None
     spawn: Spawn = on_thread
 
 

@@ -114,10 +114,13 @@ class TopicChanges:
             self._topics, self._inputs = self._topics.union(found), self._inputs.union(found)
             self._partitions.update(found)
 
-    def after(self, now: Mapping[str, TopicState]) -> FatalError | None:
+    def after(
+        self, now: Mapping[str, TopicState], doubted: Collection[str] = ()
+    ) -> FatalError | None:
         """Take an answer of the brokers; the error once a change was seen in two answers one after
-        the other, or a topic was missing in `MISSING_ANSWERS`. InternalTopicError or
-        MissingSourceTopicError for one that is missing."""
+        the other, or in one of a topic that is ``doubted``, since the leader of a log has said
+        that it is another one; or once a topic was missing in `MISSING_ANSWERS`.
+        InternalTopicError or MissingSourceTopicError for one that is missing."""
         self._missing = {
             name: self._missing.get(name, 0) + 1 for name in self._topics if name not in now
         }
@@ -137,7 +140,7 @@ class TopicChanges:
                 self._partitions, name, state.partitions
             ):
                 changed[name] = self._resized(name, partitions, state.partitions)
-        sure = [text for name, text in changed.items() if name in self._suspects]
+        sure = [text for name, text in changed.items() if name in self._suspects.union(doubted)]
         self._suspects = frozenset(changed)
         return FatalError(" ".join(sure)) if sure else None
 
@@ -204,8 +207,8 @@ class TopicChanges:
 
 
 class TopicWatch:
-    """Asks the brokers about every 10 s, on a thread of its own: neither stream threads nor the
-    instance's loop wait for it.
+    """Asks the brokers about every 10 s, and when somebody doubts that a topic is the same, on a
+    thread of its own: neither stream threads nor the instance's loop wait for it.
 
     Args:
         read: describes the existing ones of the topics; blocks.
@@ -223,17 +226,29 @@ class TopicWatch:
     ) -> None:
         self._look = look
         self._read, self._changes, self._failed, self._clock = read, changes, failed, clock
-        self._stop = threading.Event()
+        self._stop, self._woken = threading.Event(), threading.Event()
+        self._lock = threading.Lock()
+        self._doubted = frozenset[str]()
+
+    def doubt(self, topics: Collection[str]) -> None:
+        """The leaders of logs of these topics say that they are others by now: ask soon. From any
+        thread."""
+        with self._lock:
+            self._doubted = self._doubted.union(topics)
+        self._woken.set()
 
     def check_once(self) -> bool:
         """Ask and judge; True when the application must stop. Brokers that do not answer are for
         others to report."""
+        doubted = self._doubted
         try:
             now = self._read()
         except EverflowError as error:
             log.debug("The topics cannot be checked now: %s", error)
             return False
-        changed = self._changes.after(now)
+        with self._lock:
+            self._doubted -= doubted
+        changed = self._changes.after(now, doubted)
         if changed is not None:
             self._failed(changed)
         else:
@@ -255,13 +270,21 @@ class TopicWatch:
     def close(self) -> None:
         """End the watch; returns at once."""
         self._stop.set()
+        self._woken.set()
 
     def _run(self) -> None:
         try:
-            while not self._clock.wait(
-                self._stop, CONFIRM_MS if self._changes.suspected else PERIOD_MS
-            ):
+            while not self._rest():
                 if self.check_once():
                     return
         except Exception:  # a defect of the watch is no reason to stop the application
             log.exception("The topics are no longer watched")
+
+    def _rest(self) -> bool:
+        """Until the brokers are to be asked again, whatever is doubted no sooner than `CONFIRM_MS`
+        after the last time; True when the watch ends."""
+        if self._clock.wait(self._stop, CONFIRM_MS) or self._changes.suspected:
+            return self._stop.is_set()
+        self._clock.wait(self._woken, PERIOD_MS - CONFIRM_MS)
+        self._woken.clear()
+        return self._stop.is_set()

@@ -261,6 +261,9 @@ class SimulatedPorts:
     def topic_ids(self) -> Mapping[str, str]:
         return {}  # its topics are never created again
 
+    def doubt_topics(self, topics: Collection[str]) -> None:
+        """Nobody does."""
+
     def is_worker(self, pid: int) -> bool:
         return True
 

@@ -144,6 +144,7 @@ class World:
         self.slow_ms = 0.0
         """How long such a question takes."""
         self.hot: list[TaskId] = []
+        self.doubted = set[str]()
         self.told: list[str] = []
         self.began: list[RestoreProgress] = []
         self.asked_ends = 0
@@ -164,6 +165,7 @@ class World:
             restores=self.tracker,
             standbys=lambda: self,
             paused=lambda: self.paused,
+            doubt_topics=self.doubted.update,
         )
         self.updater = StateUpdater(services, clock or self.clock, ACCEPTABLE, TASK_TIMEOUT_MS)
 

@@ -24,6 +24,7 @@ from everflow.runtime.topics.topic_watch import (
     TopicChanges,
     TopicWatch,
 )
+from everflow.testing.waiting import wait_until
 
 INPUT, CHANGELOG = "in", "app-counts-changelog"
 
@@ -206,6 +207,34 @@ def test_the_watch_asks_every_ten_seconds_soon_when_in_doubt_and_not_brokers_tha
     assert brokers.asked_ms == times
     assert len(brokers.failures) == 1, brokers.failures
     assert len(brokers.answers) == 1, "it goes on after its one error"
+
+
+def test_what_a_leader_doubts_is_confirmed_by_the_next_look() -> None:
+    """Not by the second one, nor ten seconds later."""
+    brokers = Brokers(topics(), topics(), topics("b"), topics("b"))
+    ask = brokers.read
+
+    def read() -> Mapping[str, TopicDescription]:
+        if len(brokers.asked_ms) == 1:  # while the second answer is under way: it is of before
+            brokers.watch.doubt([INPUT])
+        return ask()
+
+    brokers.watch = TopicWatch(read, changes(), brokers.failed, brokers.clock)
+    brokers.watch.start()
+    wait_until(lambda: brokers.failures, 10, "the change to be told")
+    assert brokers.asked_ms == [0.0, PERIOD_MS, PERIOD_MS + CONFIRM_MS]
+    assert len(brokers.answers) == 1, "no further look"
+
+
+def test_a_doubt_changes_nothing_about_topics_that_are_the_same_or_only_missing() -> None:
+    decision = changes()
+    assert decision.after(topics()) is None
+    assert decision.after(topics(), {INPUT}) is None
+    assert not decision.suspected
+    for _ in range(MISSING_ANSWERS - 1):
+        assert decision.after({CHANGELOG: topics()[CHANGELOG]}, {INPUT}) is None
+    assert decision.after(topics("b"), {CHANGELOG}) is None, "of another topic"
+    assert isinstance(decision.after(topics("b")), FatalError)
 
 
 def test_a_watch_over_topics_that_stay_ends_silently() -> None:
