@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     from everflow.runtime.restore.standby_listener import StandbyUpdateListener, SuspendReason
     from everflow.runtime.task_status import TaskStatus
     from everflow.runtime.tasks.task import TaskRole, TaskState
-    from everflow.runtime.thread.replacement import StreamThreadExceptionResponse
+    from everflow.runtime.thread.uncaught import StreamThreadExceptionResponse
     from everflow.snapshots.frames import diff_state, read_state
     from everflow.snapshots.state_source import EverflowStateSource
     from everflow.spark.session import session
@@ -225,7 +225,7 @@ _NAMES = {
     "records": "TaskId TopicPartition",
     "runtime.client_state": "ClientState IllegalStateError StateListener",
     "runtime.kafka_streams": "KafkaStreams",
-    "runtime.thread.replacement": "StreamThreadExceptionResponse",
+    "runtime.thread.uncaught": "StreamThreadExceptionResponse",
     "runtime.query.key_metadata": "KeyQueryMetadata StreamsMetadata",
     "runtime.query.queries": "LagInfo",
     "runtime.query.query_errors": "InvalidStateStoreError StaleStateError StateElsewhereError "

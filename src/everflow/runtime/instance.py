@@ -44,10 +44,9 @@ from everflow.runtime.tasks.recovery import ATTEMPT_MS, Recovery
 from everflow.runtime.tasks.task import ActiveTask, TaskState, TaskStore, fitted
 from everflow.runtime.tasks.task_manager import TaskManager, TaskServices
 from everflow.runtime.tasks.task_timeouts import TaskTimeouts
-from everflow.runtime.thread.batch_watchdog import any_stalled, end_hanging
-from everflow.runtime.thread.replacement import Uncaught
 from everflow.runtime.thread.stream_thread import StreamThread
 from everflow.runtime.thread.thread_ports import OpenJob, ThreadServices, ThreadSettings
+from everflow.runtime.thread.uncaught import Uncaught
 from everflow.runtime.thread_count import ThreadCount, ThreadCountPorts
 from everflow.runtime.topics.end_offsets import EndOffsets
 from everflow.threads import Spawn
@@ -299,7 +298,7 @@ class Instance:
             give_back=self._give_back,
             global_tasks=self.global_tables.contexts,
             consumed=self.ports.consumed,
-            uncaught=lambda *failed: self.uncaught.rest_ms(*failed),
+            uncaught=lambda error: self.uncaught.limits_for(error),
             worker_memory=lambda: self.settings.memory.worker(len(self.threads)),
             topic_ids=self.ports.topic_ids,
             doubt_topics=self.ports.doubt_topics,
@@ -368,9 +367,10 @@ class Instance:
 
     def _tick(self) -> None:
         self.ports.look()
-        if self.states.state is not ClientState.RUNNING or any_stalled(self.threads, self.clock):
+        if self.states.state is not ClientState.RUNNING or self._any_stalled():
             self._look_at_tasks()
-        end_hanging(self.threads, self.book, self.settings.max_poll_interval_ms, self.clock)
+        for thread in self.threads:
+            thread.end_hanging_batch(self.settings.max_poll_interval_ms)
         now_ms = self.clock.monotonic_ms()
         if now_ms >= self._next_purge_ms:
             self._next_purge_ms = now_ms + self.settings.purge_interval_ms
@@ -414,13 +414,16 @@ class Instance:
             lambda: self.metrics.add(names.WRITERS_FENCED, self.ports.fence(own=False))
         )
 
+    def _any_stalled(self) -> bool:
+        return any(thread.stalled for thread in self.threads)
+
     def _look_at_tasks(self) -> None:
         self._on_tasks_changed(self.manager.all_running())
 
     def _on_tasks_changed(self, all_running: bool) -> None:
         if self.states.state in STOPPING:
             return
-        all_running = all_running and not any_stalled(self.threads, self.clock)
+        all_running = all_running and not self._any_stalled()
         if (
             all_running
             and self.member.stable

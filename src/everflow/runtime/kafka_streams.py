@@ -61,9 +61,8 @@ from everflow.runtime.start_up import prepare_cluster, require_tasks, with_exist
 from everflow.runtime.task_status import TaskStatus, copies_metrics, input_lag, statuses
 from everflow.runtime.tasks.blueprint import Blueprint
 from everflow.runtime.tasks.task import TaskState
-from everflow.runtime.thread.batch_watchdog import troubles
-from everflow.runtime.thread.replacement import Uncaught
-from everflow.runtime.thread.struggle import troubles_of
+from everflow.runtime.thread.retry_policy import troubles_of
+from everflow.runtime.thread.uncaught import Uncaught
 from everflow.runtime.unclosed import close_at_exit, running_here
 from everflow.runtime.wiring import Ground, instance_log
 from everflow.state.memory_folder import MemoryFolder
@@ -211,20 +210,24 @@ class KafkaStreams(
             {**instance.updater.followed(), **instance.global_tables.followed()},
         )
         restores = (instance.recovering_ids(), self._tracker.progress())
-        late = {**instance.updater.late(), **instance.global_tables.late()}
+        stalled = {**instance.updater.stalled(), **instance.global_tables.stalled()}
         return statuses(
             *known,
             *restores,
             handing_over=instance.manager.handing_over(),
             troubles={
                 **troubles_of(
-                    {task: copy.late for task, copy in late.items()},
+                    {task: copy.stalled for task, copy in stalled.items()},
                     instance.clock.monotonic_ms(),
                     instance.clock.now_ms(),
                 ),
-                **troubles(instance.threads),
+                **{
+                    task: trouble
+                    for thread in list(instance.threads)
+                    for task, trouble in thread.troubles().items()
+                },
             },
-            late_copies={task: copy.role for task, copy in late.items()},
+            stalled_copies={task: copy.role for task, copy in stalled.items()},
         )
 
     def metrics(self) -> dict[str, float | str]:

@@ -13,12 +13,12 @@ from everflow.runtime.pause import Pause
 from everflow.runtime.restore.restore_listener import RestoreListener
 from everflow.runtime.restore.restore_progress import RestoreTracker
 from everflow.runtime.restore.standby_listener import StandbyUpdateListener
-from everflow.runtime.thread.replacement import (
-    MOST,
-    WITHIN_MS,
-    Uncaught,
-    UncaughtExceptionHandler,
+from everflow.runtime.thread.retry_policy import (
+    MOST_REPLACEMENTS,
+    REPLACED_WITHIN_MS,
+    ReplacementLimits,
 )
+from everflow.runtime.thread.uncaught import Uncaught, UncaughtExceptionHandler
 from everflow.runtime.thread_count import ThreadCount
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.task_directory import StateDirectory
@@ -56,8 +56,8 @@ class InstanceOperations(Living):
         self,
         handler: UncaughtExceptionHandler,
         *,
-        most: int = MOST,
-        within: Duration = WITHIN_MS,
+        most: int = MOST_REPLACEMENTS,
+        within: Duration = REPLACED_WITHIN_MS,
     ) -> None:
         """``handler(error)`` says what becomes of a stream thread that cannot go on (KIP-671).
         Before `start` only.
@@ -82,9 +82,8 @@ class InstanceOperations(Living):
                 f"set_uncaught_exception_handler: most is at least 1, found {most}. To end at the "
                 f"first failure answer SHUTDOWN_CLIENT."
             )
-        self._uncaught = replace(
-            self._uncaught, handler=handler, most=most, within_ms=duration_ms(within)
-        )
+        limits = ReplacementLimits(most, duration_ms(within))
+        self._uncaught = replace(self._uncaught, handler=handler, limits=limits)
 
     def pause(self) -> None:
         """Process nothing, restore nothing, let standbys follow nothing, on this instance, until

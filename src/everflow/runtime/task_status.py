@@ -11,7 +11,7 @@ from everflow.records import TaskId, TopicPartition
 from everflow.runtime.copies.copied_tasks import FollowedTask
 from everflow.runtime.restore.restore_listener import RestoreProgress
 from everflow.runtime.tasks.task import ActiveTask, TaskRole, TaskState
-from everflow.runtime.thread.repeated_failures import Trouble
+from everflow.runtime.thread.retry_policy import Trouble
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,12 +51,12 @@ def statuses(
     restores: Mapping[TaskId, Sequence[RestoreProgress]],
     handing_over: Collection[TaskId] = (),
     troubles: Mapping[TaskId, Trouble] | None = None,
-    late_copies: Mapping[TaskId, TaskRole] | None = None,
+    stalled_copies: Mapping[TaskId, TaskRole] | None = None,
 ) -> dict[TaskId, TaskStatus]:
     """All tasks by id. ``owned``: what the group wants active here; ``ends``: of input partitions;
     ``restores``: under way; ``handing_over``: revoked, not given up yet. One whose last batch still
-    runs is RUNNING. ``troubles``: of their threads, and of ``late_copies``, which do not get on and
-    may not be open yet."""
+    runs is RUNNING. ``troubles``: of their threads, and of ``stalled_copies``, which make no
+    progress and may not be open yet."""
     told = troubles or {}
     found = {
         task: TaskStatus(role=TaskRole.ACTIVE, state=TaskState.CREATED, lag=None) for task in owned
@@ -75,7 +75,7 @@ def statuses(
     }
     found |= {
         task: TaskStatus(role=role, state=TaskState.CREATED, lag=None, trouble=told.get(task))
-        for task, role in (late_copies or {}).items()
+        for task, role in (stalled_copies or {}).items()
         if task not in found
     }
     found |= {task: _restoring(restores.get(task, ())) for task in recovering}

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from everflow.records import TaskId
 from everflow.runtime.task_status import TaskStatus
 from everflow.runtime.tasks.task import TaskRole, TaskState
-from everflow.runtime.thread.repeated_failures import Trouble
+from everflow.runtime.thread.retry_policy import Trouble
 
 ACTIVE, STARTING, RESTORING, LEAVING, STANDBY, WARM_UP = (
     "active",

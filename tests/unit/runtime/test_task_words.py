@@ -10,7 +10,7 @@ from everflow.records import TaskId
 from everflow.runtime.task_status import TaskStatus, statuses
 from everflow.runtime.task_words import duration, summary, task_lines
 from everflow.runtime.tasks.task import TaskRole, TaskState
-from everflow.runtime.thread.repeated_failures import Trouble
+from everflow.runtime.thread.retry_policy import Trouble
 
 RUNNING = TaskStatus(
     role=TaskRole.ACTIVE, state=TaskState.RUNNING, lag=1_200, rate=0.0, remaining_s=0.0

@@ -18,7 +18,7 @@ from everflow.records import TaskId
 from everflow.runtime.client_state import ClientState
 from everflow.runtime.task_status import TaskStatus
 from everflow.runtime.tasks.task import TaskRole, TaskState
-from everflow.runtime.thread.repeated_failures import Trouble
+from everflow.runtime.thread.retry_policy import Trouble
 from everflow.state.store import StoreSpec
 from everflow.topology.graph import EdgeType, FunctionNode, SinkNode, SourceNode, StatefulNode
 from everflow.topology.program import Topology

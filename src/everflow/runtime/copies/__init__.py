@@ -1,7 +1,7 @@
 """Copies that no active task writes: standbys, warm-ups, and what lies at rest in the state folder.
 
 `state_updater`: the thread that lets them follow their changelogs, over `copy_lanes`, one per role;
-`copied_tasks`: what it knows of each, `late_copies`: which of them do not get on.
+`copied_tasks`: what it knows of each, `stalled_copies`: which of them make no progress.
 `known_copies`: how far each is, as the group is told. `freshness`: until when one is known to have
 missed nothing. `state_keeper`: touches what is quiet, and lets `state_cleaner` remove what nobody
 needs. May import layers 0 and 1, `restore`, `tasks` and state; no kafka (it comes through ports).

@@ -18,8 +18,8 @@ from everflow.moves import counted, moves
 from everflow.records import TaskId
 from everflow.retry import StoppedError
 from everflow.runtime.copies.copied_tasks import FollowedTask
-from everflow.runtime.copies.late_copies import LateCopy
 from everflow.runtime.copies.loaded_tables import LoadedTables
+from everflow.runtime.copies.stalled_copies import StalledCopy
 from everflow.runtime.copies.state_updater import StateUpdater
 from everflow.runtime.tasks.task import StandbyTask, TaskStore, context_of
 from everflow.waits import waiting
@@ -160,9 +160,9 @@ class GlobalTables:
         loaded = {} if self._loaded is None else self._loaded.followed()
         return loaded if self._updater is None else {**self._updater.followed(), **loaded}
 
-    def late(self) -> Mapping[TaskId, LateCopy]:
+    def stalled(self) -> Mapping[TaskId, StalledCopy]:
         """Those that do not get on, and why."""
-        return {} if self._updater is None else self._updater.late()
+        return {} if self._updater is None else self._updater.stalled()
 
     def close(self) -> None:
         """End with following; the stores are closed."""

@@ -24,7 +24,7 @@ from everflow.runtime.copies.copied_tasks import (
     figures_of,
 )
 from everflow.runtime.copies.copy_lanes import CopyLanes, Follower
-from everflow.runtime.copies.late_copies import LateCopies, LateCopy, concerned
+from everflow.runtime.copies.stalled_copies import StalledCopies, StalledCopy, concerned
 from everflow.runtime.restore.restoration import FoldedChunk, PreparedStore, named_keys
 from everflow.runtime.restore.restore_listener import RestoreListener, RestoreProgress
 from everflow.runtime.restore.restore_plan import ChangelogState
@@ -131,7 +131,7 @@ class StateUpdater:
         self._owner: dict[TopicPartition, TaskId] = {}
         self._lanes = CopyLanes(services.open_follower)
         self._standbys = GuardedStandbyListener(services.standbys)
-        self._late = LateCopies(TaskTimeouts(task_timeout_ms), clock)
+        self._stalled = StalledCopies(TaskTimeouts(task_timeout_ms), clock)
         self._unheard: Set[TaskId] = frozenset()
         """Those of whose logs the brokers last did not say where one ends."""
         self._ends: Mapping[TopicPartition, int] = {}
@@ -175,9 +175,9 @@ class StateUpdater:
         """The stores of every followed task; as of the last round."""
         return self._places
 
-    def late(self) -> Mapping[TaskId, LateCopy]:
+    def stalled(self) -> Mapping[TaskId, StalledCopy]:
         """Those that do not get on, and why; as of the last round."""
-        return self._late.late()
+        return self._stalled.stalled()
 
     def start(self) -> None:
         """Run on a thread of its own until `close`."""
@@ -230,7 +230,7 @@ class StateUpdater:
             return
         self._read_ends()
         if self._services.paused():
-            self._late.stand_still()
+            self._stalled.stand_still()
             self._publish()
             self._clock.wait(self.wake, ENDS_PERIOD_MS)
             return
@@ -272,7 +272,7 @@ class StateUpdater:
                 self._change_role(command)
             else:
                 self._let_go(command)
-                self._late.keep([*self._tasks, *self._waiting])
+                self._stalled.keep([*self._tasks, *self._waiting])
 
     def _let_go(self, command: _Drop) -> None:
         given = [self._waiting.pop(task) for task in sorted(command.tasks) if task in self._waiting]
@@ -324,7 +324,7 @@ class StateUpdater:
         if not self._waiting or now_ms < self._retry_ms:
             return
         self._retry_ms = now_ms + FAULT_PAUSE_MS
-        resting = self._late.resting()
+        resting = self._stalled.resting()
         turn = [self._waiting[task] for task in sorted(self._waiting) if task not in resting]
         if not turn:
             return
@@ -338,15 +338,15 @@ class StateUpdater:
         except RetriableError as error:
             took_ms = self._clock.monotonic_ms() - now_ms
             named = concerned(roles, error.partitions, logs)
-            self._late.failed(named or roles, str(error), rests_after_ms=took_ms)
+            self._stalled.failed(named or roles, str(error), rests_after_ms=took_ms)
             return
         for task in turn:
             try:
                 self._open(task, states)
             except EverflowError as error:
-                self._late.failed({task.id: task.role}, str(error))
+                self._stalled.failed({task.id: task.role}, str(error))
                 continue
-            self._late.got_on(task.id)
+            self._stalled.progressed(task.id)
             del self._waiting[task.id]
 
     def _open(self, task: StandbyTask, states: Mapping[TopicPartition, ChangelogState]) -> None:
@@ -409,9 +409,9 @@ class StateUpdater:
         try:
             self._take_round(moved)
         except RetriableError as error:
-            self._note_late(moved, error)
+            self._note_stalled(moved, error)
             raise
-        self._note_late(moved)
+        self._note_stalled(moved)
 
     def _take_round(self, moved: set[TaskId]) -> None:
         for found in self._lanes.rounds(self._ends):
@@ -427,7 +427,7 @@ class StateUpdater:
                 if task_id is not None:
                     self._rebuild(self._tasks[task_id], tp, reason)
 
-    def _note_late(self, moved: Collection[TaskId], fault: RetriableError | None = None) -> None:
+    def _note_stalled(self, moved: Collection[TaskId], fault: RetriableError | None = None) -> None:
         """After a round that brought ``moved`` forward, and met ``fault``."""
         waiting = self._lanes.far_behind()
         for task_id, task in self._tasks.items():
@@ -439,11 +439,11 @@ class StateUpdater:
                 if store.progress.position < (store.end or 0)
             ]
             if task_id in moved or not behind:
-                self._late.got_on(task_id)
+                self._stalled.progressed(task_id)
             elif behind and waiting.isdisjoint(behind):
                 of_it = fault is not None and not fault.partitions.isdisjoint(behind)
                 cause = str(fault) if of_it else ""
-                self._late.behind(task_id, task.task.role, str(behind[0]), cause)
+                self._stalled.behind(task_id, task.task.role, str(behind[0]), cause)
 
     def _load(self, task: CopiedTask, store: CopiedStore, chunk: FoldedChunk) -> None:
         at = store.progress.position
@@ -488,14 +488,14 @@ class StateUpdater:
         now_ms = self._clock.monotonic_ms()
         if now_ms - self._ends_ms < ENDS_PERIOD_MS:
             return
-        resting = self._late.resting()
+        resting = self._stalled.resting()
         logs = {task: list(found.stores) for task, found in self._tasks.items()}
         asked = [tp for task, tps in logs.items() if task not in resting for tp in tps]
         roles = {task: found.task.role for task, found in self._tasks.items()}
         try:
             ends = self._services.stable_ends(asked) if asked else {}
         except RetriableError as error:  # nobody answers: all wait, and none longer than another
-            self._late.failed(concerned(roles, asked, logs), str(error))
+            self._stalled.failed(concerned(roles, asked, logs), str(error))
             raise
         silent = [tp for tp in asked if tp not in ends]
         unheard = concerned(roles, silent, logs)
@@ -503,7 +503,7 @@ class StateUpdater:
         if silent:
             took_ms = self._clock.monotonic_ms() - now_ms
             cause = f"the leader of {silent[0]} does not say where that log ends"
-            self._late.failed(unheard, cause, rests_after_ms=took_ms)
+            self._stalled.failed(unheard, cause, rests_after_ms=took_ms)
         self._ends = {tp: end for tp, end in {**self._ends, **ends}.items() if tp in self._owner}
         self._ends_ms = now_ms
         for task in self._tasks.values():

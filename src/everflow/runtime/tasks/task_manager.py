@@ -270,12 +270,12 @@ class TaskManager:
             ]
             # One task's whole restore must not hold back another that only lacks the tail of its
             # changelog, nor one whose brokers do not answer any other.
-            late = self.timeouts.late()
-            together = [task for task in fresh if task not in late]
+            stalled = self.timeouts.stalled()
+            together = [task for task in fresh if task not in stalled]
             for part in (
                 [t for t in together if t in self.suspended],
                 [t for t in together if t not in self.suspended],
-                *([task] for task in fresh if task in late),
+                *([task] for task in fresh if task in stalled),
             ):
                 if part:
                     self._recover(part)
@@ -388,7 +388,7 @@ class TaskManager:
             if task not in keep:
                 self._suspend(task)
         for task in keep:
-            self.timeouts.got_on(task.id)
+            self.timeouts.progressed(task.id)
             task.to(TaskState.RUNNING)
         self._start(keep)
         self.reconcile()

@@ -22,7 +22,7 @@ PART_OF_LIMIT = 0.25
 
 
 @dataclass
-class LateTask:
+class StalledTask:
     """One that does not get on. ``since_ms``: its first failure since it last did; ``count``: how
     many since; ``cause``: of the last."""
 
@@ -38,33 +38,33 @@ class LateTask:
 @dataclass
 class TaskTimeouts:
     """``limit_ms``: ``task.timeout.ms``; a first failure is never too late, as in Kafka Streams.
-    Owned by one thread; any may call `late`."""
+    Owned by one thread; any may call `stalled`."""
 
     limit_ms: float
-    _late: dict[TaskId, LateTask] = field(default_factory=dict)
+    _stalled: dict[TaskId, StalledTask] = field(default_factory=dict)
     _others_until_ms: float = 0.0
     """Until then those that get on have the time."""
 
     def failed(self, tasks: Iterable[TaskId], cause: str, now_ms: float) -> None:
         """One more attempt of each was in vain. TaskTimeoutError for one whose time is over."""
         for task in tasks:
-            late = self._late.setdefault(task, LateTask(now_ms))
-            late.count += 1
-            late.cause = cause
+            stalled = self._stalled.setdefault(task, StalledTask(now_ms))
+            stalled.count += 1
+            stalled.cause = cause
             self._require(task, now_ms)
 
     def waits(self, task: TaskId, cause: str, now_ms: float) -> None:
         """It waits for a broker, without an attempt. TaskTimeoutError if its time is over."""
-        late = self._late.setdefault(task, LateTask(now_ms))
-        late.cause = late.cause or cause
+        stalled = self._stalled.setdefault(task, StalledTask(now_ms))
+        stalled.cause = stalled.cause or cause
         self._require(task, now_ms)
 
     def _require(self, task: TaskId, now_ms: float) -> None:
-        late = self._late[task]
-        if now_ms - late.since_ms > self.limit_ms:
+        stalled = self._stalled[task]
+        if now_ms - stalled.since_ms > self.limit_ms:
             raise TaskTimeoutError(
-                f"Task {task} made no progress for {(now_ms - late.since_ms) / 1000:.0f} s "
-                f"(task.timeout.ms: {self.limit_ms / 1000:g} s); the last failure: {late.cause}",
+                f"Task {task} made no progress for {(now_ms - stalled.since_ms) / 1000:.0f} s "
+                f"(task.timeout.ms: {self.limit_ms / 1000:g} s); the last failure: {stalled.cause}",
                 task,
             )
 
@@ -74,42 +74,50 @@ class TaskTimeouts:
         most_ms = self.limit_ms * PART_OF_LIMIT
         self._others_until_ms = now_ms + min(SHARE_OF_OTHERS * took_ms, most_ms)
         for task in tasks:
-            late = self._late[task]
-            wanted = max(FIRST_REST_MS * 2.0 ** min(late.count - 1, 16), SHARE_OF_OTHERS * took_ms)
-            late.until_ms, late.alone = now_ms + min(wanted, most_ms), True
+            stalled = self._stalled[task]
+            growing_ms = FIRST_REST_MS * 2.0 ** min(stalled.count - 1, 16)
+            wanted = max(growing_ms, SHARE_OF_OTHERS * took_ms)
+            stalled.until_ms, stalled.alone = now_ms + min(wanted, most_ms), True
+
+    def rest_until(self, tasks: Iterable[TaskId], until_ms: float) -> None:
+        """Leave tasks that failed alone until then."""
+        for task in tasks:
+            self._stalled[task].until_ms = until_ms
 
     def set_apart(self, tasks: Iterable[TaskId]) -> None:
         """One of these tasks, which have failed together, may be the reason: each by itself."""
         for task in tasks:
-            self._late[task].alone = True
+            self._stalled[task].alone = True
 
-    def got_on(self, task: TaskId) -> None:
+    def progressed(self, task: TaskId) -> None:
         """It made progress, or has nothing to do: its time begins anew."""
-        self._late.pop(task, None)
+        self._stalled.pop(task, None)
 
     def keep(self, tasks: Collection[TaskId]) -> None:
         """The others are somebody else's now."""
-        for task in self._late.keys() - set(tasks):
-            del self._late[task]
+        for task in self._stalled.keys() - set(tasks):
+            del self._stalled[task]
 
     def resting(self, now_ms: float) -> frozenset[TaskId]:
         """Those that are left alone now."""
-        return frozenset(task for task, late in self._late.items() if now_ms < late.until_ms)
+        return frozenset(
+            task for task, stalled in self._stalled.items() if now_ms < stalled.until_ms
+        )
 
     def chosen(self, tasks: Collection[TaskId], now_ms: float) -> Collection[TaskId]:
         """Which of ``tasks``, none of which rests, are in the next batch: all, or one of those that
         are tried by themselves, or the others."""
-        alone = [task for task in tasks if task in self._late and self._late[task].alone]
+        alone = [task for task in tasks if task in self._stalled and self._stalled[task].alone]
         others = [task for task in tasks if task not in alone]
         if not alone or (others and now_ms < self._others_until_ms):
             return others
-        return [min(alone, key=lambda task: (self._late[task].until_ms, task))]
+        return [min(alone, key=lambda task: (self._stalled[task].until_ms, task))]
 
     @property
     def any(self) -> bool:
         """Whether there are tasks that do not get on."""
-        return bool(self._late)
+        return bool(self._stalled)
 
-    def late(self) -> dict[TaskId, LateTask]:
+    def stalled(self) -> dict[TaskId, StalledTask]:
         """Those that do not get on."""
-        return dict(self._late)
+        return dict(self._stalled)

@@ -87,7 +87,7 @@ def short(failure: BatchFailure) -> str:
     return f"{first}{named}{at}"
 
 
-def told(failure: BatchFailure) -> str:
+def in_full(failure: BatchFailure) -> str:
     """What a user reads: the error, where, what to do; several lines."""
     record = failure.record
     named = "" if record is None else f" (record {record.topic}-{record.partition}@{record.offset})"

@@ -10,7 +10,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from everflow import metrics as names
 from everflow.clock import Clock
@@ -25,28 +25,58 @@ from everflow.runtime.commit.batch import (
     BatchRequest,
     BatchResult,
 )
-from everflow.runtime.tasks.task import ActiveTask, TaskState, concerning, positions_of
+from everflow.runtime.tasks.task import ActiveTask, TaskState, positions_of
 from everflow.runtime.tasks.task_timeouts import TaskTimeouts
 from everflow.runtime.tasks.thread_commands import ThreadCommands
 from everflow.runtime.thread import batching
 from everflow.runtime.thread.batch_counts import BatchCounts
 from everflow.runtime.thread.batching import PlannedBatch, is_empty, plan_ranges, unread
 from everflow.runtime.thread.failure_text import ending, short
-from everflow.runtime.thread.narrowing import Narrowing
-from everflow.runtime.thread.repeated_failures import Trouble
-from everflow.runtime.thread.replacement import Quarantine, culprits
-from everflow.runtime.thread.struggle import Hung, LateTasks, Recovering, Struggle
+from everflow.runtime.thread.retry_policy import (
+    ABORT_PAUSE_MS,
+    Lines,
+    RetryDecision,
+    RetryPolicy,
+    StalledTasks,
+    Trouble,
+    first_size,
+)
 from everflow.runtime.thread.task_idling import TaskIdling
 from everflow.runtime.thread.thread_ports import Job, ThreadServices, ThreadSettings, batch_request
+from everflow.runtime.thread.worker_processes import trace_and_kill
 from everflow.runtime.topics.silence import Moves, Silence
 from everflow.threads import Running
 
 log = logging.getLogger("everflow")
 
-ABORT_PAUSE_MS = 50.0
 IDLE_WAIT_MS = 1_000.0
 FRESH_ENDS_MS = 20.0
 """How long a batch that is not full waits to hear where its logs end now."""
+SHOWN_AFTER_MS = 3_000.0
+"""A recovery usually takes less: its failed batch is in the log and the metrics, and the state does
+not flicker."""
+
+
+@dataclass(frozen=True)
+class Recovering:
+    """After a batch whose outcome is not known yet; since when, monotonic ms."""
+
+    failure: BatchFailure
+    since_ms: float
+
+
+@dataclass(frozen=True)
+class Hung:
+    """A batch that did not end in time: when it began (monotonic), and how long it might take;
+    ms."""
+
+    since_ms: float
+    limit_ms: float
+
+    def in_place_of(self, failure: BatchFailure) -> BatchFailure:
+        """How the batch failed, in place of how its workers died."""
+        text = f"A batch has not ended within {self.limit_ms / 1000:g} s (max.poll.interval.ms)"
+        return replace(failure, kind="hang", error=text)
 
 
 @dataclass(kw_only=True)
@@ -68,8 +98,6 @@ class StreamThread:
     """The last batch whose workers the watchdog has ended; it says so before it does."""
     recovering: Recovering | None = None
     """While it recovers from a batch that failed: none of the tasks is processed."""
-    quarantine: Quarantine = field(default_factory=Quarantine)
-    """Tasks that rest, since they have failed."""
     cut_off: bool = False
     """The end of the instance has killed the workers of the batch in flight: its failure is no
     news."""
@@ -82,13 +110,17 @@ class StreamThread:
         self._stop = threading.Event()
         self._job: Job | None = None
         self._next = BatchId("", 0, 0)
-        self._narrowing = Narrowing.of(self.settings, self.services)
         self._planned: PlannedBatch | None = None
         self._refused = False
         """The last batch was aborted because a rebalance had ended in the middle of it."""
         self._stuck_at: Mapping[TopicPartition, int] | None = None
-        self._struggle = self._no_struggle()
-        self.late = LateTasks(TaskTimeouts(self.settings.task_timeout_ms))
+        self.retries = RetryPolicy(
+            limits=self.settings.limits,
+            size=first_size(self.settings.functions),
+            worker=self.services.worker_memory,
+            may_continue=self.settings.may_continue,
+            stalled=StalledTasks(TaskTimeouts(self.settings.task_timeout_ms)),
+        )
         self._idling = TaskIdling(self.settings.max_task_idle_ms)
         self._silence = Silence(self.settings.idle, self.services.consumed)
         self._counts = BatchCounts(self.services.metrics, self.clock, self.number)
@@ -102,15 +134,41 @@ class StreamThread:
         """Of the Python thread."""
         return f"everflow-stream-{self.number}"
 
-    def _no_struggle(self) -> Struggle:
-        return Struggle(number=self.number, clock=self.clock)
-
     # --- called from other threads ---------------------------------------------------------------
 
     @property
     def trouble(self) -> Trouble | None:
-        """What keeps its tasks from getting on; None since the last progress."""
-        return self._struggle.trouble
+        """Why it makes no progress; None since the last progress."""
+        return self.retries.trouble
+
+    def troubles(self) -> dict[TaskId, Trouble]:
+        """Why its tasks make no progress."""
+        now_ms, wall_ms = self.clock.monotonic_ms(), self.clock.now_ms()
+        return self.retries.troubles(list(self.tasks), now_ms, wall_ms)
+
+    @property
+    def stalled(self) -> bool:
+        """Whether it has been recovering all its tasks for a while: the brokers are away, say, or a
+        changelog is gone. The instance is REBALANCING then."""
+        recovering = self.recovering
+        return (
+            recovering is not None
+            and self.clock.monotonic_ms() - recovering.since_ms > SHOWN_AFTER_MS
+        )
+
+    def end_hanging_batch(self, limit_ms: float) -> None:
+        """Kill the workers of its batch if that has run for longer than ``limit_ms``
+        (``max.poll.interval.ms``, D7): its job fails and the thread recovers (D6)."""
+        since = self.batch_since_ms
+        if since is None or self.clock.monotonic_ms() - since <= limit_ms:
+            return
+        pids = self.services.gate.take_pids(self.number)
+        if pids:
+            log.warning(
+                "Stream thread %d: a batch hangs, ending its workers %s", self.number, list(pids)
+            )
+            self.hung = Hung(since, limit_ms)
+            trace_and_kill(pids, self.clock)
 
     def start(self) -> None:
         self._running = self.services.spawn(self.name, self._run)
@@ -168,12 +226,14 @@ class StreamThread:
             if not isinstance(error, EverflowError):  # a defect
                 log.exception("Stream thread %d failed", self.number)
                 error = EverflowError(f"Stream thread {self.number} failed: {error!r}")
+            limits = self.services.uncaught(error)
             now_ms = self.clock.monotonic_ms()
-            rest_ms = self.services.uncaught(self.number, error, now_ms)
-            if rest_ms is None:
+            replaced, lines = self.retries.uncaught(
+                error, limits, self._planned, self.tasks, now_ms
+            )
+            self._log(lines)
+            if not replaced:
                 raise error from None
-            failing = culprits(error, self.tasks, self._planned)
-            self.quarantine.put(failing, now_ms + rest_ms, self.clock.now_ms(), error)
             self._begin_anew(error)
 
     def _begin_anew(self, error: EverflowError) -> None:
@@ -183,8 +243,7 @@ class StreamThread:
         for task in self.tasks.values():
             if task.state is TaskState.RUNNING:
                 task.to(TaskState.RESTORING)
-        self.late.timeouts.keep(())
-        self._forget()
+        self._forget_plan()
         failure = BatchFailure(kind="retriable", error=str(error))
         self.recovering = Recovering(failure, self.clock.monotonic_ms())
 
@@ -241,8 +300,7 @@ class StreamThread:
             self._wait(min(IDLE_WAIT_MS, self._keep_alive_left_ms()))
             return False
         if self._planned is not None and self.services.paused():
-            self._struggle = self._no_struggle()  # it lasts no longer
-            self.late.timeouts.keep(())
+            self.retries.paused()
             self.clock.wait(self.wake, IDLE_WAIT_MS)
             return False
         # 3. Which offsets: the range of a failed attempt again, or what is new.
@@ -261,7 +319,7 @@ class StreamThread:
             result = self._run_batch(planned)
         except BatchFailedError as failure:
             # 6. Outcome unknown: kill, fence, read, replay; then the same range again (D6).
-            self._after_failure(failure.failure)
+            self._after_failure(failure.failure, self.clock.monotonic_ms() - started_ms)
             return False
         if result is None or not result.committed:
             self._after_abort("ownership-changed" if result is None else result.reason)
@@ -277,19 +335,16 @@ class StreamThread:
         if self._commands.take(self.tasks):
             self._begin_with_others()
 
-    def _forget(self) -> None:
-        """What was planned: nothing of it was committed, positions say where to begin."""
+    def _forget_plan(self) -> None:
+        """Nothing of it was committed, positions say where to begin."""
         self._planned = self._stuck_at = None
-        self._narrowing.forget()
-        self._struggle = self._no_struggle()  # of other tasks, maybe hours ago
         self._next = BatchId(self.new_incarnation(), 0, 0)
 
     def _begin_with_others(self) -> None:
         """The job goes on, it only reads other partitions (I4, design note 006)."""
         partitions = sorted({tp for task in self.tasks.values() for tp in task.inputs})
-        self.quarantine.keep(self.tasks)
-        self.late.timeouts.keep(self.tasks)
-        self._forget()
+        self.retries.tasks_changed(self.tasks)
+        self._forget_plan()
         if not partitions:
             self.services.ends.unwatch(self.number)
             return
@@ -307,8 +362,8 @@ class StreamThread:
     def _plan(self) -> PlannedBatch | None:
         if self.services.ends.failure is not None:
             raise self.services.ends.failure
-        self.late.look(self.tasks, self.services.ends, self.clock.monotonic_ms())
-        most = self._narrowing.size.records(self._narrowing.bounds)
+        self.retries.before_plan(self.tasks, self.services.ends, self.clock.monotonic_ms())
+        most = self.retries.size.records(self.retries.bounds)
         available = self._available()
         few = sum(r.end - r.start for r in available.values()) < most
         # What came during the last batch need not wait for the one after the next. Who knows of
@@ -318,7 +373,9 @@ class StreamThread:
             available = self._available()
         log_ends = {tp: r.end for tp, r in available.items()}
         look = self._idling.look(batching.merged(self.tasks), available, self.clock.monotonic_ms())
-        offered = self.late.chosen(self.tasks, look.of(available), self.clock.monotonic_ms())
+        offered = self.retries.stalled.chosen(
+            self.tasks, look.of(available), self.clock.monotonic_ms()
+        )
         ranges = plan_ranges(offered, most)
         idle = self._silent(available)
         if is_empty(ranges) or self._stuck_at == log_ends or self.services.paused():
@@ -345,7 +402,7 @@ class StreamThread:
         ends, now_ms = self.services.ends, self.clock.monotonic_ms()
         if not self.settings.idle or self.services.paused() or ends.failing_ms() > 0:
             return {}
-        tasks = self.late.waiting_for_nobody(self.tasks, self._resting(), ends)
+        tasks = self.retries.stalled.with_known_ends(self.tasks, self._resting(), ends)
         self._looked_ms = now_ms
         return self._silence.look(tasks, available, now_ms)
 
@@ -353,8 +410,7 @@ class StreamThread:
         return unread(self.tasks.values(), self.services.ends.ends(), self._resting())
 
     def _resting(self) -> frozenset[TaskId]:
-        now_ms = self.clock.monotonic_ms()
-        return self.quarantine.resting(now_ms) | self.late.timeouts.resting(now_ms)
+        return self.retries.resting(self.clock.monotonic_ms())
 
     def _keep_alive_left_ms(self) -> float:
         return max(0.0, self._last_job_ms + self.settings.keep_alive_ms - self.clock.monotonic_ms())
@@ -377,19 +433,18 @@ class StreamThread:
             return None
         since = self.batch_since_ms = self.clock.monotonic_ms()
         self._counts.begin(since)
-        search = self._narrowing.search
-        if search is not None and (line := search.told(planned, since)):
+        search = self.retries.search
+        if search is not None and (line := search.line(planned, since)):
             moves.info("Stream thread %d: %s", self.number, line)
         try:
             return self._opened_job().run(self._request(batch_id, planned))
         except BatchFailedError as error:
             if self.hung is not None and self.hung.since_ms == since:
-                raise BatchFailedError(self.hung.told_of(error.failure)) from error
+                raise BatchFailedError(self.hung.in_place_of(error.failure)) from error
             raise
         finally:
             self.batch_since_ms = None
             self._last_job_ms = self.clock.monotonic_ms()
-            self._narrowing.failed_after_ms = self._last_job_ms - since
             self.services.gate.end(batch_id)
 
     def _request(self, batch_id: str, planned: PlannedBatch) -> BatchRequest:
@@ -402,8 +457,8 @@ class StreamThread:
             self.tasks,
             self.settings.called(self.tasks.keys() - self._resting()) if calls else (),
             self.services.global_tasks(),
-            self._narrowing.aside(planned),
-            self._narrowing.bounds.max_bytes,
+            self.retries.skipped(planned),
+            self.retries.bounds.max_bytes,
             self.services.topic_ids(),
         )
 
@@ -411,24 +466,18 @@ class StreamThread:
 
     def _after_abort(self, reason: str) -> None:
         """The gate or the group said no and the workers aborted: nothing happened, the same range
-        runs again.
-
-        At once after a rebalance (the tasks may still be ours); with a pause where the member has
-        to rejoin first.
-        """
+        runs again."""
         self._counts.again(reason=reason)
         log.info("Stream thread %d: batch aborted (%s), running it again", self.number, reason)
-        self._next_attempt(f"batches are aborted again and again: {reason}")
-        moved_on = reason.startswith("generation")
-        self._refused = moved_on and self._planned is not None and self._planned.attempt == 1
-        if not moved_on:
-            self.clock.wait(self._stop, ABORT_PAUSE_MS)
+        now_ms = self.clock.monotonic_ms()
+        self._follow(self.retries.batch_aborted(reason, self._planned, self.tasks, now_ms))
 
-    def _after_failure(self, failure: BatchFailure) -> None:
+    def _after_failure(self, failure: BatchFailure, took_ms: float) -> None:
         """D6's order: end the workers, fence, read stable offsets, replay the changelog's tail;
         then retry."""
         self._counts.again(failure.kind)
-        self._struggle.note(failure, cut_off=self.cut_off)
+        now_ms, wall_ms = self.clock.monotonic_ms(), self.clock.now_ms()
+        self._log(self.retries.batch_failed(failure, took_ms, now_ms, wall_ms, self.cut_off))
         if failure.code == OtherTopicError.code:
             self.services.doubt_topics({tp.topic for tp in failure.partitions})
         pids = self.services.gate.take_pids(self.number)
@@ -437,6 +486,16 @@ class StreamThread:
             task.to(TaskState.RESTORING)
         self.recovering = Recovering(failure, self.clock.monotonic_ms())
         self._recover_after(failure)
+
+    def _follow(self, decision: RetryDecision) -> None:
+        self._log(decision.lines)
+        self._planned, self._refused = decision.planned, decision.keeps_tasks
+        if decision.pause_ms > 0:
+            self.clock.wait(self._stop, decision.pause_ms)
+
+    def _log(self, lines: Lines) -> None:
+        for level, text in lines:
+            log.log(level, "Stream thread %d: %s", self.number, text)
 
     def _recover_after(self, failure: BatchFailure) -> None:
         """Learn what the failed batch did. `Recovery.recover` takes the positions from the
@@ -455,20 +514,12 @@ class StreamThread:
             task.to(TaskState.RUNNING)
         self.recovering = None
         committed = before != positions_of(tasks)
-        # What was committed has just been replayed, and is no progress that makes up for a cause
-        # which the next batch meets, too: Spark has ended, or the disk of the stores is full.
-        if failure.kind == "spark-gone" or (committed and failure.kind == "fatal"):
-            raise ending(failure, 1, "")
+        decision = self.retries.recovered(
+            failure, self._planned, self.tasks, before, committed, self.clock.monotonic_ms()
+        )
         if committed:
-            log.info(
-                "Stream thread %d: the failed batch had been committed, going on behind it",
-                self.number,
-            )
-            self._planned = None
-            self._struggle = self._no_struggle()
             self._next = self._next._replace(counter=self._next.counter + 1)
-            return
-        self._try_again(failure, frozenset(before))
+        self._follow(decision)
 
     def _recovered(self, tasks: Sequence[ActiveTask]) -> bool:
         """Whether all are where the log is. Those whose brokers do not do their part are given
@@ -486,9 +537,9 @@ class StreamThread:
         except RetriableError as error:
             log.warning("Stream thread %d cannot recover its tasks: %s", self.number, error)
             now_ms = self.clock.monotonic_ms()
-            self.late.failed_with(None, self.tasks, str(error), now_ms)
+            given = self.retries.recovery_failed(error, tasks, self.tasks, fenced, now_ms)
             if fenced:
-                self._give_back(concerning(tasks, error.partitions) or tasks, error)
+                self._give_back(given, error)
         return False
 
     def _give_back(self, tasks: Sequence[ActiveTask], why: RetriableError) -> None:
@@ -499,85 +550,41 @@ class StreamThread:
         self._begin_with_others()
         self.services.give_back(tasks, why)
 
-    def _try_again(self, failure: BatchFailure, owned: Collection[TopicPartition]) -> None:
-        """The next attempt, of fewer records where that may help; or the error that ends the
-        instance. ``owned``: partitions that this thread still reads; a bad record of another is its
-        new owner's."""
-        planned, bad = self._planned, failure.record
-        smallest = planned is None or planned.least(failure, self._inputs())
-        foreign = bad is not None and TopicPartition(bad.topic, bad.partition) not in owned
-        if not foreign:
-            in_vain = self._struggle.in_vain(failure, smallest)
-            if (bad is not None or in_vain) and self._narrowing.set_aside(failure, planned):
-                log.warning(
-                    "Stream thread %d: the record is left to its handler: %s",
-                    self.number,
-                    planned.named() if bad is None and planned is not None else short(failure),
-                )
-                self._struggle = self._no_struggle()
-                self._next_attempt(short(failure))
-                return
-            self._struggle.require_hope(
-                failure, smallest, planned.named() if planned is not None else ""
-            )
-        self._next_attempt(short(failure), failure.partitions)
-        if planned is not None and failure.kind == "retriable":
-            took_ms, now_ms = self._narrowing.failed_after_ms, self.clock.monotonic_ms()
-            if self.late.apart(failure, planned, self.tasks, took_ms, now_ms):
-                self._planned = None  # others are planned; positions say where to begin
-                return
-        if planned is not None:
-            self._plan_smaller(failure, planned)
-        self._struggle.pause(self._stop)
-
-    def _plan_smaller(self, failure: BatchFailure, planned: PlannedBatch) -> None:
-        looked_for = self._narrowing.search is not None
-        self._planned = self._narrowing.smaller(
-            failure, planned, self._inputs(), self.clock.monotonic_ms()
-        )
-        if not looked_for and self._narrowing.search is not None and not planned.smallest:
-            log.warning(
-                "Stream thread %d: its record is looked for in smaller batches", self.number
-            )
-
-    def _inputs(self) -> list[Collection[TopicPartition]]:
-        return [task.inputs for _, task in sorted(self.tasks.items())]
-
     def _lost(self, task: ActiveTask) -> bool:
         return self.services.gate.broken(task.id, task.epoch)
-
-    def _next_attempt(self, cause: str, of: Collection[TopicPartition] = ()) -> None:
-        if self._planned is not None:
-            self._planned.attempt += 1
-        self.late.failed_with(self._planned, self.tasks, cause, self.clock.monotonic_ms(), of)
 
     # --- step 7 ----------------------------------------------------------------------------------
 
     def _take_result(self, planned: PlannedBatch, result: BatchResult, elapsed_ms: float) -> None:
         batch_id = str(self._next._replace(attempt=planned.attempt))
-        read, got_on = 0, []
+        read, progressed = 0, []
         for task in batching.touched(self.tasks, result):
             moved = task.take(result, batch_id)
             read += moved
             if moved:
-                self.quarantine.got_on(task.id)
-                got_on.append(task.id)
-        self.late.after(result, got_on, self.tasks, elapsed_ms, self.clock.monotonic_ms())
+                progressed.append(task.id)
+        now_ms = self.clock.monotonic_ms()
+        rest_ms = self.retries.batch_committed(
+            result, planned, read, progressed, self.tasks, elapsed_ms, now_ms
+        )
         self._silence.moved(self.tasks.values(), planned.idle, self._looked_ms)
         self._next = self._next._replace(counter=self._next.counter + 1)
-        size, bounds = self._narrowing.size, self._narrowing.bounds
-        rest_ms = size.rest_ms(bounds, read, elapsed_ms, got_on)
         self._rested_ms = self.clock.monotonic_ms() + rest_ms
-        self._narrowing.after(result, planned.records, read, elapsed_ms, self.tasks.values())
-        told = (self.number, batch_id, read, elapsed_ms, result.timings, self._narrowing.memory)
-        log.debug("Stream thread %d: batch %s, %d records in %.1f ms %s, memory %s", *told)
+        log.debug(
+            "Stream thread %d: batch %s, %d records in %.1f ms %s, memory %s",
+            self.number,
+            batch_id,
+            read,
+            elapsed_ms,
+            result.timings,
+            self.retries.memory,
+        )
         # An input that ran dry may hold the others back (D3): wait for it to grow.
         if not is_empty(planned.ranges):
             self._stuck_at = planned.log_ends if read == 0 and not result.silent else None
         self._planned = None
-        self._struggle = self._no_struggle()
         self._counts.add(result)
-        self.services.committed(positions_of(self.tasks[task] for task in got_on))
+        self.services.committed(positions_of(self.tasks[task] for task in progressed))
 
     # --- the end ---------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from everflow.runtime.commit.commit_gate import GateBook
 from everflow.runtime.tasks.recovery import Recovery
 from everflow.runtime.tasks.task import ActiveTask
 from everflow.runtime.thread.batching import PlannedBatch
+from everflow.runtime.thread.retry_policy import ReplacementLimits
 from everflow.runtime.topics.end_offsets import EndOffsets
 from everflow.threads import Spawn, on_thread
 from everflow.topology.sources.idle_sources import IdleSource
@@ -46,8 +47,8 @@ class ThreadSettings:
     """What does not change while the thread lives. Times in ms. ``clocked``: sub-topologies whose
     tasks are in every batch, with records or without, since the wall clock calls methods of theirs;
     ``keep_alive_ms`` is then as short as the shortest of their intervals. ``idle``: inputs whose
-    silence moves stream time, by sub-topology and topic. ``functions``: the plan
-    has Python functions; ``may_continue(stage, node)`` as in `narrowing.Narrowing`."""
+    silence moves stream time, by sub-topology and topic. ``functions``: the plan has Python
+    functions; ``may_continue(stage, node)`` as in `RetryPolicy`."""
 
     application_id: str
     guarantee: str
@@ -81,8 +82,8 @@ class ThreadServices:
     ``on_failed(error)`` is called once, when the thread ends with an error. ``committed``: told
     where a batch has brought its tasks. ``paused()``: process
     nothing (KIP-834). ``consumed(topics)``: whether the application has consumed all that is in
-    them. ``global_tasks()``: where the global tables lie now. ``uncaught(number, error, now)``: see
-    `Uncaught.rest_ms`. ``give_back(tasks, why)``: tasks that cannot be recovered here now; the
+    them. ``global_tasks()``: where the global tables lie now. ``uncaught(error)``: see
+    `Uncaught.limits_for`. ``give_back(tasks, why)``: tasks that cannot be recovered here now; the
     thread has them no more. ``worker_memory()``: what its worker may take, among as many threads as
     there are now. ``topic_ids()``: ids of the topics when the instance started; one that is not
     known is missing. ``doubt_topics(topics)``: leaders say that logs of these are of
@@ -100,7 +101,7 @@ class ThreadServices:
     paused: Callable[[], bool] = lambda: False
     global_tasks: Callable[[], list[TaskContext]] = list
     consumed: Callable[[Collection[str]], bool] = lambda topics: True
-    uncaught: Callable[[int, EverflowError, float], float | None] = lambda *_: None
+    uncaught: Callable[[EverflowError], ReplacementLimits | None] = lambda _: None
     give_back: Callable[[Sequence[ActiveTask], RetriableError], None] = lambda *_: None
     worker_memory: Callable[[], WorkerMemory] = lambda: WorkerMemory(UNBOUNDED_BYTES)
     topic_ids: Callable[[], Mapping[str, str]] = dict

@@ -18,7 +18,7 @@ from everflow.errors import RecordError
 from everflow.records import EdgeBatch
 from everflow.runtime.step.step_failure import failure_of
 from everflow.runtime.step.step_functions import RecordFailure, run_function
-from everflow.runtime.thread.failure_text import ending, told
+from everflow.runtime.thread.failure_text import ending, in_full
 from everflow.topology.graph import EdgeType
 from everflow.topology.physical_plan import FunctionOp, Source
 
@@ -182,7 +182,7 @@ def test_the_message_has_the_record_both_lines_and_the_cure() -> None:
         "processing goes on where it stopped.",
     ]
     assert isinstance(ending(found, 1, ""), RecordError)
-    assert told(found).splitlines()[0] == "KeyError: 'a' (record in-0@7)"
+    assert in_full(found).splitlines()[0] == "KeyError: 'a' (record in-0@7)"
 
 
 def test_a_result_of_another_type_is_told_without_a_line_of_ours() -> None:

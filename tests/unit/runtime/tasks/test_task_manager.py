@@ -483,7 +483,7 @@ def test_where_nobody_knows_whom_it_concerns_each_is_tried_by_itself(world: Worl
     bad.clear()
     world.settle()
     assert world.held() == {A, B, C, D}
-    assert world.manager.timeouts.late() == {}
+    assert world.manager.timeouts.stalled() == {}
 
 
 def test_what_a_thread_gives_back_is_recovered_by_itself(world: World) -> None:

@@ -22,7 +22,7 @@ def test_the_time_of_a_task_begins_with_its_first_failure_and_ends_with_its_firs
     timeouts = TaskTimeouts(LIMIT_MS)
     timeouts.failed([A], "no leader", 0)
     timeouts.failed([A, B], "no leader", 9_000)
-    timeouts.got_on(A)
+    timeouts.progressed(A)
     timeouts.failed([A], "no leader", 15_000)
     timeouts.failed([B], "no leader", 19_000)
     with pytest.raises(TaskTimeoutError) as late:
@@ -48,7 +48,7 @@ def test_who_failed_rests_longer_each_time_and_the_longer_it_held_the_others_up(
         timeouts.failed([A], "no leader", 0)
         timeouts.rest([A], 0, took_ms)
         assert timeouts.resting(0) == {A}, number
-        rests.append(timeouts.late()[A].until_ms)
+        rests.append(timeouts.stalled()[A].until_ms)
     assert rests == [500, 1_000, 2_000, 9_000, 1_000_000 * PART_OF_LIMIT]
 
 
@@ -58,12 +58,12 @@ def test_tasks_that_failed_together_are_tried_one_by_one_and_who_gets_on_is_free
     assert timeouts.chosen(ALL, 0) == [A, B, C], "once may be bad luck"
     timeouts.set_apart([A, B])
     assert timeouts.chosen(ALL, 0) == [A]
-    timeouts.got_on(A)
+    timeouts.progressed(A)
     assert timeouts.chosen(ALL, 0) == [B]
     timeouts.failed([B], "it is B", 100)
     timeouts.rest([B], 100, 100)
     assert timeouts.chosen([A, C], 200) == [A, C]
-    assert timeouts.chosen(ALL, timeouts.late()[B].until_ms) == [B]
+    assert timeouts.chosen(ALL, timeouts.stalled()[B].until_ms) == [B]
 
 
 def test_tasks_that_get_on_have_most_of_the_time_however_many_do_not() -> None:
@@ -102,7 +102,7 @@ def test_whatever_happens_only_time_without_progress_ends_a_task(
     since: dict[TaskId, float] = {}
     for what, tasks, later_ms in events:
         now_ms += later_ms
-        known = sorted(tasks & timeouts.late().keys())
+        known = sorted(tasks & timeouts.stalled().keys())
         if what == "failed":
             for task in tasks:
                 since.setdefault(task, now_ms)
@@ -122,12 +122,12 @@ def test_whatever_happens_only_time_without_progress_ends_a_task(
             since = {task: at for task, at in since.items() if task in tasks}
         else:
             for task in tasks:
-                timeouts.got_on(task)
+                timeouts.progressed(task)
                 since.pop(task, None)
-        assert timeouts.late().keys() == since.keys()
+        assert timeouts.stalled().keys() == since.keys()
         awake = set(ALL) - timeouts.resting(now_ms)
         assert set(timeouts.chosen(sorted(awake), now_ms)) <= awake
         assert timeouts.chosen(sorted(awake), now_ms) or not awake, "somebody is always tried"
-        assert all(one.until_ms <= now_ms + LIMIT_MS for one in timeouts.late().values()), (
+        assert all(one.until_ms <= now_ms + LIMIT_MS for one in timeouts.stalled().values()), (
             "who rests is tried again before its time is over"
         )

@@ -140,4 +140,4 @@ def test_silent_logs_and_late_tasks_are_looked_for_only_where_there_are_some(
     world.ends._silent = {TopicPartition("in", 2): 0.0}
     world.thread.run_once()
     assert len(looked) == FEW
-    assert list(world.thread.late.timeouts.late()) == [TaskId(0, 2)]
+    assert list(world.thread.retries.stalled.timeouts.stalled()) == [TaskId(0, 2)]

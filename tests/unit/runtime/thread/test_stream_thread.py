@@ -48,7 +48,7 @@ def test_a_thread_that_is_caught_up_rests_so_that_records_share_a_commit(world: 
     batch, and not before a command."""
     limits = replace(world.thread.settings.limits, most_rest_ms=40)
     world.thread.settings = replace(world.thread.settings, limits=limits)
-    world.thread._narrowing.limits = limits
+    world.thread.retries.limits = limits
     world.give_task()
     world.turn()
     took_ms = 20.0
@@ -90,7 +90,7 @@ def test_a_thread_rests_until_the_broker_has_ended_its_transaction(world: World)
     """What comes meanwhile is in the next batch, instead of waiting behind one that waits."""
     limits = replace(world.thread.settings.limits, most_rest_ms=40)
     world.thread.settings = replace(world.thread.settings, limits=limits)
-    world.thread._narrowing.limits = limits
+    world.thread.retries.limits = limits
     world.give_task()
     world.turn()
     ends_after_ms = 200.0

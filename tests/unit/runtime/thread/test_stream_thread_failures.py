@@ -33,8 +33,7 @@ from everflow.runtime.commit.batch import (
     CodeLine,
 )
 from everflow.runtime.tasks.task import ActiveTask, TaskState
-from everflow.runtime.thread.batch_watchdog import SHOWN_AFTER_MS, any_stalled
-from everflow.runtime.thread.struggle import Hung
+from everflow.runtime.thread.stream_thread import SHOWN_AFTER_MS, Hung
 from unit.runtime.thread.stream_thread_world import IN, OTHER, OTHER_TASK, TASK, World
 
 
@@ -70,17 +69,14 @@ def test_a_failed_batch_is_killed_fenced_recovered_in_that_order_and_run_again(
 def test_a_recovery_that_hangs_shows_as_a_stall_until_it_has_gone_through(world: World) -> None:
     stalls: list[bool] = []
 
-    def stalled() -> bool:
-        return any_stalled([world.thread], world.clock)
-
     def fail(request: BatchRequest) -> BatchResult:
         world.behave = world.commit
         raise failed("worker", "no leader for the changelog")
 
     def hang(partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset]:
-        stalls.append(stalled())
+        stalls.append(world.thread.stalled)
         world.clock.advance(SHOWN_AFTER_MS + 1)
-        stalls.append(stalled())
+        stalls.append(world.thread.stalled)
         return {IN: CommittedOffset(world.committed_offset, "")}
 
     world.behave, world.committed = fail, hang  # type: ignore[method-assign]
@@ -89,7 +85,7 @@ def test_a_recovery_that_hangs_shows_as_a_stall_until_it_has_gone_through(world:
     while not stalls:
         world.turn()
     assert stalls == [False, True]
-    assert not stalled()
+    assert not world.thread.stalled
 
 
 def test_a_batch_that_had_committed_is_not_run_again(world: World) -> None:

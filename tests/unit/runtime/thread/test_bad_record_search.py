@@ -23,7 +23,7 @@ from everflow.runtime.commit.batch import (
 )
 from everflow.runtime.tasks.task import ActiveTask, TaskState
 from everflow.runtime.thread.batching import BatchSize
-from everflow.runtime.thread.narrowing import FIRST_WITH_FUNCTIONS, Narrowing, first_size
+from everflow.runtime.thread.retry_policy import FIRST_WITH_FUNCTIONS, first_size
 from everflow.runtime.thread.stream_thread import StreamThread
 from unit.runtime.thread.stream_thread_world import IN, TASK, World
 
@@ -258,9 +258,7 @@ def test_a_call_of_a_second_each_leaves_the_batch_in_bounds() -> None:
 
 def test_after_a_hang_batches_are_as_large_as_what_a_record_seemed_to_cost() -> None:
     made = world()
-    narrowing = made.thread._narrowing
-    assert isinstance(narrowing, Narrowing)
-    assert narrowing.size == BatchSize()
+    assert made.thread.retries.size == BatchSize()
     made.behave = slow = Slow(made, 10.0, 300_000, "hang")
     made.give_task()
     made.end = 100_000

@@ -12,7 +12,6 @@ from everflow.errors import RetriableError, TaskTimeoutError
 from everflow.records import CommittedOffset, OffsetRange, TopicPartition
 from everflow.runtime.commit.batch import BatchFailedError, BatchFailure, BatchRequest, BatchResult
 from everflow.runtime.tasks.task import ActiveTask, TaskState
-from everflow.runtime.thread.batch_watchdog import troubles
 from unit.runtime.thread.stream_thread_world import IN, OTHER, OTHER_TASK, TASK, World
 
 
@@ -119,12 +118,12 @@ def test_the_others_go_on_and_the_error_names_the_task_and_its_cause(
 def test_who_gets_on_again_runs_with_the_others_as_before(world: TwoTasks) -> None:
     fails_for(world, OTHER)
     world.turns(6)
-    found = troubles([world.thread])
+    found = world.thread.troubles()
     assert set(found) == {OTHER_TASK}
     assert found[OTHER_TASK].text == "no leader for out-0"
     world.behave = world.commit
     world.turns(10)
-    assert troubles([world.thread]) == {}
+    assert world.thread.troubles() == {}
     assert world.read[OTHER] > world.end - 10
     assert set(world.requests[-1].ranges) == {IN, OTHER}
 
@@ -145,7 +144,7 @@ def test_a_silent_partition_costs_no_recovery_and_holds_up_nobody_for_long(world
         world.turns(60)
     assert world.read[IN] > world.end - 10
     assert not any(done.startswith(("kill", "fence")) for done in world.done)
-    assert world.thread._narrowing.size.bound >= 100_000, "records cost no more than before"
+    assert world.thread.retries.size.bound >= 100_000, "records cost no more than before"
 
 
 def test_a_leader_that_does_not_say_where_its_log_ends_is_named(world: TwoTasks) -> None:

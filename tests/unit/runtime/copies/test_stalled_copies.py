@@ -13,7 +13,7 @@ from everflow.errors import RetriableError
 from everflow.runtime.restore.standby_listener import SuspendReason
 from everflow.runtime.task_status import statuses
 from everflow.runtime.tasks.task import TaskRole, TaskState
-from everflow.runtime.thread.struggle import troubles_of
+from everflow.runtime.thread.retry_policy import troubles_of
 from unit.runtime.copies.updater_world import TASK_TIMEOUT_MS, A, B, World, log_of
 
 
@@ -46,15 +46,15 @@ def test_a_leader_that_does_not_say_where_its_log_ends_holds_up_its_own_copy(
         world.rounds()
     assert world.content(A) == world.expected(A, world.stable[log_of(A)]), "the other one goes on"
     assert 2 < world.asked_of[log_of(B)] - before < 10, "it rests, longer each time"
-    (late,) = world.updater.late().items()
-    assert (late[0], late[1].role) == (B, TaskRole.STANDBY)
-    assert late[1].late.count == world.asked_of[log_of(B)] - before
-    assert f"the leader of {log_of(B)} does not say where" in late[1].late.cause
+    (stalled,) = world.updater.stalled().items()
+    assert (stalled[0], stalled[1].role) == (B, TaskRole.STANDBY)
+    assert stalled[1].stalled.count == world.asked_of[log_of(B)] - before
+    assert f"the leader of {log_of(B)} does not say where" in stalled[1].stalled.cause
     assert f"Task {B} (standby) cannot follow its changelogs: the leader of" in caplog.text
     assert str(A) not in caplog.text
     world.silent = set()
     world.rounds(300)
-    assert world.updater.late() == {}
+    assert world.updater.stalled() == {}
     assert world.content(B) == world.expected(B, world.stable[log_of(B)])
 
 
@@ -64,37 +64,37 @@ def test_a_log_that_has_records_of_which_none_come_is_named_after_a_while(world:
     for _ in range(30):  # nine seconds
         grow(world)
         world.rounds()
-    assert world.updater.late() == {}
+    assert world.updater.stalled() == {}
     for _ in range(40):  # and twelve more
         grow(world)
         world.rounds()
-    late = world.updater.late()[B].late
-    assert late.count == 2
-    assert f"no records came of {log_of(B)}" in late.cause
+    stalled = world.updater.stalled()[B].stalled
+    assert stalled.count == 2
+    assert f"no records came of {log_of(B)}" in stalled.cause
     assert world.content(A) == world.expected(A, world.stable[log_of(A)])
     world.mute = set()
     world.rounds()
-    assert world.updater.late() == {}
+    assert world.updater.stalled() == {}
 
 
-def test_who_waits_for_its_turn_or_has_nothing_to_read_or_is_paused_is_not_late(
+def test_who_waits_for_its_turn_or_has_nothing_to_read_or_is_paused_is_not_stalled(
     world: World,
 ) -> None:
     followed(world)
     world.mute = {log_of(B)}
     world.rounds(100)
-    assert world.updater.late() == {}, "there is nothing to read"
+    assert world.updater.stalled() == {}, "there is nothing to read"
     world.stable[log_of(B)] += 2
     world.in_bulk = {log_of(B)}
     world.rounds(100)
-    assert world.updater.late() == {}, "others are read before it"
+    assert world.updater.stalled() == {}, "others are read before it"
     world.in_bulk, world.paused = set(), True
     world.rounds(100)
     world.paused = False
     world.rounds(10)
-    assert world.updater.late() == {}, "nobody reads while the instance is paused"
+    assert world.updater.stalled() == {}, "nobody reads while the instance is paused"
     world.rounds(40)
-    assert set(world.updater.late()) == {B}
+    assert set(world.updater.stalled()) == {B}
 
 
 def test_a_copy_that_cannot_be_opened_is_tried_by_itself_and_shown(world: World) -> None:
@@ -103,13 +103,15 @@ def test_a_copy_that_cannot_be_opened_is_tried_by_itself_and_shown(world: World)
     world.updater.add([world.task(A), world.task(B, TaskRole.WARMUP)])
     world.rounds(10)
     assert world.content(A) == world.expected(A, 2)
-    late = world.updater.late()
-    assert (set(late), late[B].role) == ({B}, TaskRole.WARMUP)
+    stalled = world.updater.stalled()
+    assert (set(stalled), stalled[B].role) == ({B}, TaskRole.WARMUP)
     now_ms, wall_ms = world.clock.monotonic_ms(), world.clock.now_ms()
     shown = statuses(
         *((), (), {}, world.updater.followed(), (), {}),
-        troubles=troubles_of({task: copy.late for task, copy in late.items()}, now_ms, wall_ms),
-        late_copies={task: copy.role for task, copy in late.items()},
+        troubles=troubles_of(
+            {task: copy.stalled for task, copy in stalled.items()}, now_ms, wall_ms
+        ),
+        stalled_copies={task: copy.role for task, copy in stalled.items()},
     )
     assert (shown[B].role, shown[B].state) == (TaskRole.WARMUP, TaskState.CREATED)
     trouble = shown[B].trouble
@@ -119,7 +121,7 @@ def test_a_copy_that_cannot_be_opened_is_tried_by_itself_and_shown(world: World)
     world.silent = set()
     world.rounds(400)
     assert world.content(B) == world.expected(B, 2)
-    assert world.updater.late() == {}
+    assert world.updater.stalled() == {}
 
 
 def test_a_log_that_cannot_be_read_is_its_own_copys_and_holds_up_no_other_role(
@@ -133,21 +135,24 @@ def test_a_log_that_cannot_be_read_is_its_own_copys_and_holds_up_no_other_role(
         with pytest.raises(RetriableError):
             world.rounds()
     assert world.content(A) == world.expected(A, world.stable[log_of(A)])
-    assert set(world.updater.late()) == {B}
-    assert "a batch that cannot be read" in world.updater.late()[B].late.cause
+    assert set(world.updater.stalled()) == {B}
+    assert "a batch that cannot be read" in world.updater.stalled()[B].stalled.cause
 
 
-def test_brokers_that_are_all_away_make_every_copy_late_and_none_rests(world: World) -> None:
+def test_brokers_that_are_all_away_make_every_copy_stalled_and_none_rests(world: World) -> None:
     followed(world)
     world.fault = RetriableError("away")
     for _ in range(20):
         with pytest.raises(RetriableError):
             world.rounds()
-    assert {task: one.late.count for task, one in world.updater.late().items()} == {A: 20, B: 20}
+    assert {task: one.stalled.count for task, one in world.updater.stalled().items()} == {
+        A: 20,
+        B: 20,
+    }
     world.fault = None
     grow(world)
     world.rounds(2)
-    assert world.updater.late() == {}
+    assert world.updater.stalled() == {}
     assert world.content(B) == world.expected(B, 2)
 
 
@@ -170,7 +175,7 @@ def test_a_copy_that_was_given_away_is_no_matter_any_more(world: World) -> None:
     followed(world)
     world.silent = {log_of(B)}
     world.rounds(3)
-    assert set(world.updater.late()) == {B}
+    assert set(world.updater.stalled()) == {B}
     world.updater.drop([B], SuspendReason.MIGRATED, lambda _: None)
     world.rounds()
-    assert world.updater.late() == {}
+    assert world.updater.stalled() == {}

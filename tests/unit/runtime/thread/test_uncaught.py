@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
+from everflow.config import BatchLimits
 from everflow.errors import (
     DamagedEntryError,
     EverflowError,
@@ -17,7 +18,8 @@ from everflow.errors import (
     RecordError,
     TaskTimeoutError,
 )
-from everflow.records import CommittedOffset, TopicPartition
+from everflow.memory.budget import WorkerMemory
+from everflow.records import UNBOUNDED_BYTES, CommittedOffset, TopicPartition
 from everflow.runtime.commit.batch import (
     COMMITTED,
     BadRecord,
@@ -27,51 +29,84 @@ from everflow.runtime.commit.batch import (
     BatchResult,
 )
 from everflow.runtime.tasks.task import ActiveTask, TaskState
-from everflow.runtime.thread.batch_watchdog import troubles
-from everflow.runtime.thread.replacement import StreamThreadExceptionResponse, Uncaught
+from everflow.runtime.tasks.task_timeouts import TaskTimeouts
+from everflow.runtime.thread.retry_policy import (
+    ReplacementLimits,
+    RetryPolicy,
+    StalledTasks,
+    first_size,
+)
+from everflow.runtime.thread.uncaught import StreamThreadExceptionResponse, Uncaught
 from unit.runtime.thread.stream_thread_world import IN, OTHER, OTHER_TASK, TASK, World
 
 REPLACE = StreamThreadExceptionResponse.REPLACE_THREAD
+DEFAULTS = ReplacementLimits()
 BAD = RecordError("no such city", topic="in", partition=0, offset=7)
 
 
-def uncaught(handler: Callable[[EverflowError], Any] | None, **limits: float) -> Uncaught:
-    asked: list[EverflowError] = []
-    policy = Uncaught(asked.append, handler, **cast(dict[str, Any], limits))
-    policy.asked = asked  # type: ignore[attr-defined]
-    return policy
+def asked(handler: Callable[[EverflowError], Any] | None) -> ReplacementLimits | None:
+    return Uncaught(lambda _: None, handler).limits_for(BAD)
+
+
+def policy() -> RetryPolicy:
+    return RetryPolicy(
+        limits=BatchLimits(100, 1 << 30, 1_000),
+        size=first_size(functions=False),
+        worker=lambda: WorkerMemory(UNBOUNDED_BYTES),
+        may_continue=lambda stage, node: False,
+        stalled=StalledTasks(TaskTimeouts(10_000)),
+    )
+
+
+def rest_ms(
+    retries: RetryPolicy,
+    now_ms: float,
+    error: EverflowError = BAD,
+    limits: ReplacementLimits | None = DEFAULTS,
+) -> int | None:
+    """For how long the task of a thread that is replaced rests; None: the thread ends."""
+    task = ActiveTask(id=TASK, inputs=(IN,), stores=(), state=TaskState.RUNNING, epoch=1)
+    replaced, _ = retries.uncaught(error, limits, None, {TASK: task}, now_ms)
+    if not replaced:
+        return None
+    steps = (1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 60_000)
+    found = next(ms for ms in steps if not retries.resting(now_ms + ms))
+    assert retries.resting(now_ms + found - 1) == {TASK}
+    return found
 
 
 # --- the answer and its limits --------------------------------------------------------------------
 
 
 def test_without_a_handler_the_instance_ends() -> None:
-    assert uncaught(None).rest_ms(0, BAD, 0) is None
+    assert asked(None) is None
+    assert rest_ms(policy(), 0, limits=None) is None
 
 
 def test_each_replacement_waits_longer_and_the_window_moves_on() -> None:
-    policy = uncaught(lambda _: REPLACE, most=3, within_ms=100_000)
-    assert [policy.rest_ms(0, BAD, at) for at in (0, 10, 20)] == [1_000, 2_000, 4_000]
-    assert policy.rest_ms(0, BAD, 30) is None, "the fourth within the window"
-    assert policy.rest_ms(1, BAD, 30) == 1_000, "another thread has its own count"
-    assert policy.rest_ms(0, BAD, 100_015) == 2_000, "two of them are long ago"
+    limits, retries = ReplacementLimits(most=3, within_ms=100_000), policy()
+    rests = [rest_ms(retries, at, limits=limits) for at in (0, 10, 20)]
+    assert rests == [1_000, 2_000, 4_000]
+    assert rest_ms(retries, 30, limits=limits) is None, "the fourth within the window"
+    assert rest_ms(policy(), 30, limits=limits) == 1_000, "another thread has its own count"
+    assert rest_ms(retries, 100_015, limits=limits) == 2_000, "two of them are long ago"
 
 
 def test_a_rest_is_a_minute_at_most() -> None:
-    policy = uncaught(lambda _: REPLACE, most=20)
-    assert max(policy.rest_ms(0, BAD, 0) or 0.0 for _ in range(20)) == 60_000
+    limits, retries = ReplacementLimits(most=20), policy()
+    assert max(rest_ms(retries, 0, limits=limits) or 0 for _ in range(20)) == 60_000
 
 
 @pytest.mark.parametrize("error", [FatalError("x"), InternalTopicError("x")])
 def test_what_only_a_restart_mends_replaces_nothing(error: EverflowError) -> None:
-    assert uncaught(lambda _: REPLACE).rest_ms(0, error, 0) is None
+    assert rest_ms(policy(), 0, error) is None
 
 
 @pytest.mark.parametrize(
     "error", [TaskTimeoutError("x"), DamagedEntryError("x"), EverflowError("a defect")]
 )
 def test_what_may_pass_replaces(error: EverflowError) -> None:
-    assert uncaught(lambda _: REPLACE).rest_ms(0, error, 0) == 1_000
+    assert rest_ms(policy(), 0, error) == 1_000
 
 
 def test_a_handler_that_fails_or_answers_nonsense_ends_the_instance(
@@ -80,16 +115,18 @@ def test_a_handler_that_fails_or_answers_nonsense_ends_the_instance(
     def broken(_: EverflowError) -> Any:
         raise ZeroDivisionError
 
-    assert uncaught(broken).rest_ms(0, BAD, 0) is None
-    assert uncaught(lambda _: "REPLACE_THREAD").rest_ms(0, BAD, 0) is None
+    assert asked(broken) is None
+    assert asked(lambda _: "REPLACE_THREAD") is None
+    assert asked(lambda _: REPLACE) == ReplacementLimits()
     assert "handler failed" in caplog.text
     assert "answered 'REPLACE_THREAD', which is no StreamThreadExceptionResponse" in caplog.text
 
 
 def test_the_whole_application_is_asked_to_end() -> None:
-    policy = uncaught(lambda _: StreamThreadExceptionResponse.SHUTDOWN_APPLICATION)
-    assert policy.rest_ms(0, BAD, 0) is None
-    assert policy.asked == [BAD]  # type: ignore[attr-defined]
+    shut: list[EverflowError] = []
+    answer = StreamThreadExceptionResponse.SHUTDOWN_APPLICATION
+    assert Uncaught(shut.append, lambda _: answer).limits_for(BAD) is None
+    assert shut == [BAD]
 
 
 # --- the thread -----------------------------------------------------------------------------------
@@ -104,7 +141,7 @@ class TwoTasks(World):
         self.mended = False
         self.behave = self.process
         policy = Uncaught(lambda _: None, handler)
-        self.thread.services = replace(self.thread.services, uncaught=policy.rest_ms)
+        self.thread.services = replace(self.thread.services, uncaught=policy.limits_for)
         self.book.own([TASK, OTHER_TASK])
         self.both = []
         for name, tp in ((TASK, IN), (OTHER_TASK, OTHER)):
@@ -146,7 +183,7 @@ def test_the_task_that_failed_rests_and_the_others_go_on() -> None:
     assert len(world.opened) == 2, "another job"
     assert all(task.state is TaskState.RUNNING for task in world.both)
     assert world.done.index("kill [99]") < world.done.index("fence app-p-0")
-    found = troubles([world.thread])
+    found = world.thread.troubles()
     assert list(found) == [TASK]
     assert "no such city" in found[TASK].text
     world.end = 20
@@ -156,7 +193,7 @@ def test_the_task_that_failed_rests_and_the_others_go_on() -> None:
     world.clock.advance(60_000)
     world.go()
     assert world.at == {IN: 20, OTHER: 20}
-    assert troubles([world.thread]) == {}
+    assert world.thread.troubles() == {}
 
 
 def test_a_task_that_never_gets_well_ends_the_instance_after_so_many_replacements() -> None:
@@ -193,7 +230,7 @@ def test_without_a_culprit_all_tasks_of_the_thread_rest() -> None:
     world.behave = break_down
     world.go(2)
     assert world.at == {IN: 0, OTHER: 0}
-    assert set(troubles([world.thread])) == {TASK, OTHER_TASK}
+    assert set(world.thread.troubles()) == {TASK, OTHER_TASK}
     world.clock.advance(2_000)
     world.go()
     assert world.at == {IN: 10, OTHER: 10}
@@ -207,4 +244,4 @@ def test_a_task_that_goes_takes_its_trouble_along() -> None:
     world.thread.drop([TASK], given.extend)
     world.go(1)
     assert [task.id for task in given] == [TASK]
-    assert troubles([world.thread]) == {}
+    assert world.thread.troubles() == {}

@@ -14,7 +14,7 @@ from everflow.clock import Clock
 from everflow.errors import TaskTimeoutError
 from everflow.records import TaskId
 from everflow.runtime.tasks.task import TaskRole
-from everflow.runtime.tasks.task_timeouts import LateTask, TaskTimeouts
+from everflow.runtime.tasks.task_timeouts import StalledTask, TaskTimeouts
 
 log = logging.getLogger("everflow")
 
@@ -23,15 +23,15 @@ STALLED_MS = 10_000.0
 SAY_EVERY_MS = 10_000.0
 
 
-class LateCopy(NamedTuple):
+class StalledCopy(NamedTuple):
     """A copy that does not get on; times are monotonic ms."""
 
     role: TaskRole
-    late: LateTask
+    stalled: StalledTask
 
 
-class LateCopies:
-    """Owned by the updater's thread; any may call `late`."""
+class StalledCopies:
+    """Owned by the updater's thread; any may call `stalled`."""
 
     def __init__(self, timeouts: TaskTimeouts, clock: Clock) -> None:
         self._timeouts = timeouts
@@ -42,7 +42,7 @@ class LateCopies:
         self._over: set[TaskId] = set()
         """Those whose time is over, which was said."""
         self._said_ms: dict[TaskId, float] = {}
-        self._late: Mapping[TaskId, LateCopy] = {}
+        self._stalled: Mapping[TaskId, StalledCopy] = {}
 
     # --- what happens ----------------------------------------------------------------------------
 
@@ -69,7 +69,7 @@ class LateCopies:
             self._timeouts.rest(tasks, now_ms, rests_after_ms)
         self._publish()
 
-    def got_on(self, task: TaskId) -> None:
+    def progressed(self, task: TaskId) -> None:
         """It was opened, or records came, or there are none left for it."""
         self._moved_ms[task] = self._clock.monotonic_ms()
         if task in self._roles:
@@ -105,20 +105,20 @@ class LateCopies:
         """Those that are left alone now."""
         return self._timeouts.resting(self._clock.monotonic_ms())
 
-    def late(self) -> Mapping[TaskId, LateCopy]:
+    def stalled(self) -> Mapping[TaskId, StalledCopy]:
         """Those that do not get on, as last seen."""
-        return self._late
+        return self._stalled
 
     def _forget(self, task: TaskId) -> None:
-        self._timeouts.got_on(task)
+        self._timeouts.progressed(task)
         self._roles.pop(task, None)
         self._said_ms.pop(task, None)
         self._over.discard(task)
 
     def _publish(self) -> None:
-        self._late = {
-            task: LateCopy(self._roles[task], late)
-            for task, late in self._timeouts.late().items()
+        self._stalled = {
+            task: StalledCopy(self._roles[task], stalled)
+            for task, stalled in self._timeouts.stalled().items()
             if task in self._roles
         }
 
