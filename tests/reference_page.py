@@ -150,6 +150,7 @@ RETURNED = frozenset(
         "BranchedKStream",
         "Topology",
         "KGroupedStream",
+        "KGroupedTable",
         "TimeWindowedKStream",
         "SessionWindowedKStream",
         "ReadOnlyKeyValueStore",

@@ -23,19 +23,21 @@ if TYPE_CHECKING:
         TaskAssignor,
     )
     from everflow.config import StreamsConfig
-    from everflow.dsl.branched import BranchedKStream
-    from everflow.dsl.cogrouped import (
+    from everflow.dsl.materialized import Materialized
+    from everflow.dsl.stores import Stores
+    from everflow.dsl.streams import (
+        BranchedKStream,
         CogroupedKStream,
+        GlobalKTable,
+        KGroupedStream,
+        KGroupedTable,
+        KStream,
+        KTable,
         SessionWindowedCogroupedKStream,
+        SessionWindowedKStream,
         TimeWindowedCogroupedKStream,
+        TimeWindowedKStream,
     )
-    from everflow.dsl.grouped import KGroupedStream, SessionWindowedKStream, TimeWindowedKStream
-    from everflow.dsl.grouped_table import KGroupedTable
-    from everflow.dsl.kstream import KStream
-    from everflow.dsl.ktable import KTable
-    from everflow.dsl.lookups.global_tables import GlobalKTable
-    from everflow.dsl.options.materialized import Materialized
-    from everflow.dsl.options.stores import Stores
     from everflow.dsl.streams_builder import StreamsBuilder
     from everflow.dsl.suppressed import BufferConfig, EmitStrategy, Suppressed
     from everflow.errors import ConfigError, EverflowError, SetupError, TopologyError
@@ -201,16 +203,13 @@ _NAMES = {
         "TaskAssignment TaskAssignor"
     ),
     "config": "StreamsConfig",
-    "dsl.branched": "BranchedKStream",
-    "dsl.cogrouped": "CogroupedKStream SessionWindowedCogroupedKStream "
-    "TimeWindowedCogroupedKStream",
-    "dsl.grouped": "KGroupedStream SessionWindowedKStream TimeWindowedKStream",
-    "dsl.grouped_table": "KGroupedTable",
-    "dsl.kstream": "KStream",
-    "dsl.lookups.global_tables": "GlobalKTable",
-    "dsl.ktable": "KTable",
-    "dsl.options.materialized": "Materialized",
-    "dsl.options.stores": "Stores",
+    "dsl.materialized": "Materialized",
+    "dsl.stores": "Stores",
+    "dsl.streams": (
+        "BranchedKStream CogroupedKStream GlobalKTable KGroupedStream KGroupedTable KStream KTable "
+        "SessionWindowedCogroupedKStream SessionWindowedKStream TimeWindowedCogroupedKStream "
+        "TimeWindowedKStream"
+    ),
     "dsl.streams_builder": "StreamsBuilder",
     "dsl.suppressed": "BufferConfig EmitStrategy Suppressed",
     "handlers.outages": "RetryOutages",

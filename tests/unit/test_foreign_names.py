@@ -33,7 +33,7 @@ MODULES = {"everflow": everflow, "serdes": serdes, "agg": agg}
 
 
 def _is_there(owner: str, name: str) -> bool:
-    from everflow.dsl.branched import BranchedKStream
+    from everflow.dsl.streams import BranchedKStream
     from everflow.testing import topology_test_driver
 
     here = {**vars(topology_test_driver), "BranchedKStream": BranchedKStream}

@@ -17,7 +17,7 @@ from everflow import (
     ReadOnlyWindowStore,
     StreamsBuilder,
 )
-from everflow.dsl.branched import BranchedKStream
+from everflow.dsl.streams import BranchedKStream
 from everflow.foreign_names import KAFKA_STREAMS, PYSPARK, names_of
 from made_pages import GUIDE, PAGES, made, marked
 

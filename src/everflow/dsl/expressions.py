@@ -13,9 +13,7 @@ from pyspark.sql import functions as F
 
 from everflow import serdes
 from everflow.dsl.functions import function_name, refuse_pyspark
-from everflow.errors import EverflowError, TopologyError, UnknownNameError
-from everflow.foreign_names import Telling, entry_of
-from everflow.location import user_line
+from everflow.errors import EverflowError, TopologyError
 from everflow.serdes import Serde
 from everflow.serdes.by_record import adopted, is_serde, no_serde
 from everflow.spark.expressions import analyse
@@ -89,46 +87,14 @@ class Edge:
         return _required(self.value_serde, "value", self.type.value, operator, where)
 
 
-class HasEdge(Telling):
-    """A stream or a table. Its columns are named in expressions; who takes them from it, as from a
-    DataFrame, is told so."""
-
-    edge: Edge
-
-    if not TYPE_CHECKING:
-        __iter__ = None  # else Python would ask for [0]
-
-        def __getattr__(self, name: str) -> Any:
-            owner, edge = type(self).__name__, vars(self).get("edge")
-            if (
-                edge is None
-                or entry_of(owner, name) is not None
-                or (column := _column_named(name, edge.type)) is None
-            ):
-                return super().__getattr__(name)
-            raise UnknownNameError(
-                f"{owner} has no {name}: {_in_expressions(column)}", name=name, where=user_line()
-            )
-
-        def __getitem__(self, name: object) -> Any:
-            owner = type(self).__name__
-            if isinstance(name, Column):
-                cure = "records are chosen by filter(condition)"
-            else:
-                cure = _in_expressions(
-                    (_column_named(name, self.edge.type) if isinstance(name, str) else None)
-                    or "value"
-                )
-            raise TopologyError(f"{owner} has no [...]: {cure}", where=user_line())
-
-
-def _column_named(name: str, type_: EdgeType) -> str | None:
+def column_named(name: str, type_: EdgeType) -> str | None:
     """The column that ``name`` may mean: itself, or a field of the value."""
     names = [text.partition(" ")[0] for text in column_names(type_.key, type_.value)]
     return next((one for one in (name, f"value.{name}") if one in names), None)
 
 
-def _in_expressions(column: str) -> str:
+def in_expressions(column: str) -> str:
+    """How a column is used, for messages."""
     return (
         f"its columns are named in expressions, e.g. map_values(F.col({column!r})) or "
         f"filter(F.col({column!r}).isNotNull())"

@@ -206,3 +206,14 @@ class WithoutKey:
 
     def __call__(self, key: Any, one: Any, two: Any) -> Any:
         return self.fn(one, two)
+
+
+@dataclass(frozen=True)
+class FunctionSupplier:
+    """Makes the processor, or the value transformer, that calls ``fn``."""
+
+    made: Callable[[Function], Any]
+    fn: Function
+
+    def __call__(self) -> Any:
+        return self.made(self.fn)

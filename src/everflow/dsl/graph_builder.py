@@ -1,5 +1,8 @@
 """Collects the graph while it is built: nodes in order, names, stores, topics, and their checks.
 
+`builder_call` wraps each call of the DSL: errors get the user's line, a failure leaves nothing
+behind.
+
 Node names are Kafka Streams': a prefix and a ten-digit counter that all nodes of one builder share.
 The counter also advances where the original burns a number (three per repartition), so that unnamed
 nodes get the same names.
@@ -7,22 +10,21 @@ nodes get the same names.
 
 from __future__ import annotations
 
+import difflib
+import functools
+import inspect
 import re
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import fields, replace
+from typing import Any, Protocol, TypeVar
 
-from everflow.dsl.options.materialized import (
-    Materialized,
-    kept_for,
-    kept_globally,
-    materialized,
-)
+from everflow.dsl.materialized import Materialized, kept_for, kept_globally, materialized
 from everflow.errors import TopologyError
-from everflow.location import place
+from everflow.foreign_names import entry_of
+from everflow.location import place, user_line
 from everflow.records import names_a_topic
 from everflow.serdes import Serde
 from everflow.state.store import StoreSpec
@@ -47,26 +49,7 @@ from everflow.topology.shared_stores import require_direct
 from everflow.travel.refusals import TravelCheck
 from everflow.windows import Duration
 
-if TYPE_CHECKING:
-    from everflow.dsl.branched import BranchedKStream
-    from everflow.dsl.grouped import KGroupedStream
-    from everflow.dsl.grouped_table import KGroupedTable
-    from everflow.dsl.kstream import KStream
-    from everflow.dsl.ktable import KTable
-
 _PATTERN = re.compile(r"[*+?|()\[\]{}^$\\]")
-
-
-@dataclass(frozen=True)
-class Faces:
-    """What a stream turns into. Their modules import the stream's, which therefore has them from
-    here."""
-
-    stream: type[KStream]
-    grouped: type[KGroupedStream]
-    table: type[KTable]
-    branched: type[BranchedKStream]
-    grouped_table: type[KGroupedTable]
 
 
 class GraphBuilder:
@@ -74,8 +57,7 @@ class GraphBuilder:
     of the DSL holds ``lock``, since all of them use one pickler, which is C, and ends the process
     where two threads use it at once."""
 
-    def __init__(self, faces: Faces) -> None:
-        self.faces = faces
+    def __init__(self) -> None:
         self.lock = threading.RLock()
         self._nodes: dict[str, Node] = {}
         self._travel = TravelCheck()
@@ -87,8 +69,8 @@ class GraphBuilder:
         self._subscriptions: dict[object, str] = {}
         self._repartitions: dict[str, tuple[RepartitionTopic, str | None]] = {}
         self._unkept: dict[str, StatefulNode] = {}
-        self.regrouped: dict[object, Any] = {}
-        """Grouped streams, and the stream that each became behind its repartition topic."""
+        self.regrouped: dict[object, str] = {}
+        """Groups, and the source node of the repartition topic that each one has."""
 
     @contextmanager
     def undone_on_error(self) -> Iterator[None]:
@@ -439,3 +421,105 @@ def check_name(what: str, name: object, where: str | None) -> None:
             f"{cure}",
             where=where,
         )
+
+
+OTHER_KEYWORDS = {
+    "materialized": "store",
+    "store_name": "store",
+    "named": "name",
+    "key_serde": "key",
+    "value_serde": "value",
+    "keySerde": "key",
+    "valueSerde": "value",
+    "consumed": "key",
+    "produced": "key",
+    "return_type": "returns",
+    "returnType": "returns",
+    "num_partitions": "partitions",
+    "numPartitions": "partitions",
+}
+"""What elsewhere is a keyword, or a class that carries one, and the nearest keyword here."""
+
+
+class _Builds(Protocol):
+    @property
+    def graph(self) -> GraphBuilder: ...
+
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def builder_call(method: _Method) -> _Method:
+    """A method of a class with ``graph``. It takes effect as a whole, or raises and the graph is as
+    before: names, stores, topics and numbers, so that the corrected call gives what it would have
+    given at first. TopologyError for arguments that do not fit."""
+    signature = inspect.signature(method)
+
+    @functools.wraps(method)
+    def call(self: _Builds, *args: Any, **keywords: Any) -> Any:
+        try:
+            signature.bind(self, *args, **keywords)
+        except TypeError:
+            said = _misfit(type(self).__name__, method.__name__, signature, args, keywords)
+            raise TopologyError(said, where=user_line()) from None
+        with self.graph.undone_on_error():
+            return method(self, *args, **keywords)
+
+    return call  # type: ignore[return-value]
+
+
+def _shown(given: object) -> str:
+    return f"the function {given.__name__}" if inspect.isfunction(given) else f"{given!r:.100}"
+
+
+def _misfit(
+    owner: str,
+    name: str,
+    signature: inspect.Signature,
+    args: tuple[Any, ...],
+    keywords: dict[str, Any],
+) -> str:
+    """Why the arguments do not fit, and how to write them."""
+    parameters = list(signature.parameters.values())[1:]
+    by_place = [
+        p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    by_name = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+    known = [*by_place, *by_name]
+    for keyword in keywords:
+        if keyword not in known:
+            near = OTHER_KEYWORDS.get(keyword, "")
+            theirs = None if near in known else entry_of("everflow", keyword)
+            if theirs is not None:
+                return f"{name} takes no {keyword}=; {theirs}"
+            close = [near] if near in known else difflib.get_close_matches(keyword, known, n=1)
+            hint = (
+                f"did you mean {close[0]}=?" if close else f"it takes {_listed(by_place, by_name)}"
+            )
+            return f"{name} takes no {keyword}=; {hint}"
+    if len(args) > len(by_place):
+        extra = args[len(by_place)]
+        functions = [
+            p.name for p in parameters if p.name in by_name and "Callable" in str(p.annotation)
+        ]
+        given = sum(map(callable, args[len(by_place) :]))
+        if callable(extra) and given <= len(functions):
+            named = ", ".join(f"{function}=..." for function in functions[:given])
+            return (
+                f"{name} takes {_listed(by_place, by_name)}; functions are given by name: "
+                f"{name}({named})"
+            )
+        example = entry_of(owner, name)
+        like = f", as in {example.advice}" if example is not None and example.here == name else ""
+        return (
+            f"{name} takes {_listed(by_place, by_name)}; {_shown(extra)} is one too many: give "
+            f"it by name{like}"
+        )
+    doubled = [keyword for keyword in keywords if keyword in by_place[: len(args)]]
+    if doubled:
+        return f"{name}: {doubled[0]} is given twice, by place and by name"
+    return f"{name} takes {_listed(by_place, by_name)}; {by_place[len(args)]} is missing"
+
+
+def _listed(by_place: list[str], by_name: list[str]) -> str:
+    return ", ".join([*by_place, *(f"{name}=" for name in by_name)]) or "no arguments"

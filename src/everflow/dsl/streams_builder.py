@@ -12,21 +12,14 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from everflow import serdes
-from everflow.dsl.branched import BranchedKStream
-from everflow.dsl.builder_call import builder_call
 from everflow.dsl.expressions import Edge, Expression, checked_serde
-from everflow.dsl.graph_builder import Faces, GraphBuilder
-from everflow.dsl.grouped import KGroupedStream
-from everflow.dsl.grouped_table import KGroupedTable
-from everflow.dsl.in_time.versioned_tables import table_stores
-from everflow.dsl.kstream import KStream
-from everflow.dsl.ktable import KTable
-from everflow.dsl.lookups.global_tables import GlobalKTable
-from everflow.dsl.lookups.loaded_tables import Frame, Key, loaded_table
-from everflow.dsl.options.materialized import Materialized
-from everflow.dsl.topics.key_partitioners import key_partitioner_of
-from everflow.dsl.topics.record_time import idle_ms_of, time_of
-from everflow.dsl.topics.resets import reset_of
+from everflow.dsl.graph_builder import GraphBuilder, builder_call
+from everflow.dsl.lowering.global_tables import Frame, Key, loaded_table
+from everflow.dsl.lowering.stream import Stream
+from everflow.dsl.lowering.versioned import table_stores
+from everflow.dsl.materialized import Materialized
+from everflow.dsl.streams import GlobalKTable, KStream, KTable
+from everflow.dsl.topics import idle_ms_of, key_partitioner_of, reset_of, time_of
 from everflow.errors import TopologyError
 from everflow.foreign_names import Telling
 from everflow.location import user_line
@@ -38,9 +31,6 @@ from everflow.topology.program import Topology
 from everflow.topology.timestamps import TimestampExtractor
 from everflow.travel.inert import Inert, in_worker
 from everflow.windows import Duration
-
-FACES = Faces(KStream, KGroupedStream, KTable, BranchedKStream, KGroupedTable)
-
 
 Timestamp = TimestampExtractor | type[TimestampExtractor] | Expression
 
@@ -71,7 +61,7 @@ class StreamsBuilder(Telling):
 
     def __init__(self) -> None:
         start_when_asked()
-        self.graph = GraphBuilder(FACES)
+        self.graph = GraphBuilder()
 
     def __repr__(self) -> str:
         return f"StreamsBuilder({self.graph})"
@@ -126,7 +116,7 @@ class StreamsBuilder(Telling):
             pattern=pattern,
         )
         node, edge = self._source("stream", _topics(topics, where), given, name, where)
-        return KStream(self.graph, node, edge)
+        return KStream(Stream(self.graph, node, edge))
 
     @builder_call
     def table(
@@ -176,7 +166,7 @@ class StreamsBuilder(Telling):
         stores, operator = table_stores(self.graph, store, edge, "table", where, ttl)
         node_name = self.graph.node_name(name, "KTABLE-SOURCE-", where)
         node = StatefulNode(node_name, (source,), edge.type, where, "SOURCE", operator, stores)
-        return KTable(self.graph, self.graph.add(node), edge)
+        return KTable(Stream(self.graph, self.graph.add(node), edge))
 
     @builder_call
     def global_table(
@@ -223,7 +213,7 @@ class StreamsBuilder(Telling):
                 where=where,
             ),
         )
-        return GlobalKTable(self.graph, self.graph.add(node), edge)
+        return GlobalKTable(Stream(self.graph, self.graph.add(node), edge))
 
     @builder_call
     def add_state_store(self, store: StoreSpec) -> StreamsBuilder:
@@ -260,7 +250,7 @@ class StreamsBuilder(Telling):
         (a struct); no two rows may have the same, rows with a null key are left out. The value is
         the row, a struct of all columns.
         """
-        return loaded_table(self.graph, frame, key, refresh, store, name, user_line())
+        return GlobalKTable(loaded_table(self.graph, frame, key, refresh, store, name, user_line()))
 
     def build(self) -> Topology:
         """The frozen topology; TopologyError if it reads nothing. The builder may be used further

@@ -71,10 +71,6 @@ def foreign_names() -> Mapping[str, Names]:
 
 OWN = frozenset(
     {
-        "KStream.derived",
-        "KStream.repartitioned",
-        "KGroupedStream.grouped",
-        "KGroupedStream.stream",
         "TimeWindows.expand",
         "TimeWindows.is_open",
         "Topology.consumers",
@@ -91,17 +87,12 @@ OWN = frozenset(
         "StreamsConfig.topic",
         "InputTopic.rewind",
         "InputTopic.written",
-        "KGroupedStream.edge",
         "KGroupedStream.graph",
-        "KGroupedTable.edge",
-        "KGroupedTable.graph",
-        "KGroupedTable.grouped",
         "CogroupedKStream.graph",
         "TimeWindowedCogroupedKStream.graph",
         "SessionWindowedCogroupedKStream.graph",
         "TimeWindowedKStream.graph",
         "SessionWindowedKStream.graph",
-        "BranchedKStream.graph",
         "agg.result_type",
     }
 )

@@ -1,8 +1,8 @@
 """Refuses calls whose arguments do not fit, with the user's line and what to write.
 
 Python's TypeError has neither. `FittingClass` does that for a class, `fitting` for a function of a
-module. Methods of the DSL, which know their graph, have `everflow.dsl.builder_call`. Pure; it runs
-where somebody wrote the call.
+module. Methods of the DSL, which know their graph, have `builder_call` of
+`everflow.dsl.graph_builder`. Pure; it runs where somebody wrote the call.
 """
 
 from __future__ import annotations

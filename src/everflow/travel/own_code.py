@@ -26,8 +26,8 @@ MAIN = frozenset({"__main__", "__mp_main__"})
 TOPOLOGY_TYPES = frozenset(
     {
         "everflow.dsl.streams_builder.StreamsBuilder",
-        "everflow.dsl.kstream.KStream",
-        "everflow.dsl.ktable.KTable",
+        "everflow.dsl.streams.KStream",
+        "everflow.dsl.streams.KTable",
         "everflow.topology.program.Topology",
         "everflow.runtime.kafka_streams.KafkaStreams",
     }

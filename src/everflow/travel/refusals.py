@@ -27,7 +27,7 @@ _SPARK_TYPES = frozenset(
         "py4j.java_gateway.JavaGateway",
     }
 )
-DRIVER_TYPES = _SPARK_TYPES | TOPOLOGY_TYPES | {"everflow.dsl.grouped.KGroupedStream"}
+DRIVER_TYPES = _SPARK_TYPES | TOPOLOGY_TYPES | {"everflow.dsl.streams.KGroupedStream"}
 """Types of what exists in the driver only. Some of them could be pickled by accident."""
 
 _DEPTH = 12

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import functions as F
 
 from everflow import StreamsBuilder, serdes
-from everflow.dsl.kstream import KStream
+from everflow.dsl.streams import KStream
 from integration.lifecycle.lifecycle_cluster import Application, Cluster, Record, in_json
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]

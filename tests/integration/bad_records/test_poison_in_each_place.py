@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import functions as F
 
 from everflow import Processor, StreamsBuilder, TimeWindows, serdes
-from everflow.dsl.kstream import KStream
+from everflow.dsl.streams import KStream
 from everflow.metrics import DEAD_LETTERS, DROPPED_RECORDS
 from everflow.testing import wait_until
 from integration.lifecycle.lifecycle_cluster import (

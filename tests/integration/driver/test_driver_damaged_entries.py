@@ -18,7 +18,7 @@ from everflow import (
     agg,
     serdes,
 )
-from everflow.dsl.kstream import KStream
+from everflow.dsl.streams import KStream
 from everflow.errors import DamagedEntryError
 from everflow.records import StoreChanges
 from everflow.testing import TopologyTestDriver

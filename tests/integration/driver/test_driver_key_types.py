@@ -31,8 +31,7 @@ from everflow import (
     agg,
     serdes,
 )
-from everflow.dsl.kstream import KStream
-from everflow.dsl.ktable import KTable
+from everflow.dsl.streams import KStream, KTable
 from everflow.serdes import Serde
 from everflow.testing import TopologyTestDriver
 from everflow.topology.graph import GlobalTableNode

@@ -17,7 +17,7 @@ from pyspark.sql import functions as pyspark_functions
 
 from everflow import Processor, StreamsBuilder, TopologyError, agg, serdes
 from everflow.clock import in_utc
-from everflow.dsl.kstream import KStream
+from everflow.dsl.streams import KStream
 from everflow.testing import TopologyTestDriver
 from everflow.testing.topics import TestRecord
 

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import functions as pyspark_functions
 
 from everflow import StreamsBuilder, TopologyError, agg, serdes
-from everflow.dsl.kstream import KStream
+from everflow.dsl.streams import KStream
 from everflow.spark.session import get_session, letters_of, note_letters
 
 pytestmark = pytest.mark.spark

@@ -18,9 +18,7 @@ from everflow import (
     agg,
     serdes,
 )
-from everflow.dsl.grouped import KGroupedStream
-from everflow.dsl.kstream import KStream
-from everflow.dsl.ktable import KTable
+from everflow.dsl.streams import KGroupedStream, KStream, KTable
 from everflow.errors import RecordError
 from everflow.testing import TopologyTestDriver
 

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import functions as F
 
 from everflow import StreamsBuilder, serdes
-from everflow.dsl.kstream import KStream
+from everflow.dsl.streams import KStream
 from everflow.errors import RecordError
 from everflow.testing import TestRecord, TopologyTestDriver
 

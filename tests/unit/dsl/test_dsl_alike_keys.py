@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import functions as F
 
 from everflow import JoinWindows, StreamsBuilder, TopologyError, serdes
-from everflow.dsl.kstream import KStream
+from everflow.dsl.streams import KStream
 from everflow.serdes import Serde
 from everflow.testing import TopologyTestDriver
 from everflow.topology.types import write_alike

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from everflow import CogroupedKStream, KStream, KTable
-from everflow.dsl.cogrouped import (
+from everflow.dsl.streams import (
+    KGroupedStream,
+    KGroupedTable,
     SessionWindowedCogroupedKStream,
+    SessionWindowedKStream,
     TimeWindowedCogroupedKStream,
+    TimeWindowedKStream,
 )
-from everflow.dsl.grouped import KGroupedStream, SessionWindowedKStream, TimeWindowedKStream
-from everflow.dsl.grouped_table import KGroupedTable
 
 OPERATORS = {
     KStream: "filter filter_not map map_values flat_map flat_map_values select_key peek merge "

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from everflow import SessionWindows, StreamsBuilder, agg, serdes
-from everflow.dsl.grouped import SessionWindowedKStream
+from everflow.dsl.streams import SessionWindowedKStream
 from everflow.operators import SessionAggregateSpec, SessionFunctionSpec
 from everflow.topology.graph import StatefulNode
 

@@ -17,7 +17,7 @@ from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 
 from everflow import StreamsBuilder, serdes
-from everflow.dsl.kstream import KStream
+from everflow.dsl.streams import KStream
 from everflow.handlers.given import Handlers
 from everflow.kafka.reading.log_columns import LogColumns
 from everflow.records import OffsetRange, TopicPartition

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import functions as F
 
 from everflow import StreamsBuilder, TimeWindows, Topology, agg, serdes
-from everflow.dsl.kstream import KStream
+from everflow.dsl.streams import KStream
 from everflow.topology.graph import StatefulNode
 from everflow.topology.physical_plan import (
     DEAD_LETTER_SLOT,

@@ -18,8 +18,8 @@ import pytest
 from everflow import serdes
 from everflow.dsl.expressions import Edge
 from everflow.dsl.graph_builder import GraphBuilder
-from everflow.dsl.kstream import KStream
-from everflow.dsl.streams_builder import FACES
+from everflow.dsl.lowering.stream import Stream
+from everflow.dsl.streams import KStream
 from everflow.errors import TopologyError
 from everflow.topology.graph import EdgeType, FunctionNode, SourceNode
 from everflow.travel.refusals import DRIVER_TYPES
@@ -57,7 +57,7 @@ def calls_another(value: str) -> str:
 
 def refused(fn: Any) -> str:
     """What a user reads whose line app.py:7 takes ``fn`` in."""
-    graph = GraphBuilder(FACES)
+    graph = GraphBuilder()
     with pytest.raises(TopologyError) as caught:
         graph.add(
             FunctionNode("MAPVALUES-1", ("in",), EDGE, "app.py:7", "MAPVALUES", "map_values", fn)
@@ -163,9 +163,9 @@ def test_what_runs_already() -> None:
 
 
 def test_the_topology_itself() -> None:
-    graph = GraphBuilder(FACES)
+    graph = GraphBuilder()
     source = graph.add(SourceNode("in", (), EDGE, None, ("in",), serdes.string(), serdes.string()))
-    stream = KStream(graph, source, Edge.of(serdes.string(), serdes.string()))
+    stream = KStream(Stream(graph, source, Edge.of(serdes.string(), serdes.string())))
     text = refused(lambda value: stream.to("x"))
     assert "uses the variable `stream`, of type KStream, which" in text
     assert "what a function remembers belongs into an aggregate or a table" in text
@@ -176,7 +176,7 @@ def test_a_serde_is_named_as_such() -> None:
     class Odd:
         lock: Any
 
-    graph = GraphBuilder(FACES)
+    graph = GraphBuilder()
     with pytest.raises(
         TopologyError, match=r"source: its `key_serde.lock`, of type lock, .*\n  at app.py:3"
     ):
@@ -215,7 +215,7 @@ def test_a_large_table_is_pickled_once_for_all_functions_that_use_it(program: Pr
         def g(value): return table
         """,
     )
-    graph = GraphBuilder(FACES)
+    graph = GraphBuilder()
     for number, fn in enumerate((module.f, module.g)):
         graph.add(FunctionNode(f"N-{number}", ("in",), EDGE, None, "MAPVALUES", "map_values", fn))
     assert module.Counted.count == 1

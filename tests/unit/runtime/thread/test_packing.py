@@ -11,7 +11,6 @@ import pytest
 
 from everflow import serdes
 from everflow.dsl.graph_builder import GraphBuilder
-from everflow.dsl.streams_builder import FACES
 from everflow.errors import TopologyError
 from everflow.runtime.thread.packing import packed
 from everflow.topology.graph import EdgeType, FunctionNode, SourceNode
@@ -29,7 +28,7 @@ def ask(key: str, value: str) -> str:
 
 
 def planned() -> PhysicalPlan:
-    graph = GraphBuilder(FACES)
+    graph = GraphBuilder()
     graph.add(SourceNode("in", (), EDGE, "app.py:1", ("in",), serdes.string(), serdes.string()))
     graph.add(FunctionNode("ASK", ("in",), EDGE, "app.py:2", "PEEK", "peek", ask))
     topology: Topology = graph.build()

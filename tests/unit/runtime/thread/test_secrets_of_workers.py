@@ -13,7 +13,6 @@ import pytest
 from everflow import serdes
 from everflow.config import StreamsConfig
 from everflow.dsl.graph_builder import GraphBuilder
-from everflow.dsl.streams_builder import FACES
 from everflow.runtime.cluster_ports import ClusterPorts
 from everflow.runtime.thread.batching import PlannedBatch
 from everflow.runtime.thread.road import ResidentRoad, resident_road
@@ -31,7 +30,7 @@ EDGE = EdgeType(pa.string(), pa.string())
 
 
 def planned() -> PhysicalPlan:
-    graph = GraphBuilder(FACES)
+    graph = GraphBuilder()
     graph.add(SourceNode("in", (), EDGE, "app.py:1", ("in",), serdes.string(), serdes.string()))
     graph.add(FunctionNode("ASK", ("in",), EDGE, "app.py:2", "PEEK", "peek", lambda k, v: None))
     topology: Topology = graph.build()

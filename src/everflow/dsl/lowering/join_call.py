@@ -18,7 +18,6 @@ from pyspark.sql import functions as F
 from everflow.dsl.expressions import (
     Edge,
     Expression,
-    HasEdge,
     default_serde,
     is_column,
     result_serde,
@@ -34,6 +33,7 @@ from everflow.dsl.functions import (
     required_parameters,
 )
 from everflow.dsl.graph_builder import GraphBuilder
+from everflow.dsl.lowering.stream import Stream
 from everflow.errors import TopologyError
 from everflow.location import user_line
 from everflow.operators.joins import JoinedTable, JoinKind, joined_type
@@ -51,13 +51,6 @@ from everflow.topology.graph import (
 from everflow.topology.types import same_type, type_text, write_alike
 
 _OPERATORS = {JoinKind.INNER: "join", JoinKind.LEFT: "left_join", JoinKind.OUTER: "outer_join"}
-
-
-class Side(HasEdge):
-    """A stream or a table of a join."""
-
-    graph: GraphBuilder
-    node: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +91,7 @@ class JoinCall:
         )
         return call, options
 
-    def check_sides(self, left: Side, right: Side) -> None:
+    def check_sides(self, left: Stream, right: Stream) -> None:
         """TopologyError unless both are of one builder, and equal keys are equal bytes."""
         if right.graph is not left.graph:
             raise TopologyError(
@@ -123,7 +116,7 @@ class JoinCall:
                 code="EF-COPARTITION",
             )
 
-    def edge(self, left: Side, right: Side) -> Edge:
+    def edge(self, left: Stream, right: Stream) -> Edge:
         """Of the joined records, before the joiner."""
         value = joined_type(left.edge.type.value, right.edge.type.value)
         return Edge(EdgeType(left.edge.type.key, value), left.edge.key_serde, default_serde(value))
@@ -193,29 +186,18 @@ def _with_ends(key: Column, serde: Any) -> Column | None:
     return F.when(key.isNotNull(), F.struct(*named))
 
 
-def joined_table(table: Side, call: JoinCall) -> JoinedTable:
-    """The table as a join reads it, which needs each of its updates. TopologyError for one without
-    a store."""
-    return told_table(table.graph, table.node, call.operator, call.where)
-
-
-def told_table(graph: GraphBuilder, name: str, operator: str, where: str | None) -> JoinedTable:
-    """As `joined_table`, of a table's node."""
-    found = kept_at(graph, name, operator, where)
+def joined_table(graph: GraphBuilder, name: str, operator: str, where: str | None) -> JoinedTable:
+    """The table of a node as a join reads it, which needs each of its updates. TopologyError for
+    one without a store."""
+    found = stored_table(graph, name, operator, where)
     node: Any = graph.node(name)
     graph.replace(replace(node, operator=replace(node.operator, emit_every_update=True)))
     return found
 
 
-def kept_table(table: Side, operator: str, where: str | None) -> JoinedTable:
-    """The table as an operator behind it looks up its entries. TopologyError for one without a
-    store."""
-    return kept_at(table.graph, table.node, operator, where)
-
-
-def kept_at(graph: GraphBuilder, name: str, operator: str, where: str | None) -> JoinedTable:
-    """As `kept_table`, of a table's node, which gets the store that was left out, where there is
-    one."""
+def stored_table(graph: GraphBuilder, name: str, operator: str, where: str | None) -> JoinedTable:
+    """The table of a node as an operator behind it looks up its entries; a store that was left out
+    is made. TopologyError for one without a store."""
     graph.keep(name)
     node = graph.node(name)
     if isinstance(node, StatefulNode) and isinstance(node.operator, SuppressSpec):

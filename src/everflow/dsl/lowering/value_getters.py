@@ -1,27 +1,29 @@
-"""What a table holds for each record that asks, through filters, mappers and joins without a store.
+"""What a table holds for each record that asks, and what its entries were before its updates.
 
 Kafka Streams calls it a table's value getter: the store that there is in the end is looked up, and
 what lies between is applied to what was found. Here that is a second flow of records beside those
-who ask, row by row (note 035). All calls belong to the thread that builds the topology.
+who ask, row by row; what entries were is a flow beside the updates (note 035).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import cast
+
+from pyspark.sql import functions as F
 
 from everflow.dsl.graph_builder import GraphBuilder
-from everflow.dsl.in_time.versioned_tables import (
-    asked_transformer,
-    latest_of,
-    transforms_alone,
-)
-from everflow.dsl.joins import JoinCall, Side, told_table
+from everflow.dsl.lowering.join_call import JoinCall, joined_table
+from everflow.dsl.lowering.stream import Stream
+from everflow.dsl.lowering.versioned import asked_transformer, latest_of, transforms_alone
 from everflow.errors import TopologyError
 from everflow.operators.joins import JoinedTable, TableTableJoin
-from everflow.operators.joins.table_table import JoinedRows, TableTableRows
-from everflow.operators.table_changes import HeldRows, VisibleUpdates
+from everflow.operators.joins.table_table import JoinedRows, TableRows, TableTableRows
+from everflow.operators.suppress import SuppressSpec
+from everflow.operators.table_changes import HeldRows, PreviousValues, VisibleUpdates
 from everflow.operators.versioned_table import LatestUpdates
+from everflow.spark.expressions import analyse, spark_type
 from everflow.topology.graph import (
     PREPARE,
     EdgeType,
@@ -29,13 +31,14 @@ from everflow.topology.graph import (
     Node,
     ProjectNode,
     StatefulNode,
+    StatefulOperator,
 )
 
 _OF_THE_RECORD = frozenset({"topic", "partition", "offset", "headers"})
 """What an entry does not have any more."""
 
 
-def is_kept(table: Side) -> bool:
+def is_kept(table: Stream) -> bool:
     """Whether the table's entries lie in a store of its own, or nobody has them."""
     return table.node in _kept_behind(table.graph, table.node)
 
@@ -115,7 +118,7 @@ class RowAsker:
 
     def _looked_up(self, graph: GraphBuilder, node: Node) -> StatefulNode:
         operator, where = self.call.operator, self.call.where
-        table, updates = told_table(graph, node.name, operator, where), node.name
+        table, updates = joined_table(graph, node.name, operator, where), node.name
         if not self.as_of:  # what is there now is the latest
             updates = latest_of(graph, node.name, self.join, operator, where)
         return StatefulNode(
@@ -142,14 +145,106 @@ class RowAsker:
         )
 
 
-def told_behind(table: Side, call: JoinCall) -> JoinedTable:
+def handed_table(table: Stream, call: JoinCall) -> JoinedTable:
     """The table as one reads it who is handed its entries: how its keys are written, and the type
     of its values. It gives every update."""
-    return replace(tables_behind(table, call)[0], type=table.edge.type.value)
+    return replace(joined_tables(table, call)[0], type=table.edge.type.value)
 
 
-def tables_behind(table: Side, call: JoinCall) -> tuple[JoinedTable, ...]:
+def joined_tables(table: Stream, call: JoinCall) -> tuple[JoinedTable, ...]:
     """The tables in stores of which a table's entries are made."""
     graph = table.graph
     names = _kept_behind(graph, table.node)
-    return tuple(told_table(graph, name, call.operator, call.where) for name in names)
+    return tuple(joined_table(graph, name, call.operator, call.where) for name in names)
+
+
+def previous_updates(graph: GraphBuilder, name: str, *, forced: bool = False) -> str | None:
+    """The node of what each update of a table's node had in its place before, row by row, null
+    where there was nothing; None where nobody knows it without a store of the table's own. Kafka
+    Streams calls these old values, and has them where the table, or what it is made of, is
+    materialized. ``forced``: a store that was left out as nobody asked is made."""
+    if forced:
+        graph.keep(name)
+    node, called = graph.node(name), f"{name}-before"
+    if graph.has(called):
+        return called
+    if isinstance(node, StatefulNode):
+        made = _before_stateful(graph, node, called, forced)
+    elif isinstance(node, ProjectNode | FunctionNode) and node.label != "TOSTREAM":
+        parent = previous_updates(graph, node.inputs[0], forced=forced)
+        made = None if parent is None else replace(node, inputs=(parent,))
+    else:
+        made = None
+    if made is None:
+        return None
+    labelled = {} if isinstance(made, StatefulNode) else {"label": PREPARE}
+    return graph.add(replace(made, name=called, **labelled))  # type: ignore[arg-type]
+
+
+def _before_stateful(
+    graph: GraphBuilder, node: StatefulNode, called: str, forced: bool
+) -> Node | None:
+    operator = node.operator
+    if transforms_alone(node):
+        parent = previous_updates(graph, node.inputs[0], forced=forced)
+        return None if parent is None else asked_transformer(node, parent)
+    if isinstance(operator, VisibleUpdates):
+        return replace(node, inputs=(node.inputs[1], node.inputs[0]), label=PREPARE)
+    if isinstance(operator, SuppressSpec):
+        return _never(node, called) if operator.by_window else None
+    if isinstance(operator, LatestUpdates):
+        return _looked_up(node, operator.table, called)
+    if isinstance(operator, TableTableJoin):
+        return replace(node, operator=replace(operator, was=True), label=PREPARE, parts=())
+    if isinstance(operator, TableTableRows):
+        return _before_rows(graph, node, operator, forced)
+    if not node.stores or not hasattr(operator, "process_tasks") or node.stores[0].versioned:
+        return None
+    results = cast(StatefulOperator, operator).results
+    return _looked_up(node, JoinedTable(node.stores[0], results, node.out.value), called)
+
+
+def _before_rows(
+    graph: GraphBuilder, node: StatefulNode, operator: TableTableRows, forced: bool
+) -> StatefulNode | None:
+    """Of a join of tables of which one has no store: either half's results, as they were."""
+    given = [graph.node(name) for name in node.inputs]
+    owns = [previous_updates(graph, half.inputs[-1], forced=forced) for half in given]
+    halves = list[str]()
+    for half, own in zip(given, owns, strict=True):
+        assert isinstance(half, StatefulNode)
+        assert isinstance(half.operator, TableRows)
+        if own is None or None in owns:
+            return None
+        inputs = (half.inputs[0], own, half.inputs[-1])
+        before = replace(half.operator, was=True)
+        called = f"{half.name}-before"
+        halves.append(graph.add(replace(half, name=called, inputs=inputs, operator=before)))
+    before_both = replace(operator, was=True)
+    return replace(node, inputs=tuple(halves), operator=before_both, label=PREPARE, parts=())
+
+
+def _looked_up(node: StatefulNode, table: JoinedTable, called: str) -> StatefulNode:
+    return StatefulNode(
+        called,
+        (node.name,),
+        node.out,
+        node.where,
+        PREPARE,
+        PreviousValues(table, node.out.key),
+        reads=(table.spec,),
+    )
+
+
+def _never(node: Node, called: str) -> ProjectNode:
+    """Of results that come once for each key: nothing was there."""
+    nothing = F.lit(None).cast(spark_type(node.out.value))
+    value = replace(analyse(nothing, node.out, node.where), type=node.out.value)
+    return ProjectNode(
+        name=called,
+        inputs=(node.name,),
+        out=node.out,
+        where=node.where,
+        label=PREPARE,
+        value=value,
+    )

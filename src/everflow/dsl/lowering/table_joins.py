@@ -1,9 +1,7 @@
-"""Joins of a table with another by a foreign key (KIP-213; design note 022).
+"""Joins of a table with another: by key, and by a foreign key (KIP-213; design note 022).
 
 ``orders.join(customers, on=..., name=...)``: an entry asks the task of its foreign key, through the
-topic ``<name>-asks-repartition``; the answer comes back through ``<name>-answers-repartition``. All
-calls belong to the thread that builds the topology; TopologyError, with the user's line and the
-cure, for what cannot work.
+topic ``<name>-asks-repartition``; the answer comes back through ``<name>-answers-repartition``.
 """
 
 from __future__ import annotations
@@ -16,12 +14,19 @@ from pyspark.sql import functions as F
 from everflow import serdes
 from everflow.dsl.expressions import Edge, Expression, is_column, unless_deleted
 from everflow.dsl.functions import ForeignKeyOf, TableMapper, key_value_function
-from everflow.dsl.in_time.held_rows import RowAsker, is_kept, told_behind
-from everflow.dsl.in_time.table_updates import previous_updates
-from everflow.dsl.in_time.versioned_tables import latest_updates_of_both
-from everflow.dsl.joins import JoinCall, Side
+from everflow.dsl.lowering.join_call import JoinCall
+from everflow.dsl.lowering.stream import Stream
+from everflow.dsl.lowering.tables import kept_node, stored
+from everflow.dsl.lowering.value_getters import (
+    RowAsker,
+    handed_table,
+    is_kept,
+    joined_tables,
+    previous_updates,
+)
+from everflow.dsl.lowering.versioned import latest_updates_of_both
 from everflow.errors import TopologyError
-from everflow.operators.joins import JoinedTable, JoinKind
+from everflow.operators.joins import JoinedTable, JoinKind, TableTableJoin
 from everflow.operators.joins.answers import Answers, AnswersOfRows, AskAgain, StaleNulls
 from everflow.operators.joins.foreign_keys import (
     SUBSCRIPTION,
@@ -30,6 +35,7 @@ from everflow.operators.joins.foreign_keys import (
     selected_type,
 )
 from everflow.operators.joins.subscriptions import AskedRows, Subscriptions
+from everflow.operators.joins.table_table import TableRows, TableTableRows
 from everflow.serdes import Serde
 from everflow.state.store import StoreSpec
 from everflow.topology.graph import (
@@ -37,16 +43,134 @@ from everflow.topology.graph import (
     EdgeType,
     FunctionNode,
     Node,
+    Part,
     ProjectNode,
     StatefulNode,
 )
 from everflow.topology.types import same_type, type_text
 
-FOREIGN_RESULT = "KTABLE-FK-JOIN-OUTPUT-"
+_FOREIGN_RESULT = "KTABLE-FK-JOIN-OUTPUT-"
 """How Kafka Streams calls the table that it makes of the results, and its store."""
 _NAMES = 13
 """How many names Kafka Streams makes up for one: of its topics, processors and the store of those
 who ask; with a name given, too."""
+
+
+def joined_by_key(
+    left: Stream,
+    right: Stream,
+    kind: JoinKind,
+    call: JoinCall,
+    store: object,
+    name: str | None,
+) -> Stream:
+    """The join of two tables whose entries have one key."""
+    call.check_sides(left, right)
+    graph, where = left.graph, call.where
+    tables = joined_tables(left, call), joined_tables(right, call)
+    merged = graph.node_name(name, "KTABLE-MERGE-", where)
+    parts = _halves(left, right, tables, name, where)
+    if store is None:
+        parts = (*parts, Part(merged, tuple(part.name for part in parts)))
+    edge = call.edge(left, right)
+    both = StatefulNode(
+        merged if store is None else f"{merged}-results",
+        (),
+        edge.type,
+        where,
+        "JOIN",
+        TableTableRows(keys=tables[0][0], kind=kind),
+        parts=parts,
+    )
+    updates = latest_updates_of_both(left, right, merged, call.operator, where)
+    if is_kept(left) and is_kept(right):
+        both = _looking_up(both, left, right, updates, (tables[0][0], tables[1][0]))
+    else:
+        both = _with_rows(both, left, right, updates, call)
+    made, edge = call.made(graph, graph.add(both), edge, table=True)
+    if store is not None:
+        made = stored(graph, made, edge, merged, store, call.operator, where)
+    return Stream(graph, made, edge)
+
+
+def _looking_up(
+    both: StatefulNode,
+    left: Stream,
+    right: Stream,
+    updates: tuple[str, str],
+    tables: tuple[JoinedTable, JoinedTable],
+) -> StatefulNode:
+    """The join of tables that have stores."""
+    graph, rows = left.graph, both.operator
+    assert isinstance(rows, TableTableRows)
+    operator = TableTableJoin(
+        left=tables[0],
+        right=tables[1],
+        kind=rows.kind,
+        left_known=graph.reaches_first(left.node, right.node),
+        right_known=graph.reaches_first(right.node, left.node),
+        left_first=graph.hands_on_first(left.node, right.node),
+    )
+    reads = tuple(table.spec for table in tables)
+    return replace(both, inputs=updates, operator=operator, reads=reads)
+
+
+def _with_rows(
+    both: StatefulNode, left: Stream, right: Stream, updates: tuple[str, str], call: JoinCall
+) -> StatefulNode:
+    """The join of tables of which one has no store: what each holds at the other's changes is
+    computed beside those."""
+    graph, rows, halves = left.graph, both.operator, list[str]()
+    assert isinstance(rows, TableTableRows)
+    sides = ((left, right, rows.kind.keeps_left), (right, left, rows.kind.keeps_right))
+    for (changed, other, keeps), changes in zip(sides, updates, strict=True):
+        name = f"{both.name}-of-{len(halves)}"
+        asking = RowAsker(call=call, node=changes, comes=changed.node, join=name, as_of=False)
+        inputs = [asking.of(graph, other.node)]
+        if keeps:
+            was = previous_updates(graph, changes, forced=True)
+            assert was is not None, "a table that can be asked knows what it was"
+            inputs.append(was)
+        half = TableRows(rows.kind, of_left=not halves)
+        made = (*inputs, changes)
+        halves.append(graph.add(StatefulNode(name, made, both.out, call.where, PREPARE, half)))
+    rows = replace(rows, left_first=graph.hands_on_first(left.node, right.node))
+    return replace(both, inputs=tuple(halves), operator=rows)
+
+
+def _halves(
+    left: Stream,
+    right: Stream,
+    tables: tuple[tuple[JoinedTable, ...], tuple[JoinedTable, ...]],
+    name: str | None,
+    where: str | None,
+) -> tuple[Part, ...]:
+    """The two nodes that Kafka Streams has for the changes of either side."""
+    return tuple(
+        Part(
+            left.graph.node_name(None if name is None else f"{name}-join-{one}", prefix, where),
+            (side.node,),
+            tuple(one.spec.name for one in other),
+        )
+        for one, prefix, side, other in (
+            ("this", "KTABLE-JOINTHIS-", left, tables[1]),
+            ("other", "KTABLE-JOINOTHER-", right, tables[0]),
+        )
+    )
+
+
+def joined_by_foreign_key(join: ForeignKeyJoin, store: object) -> Stream:
+    """The join of a table's entries with those that they name by a foreign key."""
+    call, graph = join.call, join.left.graph
+    node, edge = join.made()
+    made, edge = call.made(graph, node, edge, table=True)
+    if store is not None:
+        made = stored(graph, made, edge, f"{node}-kept", store, call.operator, call.where)
+        return Stream(graph, made, edge)
+    name = graph.new_name(f"{_FOREIGN_RESULT}STATE-STORE-")
+    kept = kept_node(made, f"{made}-results", edge, name, call.operator, call.where)
+    graph.keep_when_asked(kept)
+    return Stream(graph, made, edge)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +179,8 @@ class ForeignKeyJoin:
 
     call: JoinCall
     kind: JoinKind
-    left: Side
-    right: Side
+    left: Stream
+    right: Stream
     on: Expression
     name: str | None
 
@@ -69,7 +193,7 @@ class ForeignKeyJoin:
             )
         name = graph.check_repartition_name(self.name, f"{call.operator} with on=", where)
         graph.burn(_NAMES)
-        tables = told_behind(self.left, call), told_behind(self.right, call)
+        tables = handed_table(self.left, call), handed_table(self.right, call)
         updates = latest_updates_of_both(self.left, self.right, name, call.operator, where)
         key_serde, value_serde = self.left.edge.serdes(call.operator, where)
         foreign_serde = self.right.edge.written_key(call.operator, where)

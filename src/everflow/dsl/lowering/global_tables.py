@@ -1,29 +1,145 @@
-"""Global tables whose rows Spark loads: any DataFrame, loaded again now and then (design note 033).
+"""Global tables, whole on every instance, and joins of streams with them (design note 026).
 
-All calls belong to the thread that builds the topology; TopologyError, with the user's line and the
-cure, for what cannot work. `FrameRows.rows` is called on the instance's own thread.
+Their records are a topic's, or rows that Spark loads from any DataFrame, again now and then (033).
+`FrameRows.rows` is called on the instance's own thread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from everflow.dsl.expressions import Edge, default_serde
+from everflow.dsl.expressions import Edge, Expression, default_serde, is_column, unless_deleted
+from everflow.dsl.functions import (
+    ForeignKeyOf,
+    TableMapper,
+    key_value_function,
+    required_parameters,
+)
 from everflow.dsl.graph_builder import GraphBuilder
-from everflow.dsl.lookups.global_tables import GlobalKTable
-from everflow.dsl.options.materialized import Materialized
+from everflow.dsl.lowering.join_call import JoinCall
+from everflow.dsl.lowering.stream import Stream
+from everflow.dsl.materialized import Materialized
 from everflow.errors import TopologyError
+from everflow.operators.joins import JoinedTable, JoinKind
+from everflow.operators.joins.foreign_keys import selected_type
+from everflow.operators.joins.joined_values import joined_type
+from everflow.operators.joins.stream_global import StreamGlobalJoin, mapped_type
 from everflow.spark.expressions import arrow_type, without_error_log
 from everflow.state.store import StoreSpec
-from everflow.topology.graph import EdgeType, LoadedTableNode
+from everflow.topology.graph import (
+    PREPARE,
+    EdgeType,
+    FunctionNode,
+    LoadedTableNode,
+    ProjectNode,
+    StatefulNode,
+    WholeTableNode,
+)
 from everflow.topology.types import normal_type, same_type, type_text
 from everflow.windows import Duration, duration_ms
+
+
+def whole_table(table: Stream) -> JoinedTable:
+    """The global table as a join reads it."""
+    node = table.graph.node(table.node)
+    assert isinstance(node, WholeTableNode)
+    return JoinedTable(node.store, node.store.value_serde, table.edge.type.value)
+
+
+def joined_with_global(
+    left: Stream,
+    right: Stream,
+    kind: JoinKind,
+    call: JoinCall,
+    on: Expression | None,
+    windows: object,
+    grace: object,
+    store: object,
+    name: str | None,
+) -> Stream:
+    """The stream's records with their entries."""
+    if kind is JoinKind.OUTER:
+        raise TopologyError(
+            "outer_join is for two streams or two tables: changes of a global table give no "
+            "results; use left_join",
+            where=call.where,
+        )
+    if windows is not None or grace is not None or store is not None:
+        raise TopologyError(
+            f"{call.operator} with a global table takes no windows=, grace= or store=: it looks up "
+            f"what the table holds now",
+            where=call.where,
+        )
+    if right.graph is not left.graph:
+        raise TopologyError(
+            f"{call.operator} takes a global table of the same StreamsBuilder", where=call.where
+        )
+    graph = left.graph
+    # Kafka Streams calls both kinds so.
+    node_name = graph.node_name(name, "KSTREAM-LEFTJOIN-", call.where)
+    selected = with_mapped_key(left, right, on, call.operator, node_name, call.where)
+    joiner = call.joiner
+    if joiner is not None and not isinstance(joiner, Column) and required_parameters(joiner) == 4:
+        call = replace(call, mapped=True)
+    types = (left.edge.type.value, right.edge.type.value)
+    value = mapped_type(*types, right.edge.type.key) if call.mapped else joined_type(*types)
+    edge = left.edge.with_types(value=value)
+    node = StatefulNode(
+        node_name,
+        (selected,),
+        edge.type,
+        call.where,
+        "JOIN",
+        StreamGlobalJoin(whole_table(right), kind, call.mapped),
+    )
+    return left.behind(*call.made(graph, graph.add(node), edge, table=False))
+
+
+def with_mapped_key(
+    left: Stream,
+    right: Stream,
+    on: Expression | None,
+    operator: str,
+    name: str,
+    where: str | None,
+) -> str:
+    """The node of the stream's records as `selected_type`, with the key of ``right`` that ``on``
+    makes of them; for a null value none is made. ``name``: of the node that reads it."""
+    graph, edge, wanted = left.graph, left.edge, right.edge.type.key
+    if on is None:
+        raise TopologyError(
+            f"{operator} needs on=, the key to look up: on=F.col('value.a_field'), or "
+            f"on=F.col('key') for the records' own",
+            where=where,
+        )
+    out = EdgeType(edge.type.key, selected_type(wanted, edge.type.value))
+    what, node = f"{operator}: on", f"{name}-on"
+    if not is_column(on, what, where):
+        selected = TableMapper(ForeignKeyOf(key_value_function(on, what, where)))
+        return graph.add(
+            FunctionNode(node, (left.node,), out, where, PREPARE, "map_values", selected)
+        )
+    found = unless_deleted(on, edge, where).type
+    if not same_type(found, wanted):
+        raise TopologyError(
+            f"{operator}: on= is {type_text(found)}, and the table's keys are "
+            f"{type_text(wanted)}; write on=(...).cast({type_text(wanted)!r})",
+            where=where,
+        )
+    both = F.struct(on.alias("fk"), F.col("value").alias("value"))
+    value = replace(unless_deleted(both, edge, where), type=out.value)
+    return graph.add(
+        ProjectNode(
+            name=node, inputs=(left.node,), out=out, where=where, label=PREPARE, value=value
+        )
+    )
+
 
 Frame: TypeAlias = DataFrame | Callable[[], DataFrame]
 Key: TypeAlias = str | Column | Sequence[str]
@@ -63,7 +179,7 @@ def loaded_table(
     store: object,
     name: str | None,
     where: str | None,
-) -> GlobalKTable:
+) -> Stream:
     """See `StreamsBuilder.global_table_from`."""
     _require_name_alone(store, where)
     kept = graph.claim_store(store, "global_table_from", where)
@@ -112,7 +228,7 @@ def loaded_table(
         rows=FrameRows(given, column, type_),
         refresh_ms=refresh_ms,
     )
-    return GlobalKTable(graph, graph.add(node), edge)
+    return Stream(graph, graph.add(node), edge)
 
 
 def _require_name_alone(store: object, where: str | None) -> None:

@@ -1,169 +1,54 @@
-"""Joins of a stream: with a table, and with another stream in windows."""
+"""Joins of a stream: with a table, with another stream in windows, and as of a time.
+
+Records of a lookup join wait until their entry is there (design note 027).
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
-from pyspark.sql import Column, DataFrame
-
-from everflow.dsl.builder_call import builder_call
 from everflow.dsl.expressions import Edge, Expression
 from everflow.dsl.graph_builder import GraphBuilder
-from everflow.dsl.in_time.held_rows import RowAsker, is_kept, tables_behind
-from everflow.dsl.in_time.versioned_tables import is_versioned
-from everflow.dsl.joins import JoinCall, Side, in_windows_of, joined_table
-from everflow.dsl.lookups.global_tables import GlobalKTable, joined_with_global
-from everflow.dsl.options.materialized import Materialized
+from everflow.dsl.lowering.global_tables import whole_table, with_mapped_key
+from everflow.dsl.lowering.join_call import JoinCall, in_windows_of, joined_table
+from everflow.dsl.lowering.stream import Stream
+from everflow.dsl.lowering.value_getters import RowAsker, handed_table, is_kept, joined_tables
+from everflow.dsl.lowering.versioned import is_versioned
 from everflow.errors import TopologyError
-from everflow.operators.joins import JoinedTable, JoinKind, StreamStreamJoin, StreamTableJoin
+from everflow.operators.joins import (
+    JoinedTable,
+    JoinKind,
+    StreamStreamJoin,
+    StreamTableJoin,
+    joined_type,
+)
+from everflow.operators.joins.asof import AsOfJoin
 from everflow.operators.joins.grace_join import GraceWait
 from everflow.operators.joins.held_back import HeldBack
 from everflow.operators.joins.stream_table import StreamTableRows
+from everflow.operators.lookups import GlobalLookupJoin, LookupJoin, WaitingRoom
 from everflow.serdes import bytes_
 from everflow.spark.expressions import analyse
 from everflow.state.store import StoreSpec
 from everflow.topology.graph import PREPARE, Part, ProjectNode, StatefulNode
 from everflow.windows import Duration, JoinWindows, duration_ms
 
-if TYPE_CHECKING:
-    from everflow.dsl.kstream import KStream
-    from everflow.dsl.ktable import KTable
-    from everflow.dsl.topics.sinks import Partitioner
+_HOW = {kind.value: kind for kind in JoinKind}
+_ON_TIMEOUT = {"emit": JoinKind.LEFT, "drop": JoinKind.INNER}
 
 
-class StreamJoins(Side):
-    """The joins of `KStream`."""
-
-    key_changed: bool
-
-    if TYPE_CHECKING:
-
-        def derived(self, node: str, edge: Edge, changes_key: bool = False) -> KStream: ...
-
-        def repartitioned(
-            self,
-            name: str,
-            where: str | None,
-            operator: str,
-            chosen: tuple[int | None, Partitioner | None] = (None, None),
-        ) -> KStream: ...
-
-    @builder_call
-    def join(
-        self,
-        other: KStream | KTable | GlobalKTable,
-        joiner: Expression | None = None,
-        *,
-        on: Expression | None = None,
-        windows: JoinWindows | Column | None = None,
-        grace: Duration | Column | None = None,
-        returns: object = None,
-        store: str | Materialized | Column | None = None,
-        name: str | Column | None = None,
-        **fields: Column,
-    ) -> KStream:
-        """Each record with its match: what a table holds for its key, what a global table holds
-        under the key ``on`` (a Column, or a function of value or of key and value), or each record
-        of another stream with its key in ``windows`` (which needs ``store=``, the name of the two
-        window stores). Without a ``joiner`` the value is ``struct<left, right>``; the module
-        `everflow.dsl.joins` tells what a joiner may be.
-
-        A versioned table is looked up as of the record's time. ``grace`` (KIP-923)
-        lets a record wait, in ``store=``, until this stream's time has passed it by so much, so
-        that updates of the table that come late are seen; a record that is later than that is
-        joined at once.
-
-        Behind an operator that changes the key a side goes through a repartition topic called after
-        ``name``. Records without a match, a value or a key are left out.
-        A result has the headers of the record that made it.
-        """
-        options: dict[str, Any] = {"windows": windows, "grace": grace, "returns": returns}
-        options |= {"store": store, "name": name}
-        return _joined(self, other, JoinKind.INNER, joiner, options, fields, on)
-
-    @builder_call
-    def left_join(
-        self,
-        other: KStream | KTable | GlobalKTable,
-        joiner: Expression | None = None,
-        *,
-        on: Expression | None = None,
-        windows: JoinWindows | Column | None = None,
-        grace: Duration | Column | None = None,
-        returns: object = None,
-        store: str | Materialized | Column | None = None,
-        name: str | Column | None = None,
-        **fields: Column,
-    ) -> KStream:
-        """As `join`; a record without a match, or without a key, comes with a null ``right``: at
-        once beside a table, beside a stream when its window and the grace are over.
-        A result has the headers of the record that made it."""
-        options: dict[str, Any] = {"windows": windows, "grace": grace, "returns": returns}
-        options |= {"store": store, "name": name}
-        return _joined(self, other, JoinKind.LEFT, joiner, options, fields, on)
-
-    @builder_call
-    def outer_join(
-        self,
-        other: KStream,
-        joiner: Expression | None = None,
-        *,
-        windows: JoinWindows | Column | None = None,
-        returns: object = None,
-        store: str | Materialized | Column | None = None,
-        name: str | Column | None = None,
-        **fields: Column,
-    ) -> KStream:
-        """As `left_join` of two streams, for both sides.
-        A result has the headers of the record that made it."""
-        options: dict[str, Any] = {"windows": windows, "grace": None, "returns": returns}
-        options |= {"store": store, "name": name}
-        return _joined(self, other, JoinKind.OUTER, joiner, options, fields)
-
-
-def _joined(
-    left: StreamJoins,
-    right: object,
-    kind: JoinKind,
-    joiner: Expression | None,
-    options: dict[str, Any],
-    fields: dict[str, Column],
-    on: Expression | None = None,
-) -> KStream:
-    call, options = JoinCall.of(kind, joiner, options, fields)
-    if isinstance(right, GlobalKTable):
-        made, edge = joined_with_global(left, right, kind, call, on, **options)
-        return left.derived(made, edge)
-    if on is not None:
-        raise TopologyError(
-            f"{call.operator} matches by the records' keys, and on= is for global tables; choose "
-            f"the key first: select_key(...).{call.operator}(..., name='a-name')",
-            where=call.where,
-        )
-    if isinstance(right, left.graph.faces.table):
-        return _with_table(left, right, kind, call, **options)
-    if isinstance(right, StreamJoins):
-        return _with_stream(left, right, kind, call, **options)
-    cure = (
-        "; make a table of it: builder.global_table_from(dataframe, key=..., store=...)"
-        if isinstance(right, DataFrame)
-        else ""
-    )
-    raise TopologyError(
-        f"{call.operator} takes a stream or a table, found {right!r}{cure}", where=call.where
-    )
-
-
-def _with_table(
-    left: StreamJoins,
-    right: KTable,
+def joined_with_table(
+    left: Stream,
+    right: Stream,
     kind: JoinKind,
     call: JoinCall,
     windows: object,
     grace: Duration | None,
     store: object,
     name: str | None,
-) -> KStream:
+) -> Stream:
+    """Each record with what a table holds for its key."""
     if kind is JoinKind.OUTER:
         raise TopologyError(
             "outer_join is for two streams or two tables: changes of a table give no results here; "
@@ -179,7 +64,7 @@ def _with_table(
     call.check_sides(left, right)
     if grace is not None or not is_kept(right):
         return _with_rows(left, right, kind, call, name, grace, store)
-    table = joined_table(right, call)
+    table = joined_table(right.graph, right.node, call.operator, call.where)
     stream = copartitioned(left, name, call, "")
     edge = call.edge(stream, right)
     node_name = left.graph.node_name(name, _prefix(kind), call.where)
@@ -194,7 +79,7 @@ def _with_table(
         parts=(Part(node_name, (stream.node,), (table.spec.name,)),),
     )
     made, edge = call.made(left.graph, left.graph.add(node), edge, table=False)
-    return left.graph.faces.stream(left.graph, made, edge)
+    return Stream(left.graph, made, edge)
 
 
 def _prefix(kind: JoinKind) -> str:
@@ -202,16 +87,16 @@ def _prefix(kind: JoinKind) -> str:
 
 
 def _with_rows(
-    left: StreamJoins,
-    right: KTable,
+    left: Stream,
+    right: Stream,
     kind: JoinKind,
     call: JoinCall,
     name: str | None,
     grace: Duration | None,
     store: object,
-) -> KStream:
+) -> Stream:
     """The join with a table that has no store of its own, or that is asked when a grace is over."""
-    graph, tables = left.graph, tables_behind(right, call)
+    graph, tables = left.graph, joined_tables(right, call)
     stream = copartitioned(left, name, call, "")
     edge, node_name = call.edge(stream, right), graph.node_name(name, _prefix(kind), call.where)
     asking, stores = stream.node, tuple(one.spec.name for one in tables)
@@ -230,18 +115,18 @@ def _with_rows(
         parts=(Part(node_name, (asking,), stores),),
     )
     made, edge = call.made(graph, graph.add(node), edge, table=False)
-    return graph.faces.stream(graph, made, edge)
+    return Stream(graph, made, edge)
 
 
 def rows_for(
-    graph: GraphBuilder, asking: str, right: KTable, kind: JoinKind, name: str, call: JoinCall
+    graph: GraphBuilder, asking: str, right: Stream, kind: JoinKind, name: str, call: JoinCall
 ) -> str:
     """The node of what a table holds for each record that asks, for the join ``name``."""
     asker = RowAsker(call=call, node=asking, join=name, as_of=True, takes_null_keys=kind.keeps_left)
     return asker.of(graph, right.node)
 
 
-def with_rows(stream: KStream, right: KTable, name: str, call: JoinCall) -> str:
+def with_rows(stream: Stream, right: Stream, name: str, call: JoinCall) -> str:
     """The node of a stream's records, each with what a table without a store holds for it."""
     kind, graph = JoinKind.LEFT, stream.graph
     sides = (stream.node, rows_for(graph, stream.node, right, kind, name, call))
@@ -250,7 +135,7 @@ def with_rows(stream: KStream, right: KTable, name: str, call: JoinCall) -> str:
     return graph.add(node)
 
 
-def _waiting(stream: KStream, held: HeldBack, kind: JoinKind, name: str, call: JoinCall) -> str:
+def _waiting(stream: Stream, held: HeldBack, kind: JoinKind, name: str, call: JoinCall) -> str:
     """The node of records whose grace is over."""
     node = StatefulNode(
         f"{name}-waiting",
@@ -265,8 +150,8 @@ def _waiting(stream: KStream, held: HeldBack, kind: JoinKind, name: str, call: J
 
 
 def _held_back(
-    stream: KStream,
-    right: KTable,
+    stream: Stream,
+    right: Stream,
     tables: tuple[JoinedTable, ...],
     call: JoinCall,
     grace: Duration,
@@ -301,7 +186,7 @@ def _held_back(
     return held_back(stream, call, grace_ms, claimed)
 
 
-def held_back(stream: KStream, call: JoinCall, grace_ms: int, claimed: str) -> HeldBack:
+def held_back(stream: Stream, call: JoinCall, grace_ms: int, claimed: str) -> HeldBack:
     """The buffer of a stream whose records wait, in a store whose name is ``claimed``."""
     key_serde, value_serde = stream.edge.serdes(call.operator, call.where)
     spec = StoreSpec(
@@ -324,16 +209,17 @@ def checked_grace(grace: Duration, operator: str, where: str | None) -> int:
     return grace_ms
 
 
-def _with_stream(
-    left: StreamJoins,
-    right: StreamJoins,
+def joined_with_stream(
+    left: Stream,
+    right: Stream,
     kind: JoinKind,
     call: JoinCall,
     windows: object,
     grace: object,
     store: object,
     name: str | None,
-) -> KStream:
+) -> Stream:
+    """Each record with those of another stream in windows."""
     if grace is not None:
         raise TopologyError(
             f"{call.operator} of two streams has its grace in the windows; write "
@@ -350,14 +236,14 @@ def _with_stream(
 
 
 def joined_in_windows(
-    left: StreamJoins,
-    right: StreamJoins,
+    left: Stream,
+    right: Stream,
     kind: JoinKind,
     call: JoinCall,
     windows: JoinWindows,
     store: object,
     name: str | None,
-) -> KStream:
+) -> Stream:
     """The join of two streams. TopologyError for sides that do not fit, or names that are missing
     or taken."""
     call.check_sides(left, right)
@@ -385,10 +271,10 @@ def joined_in_windows(
         parts=parts,
     )
     made, edge = call.made(left.graph, left.graph.add(node), edge, table=False)
-    return left.graph.faces.stream(left.graph, made, edge)
+    return Stream(left.graph, made, edge)
 
 
-def _in_its_windows(lefts: KStream, rights: KStream, call: JoinCall, name: str) -> KStream:
+def _in_its_windows(lefts: Stream, rights: Stream, call: JoinCall, name: str) -> Stream:
     """The right stream with keys as the left one's serde reads them."""
     key = in_windows_of(lefts.edge, rights.edge)
     if key is None:
@@ -402,13 +288,13 @@ def _in_its_windows(lefts: KStream, rights: KStream, call: JoinCall, name: str) 
         label=PREPARE,
         key=analyse(key, rights.edge.type, call.where),
     )
-    return rights.derived(graph.add(node), edge)
+    return rights.behind(graph.add(node), edge)
 
 
-def copartitioned(side: StreamJoins, name: str | None, call: JoinCall, suffix: str) -> KStream:
+def copartitioned(side: Stream, name: str | None, call: JoinCall, suffix: str) -> Stream:
     """The side's stream, behind a repartition topic if its key may have changed."""
     if not side.key_changed:
-        return side.derived(side.node, side.edge)
+        return side.behind(side.node, side.edge)
     checked = side.graph.check_repartition_name(name, call.operator, call.where)
     return side.repartitioned(f"{checked}{suffix}", call.where, call.operator)
 
@@ -426,8 +312,8 @@ class _Stores:
 
     @staticmethod
     def claimed(
-        left: StreamJoins,
-        right: StreamJoins,
+        left: Stream,
+        right: Stream,
         kind: JoinKind,
         call: JoinCall,
         windows: JoinWindows,
@@ -442,7 +328,7 @@ class _Stores:
             suffixes.append(f"-{outer}-shared-join-store")
         names = left.graph.claim_each(store, suffixes, call.operator, call.where)
 
-        def window_store(side: StreamJoins, name: str) -> StoreSpec:
+        def window_store(side: Stream, name: str) -> StoreSpec:
             key_serde, value_serde = side.edge.serdes(call.operator, call.where)
             return StoreSpec(
                 name=name,
@@ -474,7 +360,7 @@ class _Stores:
 
 
 def _parts(
-    left: StreamJoins,
+    left: Stream,
     left_node: str,
     right_node: str,
     kind: JoinKind,
@@ -507,3 +393,275 @@ def _parts(
         Part(joins[1], (other_windowed,), (stores.left.name, *waiting)),
         Part(named("-merge", "KSTREAM-MERGE-"), (joins[0], joins[1])),
     )
+
+
+def joined_in_interval(
+    left: Stream,
+    right: Stream,
+    call: JoinCall,
+    how: object,
+    grace: Duration | None,
+    before: Duration | None,
+    after: Duration | None,
+    store: object,
+    name: str | None,
+) -> Stream:
+    """The join of two streams in windows, as an interval before and after each record."""
+    kind = _kind(how, ("inner", "left", "outer"), call)
+    before_ms, after_ms = duration_ms(before or 0), duration_ms(after or 0)
+    windows = JoinWindows(before_ms, after_ms, checked_grace(grace or 0, call.operator, call.where))
+    return joined_in_windows(left, right, kind, call, windows, store, name)
+
+
+def _kind(how: object, known: tuple[str, ...], call: JoinCall) -> JoinKind:
+    if how is None:  # the name is that of a field
+        return JoinKind.INNER
+    if how not in known:
+        raise TopologyError(
+            f"{call.operator}: how= is {' or '.join(map(repr, known))}, found {how!r}",
+            where=call.where,
+        )
+    return _HOW[str(how)]
+
+
+def joined_as_of(
+    left: Stream,
+    right: Stream,
+    call: JoinCall,
+    how: object,
+    grace: Duration | None,
+    store: object,
+    name: str | None,
+    tolerance: Duration | None,
+) -> Stream:
+    """Each record with the latest one of another stream that is not later."""
+    kind = _kind(how, ("inner", "left"), call)
+    graph, where = left.graph, call.where
+    grace_ms = checked_grace(grace or 0, call.operator, where)
+    tolerance_ms = _tolerance(tolerance, call)
+    call.check_sides(left, right)
+    claimed = graph.claim_store(store, call.operator, where)
+    lefts = copartitioned(left, name, call, "-left")
+    rights = copartitioned(right, name, call, "-right")
+    key_serde, value_serde = rights.edge.serdes(call.operator, where)
+    kept = StoreSpec(
+        name=claimed,
+        kind="window",
+        key_serde=key_serde,
+        value_serde=value_serde,
+        # A record is there for as long as stream time is not beyond, not only below.
+        retention_ms=tolerance_ms + grace_ms + 1,
+        where=where,
+    )
+    held = None
+    if grace_ms:
+        beside = graph.claim_beside(f"{claimed}-waiting", claimed, call.operator, where)
+        held = held_back(lefts, call, grace_ms, beside)
+    edge = call.edge(lefts, rights)
+    operator = AsOfJoin(
+        kind=kind,
+        right=kept,
+        type=rights.edge.type.value,
+        tolerance_ms=tolerance_ms,
+        held=held,
+        left_first=graph.hands_on_first(lefts.node, rights.node),
+    )
+    node = StatefulNode(
+        graph.node_name(name, "KSTREAM-ASOFJOIN-", where),
+        (lefts.node, rights.node),
+        edge.type,
+        where,
+        "JOIN",
+        operator,
+        (kept,) if held is None else (kept, held.store),
+    )
+    made, edge = call.made(graph, graph.add(node), edge, table=False)
+    return Stream(graph, made, edge)
+
+
+def _tolerance(tolerance: Any, call: JoinCall) -> int:
+    """In ms; TopologyError for a negative one, or none."""
+    if tolerance is None:
+        raise TopologyError(
+            f"{call.operator} keeps the other side's records for as long as they can be met; say "
+            f"how much earlier a match may be: {call.operator}(..., tolerance='5 minutes')",
+            where=call.where,
+        )
+    tolerance_ms = duration_ms(tolerance)
+    if tolerance_ms < 0:
+        raise TopologyError(
+            f"{call.operator}: a tolerance may not be negative, found {tolerance_ms} ms",
+            where=call.where,
+        )
+    return tolerance_ms
+
+
+@dataclass(frozen=True, kw_only=True)
+class LookupCall:
+    """A call of ``lookup_join`` that was checked."""
+
+    left: Stream
+    right: Stream
+    is_global: bool
+    call: JoinCall
+    on: Expression | None
+    kind: JoinKind
+    store: object
+    grace_ms: int | None
+    timeout_ms: int | None
+    most: int | None
+
+    @staticmethod
+    def of(
+        left: Stream,
+        right: Stream,
+        is_global: bool,
+        call: JoinCall,
+        on: Expression | None,
+        store: object,
+        grace: Duration | None,
+        timeout: Duration | None,
+        on_timeout: object,
+        most_per_key: object,
+    ) -> LookupCall:
+        """TopologyError for what cannot be."""
+        where = call.where
+        kind = _checked(call, None if is_global else on, most_per_key, on_timeout)
+        if grace is None and timeout is None:
+            raise TopologyError(
+                "lookup_join needs grace=, how long a record waits for its entry by the stream's "
+                "time, or timeout=, by the machine's clock: grace='10 minutes'",
+                where=where,
+            )
+        timeout_ms = None if timeout is None else duration_ms(timeout)
+        if timeout_ms is not None and timeout_ms < 1:
+            raise TopologyError(
+                f"lookup_join: timeout is above 0, found {timeout_ms} ms", where=where
+            )
+        return LookupCall(
+            left=left,
+            right=right,
+            is_global=is_global,
+            call=call,
+            on=on,
+            kind=kind,
+            store=store,
+            grace_ms=None if grace is None else checked_grace(grace, call.operator, where),
+            timeout_ms=timeout_ms,
+            most=most_per_key if isinstance(most_per_key, int) else None,
+        )
+
+    def joined(self, name: str | None) -> Stream:
+        """Each record with its entry, once that is there."""
+        graph = self.left.graph
+        node, edge = self._with_global(name) if self.is_global else self._with_table(name)
+        made, edge = self.call.made(graph, node, edge, table=False)
+        return self.left.behind(made, edge) if self.is_global else Stream(graph, made, edge)
+
+    def _with_table(self, name: str | None) -> tuple[str, Edge]:
+        """The node of the join, and its edge."""
+        call, right, graph, where = self.call, self.right, self.left.graph, self.call.where
+        call.check_sides(self.left, right)
+        tables = joined_tables(right, call)
+        history = next((one.spec.name for one in tables if one.spec.versioned), None)
+        if history is not None:
+            raise TopologyError(
+                f"lookup_join waits for what is there now, and {history!r} keeps a "
+                f"history: write join(table, grace=..., store='a-name') to wait for late updates "
+                f"of it",
+                where=where,
+            )
+        stream = copartitioned(self.left, name, call, "")
+        room = self._room(stream)
+        node_name = graph.node_name(name, "KSTREAM-LOOKUPJOIN-", where)
+        in_rows, first = not is_kept(right), graph.reaches_first(right.node, stream.node)
+        asking, reads = stream.node, tuple(one.spec for one in tables)
+        if in_rows:
+            asking = with_rows(stream, right, node_name, call)
+        operator = LookupJoin(
+            table=handed_table(right, call),
+            kind=self.kind,
+            room=room,
+            table_first=first,
+            in_rows=in_rows,
+        )
+        edge = call.edge(stream, right)
+        stores = (room.store.name, *(one.name for one in reads))
+        node = StatefulNode(
+            node_name,
+            (asking, right.node),
+            edge.type,
+            where,
+            "JOIN",
+            operator,
+            (room.store,),
+            reads=() if in_rows else reads,
+            parts=(Part(node_name, (stream.node,), stores),),
+        )
+        return graph.add(node), edge
+
+    def _with_global(self, name: str | None) -> tuple[str, Edge]:
+        """As `_with_table`, of a global table."""
+        left, right, where = self.left, self.right, self.call.where
+        graph = left.graph
+        if right.graph is not graph:
+            raise TopologyError(
+                "lookup_join takes a global table of the same StreamsBuilder", where=where
+            )
+        room = self._room(left)
+        operator = GlobalLookupJoin(table=whole_table(right), kind=self.kind, room=room)
+        node_name = graph.node_name(name, "KSTREAM-LOOKUPJOIN-", where)
+        selected = with_mapped_key(left, right, self.on, "lookup_join", node_name, where)
+        edge = left.edge.with_types(value=joined_type(left.edge.type.value, right.edge.type.value))
+        node = StatefulNode(
+            node_name, (selected,), edge.type, where, "JOIN", operator, (room.store,)
+        )
+        return graph.add(node), edge
+
+    def _room(self, stream: Stream) -> WaitingRoom:
+        call, where = self.call, self.call.where
+        key_serde, value_serde = stream.edge.serdes(call.operator, where)
+        spec = StoreSpec(
+            name=self.left.graph.claim_store(self.store, call.operator, where),
+            kind="key_value",
+            key_serde=bytes_(),
+            value_serde=bytes_(),
+            where=where,
+        )
+        return WaitingRoom(
+            store=spec,
+            key_serde=key_serde,
+            value_serde=value_serde,
+            grace_ms=self.grace_ms,
+            most=self.most,
+            timeout_ms=self.timeout_ms,
+        )
+
+
+def _checked(
+    call: JoinCall,
+    on: Expression | None,
+    most_per_key: object,
+    on_timeout: object,
+) -> JoinKind:
+    """What becomes of records whose time is over. TopologyError for what cannot be."""
+    where = call.where
+    if on is not None:
+        raise TopologyError(
+            "lookup_join matches by the records' keys, and on= is for global tables; choose the "
+            "key first: select_key(...).lookup_join(..., name='a-name')",
+            where=where,
+        )
+    on_timeout = "emit" if on_timeout is None else on_timeout  # a field may be called so
+    if on_timeout not in _ON_TIMEOUT:
+        raise TopologyError(
+            f"lookup_join: on_timeout is 'emit' or 'drop', found {on_timeout!r}", where=where
+        )
+    if most_per_key is not None and (
+        not isinstance(most_per_key, int) or isinstance(most_per_key, bool) or most_per_key < 1
+    ):
+        raise TopologyError(
+            f"lookup_join: most_per_key is a whole number from 1 on, found {most_per_key!r}",
+            where=where,
+        )
+    return _ON_TIMEOUT[str(on_timeout)]

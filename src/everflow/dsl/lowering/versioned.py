@@ -1,20 +1,22 @@
-"""Tables that keep their history (KIP-889), and what works on latest values only.
+"""Tables that keep their history (KIP-889), and those whose entries end (``ttl=``).
 
-All calls belong to the thread that builds the topology; TopologyError, with the user's line and the
-cure, for what cannot work.
+Design notes 028 and 030. `latest_of` is for what works on latest values only.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
+from everflow import serdes
 from everflow.dsl.expressions import Edge
 from everflow.dsl.graph_builder import GraphBuilder
-from everflow.dsl.in_time.time_to_live import checked_ttl, with_ttl
-from everflow.dsl.joins import Side, kept_at
+from everflow.dsl.lowering.join_call import stored_table
+from everflow.dsl.lowering.stream import Stream
 from everflow.errors import TopologyError
+from everflow.operators.aggregate import AggregateSpec
 from everflow.operators.processors.process import ProcessSpec
+from everflow.operators.python_aggregate import PythonAggregateSpec
 from everflow.operators.table import TableSpec
 from everflow.operators.time_to_live import TimeToLiveSpec
 from everflow.operators.versioned_table import LatestUpdates, VersionedTableSpec
@@ -28,6 +30,37 @@ from everflow.topology.graph import (
     StatefulNode,
 )
 from everflow.windows import Duration, duration_ms
+
+
+def checked_ttl(ttl: Any, operator: str, where: str | None) -> int:
+    """In ms; TopologyError for what is not above zero."""
+    ttl_ms = duration_ms(ttl)
+    if ttl_ms < 1:
+        raise TopologyError(
+            f"{operator}: ttl says how long an entry stays behind its latest record, and is above "
+            f"0; found {ttl_ms} ms; write for example ttl='30 days'",
+            where=where,
+        )
+    return ttl_ms
+
+
+def with_ttl(
+    graph: GraphBuilder,
+    operator: AggregateSpec | PythonAggregateSpec | TableSpec,
+    store: StoreSpec,
+    ttl_ms: int,
+    called: str,
+) -> tuple[TimeToLiveSpec, tuple[StoreSpec, ...]]:
+    """The operator whose entries end, and its stores: the entries, and when they end."""
+    spec = TimeToLiveSpec(inner=operator, ttl_ms=ttl_ms)
+    index = StoreSpec(
+        name=graph.claim_beside(spec.index, store.name, called, store.where),
+        kind="key_value",
+        key_serde=serdes.bytes_(),
+        value_serde=serdes.bytes_(),
+        where=store.where,
+    )
+    return spec, (store, index)
 
 
 def table_stores(
@@ -91,7 +124,7 @@ def is_versioned(graph: GraphBuilder, name: str) -> bool:
 
 
 def latest_updates_of_both(
-    left: Side, right: Side, name: str, operator: str, where: str | None
+    left: Stream, right: Stream, name: str, operator: str, where: str | None
 ) -> tuple[str, str]:
     """`latest_updates` of the sides of a join."""
     return (
@@ -100,7 +133,7 @@ def latest_updates_of_both(
     )
 
 
-def latest_updates(table: Side, name: str, operator: str, where: str | None) -> str:
+def latest_updates(table: Stream, name: str, operator: str, where: str | None) -> str:
     """The node of the table's updates that are the latest when they come (KIP-914): of a table that
     is not versioned all are; of one that is filtered or mapped from a versioned one, what becomes
     of that one's. ``name``: of what reads them."""
@@ -117,7 +150,7 @@ def latest_of(
     if isinstance(node, ProjectNode | FunctionNode) or transforms_alone(node):
         parent = latest_of(graph, node.inputs[0], name, operator, where)
         return graph.add(replace(node, name=called, inputs=(parent,), label=PREPARE))
-    looked_up = kept_at(graph, node_name, operator, where)
+    looked_up = stored_table(graph, node_name, operator, where)
     latest = StatefulNode(
         called,
         (node_name,),

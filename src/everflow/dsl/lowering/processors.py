@@ -1,0 +1,433 @@
+"""Operators on one stream that keep a state: `process`, `process_values`, `deduplicate`.
+
+The first two are the user's own (design note 023), and so are the value transformers of tables.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import functions as F
+
+from everflow import serdes
+from everflow.dsl.expressions import (
+    Edge,
+    Expression,
+    default_serde,
+    is_column,
+    predicate,
+    result_serde,
+    result_type,
+)
+from everflow.dsl.functions import (
+    FunctionSupplier,
+    check_parameters,
+    function_name,
+    key_value_function,
+    refuse_pyspark,
+    required_parameters,
+)
+from everflow.dsl.graph_builder import GraphBuilder, check_name
+from everflow.dsl.lowering.stream import Stream
+from everflow.dsl.materialized import Materialized
+from everflow.errors import TopologyError
+from everflow.operators.deduplicate import DeduplicateSpec
+from everflow.operators.joins import JoinedTable
+from everflow.operators.processors.context import ProcessorContext
+from everflow.operators.processors.ending_entries import index_of
+from everflow.operators.processors.forwarding import tagged
+from everflow.operators.processors.process import ProcessSpec
+from everflow.operators.processors.processor import (
+    FunctionProcessor,
+    FunctionTransformer,
+    Processor,
+    Record,
+    ValueTransformer,
+    punctuations,
+)
+from everflow.operators.processors.table_stores import ReadTable
+from everflow.operators.suppress import SuppressSpec
+from everflow.spark.expressions import analyse
+from everflow.state.store import StoreSpec
+from everflow.topology.graph import (
+    CHILD,
+    PREPARE,
+    EdgeType,
+    FunctionNode,
+    GlobalTableNode,
+    JoinOperator,
+    Node,
+    Part,
+    ProcessorOperator,
+    ProjectNode,
+    StatefulNode,
+    beside,
+)
+from everflow.windows import Duration, duration_ms
+
+Supplier = type[Processor] | Callable[[], Processor] | Callable[[Record, ProcessorContext], None]
+Transformer = type[ValueTransformer] | Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Form:
+    """What an operator takes: ``base``: the class of what is made; ``function``: what calls a plain
+    function, and ``parameters``: those that it has (the last one may be left out if ``optional``).
+    """
+
+    base: type[Any]
+    function: type[FunctionProcessor | FunctionTransformer]
+    parameters: tuple[str, ...]
+    optional: bool = False
+
+    @property
+    def taken(self) -> str:
+        """For messages."""
+        return (
+            f"a {self.base.__name__} class, a function without arguments that makes one, or a "
+            f"function of ({', '.join(self.parameters)})"
+        )
+
+
+PROCESSORS = Form(Processor, FunctionProcessor, ("record", "context"))
+TRANSFORMERS = Form(ValueTransformer, FunctionTransformer, ("key", "value", "context"), True)
+
+
+def supplier(
+    form: Form, given: object, operator: str, where: str | None
+) -> tuple[Callable[[], Processor], type[Processor]]:
+    """What makes processors, and their class. TopologyError for what makes none."""
+    if isinstance(given, Processor):
+        raise TopologyError(
+            f"{operator} found a {type(given).__name__}; each task needs a processor of its "
+            f"own: pass the class, or a function that makes one, lambda: "
+            f"{type(given).__name__}(...)",
+            where=where,
+        )
+    refuse_pyspark(given, operator, where)
+    if not callable(given):
+        raise TopologyError(f"{operator} takes {form.taken}, found {given!r}", where=where)
+    makes = isinstance(given, type) or required_parameters(given) == 0
+    if not makes:
+        names = form.parameters
+        if form.optional and required_parameters(given) != len(names):
+            names = names[:-1]
+        check_parameters(given, names, operator, where)
+        return FunctionSupplier(form.function, given), form.function
+    if inspect.isabstract(given):
+        missing = ", ".join(sorted(getattr(given, "__abstractmethods__", ())))
+        raise TopologyError(
+            f"{operator}: {function_name(given)} is no whole {form.base.__name__}, it lacks "
+            f"{missing}",
+            where=where,
+        )
+    try:
+        made = given()
+    except Exception as error:
+        raise TopologyError(
+            f"{operator}: {function_name(given)}() makes no processor: {error!r}; pass a "
+            f"function that does, lambda: {function_name(given)}(...)",
+            where=where,
+        ) from error
+    transforms = isinstance(made, ValueTransformer)
+    if not isinstance(made, form.base) or transforms != (form.base is ValueTransformer):
+        raise TopologyError(
+            f"{operator} takes {form.taken}; {function_name(given)}() gave {made!r}", where=where
+        )
+    return given, type(made)
+
+
+_TAKES = (
+    "stores takes what Stores makes, stores=[Stores.key_value('seen', key=serdes.string(), "
+    "value=serdes.long())], and names of stores that are there"
+)
+
+
+@dataclass
+class ConnectedStores:
+    """The stores of one processor. ``nodes``: those of the tables that it reads, in the order of
+    ``tables``."""
+
+    specs: list[StoreSpec] = field(default_factory=list)
+    tables: list[ReadTable] = field(default_factory=list)
+    nodes: list[str] = field(default_factory=list)
+    global_tables: list[StoreSpec] = field(default_factory=list)
+
+    @property
+    def reads(self) -> tuple[StoreSpec, ...]:
+        """The stores of tables."""
+        return tuple(one.table.spec for one in self.tables)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the stores that bind the processor to a task."""
+        return tuple(one.name for one in (*self.specs, *self.reads))
+
+
+def connected(
+    graph: GraphBuilder, stream: str, given: Iterable[object], operator: str, where: str | None
+) -> ConnectedStores:
+    """The stores that a processor behind the node ``stream`` was given. TopologyError for what is
+    none."""
+    if isinstance(given, str | StoreSpec):
+        raise TopologyError(
+            f"{operator}: stores takes a list, stores=[...]; found {given!r:.100}", where=where
+        )
+    found = ConnectedStores()
+    for one in given:
+        if isinstance(one, StoreSpec):
+            _own(graph, one, operator, found)
+        elif isinstance(one, str):
+            _named(graph, stream, one, operator, where, found)
+        else:
+            raise TopologyError(f"{operator}: {_TAKES}, found {one!r}", where=where)
+    names = [*found.names, *(spec.name for spec in found.global_tables)]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise TopologyError(f"{operator}: stores names {twice[0]!r} twice", where=where)
+    return found
+
+
+def _own(graph: GraphBuilder, spec: StoreSpec, operator: str, found: ConnectedStores) -> None:
+    """A store of processors, and what goes with it."""
+    index = index_of(spec)
+    for one in (spec,) if index is None else (spec, index):
+        found.specs.append(graph.declare_store(one, operator))
+
+
+def _named(
+    graph: GraphBuilder,
+    stream: str,
+    name: str,
+    operator: str,
+    where: str | None,
+    found: ConnectedStores,
+) -> None:
+    declared = graph.declared_store(name)
+    if declared is not None:
+        _own(graph, declared, operator, found)
+        return
+    node = graph.keeper_of(name)
+    if isinstance(node, GlobalTableNode):
+        found.global_tables.append(node.store)
+        return
+    if node is None:
+        raise TopologyError(
+            f"{operator}: no store is called {name!r}; there "
+            f"{'are ' + ', '.join(graph.stores) if graph.stores else 'is none yet'}. Declare it "
+            f"before: builder.add_state_store(Stores.key_value({name!r}, key=..., value=...)), or "
+            f"give a table this store=",
+            where=where,
+        )
+    found.tables.append(_table(graph, stream, node, name, operator, where))
+    found.nodes.append(node.name)
+
+
+def _table(
+    graph: GraphBuilder, stream: str, node: Node, name: str, operator: str, where: str | None
+) -> ReadTable:
+    """A table, which gives every update from now on, as one that is joined."""
+    assert isinstance(node, StatefulNode)
+    inner: Any = node.operator
+    others = JoinOperator | ProcessorOperator | SuppressSpec | DeduplicateSpec
+    if isinstance(inner, others) or node.stores[0].name != name:
+        raise TopologyError(
+            f"{operator}: {name!r} is a store of {node.label.lower()} alone, in a form of its own; "
+            f"processors read the stores of tables",
+            where=where,
+        )
+    graph.replace(replace(node, operator=replace(inner, emit_every_update=True)))
+    first = graph.reaches_first(node.name, stream)
+    return ReadTable(JoinedTable(node.stores[0], inner.results, node.out.value), first)
+
+
+@dataclass(frozen=True)
+class ProcessorCall:
+    """A call of the processor API while it is lowered."""
+
+    operator: str
+    given: object
+    stores: Iterable[object]
+    name: str | None
+    where: str | None
+
+    @property
+    def named(self) -> Callable[..., Any]:
+        """What a message calls by its name."""
+        return self.given if callable(self.given) else type(self.given)
+
+    def made(
+        self, stream: Stream, edge: Edge, children: tuple[str, ...], *, keeps_key: bool
+    ) -> Stream | dict[str, Stream]:
+        """The stream behind the processor, or those of its children."""
+        for child in children:
+            check_name("child", child, self.where)
+        if len(set(children)) < len(children):
+            raise TopologyError(
+                f"{self.operator}: two children have one name: {', '.join(children)}",
+                where=self.where,
+            )
+        prefix = "KSTREAM-PROCESSVALUES-" if keeps_key else "KSTREAM-PROCESSOR-"
+        name = stream.graph.node_name(self.name, prefix, self.where)
+        node = self.node(stream, name, edge, PROCESSORS, children, keeps_key=keeps_key)
+        if not children:
+            return stream.behind(node.name, edge, changes_key=not keeps_key)
+        return {
+            child: self._child(stream, node.name, Edge(node.out, None, None), edge, number, child)
+            for number, child in enumerate(children)
+        }
+
+    def node(
+        self,
+        given: Stream,
+        name: str,
+        edge: Edge,
+        form: Form,
+        children: tuple[str, ...] = (),
+        *,
+        keeps_key: bool,
+        label: str = "PROCESSOR",
+    ) -> StatefulNode:
+        """Adds the processor's node, behind a stream or a table; ``edge``: of its results."""
+        made_by, kind = supplier(form, self.given, self.operator, self.where)
+        kept = connected(given.graph, given.node, self.stores, self.operator, self.where)
+        spec = ProcessSpec(
+            supplier=made_by,
+            specs=tuple(kept.specs),
+            tables=tuple(kept.tables),
+            looks_up=tuple(kept.global_tables),
+            out=edge.type,
+            children=children,
+            keeps_key=keeps_key,
+            punctuations=punctuations(kind),
+            key_serde=given.edge.key_serde,
+            transforms=form is TRANSFORMERS,
+        )
+        node = StatefulNode(
+            name,
+            (given.node, *kept.nodes),
+            EdgeType(edge.type.key, tagged(edge.type.value, children)),
+            self.where,
+            label,
+            spec,
+            spec.specs,
+            reads=kept.reads,
+            parts=(Part(name, (given.node,), kept.names),) if kept.nodes else (),
+        )
+        given.graph.add(node)
+        return node
+
+    def _child(
+        self, stream: Stream, node: str, out: Edge, edge: Edge, number: int, child: str
+    ) -> Stream:
+        chosen = F.coalesce(F.col("value.child") == F.lit(number), F.lit(True))
+        made = stream.graph.add(
+            ProjectNode(
+                name=f"{node}-{child}",
+                inputs=(node,),
+                out=edge.type,
+                where=self.where,
+                label=CHILD,
+                predicate=predicate(chosen, out, self.where),
+                value=analyse(F.col("value.value"), out.type, self.where),
+            )
+        )
+        return stream.behind(made, edge, changes_key=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deduplication:
+    """A call of ``deduplicate`` while it is lowered."""
+
+    name: str | None
+    where: str | None
+    store: str
+    within_ms: int
+    grace_ms: int
+
+    @staticmethod
+    def of(
+        graph: GraphBuilder,
+        within: Duration,
+        grace: Duration | None,
+        store: str | Materialized | None,
+        name: str | None,
+        where: str | None,
+    ) -> Deduplication:
+        """TopologyError for times that cannot be, and a store's name that is missing or taken."""
+        return Deduplication(
+            name=name,
+            where=where,
+            store=graph.claim_store(store, "deduplicate", where),
+            within_ms=_at_least(1, "within", within, where),
+            grace_ms=_at_least(0, "grace", within if grace is None else grace, where),
+        )
+
+    def made(self, stream: Stream, by: Expression | None, returns: object) -> Stream:
+        """The records of ``stream`` that repeat none."""
+        graph, where = stream.graph, self.where
+        node_name = graph.node_name(self.name, "KSTREAM-DEDUPLICATE-", where)
+        if stream.key_changed:
+            topic = graph.check_repartition_name(self.name or self.store, "deduplicate", where)
+            stream = stream.repartitioned(topic, where, "deduplicate")
+        edge, source = stream.edge, stream.node
+        if by is None:
+            id_serde = edge.written_key("deduplicate", where)
+        else:
+            kind, source = self._ids(stream, by, returns, f"{node_name}-ids")
+            of_ids = Edge(EdgeType(kind, edge.type.value), default_serde(kind), None)
+            id_serde = of_ids.with_serdes(result_serde(returns)).written_key("deduplicate", where)
+        spec = DeduplicateSpec(
+            store=self.store,
+            key_serde=id_serde,
+            value_serde=serdes.bytes_(),
+            result_key=edge.type.key,
+            result=edge.type.value,
+            within_ms=self.within_ms,
+            grace_ms=self.grace_ms,
+            beside=by is not None,
+        )
+        kept = StoreSpec(
+            name=self.store,
+            kind="window",
+            key_serde=id_serde,
+            value_serde=spec.value_serde,
+            retention_ms=spec.retention_ms,
+            window_size_ms=self.within_ms,
+            where=where,
+        )
+        node = StatefulNode(node_name, (source,), edge.type, where, "DEDUPLICATE", spec, (kept,))
+        return stream.behind(graph.add(node), edge)
+
+    def _ids(
+        self, stream: Stream, by: Expression, returns: object, name: str
+    ) -> tuple[pa.DataType, str]:
+        """The ids' type, and the node that puts them beside the values."""
+        edge, where, inputs = stream.edge.type, self.where, (stream.node,)
+        if not is_column(by, "deduplicate: by", where):
+            fn = key_value_function(by, "deduplicate: by", where)
+            kind = result_type(returns, by, "deduplicate", where)
+            out = EdgeType(edge.key, beside(kind, edge.value))
+            node = FunctionNode(name, inputs, out, where, PREPARE, "deduplicate", fn)
+            return kind, stream.graph.add(node)
+        kind = analyse(by, edge, where).type
+        out = EdgeType(edge.key, beside(kind, edge.value))
+        both = F.struct(by.alias("answer"), F.col("value").alias("value"))
+        value = replace(analyse(both, edge, where), type=out.value)
+        return kind, stream.graph.add(
+            ProjectNode(name=name, inputs=inputs, out=out, where=where, label=PREPARE, value=value)
+        )
+
+
+def _at_least(least_ms: int, name: str, given: Duration, where: str | None) -> int:
+    found = duration_ms(given)
+    if found < least_ms:
+        raise TopologyError(
+            f"deduplicate: {name}={given!r} is {found} ms; it is {least_ms} ms at least",
+            where=where,
+        )
+    return found

@@ -1,0 +1,253 @@
+"""Tables: what a stream becomes, filtered and mapped ones, and stores of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+from everflow.dsl.expressions import (
+    Edge,
+    Expression,
+    is_column,
+    is_true,
+    predicate,
+    result_serde,
+    result_type,
+    struct_of,
+    unless_deleted,
+)
+from everflow.dsl.functions import TableFilter, TableMapper, key_value_function
+from everflow.dsl.graph_builder import GraphBuilder
+from everflow.dsl.lowering.processors import TRANSFORMERS, ProcessorCall, Transformer
+from everflow.dsl.lowering.stream import Stream
+from everflow.dsl.lowering.value_getters import previous_updates
+from everflow.dsl.lowering.versioned import is_versioned, table_stores
+from everflow.dsl.materialized import Materialized
+from everflow.errors import TopologyError
+from everflow.operators.table import TableSpec
+from everflow.operators.table_changes import VisibleUpdates
+from everflow.serdes import Serde
+from everflow.spark.expressions import analyse
+from everflow.state.store import StoreSpec
+from everflow.topology.graph import (
+    PREPARE,
+    ColumnExpr,
+    FunctionNode,
+    Node,
+    Part,
+    ProjectNode,
+    StatefulNode,
+)
+from everflow.windows import Duration
+
+
+def table_of(
+    stream: Stream,
+    store: str | Materialized | None,
+    key: Serde | None,
+    value: Serde | None,
+    ttl: Duration | None,
+    name: str | None,
+    where: str | None,
+) -> Stream:
+    """The table that a stream becomes as a changelog."""
+    graph = stream.graph
+    claimed = graph.claim_store(store, "to_table", where)
+    node_name = graph.node_name(name, "KSTREAM-TOTABLE-", where)
+    stream = stream.with_serdes("to_table", key, value, where)
+    stores, operator = table_stores(graph, claimed, stream.edge, "to_table", where, ttl)
+    if stream.key_changed:
+        topic = graph.check_repartition_name(name or claimed, "to_table", where)
+        stream = stream.repartitioned(topic, where, "to_table")
+    node = StatefulNode(
+        node_name, (stream.node,), stream.edge.type, where, "TOTABLE", operator, stores
+    )
+    return Stream(graph, graph.add(node), stream.edge)
+
+
+@dataclass(frozen=True)
+class TableCall:
+    """A call that makes a table of another: its name, the store and the node's name that it asks
+    for, the line."""
+
+    operator: str
+    store: str | Materialized | None
+    name: str | None
+    where: str | None
+
+    def filtered(self, table: Stream, condition: Expression, *, negate: bool) -> Stream:
+        """The entries for which the condition is true."""
+        where = self.where
+        if not is_column(condition, self.operator, where):
+            fails = TableFilter(key_value_function(condition, self.operator, where), negate)
+            return self._function(table, "KTABLE-FILTER-", "FILTER", fails, table.edge)
+        predicate(condition, table.edge, where)
+        keep = ~is_true(condition) if negate else condition
+        value = analyse(F.when(keep, F.col("value")), table.edge.type, where)
+        value = replace(value, skips_null=True)
+        return self._project(table, "KTABLE-FILTER-", "FILTER", value, table.edge)
+
+    def mapped(
+        self,
+        table: Stream,
+        mapper: Expression | None,
+        fields: dict[str, Column],
+        returns: object,
+    ) -> Stream:
+        """A new value for every entry."""
+        where = self.where
+        if bool(fields) == (mapper is not None):
+            raise TopologyError(
+                "map_values needs either one Column or Python function, or field=Column arguments",
+                where=where,
+            )
+        if fields:
+            mapper = struct_of(fields, "map_values", where)
+        assert mapper is not None
+        prefix, label = "KTABLE-MAPVALUES-", "MAPVALUES"
+        if not is_column(mapper, "map_values", where):
+            edge = table.edge.with_types(value=result_type(returns, mapper, "map_values", where))
+            edge = edge.with_serdes(value=result_serde(returns))
+            called = TableMapper(key_value_function(mapper, "map_values", where))
+            return self._function(table, prefix, label, called, edge)
+        value = unless_deleted(mapper, table.edge, where)
+        return self._project(table, prefix, label, value, table.edge.with_types(value=value.type))
+
+    def transformed(
+        self,
+        table: Stream,
+        transformer: Transformer,
+        returns: object,
+        stores: Iterable[StoreSpec | str],
+    ) -> Stream:
+        """A new value for every update by a transformer of the user's."""
+        graph = table.graph
+        call = ProcessorCall("transform_values", transformer, stores, self.name, self.where)
+        edge = table.edge
+        if returns is not None:
+            kind = result_type(returns, call.named, "transform_values", self.where)
+            edge = edge.with_types(value=kind).with_serdes(value=result_serde(returns))
+        node_name = graph.node_name(self.name, "KTABLE-TRANSFORMVALUES-", self.where)
+        label = "TRANSFORMVALUES" if self.store is None else PREPARE
+        values = self._values_of(node_name)
+        made = call.node(table, values, edge, TRANSFORMERS, keeps_key=True, label=label)
+        result = self._in_store(table, made.name, edge, node_name)
+        if self.store is not None and made.stores + made.reads:
+            both = graph.node(result.node)
+            assert isinstance(both, StatefulNode)
+            names = [spec.name for spec in (*both.stores, *made.stores, *made.reads)]
+            part = Part(node_name, (table.node,), tuple(names))
+            graph.replace(replace(both, parts=(part,)))
+        return result
+
+    @property
+    def _filters(self) -> bool:
+        return self.operator in ("filter", "filter_not")
+
+    def _values_of(self, node: str) -> str:
+        """The node that makes the values of ``node``."""
+        return node if self.store is None else f"{node}-values"
+
+    def _project(
+        self, table: Stream, prefix: str, label: str, value: ColumnExpr, edge: Edge
+    ) -> Stream:
+        node_name = table.graph.node_name(self.name, prefix, self.where)
+        made = ProjectNode(
+            name=self._values_of(node_name),
+            inputs=(table.node,),
+            out=edge.type,
+            where=self.where,
+            label=label if self.store is None else PREPARE,
+            value=value,
+        )
+        return self._kept(table, made, edge, node_name)
+
+    def _function(
+        self, table: Stream, prefix: str, label: str, fn: Callable[..., Any], edge: Edge
+    ) -> Stream:
+        node_name = table.graph.node_name(self.name, prefix, self.where)
+        made = FunctionNode(
+            self._values_of(node_name),
+            (table.node,),
+            edge.type,
+            self.where,
+            label if self.store is None else PREPARE,
+            "map_values",
+            fn,
+        )
+        return self._kept(table, made, edge, node_name)
+
+    def _kept(self, table: Stream, made: Node, edge: Edge, node_name: str) -> Stream:
+        """The table of a new node, in a store where one is asked for; a filter without one emits no
+        deletion of what was not there."""
+        graph, before = table.graph, None
+        if self._filters and self.store is None and not is_versioned(graph, table.node):
+            before = previous_updates(graph, table.node)
+        if before is not None:
+            return Stream(graph, _visible(graph, made, before, node_name), edge)
+        return self._in_store(table, graph.add(made), edge, node_name)
+
+    def _in_store(self, table: Stream, node: str, edge: Edge, node_name: str) -> Stream:
+        if self.store is not None:
+            node = stored(
+                table.graph,
+                node,
+                edge,
+                node_name,
+                self.store,
+                self.operator,
+                self.where,
+                only_visible=self._filters and not is_versioned(table.graph, table.node),
+            )
+        return Stream(table.graph, node, edge)
+
+
+def _visible(graph: GraphBuilder, made: Node, before: str, node_name: str) -> str:
+    """The node of a filter's updates; ``made``: the filter, ``before``: what was."""
+    prepared: dict[str, Any] = {"label": PREPARE}
+    new = graph.add(replace(made, name=f"{node_name}-new", **prepared))
+    old = graph.add(replace(made, name=f"{node_name}-old", inputs=(before,), **prepared))
+    return graph.add(
+        StatefulNode(node_name, (old, new), made.out, made.where, "FILTER", VisibleUpdates())
+    )
+
+
+def stored(
+    graph: GraphBuilder,
+    node: str,
+    edge: Edge,
+    name: str,
+    store: object,
+    operator: str,
+    where: str | None,
+    *,
+    only_visible: bool = False,
+) -> str:
+    """The node ``name`` that keeps the table of ``node`` in a ``store``; ``only_visible``: see
+    `TableSpec`."""
+    claimed = graph.claim_store(store, operator, where)
+    node_of = kept_node(name, node, edge, claimed, operator, where, only_visible=only_visible)
+    return graph.add(node_of)
+
+
+def kept_node(
+    name: str,
+    node: str,
+    edge: Edge,
+    store: str,
+    operator: str,
+    where: str | None,
+    *,
+    only_visible: bool = False,
+) -> StatefulNode:
+    """As `stored`; adds nothing to the graph."""
+    key_serde, value_serde = edge.serdes(operator, where)
+    spec = StoreSpec(
+        name=store, kind="key_value", key_serde=key_serde, value_serde=value_serde, where=where
+    )
+    operator_spec = TableSpec(store, key_serde, value_serde, only_visible=only_visible)
+    return StatefulNode(name, (node,), edge.type, where, "MATERIALIZED", operator_spec, (spec,))
