@@ -17,8 +17,8 @@ from bench.java_program import java_command
 from everflow import LogAndSkipOnInvalidTimestamp, Topology, serdes
 from everflow.errors import EverflowError
 from everflow.jvm.jars import resolve_jars
+from everflow.operators.optimization import REUSE_SOURCE_TOPICS, optimized
 from everflow.testing import InputTopic, TopologyTestDriver
-from everflow.topology.optimization import REUSE_SOURCE_TOPICS, optimized
 from oracle.book import Book, drawn_programs, programs_with
 from oracle.cuts import Records, batches, left_out, taken_in_turn, unsettled
 from oracle.drawing import WIDE_MS

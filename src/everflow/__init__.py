@@ -44,10 +44,10 @@ if TYPE_CHECKING:
     from everflow.handlers.outages import RetryOutages
     from everflow.handlers.response import ErrorHandlerContext, ExceptionHandler, Response
     from everflow.operators import agg
-    from everflow.operators.processors.context import ProcessorContext
     from everflow.operators.processors.processor import (
         BatchProcessor,
         Processor,
+        ProcessorContext,
         PunctuationType,
         Record,
         RecordMetadata,
@@ -61,14 +61,6 @@ if TYPE_CHECKING:
     from everflow.runtime.kafka_streams import KafkaStreams
     from everflow.runtime.query.key_metadata import KeyQueryMetadata, StreamsMetadata
     from everflow.runtime.query.queries import LagInfo
-    from everflow.runtime.query.query_errors import (
-        InvalidStateStoreError,
-        StaleStateError,
-        StateElsewhereError,
-        StateMovingError,
-        StoreKindError,
-        StoreNotFoundError,
-    )
     from everflow.runtime.query.session_query import ReadOnlySessionStore
     from everflow.runtime.query.store_query import ReadOnlyKeyValueStore
     from everflow.runtime.query.versioned_query import ReadOnlyVersionedStore
@@ -79,6 +71,14 @@ if TYPE_CHECKING:
     from everflow.runtime.tasks.task import TaskRole, TaskState
     from everflow.runtime.thread.uncaught import StreamThreadExceptionResponse
     from everflow.snapshots.frames import diff_state, read_state
+    from everflow.snapshots.query_errors import (
+        InvalidStateStoreError,
+        StaleStateError,
+        StateElsewhereError,
+        StateMovingError,
+        StoreKindError,
+        StoreNotFoundError,
+    )
     from everflow.snapshots.state_source import EverflowStateSource
     from everflow.spark.session import session
     from everflow.state.versions import VersionedRecord
@@ -215,9 +215,9 @@ _NAMES = {
     "handlers.outages": "RetryOutages",
     "handlers.response": "ErrorHandlerContext ExceptionHandler Response",
     "errors": "ConfigError EverflowError SetupError TopologyError",
-    "operators.processors.context": "ProcessorContext",
     "operators.processors.processor": (
-        "BatchProcessor Processor PunctuationType Record RecordMetadata ValueTransformer punctuate"
+        "BatchProcessor Processor ProcessorContext PunctuationType Record RecordMetadata "
+        "ValueTransformer punctuate"
     ),
     "operators.processors.stores": "KeyValueStore SessionStore WindowStore",
     "operators.processors.versioned_store": "VersionedStore",
@@ -227,7 +227,7 @@ _NAMES = {
     "runtime.thread.uncaught": "StreamThreadExceptionResponse",
     "runtime.query.key_metadata": "KeyQueryMetadata StreamsMetadata",
     "runtime.query.queries": "LagInfo",
-    "runtime.query.query_errors": "InvalidStateStoreError StaleStateError StateElsewhereError "
+    "snapshots.query_errors": "InvalidStateStoreError StaleStateError StateElsewhereError "
     "StateMovingError StoreKindError "
     "StoreNotFoundError",
     "runtime.restore.restore_listener": "RestoreListener RestoreProgress",

@@ -265,6 +265,7 @@ TABLE: tuple[tuple[str, frozenset[str], frozenset[str]], ...] = (
         "everflow.runtime.serving",
         BASE
         | {f"everflow.runtime.{name}" for name in ("query", "serving")}
+        | {"everflow.snapshots.query_errors"}
         | {"everflow.observe.http_server", "everflow.observe.host_names"}
         | {"everflow.client.key_forms"},
         frozenset({"starlette", "pyarrow", "orjson"}),
@@ -279,7 +280,10 @@ TABLE: tuple[tuple[str, frozenset[str], frozenset[str]], ...] = (
         "everflow.runtime.front",
         BASE
         | {"everflow.topology", "everflow.kafka"}
-        | {f"everflow.runtime.{name}" for name in ("front", "client_state", "drain")},
+        | {
+            f"everflow.runtime.{name}"
+            for name in ("front", "client_state", "drain", "instance_life")
+        },
         frozenset(),
     ),
     (

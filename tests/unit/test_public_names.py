@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import everflow
-from everflow.runtime.query import query_errors
+from everflow.snapshots import query_errors
 
 HEAVY = ("pyspark", "pyarrow", "confluent_kafka", "kafka", "lmdb")
 

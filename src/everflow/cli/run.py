@@ -92,7 +92,7 @@ def run_program(
             with (
                 shown_by(shown_elsewhere),  # by its line
                 tables.written_by(status.rows),
-                watching(foreground, topology, status),
+                watching(streams, foreground, topology, status),
             ):
                 foreground.run()
         finally:
@@ -128,9 +128,14 @@ def pause_s(took_s: float, state: ClientState) -> float:
 class watching:
     """Shows the progress line from a thread of its own while the block runs."""
 
-    def __init__(self, foreground: Foreground, topology: Topology, status: StatusLine) -> None:
-        self._foreground = foreground
-        self._streams = streams = foreground.streams
+    def __init__(
+        self,
+        streams: KafkaStreams,
+        foreground: Foreground,
+        topology: Topology,
+        status: StatusLine,
+    ) -> None:
+        self._streams, self._foreground = streams, foreground
         self._topics = input_topics(topology, streams.config.application_id)
         self._status = status
         self._stop = threading.Event()

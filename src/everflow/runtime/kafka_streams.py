@@ -28,6 +28,7 @@ from everflow.membership.own_assignor import check_assignor
 from everflow.memory.spare import share_one_area
 from everflow.metrics import Metrics
 from everflow.moves import moves
+from everflow.operators.optimization import optimized
 from everflow.records import TaskId
 from everflow.runtime.banner import banner
 from everflow.runtime.client_state import ENDED, STOPPING, ClientState, IllegalStateError
@@ -68,7 +69,6 @@ from everflow.runtime.wiring import Ground, instance_log
 from everflow.state.memory_folder import MemoryFolder
 from everflow.state.task_directory import StateDirectory
 from everflow.threads import on_thread
-from everflow.topology.optimization import optimized
 from everflow.topology.program import Topology, checked_topology
 from everflow.travel.inert import InertInstance, in_worker
 

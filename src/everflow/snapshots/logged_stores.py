@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from everflow.errors import NoChangelogError
-from everflow.runtime.query.query_errors import StoreNotFoundError
+from everflow.operators.optimization import optimized
 from everflow.snapshots.entry_columns import EntryColumns
-from everflow.topology.optimization import optimized
+from everflow.snapshots.query_errors import StoreNotFoundError
 from everflow.topology.plan import plan
 from everflow.topology.program import Topology
 from everflow.topology.subtopologies import cut

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from operator import itemgetter
 from types import MappingProxyType
-from typing import Protocol, runtime_checkable
+from typing import Generic, Protocol, TypeVar, runtime_checkable
+from weakref import WeakSet
 
 import numpy as np
 
@@ -16,7 +17,6 @@ from everflow.records import StoreChanges
 from everflow.serdes import Serde
 from everflow.state.changelog import SUFFIX_BYTES, expiry_times, pack_value
 from everflow.state.left_out import left_out_topic
-from everflow.state.overlay import OrderedEntries
 from everflow.state.versions import History, Version, accepted, begins_after, put, versions_within
 
 VERSIONED = "versioned"
@@ -149,6 +149,100 @@ def last_of_length(
             before = view.reversed_range(start, last[0])
             found[at] = next((entry for entry in before if len(entry[0]) == length), None)
     return found
+
+
+T = TypeVar("T")
+_FEW = 64
+"""Entries that a range copies at once, rather than to have the next change copy all there are."""
+_SHARE = 32
+"""From this part of the keys on, new ones are sorted in together: one by one each moves those
+behind it."""
+
+
+class OrderedEntries(Generic[T]):
+    """Values by key, which are read in the order of the keys. Single-threaded."""
+
+    def __init__(self) -> None:
+        self._of: dict[bytes, T] = {}
+        self._keys: list[bytes] = []
+        self._fresh: set[bytes] = set()
+        """Keys that are not among `_keys` yet."""
+        self._gone: set[bytes] = set()
+        """Keys that still are among `_keys`."""
+        self._readers: WeakSet[Iterator[tuple[bytes, T]]] = WeakSet()
+        """Ranges that somebody still has: they read what was there when they were asked for."""
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._of
+
+    def get(self, key: bytes) -> T | None:
+        """The value of a key."""
+        return self._of.get(key)
+
+    def put(self, key: bytes, value: T) -> None:
+        """The value of a key from now on."""
+        self._leave_readers_theirs()
+        if key not in self._of:
+            if key in self._gone:
+                self._gone.discard(key)
+            else:
+                self._fresh.add(key)
+        self._of[key] = value
+
+    def remove(self, key: bytes) -> None:
+        """No value of the key from now on; nothing where there is none."""
+        if key not in self._of:
+            return
+        self._leave_readers_theirs()
+        del self._of[key]
+        if key in self._fresh:
+            self._fresh.discard(key)
+        else:
+            self._gone.add(key)
+
+    def range(
+        self, start: bytes | None, end: bytes | None, *, reverse: bool = False
+    ) -> Iterator[tuple[bytes, T]]:
+        """Keys ``start <= key < end`` with their values, as they are now."""
+        keys, of = self._in_order(), self._of
+        low = 0 if start is None else bisect_left(keys, start)
+        high = len(keys) if end is None else bisect_left(keys, end)
+        if high - low <= _FEW:
+            few = [(key, of[key]) for key in keys[low:high]]
+            return iter(few[::-1] if reverse else few)
+        found = _read(keys, of, range(high - 1, low - 1, -1) if reverse else range(low, high))
+        self._readers.add(found)
+        return found
+
+    def _leave_readers_theirs(self) -> None:
+        if self._readers:
+            self._of, self._keys = dict(self._of), list(self._keys)
+            self._readers = WeakSet()
+
+    def _in_order(self) -> list[bytes]:
+        fresh, gone = self._fresh, self._gone
+        if not fresh and not gone:
+            return self._keys
+        if (len(fresh) + len(gone)) * _SHARE > len(self._keys):
+            kept = [key for key in self._keys if key not in gone] if gone else self._keys
+            # Two runs that are in order each: as many steps as there are keys.
+            self._keys = sorted([*kept, *sorted(fresh)])
+        else:
+            for key in gone:
+                del self._keys[bisect_left(self._keys, key)]
+            for key in fresh:
+                insort(self._keys, key)
+        self._fresh, self._gone = set(), set()
+        return self._keys
+
+
+def _read(keys: list[bytes], of: dict[bytes, T], at: Sequence[int]) -> Iterator[tuple[bytes, T]]:
+    for one in at:
+        key = keys[one]
+        yield key, of[key]
 
 
 def memory_store(spec: StoreSpec) -> InMemoryStore:

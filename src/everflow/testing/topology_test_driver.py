@@ -35,7 +35,6 @@ from everflow.moves import moves as told_moves
 from everflow.records import EdgeBatch, Int64, OffsetRange, TaskId, TopicPartition
 from everflow.runtime.client_state import IllegalStateError
 from everflow.runtime.commit.batch import COMMITTED, BatchRequest, BatchResult, TaskContext
-from everflow.runtime.query.query_errors import StoreKindError, StoreNotFoundError
 from everflow.runtime.step.partitioning import BY_KEY
 from everflow.runtime.step.spark_failure import failure_of_said
 from everflow.runtime.step.step_failure import EarlierStepFailed, SparkSays
@@ -57,6 +56,7 @@ from everflow.runtime.worker.resident_segments import (
     run_levels,
 )
 from everflow.serdes import Serde
+from everflow.snapshots.query_errors import StoreKindError, StoreNotFoundError
 from everflow.spark.column_service import NotComputableError
 from everflow.spark.job_columns import JobColumns
 from everflow.state.store import InMemoryStore, StoreSpec

@@ -17,7 +17,7 @@ from everflow import (
     VersionedRecord,
     serdes,
 )
-from everflow.runtime.query.query_errors import StoreKindError
+from everflow.snapshots.query_errors import StoreKindError
 from everflow.testing import TopologyTestDriver
 
 pytestmark = pytest.mark.spark

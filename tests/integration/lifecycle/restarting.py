@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 
 from everflow import KafkaStreams, StreamsBuilder, Topology, serdes
 from everflow.runtime.client_state import ClientState
-from everflow.runtime.query.query_errors import InvalidStateStoreError
+from everflow.snapshots.query_errors import InvalidStateStoreError
 from everflow.testing import wait_until
 
 ROUND_S = 120.0

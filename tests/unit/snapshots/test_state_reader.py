@@ -15,10 +15,10 @@ import pytest
 from everflow import StreamsBuilder, serdes
 from everflow.errors import ConfigError, NoChangelogError, StateDiskError, StatePointError
 from everflow.records import StoreChanges
-from everflow.runtime.query.query_errors import StoreNotFoundError
 from everflow.serdes.windowed import session_key, window_store_key
 from everflow.snapshots.entry_columns import EntryColumns, EntryError
 from everflow.snapshots.logged_stores import LoggedStore, logged_stores
+from everflow.snapshots.query_errors import StoreNotFoundError
 from everflow.snapshots.rows import Rows, write_parquet
 from everflow.snapshots.snapshot import room
 from everflow.snapshots.state_reader import StateReader

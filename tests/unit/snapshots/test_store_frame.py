@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from everflow import serdes
-from everflow.runtime.query.query_errors import (
+from everflow.runtime.query.store_frame import rows_of
+from everflow.snapshots import entry_columns
+from everflow.snapshots.entry_columns import EntryColumns, EntryError
+from everflow.snapshots.query_errors import (
     StaleStateError,
     StateElsewhereError,
     StateMovingError,
 )
-from everflow.runtime.query.store_frame import rows_of
-from everflow.snapshots import entry_columns
-from everflow.snapshots.entry_columns import EntryColumns, EntryError
 from everflow.snapshots.rows import Rows
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.versioned_snapshot import VersionedSnapshot

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from everflow.records import StoreChanges
 from everflow.state.changelog import pack_value, unpack_value
-from everflow.state.overlay import OrderedEntries, Overlay
-from everflow.state.store import InMemoryStore
+from everflow.state.overlay import Overlay
+from everflow.state.store import InMemoryStore, OrderedEntries
 
 KEY = st.sampled_from([b"", b"a", b"a\0", b"ab", b"b", b"c\xff", b"d"])
 BOUND = st.none() | KEY

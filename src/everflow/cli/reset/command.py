@@ -126,7 +126,7 @@ def _reset(target: str, config: StreamsConfig, status: StatusLine, asked: _Asked
     from everflow.cli.reset.plan import parse_position
     from everflow.clock import SystemClock
     from everflow.kafka.client_settings import check_clients
-    from everflow.topology.optimization import optimized
+    from everflow.operators.optimization import optimized
 
     clock = SystemClock()
     position = parse_position(asked.to, clock.now_ms())

@@ -37,7 +37,6 @@ from everflow.dsl.materialized import Materialized
 from everflow.errors import TopologyError
 from everflow.operators.deduplicate import DeduplicateSpec
 from everflow.operators.joins import JoinedTable
-from everflow.operators.processors.context import ProcessorContext
 from everflow.operators.processors.ending_entries import index_of
 from everflow.operators.processors.forwarding import tagged
 from everflow.operators.processors.process import ProcessSpec
@@ -45,6 +44,7 @@ from everflow.operators.processors.processor import (
     FunctionProcessor,
     FunctionTransformer,
     Processor,
+    ProcessorContext,
     Record,
     ValueTransformer,
     punctuations,

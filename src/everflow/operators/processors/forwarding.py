@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from everflow.operators.processors.context import NO_ROW, Forwarded
-from everflow.operators.processors.processor import Record
+from everflow.operators.processors.processor import NO_ROW, Forwarded, Record
 from everflow.operators.user_code import UserFunctionError
 from everflow.records import HEADERS, LAST_SEQ, EdgeBatch, Int64, joined_headers
 from everflow.serdes.fitting import UnfitError, column_of

@@ -1,22 +1,68 @@
-"""A processor as a spec; `together` runs it."""
+"""`ProcessSpec`, and how processors run: record by record over the tasks of a micro-batch.
+
+Those that share stores run together (note 040), and one alone is the group of one. Their records,
+and the updates of the tables that they read, are taken in the order of the task; of what one record
+has brought to several, in the order of arrival.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, cast
 
+import numpy as np
+import pyarrow as pa
+
+from everflow.clock import believed_ms, instant
+from everflow.operators.grouping import task_slices
+from everflow.operators.processors.ending_entries import EndingEntries, index_of
+from everflow.operators.processors.forwarding import Results, placed, results_of_batch
 from everflow.operators.processors.processor import (
+    NO_ROW,
     Asked,
+    BatchProcessor,
+    Forwarded,
+    Place,
     Processor,
+    ProcessorContext,
     Punctuation,
     PunctuationType,
+    Record,
+    RecordMetadata,
+    Shown,
+    Turn,
+    ValueTransformer,
+    shown,
 )
-from everflow.operators.processors.table_stores import ReadTable
-from everflow.operators.processors.together import run_processors
-from everflow.records import TasksResult
+from everflow.operators.processors.stores import Entries, StoreClock
+from everflow.operators.processors.table_stores import (
+    ReadTable,
+    TableEntries,
+    Updates,
+    global_entries,
+    table_entries,
+)
+from everflow.operators.processors.versioned_store import VersionEntries
+from everflow.operators.user_code import UserFunctionError, require_users
+from everflow.records import (
+    HEADERS,
+    ClockCall,
+    EdgeBatch,
+    Int32,
+    Int64,
+    StoreChanges,
+    TaskId,
+    TasksResult,
+)
 from everflow.serdes import Serde
-from everflow.state.store import StoreSpec
+from everflow.serdes.fitting import column_of
+from everflow.serdes.windowed import python_keys
+from everflow.state.store import StoreSpec, StoreView
 from everflow.topology.graph import EdgeType, SharingProcessor, Surroundings
+from everflow.user_texts import error_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,3 +109,592 @@ class ProcessSpec:
     ) -> list[TasksResult]:
         """See `ProcessorOperator`."""
         return run_processors(members, surroundings)
+
+
+Onward = Callable[["Running", Record, int | None], None]
+
+
+@dataclass
+class Origins:
+    """Of one processor: what it has forwarded of the records of each of those that run together,
+    by their numbers."""
+
+    spec: ProcessSpec
+    members: Sequence[SharingProcessor]
+    own: int
+    found: dict[int, Results] = field(default_factory=dict)
+
+    def of(self, origin: int) -> Results:
+        """The results of the records that came to the processor ``origin`` from outside."""
+        if origin not in self.found:
+            keeps_key = self.spec.keeps_key and origin == self.own
+            batch = self.members[origin].batch
+            self.found[origin] = Results(self.spec.out, self.spec.children, keeps_key, batch)
+        return self.found[origin]
+
+    def taken(self) -> EdgeBatch:
+        """All of them, in the order of the records."""
+        others = [results for origin, results in sorted(self.found.items()) if origin != self.own]
+        return self.of(self.own).taken(others)
+
+
+class Running:
+    """One processor, made for one task and micro-batch."""
+
+    def __init__(
+        self,
+        members: Sequence[SharingProcessor],
+        origins: Origins,
+        place: Place,
+        turn: Turn,
+        stores: tuple[Mapping[str, Entries | VersionEntries], Mapping[str, Shown]],
+        onward: Onward | None,
+    ) -> None:
+        """``stores``: their entries and what is shown of them. ``onward``: to those that it hands
+        records to."""
+        self.member = members[origins.own]
+        self.turn = turn
+        self._members, self._origins, self._place = members, origins, place
+        self._spec = origins.spec
+        self._entries = stores[0]
+        self._context = ProcessorContext(
+            place,
+            turn,
+            stores[1],
+            self._spec.children,
+            keeps_key=self._spec.keeps_key,
+            transforms=self._spec.transforms,
+            onward=None if onward is None else self._handing(onward),
+        )
+        self._onward = onward
+        self._by_stream_time = [
+            one for one in self._spec.punctuations if one.clock is PunctuationType.STREAM_TIME
+        ]
+        self._handed_failure: UserFunctionError | None = None
+
+    # --- its life ------------------------------------------------------------------------------
+
+    def begin(self, rows: Int64) -> None:
+        """Make the processor; ``rows``: those of its batch that it will be given."""
+        self.turn.origin = self._origins.own
+        self.turn.row = int(rows[0]) if len(rows) else NO_ROW
+        self._load(rows)
+        self._processor = self._users(self._made)
+        self._process_one = self._processor.process
+        if isinstance(self._processor, ValueTransformer):
+            transform, forwarded = self._processor.transform, self._context.forwarded
+            self._process_one = lambda record: forwarded.append(
+                Forwarded(
+                    self.turn.origin,
+                    self.turn.row,
+                    record.with_value(transform(record.key, record.value)),
+                    None,
+                )
+            )
+
+    def take(self, rows: Int64) -> None:
+        """Its own records of these rows, one behind the other."""
+        self.turn.origin = self._origins.own
+        if isinstance(self._processor, BatchProcessor):
+            batch = self.member.batch.take(rows)
+            self._whole(self._processor, batch, rows, self.turn.origin)
+            return
+        for row, record, metadata in self._records(rows):
+            self.turn.row, self.turn.metadata = row, metadata
+            self._process(record)
+
+    def handed(self, record: Record, giver: Turn) -> None:
+        """A record that another processor has just forwarded. UserFunctionError."""
+        turn = self.turn
+        turn.origin, turn.row, turn.metadata = giver.origin, giver.row, giver.metadata
+        if isinstance(self._processor, BatchProcessor):
+            rows = np.array([giver.row], np.int64)
+            self._whole(self._processor, self._as_batch(record, rows), rows, giver.origin)
+        else:
+            self._process(record)
+
+    def passed(self, stream_time: int) -> None:
+        """Stream time has gone on behind all records, by the wall clock."""
+        turn, before = self.turn, self.turn.stream_time
+        if not 0 <= before < stream_time:
+            return
+        turn.origin, turn.row, turn.stream_time = self._origins.own, NO_ROW, stream_time
+        self._punctuate(before)
+
+    def call(self, methods: Sequence[str]) -> None:
+        """The methods that the wall clock calls, behind all records."""
+        turn, now_ms = self.turn, self._place.wall_clock_ms
+        for name in methods:
+            turn.origin, turn.row = self._origins.own, NO_ROW
+            self._called(name, now_ms)
+
+    def end(self) -> None:
+        """Close it; what it has forwarded becomes results."""
+        turn = self.turn
+        turn.origin, turn.row = self._origins.own, NO_ROW
+        turn.metadata, turn.time = None, self._place.wall_clock_ms
+        self._users(self._processor.close)
+        self._hand_on()
+
+    # --- records -------------------------------------------------------------------------------
+
+    def _made(self) -> Processor:
+        processor = self._spec.supplier()
+        processor.context = self._context
+        processor.init(self._context)
+        return processor
+
+    def _process(self, record: Record) -> None:
+        turn = self.turn
+        turn.time, turn.key = record.timestamp, record.key
+        before = turn.stream_time
+        turn.stream_time = max(before, record.timestamp)
+        try:
+            self._process_one(record)
+        except BaseException as error:
+            raise self._failure(error) from error
+        if self._handed_failure is not None:
+            raise self._handed_failure
+        if turn.stream_time > before:
+            self._punctuate(before)
+
+    def _punctuate(self, before: int) -> None:
+        """The methods whose next multiple of stream time was reached."""
+        turn = self.turn
+        for one in self._by_stream_time:
+            if turn.stream_time // one.every_ms == before // one.every_ms:
+                continue
+            self._called(one.method, turn.stream_time)
+
+    def _called(self, name: str, time_ms: int) -> None:
+        """A clock calls a method. UserFunctionError, which names the call and no record."""
+        call = ClockCall(self.member.name, self._place.task.partition, name, time_ms)
+        if call in self._place.skipped:
+            return
+        self.turn.metadata, self.turn.time = None, time_ms
+        method, forwarded = getattr(self._processor, name), self._context.forwarded
+        before = len(forwarded)
+        try:
+            self._users(method, time_ms)
+            if self._handed_failure is not None:
+                raise self._handed_failure
+            self._require_fit(forwarded[before:])
+        except UserFunctionError as error:
+            if error.call is None:  # else what it has handed on has reached another's time
+                error.call, error.function = call, _told(method)
+                error.node = error.node or self.member.name
+            raise
+
+    def _require_fit(self, forwarded: Sequence[Forwarded]) -> None:
+        """What a clock's call has forwarded fails in the call, not when it becomes results."""
+        if self._onward is not None or not forwarded:
+            return  # what is handed on was looked at then
+        scratch = Results(
+            self._spec.out,
+            self._spec.children,
+            self._spec.keeps_key,
+            self._origins.of(forwarded[0].origin).batch,
+        )
+        scratch.add(self._place.task.partition, forwarded)
+
+    def _whole(self, processor: BatchProcessor, batch: EdgeBatch, rows: Int64, origin: int) -> None:
+        """Records in columns: ``rows`` of the batch of the processor ``origin``."""
+        if not len(rows):
+            return
+        turn, before = self.turn, self.turn.stream_time
+        turn.row = int(rows[-1])
+        turn.stream_time = max(before, int(batch.timestamp.max()))
+        turn.time = turn.stream_time
+        columns = {"key": batch.key, "value": batch.value, "timestamp": pa.array(batch.timestamp)}
+        if batch.headers is not None:
+            columns["headers"] = batch.headers
+        try:
+            made = self._users(processor.process_batch, pa.RecordBatch.from_pydict(columns))
+            if made is not None:
+                out, keeps_key = self._spec.out, self._spec.keeps_key
+                found, at = self._users(results_of_batch, out, made, batch, keeps_key)
+        except UserFunctionError as error:
+            error.together = len(rows) > 1
+            raise
+        if made is not None:
+            self._hand_on()
+            self._origins.of(origin).add_batch(found)
+            if self._onward is not None:
+                for row, record in zip(rows[at].tolist(), _python_records(found), strict=True):
+                    turn.row = row
+                    self._users(self._onward, self, record, None)
+        if self._handed_failure is not None:
+            raise self._handed_failure
+        turn.row = int(rows[-1])
+        if turn.stream_time > before:
+            self._punctuate(before)
+
+    def _handing(self, onward: Onward) -> Callable[[Record, int | None], None]:
+        """What `forward` calls: a failure there is not that of the caller, who may catch it."""
+
+        def hand(record: Record, child: int | None) -> None:
+            one = Forwarded(self.turn.origin, self.turn.row, record, child)
+            try:
+                onward(self, self._origins.of(one.origin).fitted(one), child)
+            except UserFunctionError as error:
+                self._handed_failure = self._handed_failure or error
+                raise
+
+        return hand
+
+    def _hand_on(self) -> None:
+        """What was forwarded becomes results."""
+        partition, forwarded = self._place.task.partition, self._context.forwarded
+        for origin in dict.fromkeys(one.origin for one in forwarded):
+            mine = [one for one in forwarded if one.origin == origin]
+            try:
+                self._origins.of(origin).add(partition, mine)
+            except UserFunctionError as error:
+                error.node = self.member.name
+                raise
+        forwarded.clear()
+
+    # --- what it reads -------------------------------------------------------------------------
+
+    def _load(self, rows: Int64) -> None:
+        """The entries of the records' own keys, by one call for each store."""
+        serde = self._spec.key_serde
+        same = [
+            entries
+            for entries in self._entries.values()
+            if isinstance(entries, Entries)
+            and entries.spec.kind == "key_value"
+            and entries.spec.key_serde == serde
+        ]
+        if not same or serde is None or not len(rows):
+            return
+        keys = self.member.batch.key.take(pa.array(rows)).drop_null()
+        try:
+            written = serde.encode_array(keys).unique().to_pylist()  # keys themselves may be nested
+        except Exception:
+            return  # whoever asks for such a key is told
+        for entries in same:
+            entries.load(written)
+
+    def _records(self, rows: Int64) -> Iterator[tuple[int, Record, RecordMetadata]]:
+        taken = self.member.batch.take(rows)
+        partition, topics = self._place.task.partition, self._place.topics
+        places = (rows.tolist(), taken.source.tolist(), taken.offset.tolist())
+        for record, row, source, offset in zip(_python_records(taken), *places, strict=True):
+            yield row, record, RecordMetadata(topics.get(source, ""), partition, offset)
+
+    def _as_batch(self, record: Record, rows: Int64) -> EdgeBatch:
+        """A record that was handed over, in columns; it has fitted the types of its giver."""
+        giver = next(
+            one
+            for one in self._members
+            if one.name in {link.processor for link in self.member.links}
+        )
+        out = giver.operator.out  # type: ignore[attr-defined]
+        listed = [[{"key": k, "value": v} for k, v in record.headers]]
+        return placed(
+            self._members[self.turn.origin].batch,
+            rows,
+            key=column_of([record.key], out.key),
+            value=column_of([record.value], out.value),
+            times=np.array([record.timestamp], np.int64),
+            headers=column_of(listed, HEADERS),
+            partition=self._place.task.partition,
+        )
+
+    # --- failures ------------------------------------------------------------------------------
+
+    def _users(self, call: Callable[..., Any], *given: Any) -> Any:
+        try:
+            return call(*given)
+        except BaseException as error:
+            raise self._failure(error) from error
+
+    def _failure(self, error: BaseException) -> UserFunctionError:
+        if isinstance(error, UserFunctionError):
+            raise error
+        if self._handed_failure is not None:
+            raise self._handed_failure
+        require_users(error)
+        batch, row = self._members[self.turn.origin].batch, self.turn.row
+        return UserFunctionError(
+            f"the processor failed: {error_text(error)}",
+            source=NO_ROW if row == NO_ROW else int(batch.source[row]),
+            partition=self._place.task.partition,
+            offset=-1 if row == NO_ROW else int(batch.offset[row]),
+            node=self.member.name,
+        )
+
+
+def _told(method: Callable[..., Any]) -> str:
+    """A method and where it is: ``Daily.close_day (program.py:12)``."""
+    function = inspect.unwrap(getattr(method, "__func__", method))
+    name, code = (
+        getattr(function, "__qualname__", repr(function)),
+        getattr(function, "__code__", None),
+    )
+    return name if code is None else f"{name} ({code.co_filename}:{code.co_firstlineno})"
+
+
+def _python_records(batch: EdgeBatch) -> Iterator[Record]:
+    headers: Sequence[Any] = [()] * len(batch)
+    if batch.headers is not None and batch.headers.null_count < len(batch):
+        headers = [
+            [(one["key"], one["value"]) for one in listed] if listed else ()
+            for listed in batch.headers.to_pylist()
+        ]
+    columns = python_keys(batch.key), batch.value.to_pylist(), batch.timestamp.tolist(), headers
+    return (Record(*one) for one in zip(*columns, strict=True))
+
+
+_RECORDS = -1
+"""In place of the number of a table: what comes are the processor's own records."""
+
+
+def run_processors(
+    members: Sequence[SharingProcessor], surroundings: Surroundings
+) -> list[TasksResult]:
+    """See `ProcessorOperator.run_together`. A failure of the user's code is the record's that was
+    being processed: UserFunctionError."""
+    origins = [Origins(_spec(one), members, number) for number, one in enumerate(members)]
+    done = [
+        TasksResult(one.batch, {}, dict(one.stream_times), {}, {}) for one in members
+    ]  # the output follows
+    rows = [_by_partition(one.batch) for one in members]
+    updates = [[_by_partition(batch) for batch in one.updates] for one in members]
+    for partition in sorted(members[0].stores):
+        task = _Task(members, origins, partition, surroundings)
+        mine = [of.get(partition, np.empty(0, np.int64)) for of in rows]
+        changed = [
+            [of.get(partition, np.empty(0, np.int64)) for of in listed] for listed in updates
+        ]
+        if any(map(len, mine)) or task.is_due:
+            task.run(mine, changed)
+        task.note(done)
+    for result, of in zip(done, origins, strict=True):
+        result.output = of.taken()
+    return done
+
+
+def _spec(member: SharingProcessor) -> ProcessSpec:
+    return cast(ProcessSpec, member.operator)
+
+
+def _by_partition(batch: EdgeBatch) -> dict[int, Int64]:
+    """The rows of each task."""
+    order = np.argsort(batch.partition, kind="stable")
+    slices = task_slices(batch.partition[order])
+    return {partition: order[part] for partition, part in slices}
+
+
+class _Task:
+    """All processors of one task, and the stores that they share."""
+
+    def __init__(
+        self,
+        members: Sequence[SharingProcessor],
+        origins: Sequence[Origins],
+        partition: int,
+        surroundings: Surroundings,
+    ) -> None:
+        self._members, self._partition = members, partition
+        self._now_ms = surroundings.wall_clock_ms
+        self._origins = origins
+        self._place = Place(
+            TaskId(surroundings.subtopology, partition),
+            surroundings.application_id,
+            surroundings.wall_clock_ms,
+            surroundings.topics,
+            surroundings.skipped,
+        )
+        times = [one.stream_times[partition] for one in members]
+        self._turns = [Turn(stream_time=time, time=max(0, time)) for time in times]
+        self._entries: dict[str, Entries | VersionEntries] = {}
+        self._ahead: list[dict[str, int]] = [{} for _ in members]
+        """Times of `_last` that are ahead of the present clock, and are not believed."""
+        self._last = [self._last_of(*both) for both in zip(members, self._ahead, strict=True)]
+        self._due = [self._due_of(*both) for both in zip(members, self._last, strict=True)]
+        self._idle = [one.idle.get(partition, 0) for one in members]
+        self.is_due = any(self._idle) or any(any(due.values()) for due in self._due)
+
+    def run(self, rows: Sequence[Int64], changed: Sequence[Sequence[Int64]]) -> None:
+        """``rows``: of each processor's records; ``changed``: of the updates of each of its
+        tables."""
+        running, tables = [], []
+        for number, member in enumerate(self._members):
+            entries, read = self._stores(number, changed[number])
+            tables.append(read)
+            running.append(
+                Running(
+                    self._members,
+                    self._origins[number],
+                    self._place,
+                    self._turns[number],
+                    (entries, self._shown(number, entries)),
+                    self._hand if self._reads(member.name) else None,
+                )
+            )
+        self._running = running
+        for one, mine in zip(running, rows, strict=True):
+            one.begin(mine)
+        for number, table, begin, end in _in_turns(self._members, rows, changed):
+            if table == _RECORDS:
+                running[number].take(rows[number][begin:end])
+            else:
+                tables[number][table].put(begin, end)
+        for one, idle_ms in zip(running, self._idle, strict=True):
+            one.passed(idle_ms)
+        for one, due in zip(running, self._due, strict=True):
+            one.call([name for name, times in due.items() if times])
+        for one in running:
+            one.end()
+
+    def note(self, done: Sequence[TasksResult]) -> None:
+        """What the task has come to."""
+        left: dict[str, StoreChanges] = {}
+        for ending in self._entries.values():
+            if isinstance(ending, EndingEntries):
+                ending.take_out_ended()
+        for name, entries in self._entries.items():
+            changes = entries.changes(max(0, self._stream_time(name)))
+            if len(changes):
+                left[name] = changes
+        for number, (member, result) in enumerate(zip(self._members, done, strict=True)):
+            result.stream_times[self._partition] = self._turns[number].stream_time
+            mine = [left.pop(one.name) for one in _spec(member).specs if one.name in left]
+            if mine:
+                result.changes[self._partition] = mine
+            result.clocks[self._partition] = {
+                name: last + self._due[number][name] * member.operator.wall_clocks[name]
+                for name, last in self._last[number].items()
+            }
+            result.remarks += [
+                f"task {self._place.task}: {member.name}.{name} was last due at "
+                f"{instant(kept)}, which is ahead of this host's clock ({instant(self._now_ms)}). "
+                f"It is due again in {member.operator.wall_clocks[name]} ms. Check the clocks of "
+                f"the hosts that ran the task"
+                for name, kept in self._ahead[number].items()
+            ]
+
+    def _last_of(self, member: SharingProcessor, ahead: dict[str, int]) -> dict[str, int]:
+        """When each method was last due: now where it never was, and where a clock that was wrong
+        has said so."""
+        last = {}
+        for name, kept in member.clocks.get(self._partition, {}).items():
+            every_ms = member.operator.wall_clocks[name]
+            last[name] = self._now_ms if kept < 0 else believed_ms(kept, self._now_ms, every_ms)
+            if last[name] < kept:
+                ahead[name] = kept
+        return last
+
+    def _due_of(self, member: SharingProcessor, last: Mapping[str, int]) -> dict[str, int]:
+        """How many times each method has become due since it last was."""
+        return {
+            name: max(0, (self._now_ms - last.get(name, self._now_ms)) // every_ms)
+            for name, every_ms in member.operator.wall_clocks.items()
+        }
+
+    def _reads(self, name: str) -> bool:
+        """Whether a processor is read by another one directly."""
+        return any(link.processor == name for one in self._members for link in one.links)
+
+    def _hand(self, giver: Running, record: Record, child: int | None) -> None:
+        for one in self._running:
+            for link in one.member.links:
+                if link.processor == giver.member.name and (
+                    link.child is None or child is None or link.child == child
+                ):
+                    one.handed(record, giver.turn)
+
+    def _stores(
+        self, number: int, changed: Sequence[Int64]
+    ) -> tuple[dict[str, Entries | VersionEntries], list[Updates]]:
+        """A processor's stores: its own, which others may share, and those of tables."""
+        member = self._members[number]
+        spec, views = _spec(member), member.stores[self._partition]
+        found: dict[str, Entries | VersionEntries] = {}
+        for one in spec.specs:
+            if one.name not in self._entries:
+                self._entries[one.name] = self._made(one, views)
+            found[one.name] = self._entries[one.name]
+        for one in spec.specs:
+            index = index_of(one)
+            if index is not None:
+                found.pop(index.name)  # nobody's to read
+        updates = []
+        for read, batch, rows in zip(spec.tables, member.updates, changed, strict=True):
+            entries = table_entries(read.table, views[read.table.spec.name])
+            updates.append(Updates(read.table, batch.take(rows), entries))
+            found[read.table.spec.name] = entries
+        found |= {one.name: global_entries(one, views[one.name]) for one in spec.looks_up}
+        return found, updates
+
+    def _made(self, spec: StoreSpec, views: Mapping[str, StoreView]) -> Entries | VersionEntries:
+        view, index = views[spec.name], index_of(spec)
+        if spec.versioned:
+            return VersionEntries(spec, view)
+        if index is None:
+            return Entries(spec, view)
+        indexed = self._entries[index.name] = Entries(index, views[index.name])
+        return EndingEntries(spec, view, indexed, partial(self._stream_time, spec.name))
+
+    def _shown(
+        self, number: int, entries: Mapping[str, Entries | VersionEntries]
+    ) -> dict[str, Shown]:
+        turn = self._turns[number]
+        return {
+            name: shown(
+                one,
+                StoreClock(
+                    lambda: turn.time,
+                    _newest(one)
+                    if isinstance(one, TableEntries)
+                    else partial(self._stream_time, name),
+                ),
+            )
+            for name, one in entries.items()
+        }
+
+    def _stream_time(self, store: str) -> int:
+        """The latest of those that share a store."""
+        return max(
+            turn.stream_time
+            for turn, member in zip(self._turns, self._members, strict=True)
+            if any(one.name == store for one in _spec(member).specs)
+        )
+
+
+def _newest(entries: TableEntries) -> Any:
+    return lambda: entries.newest_ms
+
+
+def _in_turns(
+    members: Sequence[SharingProcessor], rows: Sequence[Int64], changed: Sequence[Sequence[Int64]]
+) -> list[tuple[int, int, int, int]]:
+    """What comes one after the other: of which processor, records or updates of which table, from
+    which to which."""
+    streams: list[tuple[int, int]] = []
+    seqs: list[Int64] = []
+    for number, member in enumerate(members):
+        tables = [(read.first, table) for table, read in enumerate(_spec(member).tables)]
+        before = [table for first, table in tables if first]
+        behind = [table for first, table in tables if not first]
+        for table in (*before, _RECORDS, *behind):
+            batch = member.batch if table == _RECORDS else member.updates[table]
+            mine = rows[number] if table == _RECORDS else changed[number][table]
+            streams.append((number, table))
+            seqs.append(batch.seq[mine])
+    if len(streams) == 1:
+        return [(*streams[0], 0, len(seqs[0]))]
+    numbers: Int32 = np.repeat(np.arange(len(streams), dtype=np.int32), [len(s) for s in seqs])
+    order = np.lexsort((numbers, np.concatenate(seqs)))
+    turns = numbers[order]
+    begins = np.flatnonzero(np.diff(turns, prepend=-1)).tolist()
+    done = [0] * len(streams)
+    found = []
+    for begin, end in zip(begins, [*begins, len(turns)][1:], strict=True):
+        stream = int(turns[begin])
+        first = done[stream]
+        done[stream] = first + end - begin
+        found.append((*streams[stream], first, done[stream]))
+    return found

@@ -11,17 +11,18 @@ import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from everflow.config import StreamsConfig
+from everflow.errors import EverflowError
+from everflow.logs import LogFile
 from everflow.moves import moves
 from everflow.runtime.client_state import STOPPING, ClientState
 from everflow.runtime.drain import DRAIN_SHARE, leaves
 from everflow.runtime.front.bounded_run import BoundedRun
+from everflow.runtime.instance_life import InstanceLife
 from everflow.stop_signals import owned
 from everflow.waits import waiting
-
-if TYPE_CHECKING:
-    from everflow.runtime.kafka_streams import KafkaStreams
 
 log = logging.getLogger("everflow")
 
@@ -30,12 +31,32 @@ END_S = 30.0
 """Beyond the time for handing over, an end may take so long before it goes on in the background."""
 
 
+class RunsInForeground(Protocol):
+    """What is run here of a `KafkaStreams`, which itself runs here: `KafkaStreams.run`."""
+
+    config: StreamsConfig
+    _life: InstanceLife
+    _joined: bool
+    _log_file: LogFile | None
+    _told_by_caller: bool
+
+    @property
+    def state(self) -> ClientState: ...
+
+    @property
+    def error(self) -> EverflowError | None: ...
+
+    def start(self) -> None: ...
+
+    def _begin_close(self, timeout: float, leave_group: bool | None) -> None: ...
+
+
 @dataclass(kw_only=True)
 class Foreground:
     """``signal``: the number of the first one, None without; ``joined``: whether the start had gone
     through by then; ``bound``: when it ends by itself."""
 
-    streams: KafkaStreams
+    streams: RunsInForeground
     leave_group: bool | None
     signal: int | None = None
     joined: bool = False

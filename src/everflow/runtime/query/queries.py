@@ -28,13 +28,6 @@ from everflow.runtime.query.key_metadata import (
     store_partitioner,
     topics_into_stores,
 )
-from everflow.runtime.query.query_errors import (
-    InvalidStateStoreError,
-    StaleStateError,
-    StateElsewhereError,
-    StateMovingError,
-)
-from everflow.runtime.query.query_errors import StoreNotFoundError as StoreNotFoundError
 from everflow.runtime.query.session_query import ReadOnlySessionStore
 from everflow.runtime.query.store_query import (
     ReadOnlyKeyValueStore,
@@ -47,6 +40,13 @@ from everflow.runtime.query.versioned_query import ReadOnlyVersionedStore
 from everflow.runtime.query.window_query import ReadOnlyWindowStore
 from everflow.runtime.tasks.blueprint import Blueprint
 from everflow.runtime.tasks.task import TaskStore
+from everflow.snapshots.query_errors import (
+    InvalidStateStoreError,
+    StaleStateError,
+    StateElsewhereError,
+    StateMovingError,
+)
+from everflow.snapshots.query_errors import StoreNotFoundError as StoreNotFoundError
 from everflow.state.lmdb_env import StoreClosedError
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec

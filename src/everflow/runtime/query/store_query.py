@@ -19,13 +19,13 @@ import pyarrow as pa
 
 from everflow.errors import RetriableError, StoreMismatchError
 from everflow.foreign_names import spelled_here
-from everflow.runtime.query.query_errors import (
+from everflow.serdes.base import ResultDecoder, SerdeError
+from everflow.snapshots.entry_columns import EntryColumns
+from everflow.snapshots.query_errors import (
     InvalidStateStoreError,
     StateMovingError,
     StoreKindError,
 )
-from everflow.serdes.base import ResultDecoder, SerdeError
-from everflow.snapshots.entry_columns import EntryColumns
 from everflow.state.changelog import TIMESTAMP_BYTES
 from everflow.state.key_ranges import KeyRange, after_prefix
 from everflow.state.lmdb_env import StoreClosedError

@@ -8,10 +8,6 @@ from typing import Any
 from everflow.errors import EverflowError, RetriableError
 from everflow.runtime.query.key_metadata import StoreSite
 from everflow.runtime.query.queries import InteractiveQueries, StoreQueries
-from everflow.runtime.query.query_errors import (
-    InvalidStateStoreError,
-    StateElsewhereError,
-)
 from everflow.runtime.query.store_query import (
     ReadOnlyStore,
     StoreScan,
@@ -35,6 +31,10 @@ from everflow.runtime.serving.parameters import (
     token_of,
 )
 from everflow.serdes.windowed import TIME_MAX, window_store_key
+from everflow.snapshots.query_errors import (
+    InvalidStateStoreError,
+    StateElsewhereError,
+)
 from everflow.user_texts import shown
 from everflow.windows import Windowed
 

@@ -12,10 +12,10 @@ import pyarrow as pa
 
 from everflow.client import key_forms
 from everflow.exact_texts import number_text, whole
-from everflow.runtime.query.query_errors import StoreKindError
 from everflow.runtime.query.store_query import EntryPlace
 from everflow.serdes import JsonSerde, Serde, SerdeError
 from everflow.serdes.windowed import TIME_MAX
+from everflow.snapshots.query_errors import StoreKindError
 
 MOST_KEY_BYTES = 16 << 10
 MOST_ENTRIES = 1_000

@@ -21,12 +21,6 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from everflow.errors import EverflowError, RetriableError
-from everflow.runtime.query.query_errors import (
-    InvalidStateStoreError,
-    StateElsewhereError,
-    StoreKindError,
-    StoreNotFoundError,
-)
 from everflow.runtime.serving.answers import ServedStores
 from everflow.runtime.serving.openapi import document, page
 from everflow.runtime.serving.parameters import (
@@ -38,6 +32,12 @@ from everflow.runtime.serving.parameters import (
     shortened,
 )
 from everflow.serdes import SerdeError
+from everflow.snapshots.query_errors import (
+    InvalidStateStoreError,
+    StateElsewhereError,
+    StoreKindError,
+    StoreNotFoundError,
+)
 
 log = logging.getLogger("everflow")
 

@@ -17,14 +17,14 @@ from everflow.records import TaskId, TopicPartition
 from everflow.runtime.client_state import ClientState
 from everflow.runtime.query.key_metadata import KeyQueryMetadata
 from everflow.runtime.query.queries import ENDS_AGE_MS, LagInfo
-from everflow.runtime.query.query_errors import (
+from everflow.serdes import SerdeError
+from everflow.snapshots.query_errors import (
     InvalidStateStoreError,
     StaleStateError,
     StateElsewhereError,
     StateMovingError,
     StoreNotFoundError,
 )
-from everflow.serdes import SerdeError
 from unit.runtime.query.query_stores import COUNTS, WINDOWS, Instance, by_first_letter
 
 

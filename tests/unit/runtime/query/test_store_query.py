@@ -15,9 +15,9 @@ import pytest
 from everflow import Windowed
 from everflow.records import TaskId
 from everflow.runtime.client_state import ClientState
-from everflow.runtime.query.query_errors import StateMovingError, StoreKindError
 from everflow.runtime.query.store_query import ReadOnlyStore, StoreReader
 from everflow.serdes import SerdeError
+from everflow.snapshots.query_errors import StateMovingError, StoreKindError
 from everflow.state.key_ranges import after_prefix
 from everflow.state.lmdb_store import LmdbStore
 from unit.runtime.query.query_stores import (

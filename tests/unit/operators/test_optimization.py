@@ -17,10 +17,10 @@ from everflow import (
     UsePartitionTimeOnInvalidTimestamp,
     serdes,
 )
+from everflow.operators.optimization import REUSE_SOURCE_TOPICS, optimized
 from everflow.runtime.topics.reused_topics import require_compacted
 from everflow.topology.fingerprint import fingerprint
 from everflow.topology.graph import StatefulNode
-from everflow.topology.optimization import REUSE_SOURCE_TOPICS, optimized
 from everflow.topology.subtopologies import cut, internal_topics
 
 TEXT, LONG = serdes.string(), serdes.long()
