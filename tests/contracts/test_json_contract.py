@@ -394,7 +394,7 @@ def test_a_value_that_cannot_be_written_is_named(count: int) -> None:
     for bad in (no_text, no_year):
         column = pa.concat_arrays([pa.nulls(count, bad.type), bad])
         for values in (column, pa.StructArray.from_arrays([column], names=["v"])):
-            with pytest.raises(SerdeError, match=f"row {count + 1} cannot be written") as caught:
+            with pytest.raises(SerdeError, match=rf"{count + 1}.*written") as caught:
                 JsonSerde(values.type).encode_array(values)
             assert caught.value.index == count + 1
 

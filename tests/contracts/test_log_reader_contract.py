@@ -143,7 +143,7 @@ def test_a_range_behind_an_open_transaction_gives_up_with_a_reason(
     writer.begin()
     writer.write(tp.topic, [b"k"], [b"v"], np.zeros(1, np.int64), 0)
     writer.flush(10)
-    with pytest.raises(RetriableError, match="A transaction is open from offset 0 on"):
+    with pytest.raises(RetriableError, match=r"A transaction.*0"):
         list(reader.read(tp, 0, 1, stall_timeout_s=0.5))
     fence({"bootstrap.servers": bootstrap}, name, 10)
 

@@ -115,9 +115,7 @@ def test_what_one_partition_does_not_use_of_the_bytes_another_gets() -> None:
     assert read.ends[ONE] == 3
     # A record has two bytes or three. Half are for each; the first takes six.
     assert 30 <= sum(1 + len(value or b"") for value in numbers(0, read.ends[TWO])) <= 63
-    with pytest.raises(
-        RetriableError, match="no records for 1 s though the log says there are: log-0 to 5"
-    ):
+    with pytest.raises(RetriableError, match=r"1.*though.*log-0.*5"):
         reader_of(world).read({ONE: OffsetRange(3, 5)}, 1.0)
 
 

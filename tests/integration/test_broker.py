@@ -161,14 +161,14 @@ def test_a_taken_port_is_named() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(SetupError, match=f"port {port} is not free"), EmbeddedBroker(port=port):
+        with pytest.raises(SetupError, match=f"port {port}"), EmbeddedBroker(port=port):
             pass
 
 
 def test_a_second_broker_on_a_folder_is_refused_and_harms_nothing(broker: EmbeddedBroker) -> None:
     settings = (broker.data_folder / "server.properties").read_text()
     with (
-        pytest.raises(SetupError, match=f"another Kafka broker runs on {broker.data_folder}"),
+        pytest.raises(SetupError, match=rf"Kafka broker.*{broker.data_folder}"),
         EmbeddedBroker(broker.data_folder),
     ):
         pass
@@ -186,7 +186,7 @@ def test_a_broker_that_cannot_start_shows_the_end_of_its_log(tmp_path: Path) -> 
 
 def test_a_wrong_setting_is_named(tmp_path: Path) -> None:
     with (
-        pytest.raises(SetupError, match=r"Invalid value many for configuration offsets\.topic"),
+        pytest.raises(SetupError, match=r"configuration offsets\.topic"),
         EmbeddedBroker(tmp_path, config={"offsets.topic.num.partitions": "many"}),
     ):
         pass

@@ -107,7 +107,7 @@ def test_packets_of_an_own_serde_are_read_by_column_as_one_by_one() -> None:
     assert serde.decode_array(column).to_pylist() == [*READINGS, None]
     assert [serde.decode(packet) for packet in column.to_pylist()] == [*READINGS, None]
     assert serde.decode_array(column[1:3]).to_pylist() == READINGS[1:]
-    with pytest.raises(SerdeError, match="a reading takes 10 bytes, found 5") as short:
+    with pytest.raises(SerdeError, match=r"reading.*10.*5") as short:
         serde.decode_array(pa.array([column[0].as_py(), b"short"], pa.binary()))
     assert short.value.index == 1
     with pytest.raises(SerdeError, match="is no reading"):
@@ -120,9 +120,7 @@ def test_a_packet_that_is_none_stops_the_program_with_its_place() -> None:
         hot = driver.create_output_topic("hot", TEXT, serdes.double())
         readings.pipe_batch([("a", one) for one in READINGS])
         assert hot.read_key_values() == [("7", 61.25), ("8", 60.0)]
-        with pytest.raises(
-            RecordError, match=r"a reading takes 10 bytes, found 3 \(record readings-0@3"
-        ):
+        with pytest.raises(RecordError, match=r"reading.*10.*3.*readings-0@3"):
             readings.pipe_raw(b"a", b"odd")
 
 

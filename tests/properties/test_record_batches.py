@@ -405,7 +405,7 @@ def test_what_it_does_not_read_is_told() -> None:
         record_batches.batches(bytes(old))
     unknown = bytearray(batch_bytes(0, [(0, 5, b"k", b"v", [])]))
     unknown[22] |= 7
-    with pytest.raises(UnsupportedBatchError, match="compression type 7 at offset 0"):
+    with pytest.raises(UnsupportedBatchError, match=r"compression.*7.*0"):
         parsed(bytes(unknown))
     squeezed = bytearray(batch_bytes(0, [(0, 5, b"k", b"v", [])], codec="zstd"))
     squeezed[HEADER:] = b"\xff" * (len(squeezed) - HEADER)

@@ -158,14 +158,14 @@ def test_a_time_in_ms_is_whole(text: str) -> None:
     [dt.timedelta(microseconds=1999), dt.timedelta(microseconds=-1), dt.timedelta(seconds=1e-6)],
 )
 def test_a_span_is_no_part_of_a_millisecond(span: dt.timedelta) -> None:
-    with pytest.raises(ValueError, match="whole number of milliseconds"):
+    with pytest.raises(ValueError, match="milliseconds"):
         exact_ms(span)
-    with pytest.raises(TopologyError, match="whole number of milliseconds"):
+    with pytest.raises(TopologyError, match="milliseconds"):
         duration_ms(span)
     when = dt.datetime(2024, 1, 31, tzinfo=UTC) + span
-    with pytest.raises(ValueError, match="whole number of milliseconds"):
+    with pytest.raises(ValueError, match="milliseconds"):
         epoch_ms(when)
-    with pytest.raises(StatePointError, match="whole number of milliseconds"):
+    with pytest.raises(StatePointError, match="milliseconds"):
         Point.of(when)
     assert exact_ms(dt.timedelta(milliseconds=1999)) == 1999
 
@@ -208,7 +208,7 @@ def test_a_test_records_time_is_a_whole_number_of_milliseconds() -> None:
     text = serdes.string()
     topic = InputTopic(lambda _: None, "in", (text, text), 0, 0, lambda *_: 0)
     for time in (1.5, "5", dt.timedelta(seconds=1)):
-        with pytest.raises(TypeError, match="int of ms or a datetime"):
+        with pytest.raises(TypeError, match="datetime"):
             topic.pipe_input("k", "v", time)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="whole number of milliseconds"):
+    with pytest.raises(ValueError, match="milliseconds"):
         topic.pipe_input("k", "v", dt.datetime(2024, 1, 31, microsecond=1))

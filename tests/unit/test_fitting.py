@@ -160,9 +160,9 @@ def test_a_whole_number_is_an_integer_of_json_however_it_is_written() -> None:
 def test_microseconds_are_not_cut_by_a_coarser_type(unit: str) -> None:
     type_ = pa.struct([("t", pa.timestamp(unit))])
     when = dt.datetime(2024, 1, 31, 12, 0, 0, 123_456)
-    with pytest.raises(UnfitError, match=r"^t \(timestamp_ntz\): .* without being cut"):
+    with pytest.raises(UnfitError, match=r"timestamp_ntz.*cut"):
         column_of([{"t": when}], type_)
-    with pytest.raises(SerdeError, match=r"t \(timestamp_ntz\): expected a time"):
+    with pytest.raises(SerdeError, match=r"timestamp_ntz.*expected"):
         JsonSerde(type_).decode(b'{"t":"2024-01-31T12:00:00.123456"}')
     whole = when.replace(microsecond=0)
     assert column_of([{"t": whole}], type_).to_pylist() == [{"t": whole}]
@@ -170,6 +170,6 @@ def test_microseconds_are_not_cut_by_a_coarser_type(unit: str) -> None:
 
 def test_a_number_that_is_too_large_for_a_float_is_no_infinity() -> None:
     for items in ([1.0, 1e39], [-3.5e38]):
-        with pytest.raises(UnfitError, match="too large for a float"):
+        with pytest.raises(UnfitError, match=r"large.*float"):
             column_of(items, pa.float32())
     assert column_of([float("inf"), 1.5], pa.float32()).to_pylist() == [float("inf"), 1.5]

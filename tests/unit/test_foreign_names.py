@@ -60,9 +60,7 @@ def test_an_entry_leads_to_a_name_that_is_there(owner: str) -> None:
 
 
 def test_the_java_names_of_a_module_are_told_where_they_are_imported() -> None:
-    with pytest.raises(
-        UnknownImportError, match="everflow has no Consumed: what it carries are keywords"
-    ) as caught:
+    with pytest.raises(UnknownImportError, match=r"Consumed.*keywords") as caught:
         from everflow import Consumed  # noqa: F401
     assert isinstance(caught.value, ImportError | TopologyError)
     assert caught.value.code == "EF-UNKNOWN-NAME"
@@ -78,27 +76,25 @@ def _of(thing: Any) -> Any:
 
 
 def test_the_java_names_of_a_module_are_told_where_they_are_used() -> None:
-    with pytest.raises(UnknownNameError, match="its parts are arguments"):
+    with pytest.raises(UnknownNameError, match="arguments"):
         everflow.StreamJoined  # noqa: B018
     with pytest.raises(
         UnknownNameError,
-        match=r"serdes has no String: it is string here, for example serdes\.string\(\)",
+        match=r"serdes.*String.*serdes\.string",
     ):
         _of(serdes).String()
-    with pytest.raises(
-        UnknownNameError, match="agg has no stddev: it is not among the built-ins yet"
-    ):
+    with pytest.raises(UnknownNameError, match=r"stddev.*built-ins"):
         _of(agg).stddev("value.item")
-    with pytest.raises(UnknownNameError, match=r"agg has no average: it is avg here"):
+    with pytest.raises(UnknownNameError, match=r"average.*\bavg\b"):
         _of(agg).average("value.amount")
 
 
 def test_the_java_names_of_windows_are_told_on_the_class_and_on_its_objects() -> None:
     with pytest.raises(UnknownNameError, match=r"TimeWindows\.of_size_with_no_grace\('1 hour'\)"):
         _of(TimeWindows).ofSizeWithNoGrace("1 hour")
-    with pytest.raises(UnknownNameError, match=r"it is advance_by here"):
+    with pytest.raises(UnknownNameError, match="advance_by"):
         _of(TimeWindows.of_size("1 hour")).advanceBy("1 minute")
-    with pytest.raises(UnknownNameError, match=r"it is of_inactivity_gap here"):
+    with pytest.raises(UnknownNameError, match="of_inactivity_gap"):
         getattr(SessionWindows, "with")
     with pytest.raises(UnknownNameError, match=r"everflow\.ClientState"):
         _of(KafkaStreams).State  # noqa: B018
@@ -173,7 +169,7 @@ def test_every_setting_of_kafka_streams_is_one_here_or_is_told(key: str) -> None
 def test_a_keyword_that_is_a_class_elsewhere_says_what_that_is_here() -> None:
     with pytest.raises(
         TopologyError,
-        match="takes no key_value=; a pair is a tuple",
+        match=r"key_value=.*tuple",
     ):
         _of(StreamsBuilder()).stream("orders", key_value=print)
 

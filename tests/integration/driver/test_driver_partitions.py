@@ -140,7 +140,7 @@ def test_topics_that_would_not_meet_are_refused_as_on_a_broker() -> None:
         TopologyTestDriver(builder.build(), partitions={"t": 2, "s": 3})
     assert raised.value.code == "EF-COPARTITION"
     for wrong in (0, {"orders": -1}, True):
-        with pytest.raises(TopologyError, match="partitions is a number above 0"):
+        with pytest.raises(TopologyError, match=r"partitions.*0"):
             TopologyTestDriver(topology, partitions=wrong)
 
 

@@ -117,7 +117,7 @@ def test_a_closed_one_has_no_connection_and_says_so(name: str) -> None:
             "its connections to end",
             lambda: sorted(_connections_to(bootstrap)),
         )
-        with pytest.raises(RetriableError, match=f"the connection to {bootstrap} is closed"):
+        with pytest.raises(RetriableError, match=rf"connection.*{bootstrap}"):
             closed.end_offsets([tp], "read_committed")
 
 
@@ -148,7 +148,7 @@ def test_a_broker_that_does_not_answer_in_time_has_not_told_an_offset() -> None:
         for ask in asks:
             broker.pause()
             try:
-                with pytest.raises(RetriableError, match="asking for offsets of quiet-0"):
+                with pytest.raises(RetriableError, match=r"offsets.*quiet-0"):
                     _until_refused(ask)
             finally:
                 broker.resume()

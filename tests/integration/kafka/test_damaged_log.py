@@ -124,7 +124,7 @@ def test_a_log_with_other_records_than_were_read_is_told_by_the_broker() -> None
         tap = FetchTap.over(settings)
         tap.go_to({TP: 3})
         tap._streams[TP]._epoch = first
-        with pytest.raises(LogTruncatedError, match="damaged-0: the log was cut at offset 2"):
+        with pytest.raises(LogTruncatedError, match=r"damaged-0.*offset 2"):
             tap.take({TP: 4}, 5.0)
         tap.close()
 

@@ -172,7 +172,7 @@ def answers(link: BrokerLink) -> bool:
 def test_wrong_names_are_refused(proxy: KafkaProxy) -> None:
     with pytest.raises(ValueError, match="'Prodcue' is none of Produce"):
         proxy.hold("Prodcue")
-    with pytest.raises(ValueError, match="a refusal of 'Metadata' cannot be made"):
+    with pytest.raises(ValueError, match=r"refusal.*'Metadata'"):
         proxy.refuse("Metadata", 3)
-    with pytest.raises(AssertionError, match=r"waited 0\.1 s for <WireFault: drop EndTxn"):
+    with pytest.raises(AssertionError, match=r"waited 0\.1.*<WireFault.*EndTxn"):
         proxy.drop("EndTxn").wait(timeout_s=0.1)

@@ -513,9 +513,7 @@ def test_a_state_folder_in_use_is_refused(app: Application, run: Run, cluster: C
     ) as other:
         assert other.stdout is not None
         assert other.stdout.readline().strip() == "held"
-        with pytest.raises(
-            StateLockedError, match=rf"in use by process {other.pid}\. Stop that process"
-        ):
+        with pytest.raises(StateLockedError, match=rf"{other.pid}.*Stop"):
             app.instance(_passing("t", "u")).start()
         result = run("builder.stream('t').to('u')")
         assert result.exit_code == FAILED

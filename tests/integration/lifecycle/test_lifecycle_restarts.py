@@ -126,7 +126,7 @@ def assert_either_answers_for_both(
         )
         assert set(streams.all_local_store_partition_lags()["counts"]) == {0, 1, 2, 3}
     for key in others:
-        with pytest.raises(StateElsewhereError, match="A copy of it is here") as raised:
+        with pytest.raises(StateElsewhereError, match="A copy") as raised:
             counts.get(key)
         assert raised.value.host == "second:1"
 
@@ -417,7 +417,7 @@ def test_a_new_store_comes_in_when_asked_and_one_that_was_lost_does_not(
         wait_until(lambda: sum(dict(extra.all()).values()) == 20, 30, "the new store's counts")
     for lost in new:
         cluster.delete(lost)
-        with pytest.raises(InternalTopicError, match="so they were deleted") as error:
+        with pytest.raises(InternalTopicError, match="deleted") as error:
             app.instance(program("extra"), create_new_topics=True).start()
         assert lost in str(error.value)
 

@@ -63,7 +63,7 @@ def test_a_topic_that_comes_later_is_read_by_the_instance_that_runs(
     app: Application, cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     out, counts = cluster.topic("out", 1), cluster.topic("counts", 2)
-    with pytest.raises(TopologyError, match="no topic matches the pattern"):
+    with pytest.raises(TopologyError, match=r"matches.*pattern"):
         app.instance(program(cluster, out, counts)).start()
     first, second = cluster.topic("in.a", 2), cluster.topic("in.b", 2)
     cluster.write(first, [text("k", "1", 1), text("l", "1", 1, 1)])

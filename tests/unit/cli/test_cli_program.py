@@ -183,7 +183,7 @@ def test_a_second_file_of_a_name_that_is_loaded_already_is_not_taken_for_the_fir
     (folder / "jobs").mkdir()
     (folder / "jobs" / "program.py").write_text(PROGRAM)
     load("program:builder")
-    with pytest.raises(TopologyError, match="has the name of the module program that is loaded"):
+    with pytest.raises(TopologyError, match="module program"):
         load("jobs/program.py:builder")
 
 
@@ -324,7 +324,7 @@ def test_a_module_in_a_package_is_looked_at_too(folder: Path) -> None:
     (folder / "shop" / "__init__.py").write_text("")
     (folder / "shop" / "orders.py").write_text("builder = 1")
     require("shop.orders", "builder")
-    with pytest.raises(TopologyError, match=r"shop/orders\.py\) has no 'bilder'; it holds"):
+    with pytest.raises(TopologyError, match=r"shop/orders\.py.*'bilder'"):
         require("shop.orders", "bilder")
 
 

@@ -92,10 +92,10 @@ def test_a_line_that_does_not_fit_is_named(source: list[str], form: Format, says
 
 
 def test_what_is_not_utf_8_is_said_so() -> None:
-    with pytest.raises(ConfigError, match="line 2: not UTF-8; the lines before it were written"):
+    with pytest.raises(ConfigError, match=r"2.*UTF-8.*written"):
         list(lines(["a", "\udcff"], "\t", Format.string, Format.string))
     read = io.TextIOWrapper(io.BytesIO(b"a\nb\xff\n"), encoding="utf-8")
-    with pytest.raises(ConfigError, match="standard input is not UTF-8: it has the byte 0xff"):
+    with pytest.raises(ConfigError, match=r"input.*UTF-8.*0xff"):
         list(lines(read, "\t", Format.string, Format.string))
 
 

@@ -74,12 +74,12 @@ def test_inputs_begin_where_it_is_said(text: str, position: Position) -> None:
 
 @pytest.mark.parametrize("text", ["yesterday", "", "12h", "P", "PT", "2026-13-01", "-PT1H"])
 def test_what_is_no_place_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="is none of earliest, latest, a time"):
+    with pytest.raises(ConfigError, match="earliest"):
         parse_position(text, NOW_MS)
 
 
 def test_a_time_to_come_is_refused() -> None:
-    with pytest.raises(ConfigError, match="lies in the future; --to latest"):
+    with pytest.raises(ConfigError, match=r"future.*--to"):
         parse_position("2999-01-01", NOW_MS)
 
 
@@ -87,9 +87,9 @@ def test_topics_are_those_that_the_program_reads() -> None:
     inputs = ["orders", "payments"]
     assert chosen_topics([], inputs, {"prices"}) == ("orders", "payments")
     assert chosen_topics(["payments, orders", "orders"], inputs, ()) == ("payments", "orders")
-    with pytest.raises(ConfigError, match=r"reads no such topic. It reads orders, payments"):
+    with pytest.raises(ConfigError, match="orders, payments"):
         chosen_topics(["orders,nobody"], inputs, ())
-    with pytest.raises(ConfigError, match="a global table is read from the beginning"):
+    with pytest.raises(ConfigError, match=r"global.*beginning"):
         chosen_topics(["prices"], inputs, {"prices"})
     with pytest.raises(ConfigError, match="names no topic"):
         chosen_topics([","], inputs, ())

@@ -79,7 +79,7 @@ def test_the_rate_of_a_slow_task_is_no_zero() -> None:
 
 
 def test_nobody_there_is_told_with_the_cure(servers: list[str]) -> None:
-    with pytest.raises(RetriableError, match=r"no instance answered at .*http\.listen"):
+    with pytest.raises(RetriableError, match=r"answered.*http\.listen"):
         status_at("127.0.0.1:1")
     code, said = command("status", "127.0.0.1:1")
     assert code == 1
@@ -93,7 +93,7 @@ def test_one_that_stands_still_is_told_from_one_that_is_not_there(
     monkeypatch.setattr("everflow.console.observed.ASK_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as stopped:
         port = stopped.getsockname()[1]
-        with pytest.raises(RetriableError, match=r"in time\. Its process stands still"):
+        with pytest.raises(RetriableError, match="stands"):
             status_at(f"127.0.0.1:{port}")
 
 
@@ -191,9 +191,9 @@ def test_a_port_that_is_not_http_listen_is_told_from_nobody_there() -> None:
     server = HttpServer("127.0.0.1:0", Starlette(routes=[Route("/status", asks)]))
     other = HttpServer("127.0.0.1:0", Starlette())
     try:
-        with pytest.raises(ConfigError, match=r"asks for a token \(401\).* query\.listen\?"):
+        with pytest.raises(ConfigError, match=r"token.*401.*query\.listen\?"):
             status_at(server.address)
-        with pytest.raises(RetriableError, match=r"it answers 404\. Is this its http\.listen\?"):
+        with pytest.raises(RetriableError, match=r"404.*http\.listen\?"):
             status_at(other.address)
     finally:
         server.close()

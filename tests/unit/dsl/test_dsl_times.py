@@ -70,7 +70,7 @@ def test_the_setting_takes_the_name_in_java_too(given: Any) -> None:
 
 
 def test_the_setting_refuses_what_it_does_not_know() -> None:
-    with pytest.raises(ConfigError, match=r"names no timestamp extractor: .*timestamp=\.\.\.\)"):
+    with pytest.raises(ConfigError, match=r"timestamp.*timestamp="):
         StreamsConfig(
             {"default.timestamp.extractor": "mine:Extractor"},
             application_id="a",

@@ -53,7 +53,7 @@ def test_what_does_not_go_together_names_all_that_was_given_but_no_secret() -> N
         "producer.acks": "0",
         "producer.partitioner": "murmur2",
     }
-    with pytest.raises(ConfigError, match="`acks` must be set to `all`") as refused:
+    with pytest.raises(ConfigError, match=r"`acks`.*`all`") as refused:
         check_clients(StreamsConfig(**BASE, **keys))
     assert "hunter2" not in str(refused.value)
 

@@ -142,7 +142,7 @@ def test_an_address_that_is_taken_is_named_with_the_cure() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(ConfigError, match=r"http\.listen = .* cannot be listened at .* port 0"):
+        with pytest.raises(ConfigError, match=r"http\.listen.*listened.*0"):
             HttpServer(address, application(lambda: WHOLE, ""))
 
 

@@ -367,7 +367,7 @@ def test_only_the_table_writes_its_store(write: str) -> None:
     builder.stream("a", key=TEXT, value=LONG).process(writes, stores=["table"])
     with TopologyTestDriver(builder.build()) as driver:
         driver.create_input_topic("t", TEXT, LONG).pipe_input("x", 1)
-        with pytest.raises(EverflowError, match="only the table writes it"):
+        with pytest.raises(EverflowError, match="writes"):
             driver.create_input_topic("a", TEXT, LONG).pipe_input("x", 1)
 
 
@@ -424,7 +424,7 @@ def test_a_transformed_table_is_joined_and_grouped_by_its_store() -> None:
     builder = StreamsBuilder()
     table = builder.table("a", key=TEXT, value=LONG, store="t")
     bare = table.transform_values(Changes, stores=[BALANCE])
-    with pytest.raises(TopologyError, match="has none; give it one: store="):
+    with pytest.raises(TopologyError, match=r"none.*store="):
         builder.stream("b", key=TEXT, value=LONG).join(bare)
     builder = StreamsBuilder()
     table = builder.table("a", key=TEXT, value=LONG, store="t")
@@ -482,6 +482,6 @@ def test_a_transformer_forwards_nothing() -> None:
     builder.table("t", key=TEXT, value=LONG, store="table").transform_values(forwards)
     with (
         TopologyTestDriver(builder.build()) as driver,
-        pytest.raises(EverflowError, match="returns the new value, and forwards nothing"),
+        pytest.raises(EverflowError, match="forwards"),
     ):
         driver.create_input_topic("t", TEXT, LONG).pipe_input("x", 1)

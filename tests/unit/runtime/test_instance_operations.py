@@ -78,7 +78,7 @@ def test_clean_up_while_it_runs_is_refused_and_deletes_nothing(
     steps = [ClientState.REBALANCING, ClientState.RUNNING, ClientState.PENDING_SHUTDOWN]
     for step in steps[: steps.index(state) + 1]:
         streams._life.states.to(step)
-    with pytest.raises(IllegalStateError, match=f"In state {state.name} the stores are in use"):
+    with pytest.raises(IllegalStateError, match=rf"{state.name}.*stores"):
         streams.clean_up()
     assert (path / "data.mdb").exists()
 

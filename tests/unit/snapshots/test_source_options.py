@@ -99,12 +99,12 @@ def test_what_is_wrong_is_named(change: dict[str, str | None], says: str) -> Non
 @pytest.mark.parametrize("option", ["at", "diff.from", "diff.to"])
 def test_what_is_no_point_is_named(option: str) -> None:
     points = {"diff.from": "0=1"} if option == "diff.to" else {}
-    with pytest.raises(StatePointError, match=f"The option {option}: not a time: 'yesterday'"):
+    with pytest.raises(StatePointError, match=rf"option {option}.*'yesterday'"):
         options({**PLAIN, **points, option: "yesterday"})
 
 
 def test_a_registered_program_and_serdes_are_one_too_many() -> None:
-    with pytest.raises(ConfigError, match=r"leave the options key\.serde, value\.serde out"):
+    with pytest.raises(ConfigError, match=r"options key\.serde.*value\.serde"):
         options(PLAIN, registered=True)
 
 

@@ -102,7 +102,7 @@ def test_only_what_is_needed_is_read(tmp_path: Path) -> None:
 
 
 def test_a_time_before_all_says_when_it_begins(tmp_path: Path) -> None:
-    with pytest.raises(StatePointError, match=r"00:00.500Z is before .*first record .*00:01Z"):
+    with pytest.raises(StatePointError, match=r"00:00.500Z.*00:01Z"):
         reader(LOGS, tmp_path).rows(500)
     assert content(reader({0: {}}, tmp_path).rows(500)) == []
 
@@ -129,7 +129,7 @@ def test_a_log_whose_beginning_was_deleted_says_so(tmp_path: Path) -> None:
 def test_an_open_transaction_is_not_waited_for(tmp_path: Path) -> None:
     asked = reader(LOGS, tmp_path, open_from={0: 2})
     assert content(asked.rows()) == [("a", 1, 0), ("b", 1, 0), ("c", 7, 1)]
-    with pytest.raises(StatePointError, match="open transaction at offset 2"):
+    with pytest.raises(StatePointError, match=r"transaction.*2"):
         asked.rows("0=3")
 
 
@@ -158,7 +158,7 @@ def test_where_one_point_names_partitions_the_difference_is_of_those(tmp_path: P
     since = [("a", "changed", 1, 2), ("b", "removed", 1, None)]
     assert changes(asked.difference("0=2", "end")) == since
     assert changes(asked.difference(2_000, "0=4")) == [("a", "changed", 1, 2)]
-    with pytest.raises(StatePointError, match="has the partitions 0 to 1, not 9"):
+    with pytest.raises(StatePointError, match=r"partitions 0.*1.*9"):
         asked.difference("9=2", "end")
 
 
@@ -225,22 +225,22 @@ def test_every_version_is_shown_and_the_latest_are_compared(tmp_path: Path) -> N
 
 def test_wrong_bytes_are_named_by_topic_partition_and_offset(tmp_path: Path) -> None:
     log = {**LOGS[0], 1: (b"x", b"abc", 2_000), 4: (b"x", b"ab", 5_000)}
-    with pytest.raises(EntryError, match=rf"The value of {TOPIC}-0@4 is not what .*found 2"):
+    with pytest.raises(EntryError, match=rf"{TOPIC}-0@4.*found 2"):
         content(reader({0: log}, tmp_path).rows())
-    with pytest.raises(EntryError, match=rf"The value of {TOPIC}-0@1 is not what .*found 3"):
+    with pytest.raises(EntryError, match=rf"{TOPIC}-0@1.*found 3"):
         content(reader({0: log}, tmp_path).rows("0=3"))
-    with pytest.raises(EntryError, match=rf"The value of {TOPIC}-0@1 "):
+    with pytest.raises(EntryError, match=f"{TOPIC}-0@1"):
         changes(reader({0: log}, tmp_path).difference("0=3", "0=5"))
     kept = spec("window", retention_ms=10**6, window_size_ms=1_000)
-    with pytest.raises(EntryError, match=rf"The key of {TOPIC}-0@2 .*1 bytes, where window"):
+    with pytest.raises(EntryError, match=rf"{TOPIC}-0@2.*1.*window"):
         content(reader({0: LOGS[0]}, tmp_path, kept).rows())
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_topic_that_is_missing_and_a_disk_that_refuses(tmp_path: Path) -> None:
-    with pytest.raises(NoChangelogError, match=f"There is no topic {TOPIC}"):
+    with pytest.raises(NoChangelogError, match=f"topic {TOPIC}"):
         reader(LOGS, tmp_path, there=False).rows()
-    with pytest.raises(StateDiskError, match=r"refuses that in .*missing.*--folder, or TMPDIR"):
+    with pytest.raises(StateDiskError, match=r"refuses.*--folder.*TMPDIR"):
         content(reader(LOGS, tmp_path / "missing").rows())
     with pytest.raises(StateDiskError, match="No space"), room(tmp_path):
         raise OSError(28, "No space left on device")
@@ -309,7 +309,7 @@ def test_stores_are_found_with_their_changelogs() -> None:
     assert logged_stores(topology, "app", "none").named("users").topic == "app-users-changelog"
     reused = logged_stores(topology, "app", "reuse.ktable.source.topics").named("users")
     assert (reused.topic, reused.left_out) == ("users", "app-users-left-out-changelog")
-    with pytest.raises(StoreNotFoundError, match="no store 'cuonts'; it has: counts, users"):
+    with pytest.raises(StoreNotFoundError, match=r"'cuonts'.*counts"):
         logged_stores(topology, "app", "none").named("cuonts")
 
 

@@ -105,9 +105,7 @@ def test_a_store_that_was_rebuilt_is_copied_at_its_new_place(
 def test_bytes_that_cannot_be_read_are_named(instance: Instance, tmp_path: Path) -> None:
     path = instance.put(0, COUNTS, {b"a": 1})
     LmdbStore.open(path).load_chunk([b"b"], [b"abc"], np.zeros(1, np.int64), 2)
-    with pytest.raises(
-        EntryError, match=r"the key b'b' in partition 0 of store 'counts' is not what"
-    ):
+    with pytest.raises(EntryError, match=r"b'b'.*partition 0.*'counts'"):
         content(rows(instance, tmp_path / "room"), "value")
     assert list((tmp_path / "room").iterdir()) == []
 

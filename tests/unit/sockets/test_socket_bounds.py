@@ -71,7 +71,7 @@ def read_to_the_end(connection: socket.socket) -> None:
 def test_a_line_is_bounded_and_the_end_of_the_stream_is_none() -> None:
     lines = io.BytesIO(b"x" * (MOST - 1) + b"\n" + b"y" * MOST + b"\n")
     assert read_line(lines, "a line") == b"x" * (MOST - 1) + b"\n"
-    with pytest.raises(TooLargeError, match=r"a line has 1,001 bytes: 1,000 are the most"):
+    with pytest.raises(TooLargeError, match=r"1,001 bytes.*1,000"):
         read_line(lines, "a line")
     assert read_line(io.BytesIO(b"half"), "a line") == b"half"
     assert read_line(io.BytesIO(), "a line") == b""
@@ -80,9 +80,9 @@ def test_a_line_is_bounded_and_the_end_of_the_stream_is_none() -> None:
 def test_a_length_is_bounded_on_both_sides() -> None:
     require_size(0, "it")
     require_size(MOST_MESSAGE_BYTES, "it")
-    with pytest.raises(TooLargeError, match=r"it has 1,073,741,825 bytes: 1,073,741,824 are"):
+    with pytest.raises(TooLargeError, match=r"1,073,741,825 bytes.*1,073,741,824"):
         require_size(MOST_MESSAGE_BYTES + 1, "it")
-    with pytest.raises(TooLargeError, match=r"it says that its length is -2"):
+    with pytest.raises(TooLargeError, match=r"length.*-2"):
         require_size(-2, "it")
 
 
@@ -217,7 +217,7 @@ def test_an_answer_of_the_jvm_is_bounded(tmp_path: Path, size: int) -> None:
     with (
         listening(tmp_path / "c", serve) as path,
         closing(ColumnClient(path)) as client,
-        pytest.raises(RetriableError, match="is not understood: an answer"),
+        pytest.raises(RetriableError, match="understood"),
     ):
         client.run(1, ROWS, ROWS.schema)
 

@@ -56,7 +56,5 @@ def test_expiry_times_are_read_from_the_key_s_end() -> None:
 def test_sessions_expire_by_their_end_which_stands_before_their_start() -> None:
     keys = [session_key(b"a", 3, 5), session_key(b"", 0, 86_400_000)]
     assert changelog.expiry_times(keys, "session").tolist() == [5, 86_400_000]
-    with pytest.raises(
-        ValueError, match="no session store key: it has 15 bytes, a key ends with 16"
-    ):
+    with pytest.raises(ValueError, match=r"session.*key.*15.*16"):
         changelog.expiry_times([bytes(15)], "session")

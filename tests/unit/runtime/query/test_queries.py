@@ -81,7 +81,7 @@ def test_one_partition(instance: Instance) -> None:
     for query in ("all", "approximate_num_entries"):
         with pytest.raises(
             StateElsewhereError,
-            match=r"Partition 2 of .* is on other:1 \(standbys: other:1, third:1\)",
+            match=r"Partition 2.*other:1.*other:1.*third:1",
         ):
             getattr(instance.store("counts", 2), query)()
     with pytest.raises(ValueError, match="partitions 0 to 3, not 4"):
@@ -106,7 +106,7 @@ def test_a_lag_beyond_the_bound_is_named(instance: Instance) -> None:
     instance.clock.advance(ENDS_AGE_MS + 1)
     with pytest.raises(
         StaleStateError,
-        match=r"lags by 4 offsets, more than max_lag=3: .* the active task on other:1",
+        match=r"4 offsets.*max_lag=3.*other:1",
     ) as raised:
         counts.get("b")
     assert (raised.value.partition, raised.value.lag, raised.value.max_lag) == (1, 4, 3)
@@ -124,9 +124,7 @@ def test_a_copy_that_lags_refuses_nothing_but_its_own_keys(instance: Instance) -
     counts = instance.store("counts", stale=True, max_lag=3, partitioner=by_first_letter)
     instance.put(0, COUNTS, {b"cz": 9})  # belongs to partition 2
     instance.end = 1_000
-    with pytest.raises(
-        StateElsewhereError, match="Partition 2 of store 'counts' is on other:1"
-    ) as raised:
+    with pytest.raises(StateElsewhereError, match=r"Partition 2.*'counts'.*other:1") as raised:
         counts.get("c")
     assert raised.value.partition == 2
     assert counts.get("cz") == 9
@@ -150,7 +148,7 @@ def test_while_it_drains_an_instance_answers_for_the_tasks_it_still_has(instance
         instance.state, instance.draining = state, draining
         with pytest.raises(
             InvalidStateStoreError,
-            match=f"state {state.name}, its stores cannot be read: ask another",
+            match=rf"{state.name}.*stores",
         ):
             counts.get("a")
 
@@ -178,7 +176,7 @@ def test_what_moves_is_to_be_asked_again(instance: Instance) -> None:
     counts = instance.store("counts", partitioner=by_first_letter)
     with pytest.raises(
         StateMovingError,
-        match=r"is being restored or handed over: retry shortly\. A copy of it is here",
+        match=r"restored.*A",
     ):
         counts.get("b")
     instance.hosts = {"other:1": tasks(set())}
@@ -190,9 +188,7 @@ def test_what_moves_is_to_be_asked_again(instance: Instance) -> None:
 
 def test_an_owner_without_an_end_point_cannot_be_named(instance: Instance) -> None:
     instance.hosts = None
-    with pytest.raises(
-        StateElsewhereError, match=r"set application\.server on every instance"
-    ) as raised:
+    with pytest.raises(StateElsewhereError, match=r"application\.server") as raised:
         instance.store("counts", partitioner=by_first_letter).get("c")
     assert raised.value.host is None
 
@@ -213,22 +209,22 @@ def test_an_instance_without_any_task_of_the_store(instance: Instance) -> None:
 
 
 def test_an_unknown_store_and_an_instance_that_does_not_run(instance: Instance) -> None:
-    with pytest.raises(StoreNotFoundError, match="no store 'nope'; it has: counts, windows"):
+    with pytest.raises(StoreNotFoundError, match=r"'nope'.*windows"):
         instance.store("nope")
     counts = instance.store("counts")
     instance.state = ClientState.NOT_RUNNING
     with pytest.raises(
         InvalidStateStoreError,
-        match="state NOT_RUNNING, its stores cannot be read: ask another instance",
+        match=r"NOT_RUNNING.*stores",
     ):
         counts.get("a")
-    with pytest.raises(InvalidStateStoreError, match="has not been started"):
+    with pytest.raises(InvalidStateStoreError, match="started"):
         KafkaStreams(Topology(()), application_id="app", bootstrap_servers="b:1").store("counts")
     starting = KafkaStreams(Topology(()), application_id="app", bootstrap_servers="b:1")
     starting._life.states.to(ClientState.REBALANCING)
     with pytest.raises(
         InvalidStateStoreError,
-        match="is still starting: its stores can be read when its state is RUNNING",
+        match=r"starting.*RUNNING",
     ):
         starting.store("counts")
 
@@ -240,7 +236,7 @@ def test_metadata_for_a_key(instance: Instance) -> None:
     assert instance.query_metadata_for_key("windows", "d", by_first_letter) == KeyQueryMetadata(
         None, (), 3
     )
-    with pytest.raises(SerdeError, match="Keys of store 'windows' are string"):
+    with pytest.raises(SerdeError, match=r"'windows'.*string"):
         instance.query_metadata_for_key("windows", {"key": "a", "start": 0})
     with pytest.raises(ValueError, match="The partitioner gave 9"):
         instance.query_metadata_for_key("counts", "c", lambda key, count: 9)

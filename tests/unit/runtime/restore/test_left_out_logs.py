@@ -62,7 +62,7 @@ def test_a_copy_follows_as_far_as_is_known_what_was_left_out() -> None:
     assert logs.covered({IN: 5}) == {IN: 5}
     cluster.open = 2
     assert logs.covered({IN: 9}) == {IN: 5}, "a transaction that committed 9 may be among them"
-    with pytest.raises(RetriableError, match="a transaction is still open on app-t-left-out"):
+    with pytest.raises(RetriableError, match=r"transaction.*app-t-left-out"):
         logs.before(IN, 9)
     cluster.records.append((b"a", KeptEntry(7, b"v", 1)))
     cluster.open = 0

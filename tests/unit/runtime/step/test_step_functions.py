@@ -135,9 +135,7 @@ def test_a_failure_names_its_record(name: str) -> None:
 
 
 def test_a_text_in_place_of_a_list_is_shown() -> None:
-    with pytest.raises(
-        RecordFailure, match=r"^TypeError: expected a list of values, found str 'letters'$"
-    ):
+    with pytest.raises(RecordFailure, match=r"TypeError.*'letters'"):
         run_function(
             function("flat_map_values", lambda k, v: "letters"), batch(["a"], [1]), SOURCES
         )

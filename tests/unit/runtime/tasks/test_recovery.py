@@ -301,7 +301,7 @@ def test_offsets_of_another_task_show_that_the_group_is_still_there() -> None:
     second = ActiveTask(id=TaskId(0, 3), inputs=(OTHER,), stores=())
     ports = FakePorts({OTHER: CommittedOffset(0, "")})
     ports.starts[OTHER] = ports.ends[OTHER] = 0
-    with pytest.raises(OffsetsExpiredError, match="still has offsets of other-3") as error:
+    with pytest.raises(OffsetsExpiredError, match=r"offsets.*other-3") as error:
         recovery(ports).recover([task(), second], [])
     assert "expired" not in str(error.value)
 
@@ -352,9 +352,7 @@ def test_offsets_below_what_this_instance_has_committed_are_not_believed() -> No
     floors = CommittedFloors(ManualClock())
     floors.raised({IN: 31})
     ports, active = FakePorts(COMMITTED), task()
-    with pytest.raises(
-        OffsetsWentBackError, match=r"in-0: .* offset 30, but 31 was .* seen that\."
-    ):
+    with pytest.raises(OffsetsWentBackError, match=r"in-0.*offset 30.*31"):
         recovery(ports, floors=floors).recover([active], [])
     assert not any(call.startswith("restore") for call in ports.calls)
     assert active.positions == {}
@@ -375,7 +373,7 @@ def test_they_are_waited_for_until_the_coordinator_tells_the_truth() -> None:
 def test_an_offset_that_is_gone_is_not_believed_either_once_it_was_committed_here() -> None:
     floors = CommittedFloors(ManualClock())
     floors.raised({IN: 30})
-    with pytest.raises(OffsetsWentBackError, match="tells no committed offset, but 30"):
+    with pytest.raises(OffsetsWentBackError, match=r"committed.*30"):
         recovery(FakePorts({}), floors=floors).recover([task()], [])
 
 
@@ -386,7 +384,7 @@ def test_an_offset_that_is_gone_since_an_earlier_life_has_expired() -> None:
     with pytest.raises(OffsetsExpiredError):
         recovery(FakePorts({}), floors=floors).recover([task()], [])
     below = FakePorts({IN: CommittedOffset(29, "")})
-    with pytest.raises(OffsetsWentBackError, match="a store in the state folder"):
+    with pytest.raises(OffsetsWentBackError, match="folder"):
         recovery(below, floors=floors).recover([task()], [])
 
 
@@ -434,7 +432,7 @@ def test_another_task_s_offset_that_is_gone_makes_the_coordinator_untrue_too() -
     floors = CommittedFloors(clock)
     floors.raised({OTHER: 30})
     clock.advance(SETTLED_MS)
-    with pytest.raises(OffsetsWentBackError, match=r"other-3: .* no committed offset, but 30"):
+    with pytest.raises(OffsetsWentBackError, match=r"other-3.*committed.*30"):
         recovery(FakePorts({}), floors=floors).recover([task()], [])
 
 
@@ -450,7 +448,7 @@ def test_records_of_a_repartition_topic_are_deleted_only_behind_committed_offset
     """So an instance that has just started knows, too, whosever tasks they are."""
     ports = FakePorts({**COMMITTED, REKEYED: CommittedOffset(7_638, "")})
     ports.purged_partitions, ports.starts[REKEYED] = [REKEYED], 9_393
-    with pytest.raises(OffsetsWentBackError, match=r"7638, but 9393 .* deleted only behind"):
+    with pytest.raises(OffsetsWentBackError, match=r"7638.*9393.*deleted"):
         recovery(ports).recover([task()], [])
     ports.last[REKEYED] = CommittedOffset(9_393, "")
     recovery(ports).recover([task()], [])

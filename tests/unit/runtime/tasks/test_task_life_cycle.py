@@ -44,16 +44,14 @@ def test_the_steps_there_are(old: TaskState, new: TaskState) -> None:
             task.to(new)
             assert task.state is new
         else:
-            with pytest.raises(
-                IllegalTransitionError, match=f"cannot go from {old.name} to {new.name}"
-            ):
+            with pytest.raises(IllegalTransitionError, match=rf"{old.name}.*{new.name}"):
                 task.to(new)
 
 
 def test_a_task_changes_its_role_with_its_stores_and_only_suspended() -> None:
     standby = StandbyTask(TASK, STORES)
     standby.to(TaskState.RUNNING)
-    with pytest.raises(IllegalTransitionError, match="only a suspended task changes its role"):
+    with pytest.raises(IllegalTransitionError, match="suspended"):
         standby.recycle(INPUTS)
     standby.to(TaskState.SUSPENDED)
     active = standby.recycle(INPUTS)

@@ -140,7 +140,7 @@ def test_a_silent_partition_costs_no_recovery_and_holds_up_nobody_for_long(world
         return replace(world.commit(request.ending(ends)), silent=(OTHER,))
 
     world.behave = silent
-    with pytest.raises(TaskTimeoutError, match="no records came of in-1, though the log has some"):
+    with pytest.raises(TaskTimeoutError, match=r"in-1.*though"):
         world.turns(60)
     assert world.read[IN] > world.end - 10
     assert not any(done.startswith(("kill", "fence")) for done in world.done)

@@ -184,7 +184,7 @@ def test_without_spark_the_thread_ends_after_it_has_fenced(world: World) -> None
     world.give_task()
     world.end = 10
     world.turn()
-    with pytest.raises(FatalError, match="start the instance again"):
+    with pytest.raises(FatalError, match="start"):
         world.turn()
     assert world.done[:4] == ["kill [99]", "fence app-p-0", "committed", "restore"]
 
@@ -262,8 +262,7 @@ def test_retries_end_with_the_task_timeout(world: World) -> None:
 
     with pytest.raises(
         TaskTimeoutError,
-        match=r"Task 0_0 made no progress for 11 s \(task.timeout.ms: 10 s\); the last failure: no "
-        "leader for out-0",
+        match=r"0_0.*progress.*11.*task.timeout.ms.*10.*out-0",
     ) as late:
         turns()
     assert late.value.task == TASK
@@ -465,7 +464,7 @@ def test_of_several_tasks_the_record_for_which_a_column_fails_is_found(
         for _ in range(100):
             world.turn()
 
-    with pytest.raises(ColumnError, match=rf"times in a row, on {bad}@37\)"):
+    with pytest.raises(ColumnError, match=rf"times.*{bad}@37"):
         turns()
     assert read[bad] == 37, "all that is before it was committed"
 

@@ -65,7 +65,7 @@ def test_an_end_before_the_position_twice_is_an_error_that_says_where_and_what_t
     polled.poll()
     for _ in range(5):
         polled.poll(PERIOD_MS / 10)  # not yet a second
-    with pytest.raises(FatalError, match="in-0 ends at 12, the position is 100") as error:
+    with pytest.raises(FatalError, match=r"in-0.*12.*position.*100") as error:
         polled.poll()
     assert "deleted and created again" in str(error.value)
     assert "--reset-offsets --to-earliest --execute --group app --topic in" in str(error.value)

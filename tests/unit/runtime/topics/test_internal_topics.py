@@ -225,7 +225,7 @@ def test_another_instance_that_starts_first_meanwhile_is_no_lost_state(
 
 def test_wrong_partition_counts_are_named() -> None:
     topics = FakeTopics({**GOOD, CHANGELOG.name: TopicFacts(3, None, {})}, committed=True)
-    with pytest.raises(InternalTopicError, match="has 3 partitions, the topology needs 2"):
+    with pytest.raises(InternalTopicError, match=r"3 partitions.*2"):
         run(topics)
 
 
