@@ -18,7 +18,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 JVM_OPTIONS = "-XX:TieredStopAtLevel=1"
 """The JVMs of a run are four on a machine of two cores, and each is started again and again: what
-the second compiler does never pays (as in tests/conftest.py)."""
+the second compiler does never pays (as in conftest.py)."""
 
 COMMANDS = {"kills": "chaos.kills", "elastic": "chaos.elastic"}
 

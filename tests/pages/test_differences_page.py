@@ -11,14 +11,10 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "differences.md").read_text()
 ROWS = [line.strip("| ").split(" | ") for line in PAGE.splitlines() if line.startswith("| ")]
 DIFFERENCES = {row[0]: row for row in ROWS if row[0] not in ("what", "---")}
-TESTS = list((ROOT / "tests").rglob("test_*.py"))
+TESTS = [*(ROOT / "tests").rglob("test_*.py"), *ROOT.glob("*/tests/test_*.py")]
 NAMES = {path.name for path in TESTS} | {
     name for path in TESTS for name in re.findall(r"^def (test_\w+)", path.read_text(), re.M)
 }
-
-
-def test_the_page_has_its_rows() -> None:
-    assert len(DIFFERENCES) > 40
 
 
 @pytest.mark.parametrize("what", DIFFERENCES)

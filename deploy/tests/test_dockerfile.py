@@ -7,7 +7,7 @@ import re
 
 from typer.main import get_command
 
-from dockerfile_steps import DOCKERFILE, REPOSITORY, copy_of, steps, texts
+from deploy.tests.dockerfile_steps import DOCKERFILE, REPOSITORY, copy_of, steps, texts
 from everflow.cli.app import app
 
 KNOWN = {"FROM", "WORKDIR", "COPY", "RUN", "ENV", "USER", "EXPOSE", "ENTRYPOINT", "CMD"}

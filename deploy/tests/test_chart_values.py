@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 import yaml
 
-CHART = Path(__file__).resolve().parents[3] / "deploy/helm/everflow"
+CHART = Path(__file__).resolve().parents[2] / "deploy/helm/everflow"
 VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
 SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
 ADDED_BY_HELM = {"global"}

@@ -13,7 +13,7 @@ import yaml
 import grafana_dashboard
 from everflow.observe.figures import FIGURES
 
-DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
+DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 NAMES = {figure.name: figure for figure in FIGURES}
 USED = re.compile(r"\b(?:kafka_|everflow_)\w+|\bup\b(?={)")
 MADE_BY_PROMETHEUS = {"up"}

@@ -25,7 +25,7 @@ PAGES = [
 ]
 SOURCES = sorted(
     path
-    for folder in ("src", "tests", "bench", "chaos", "oracle", "soak")
+    for folder in ("src", "tests", "bench", "chaos", "deploy", "oracle", "soak")
     for path in (ROOT / folder).rglob("*.py")
 )
 SOURCES.remove(Path(__file__))
@@ -130,10 +130,6 @@ def test_what_a_page_names_is_there(page: Path) -> None:
 def test_no_exception_is_needless() -> None:
     for name, known in [*HISTORY.items(), *OTHERS.items()]:
         assert known - set(wrong((NOTES / name).read_text())) == set()
-
-
-def test_the_way_of_a_record_is_told_by_places() -> None:
-    assert len(_PLACE.findall((ROOT / "docs" / "ARCHITECTURE.md").read_text())) > 40
 
 
 def test_a_name_that_leads_nowhere_is_seen() -> None:

@@ -82,7 +82,7 @@ def test_a_record_is_seen_with_the_first_result_of_its_time_or_a_later_one() -> 
 
 
 def test_a_record_without_a_result_fails_the_bench() -> None:
-    with pytest.raises(WrongOutputError, match="2 of 3 records have no result"):
+    with pytest.raises(WrongOutputError, match=r"2.*3.*result"):
         matched([result for result in RESULTS if result[0] != 1 and result[:2] != (0, 1)])
 
 

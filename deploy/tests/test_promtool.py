@@ -20,7 +20,7 @@ import grafana_dashboard
 from everflow.observe.exposition import exposition
 from unit.observe.observations import FULL
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 ALERTS = ROOT / "deploy/helm/everflow/alerts.yaml"
 ADAPTER = ROOT / "deploy/prometheus-adapter.yaml"
 TESTS = Path(__file__).with_name("alerts.test.yaml")

@@ -74,7 +74,7 @@ def test_markers_are_late_for_one_after_the_other(tmp_path: Path) -> None:
 def test_a_wait_that_is_over_is_an_error_that_says_for_what(tmp_path: Path) -> None:
     strikes, fault = Told(tmp_path), Fault(FaultKind.LATE_MARKERS, instance=3, late=LOGS)
     waiting = strikes._waits(lambda: False, fault, "its turn", timeout_s=-1.0)
-    with pytest.raises(GroupFailedError, match=r"for its turn .late-markers instance 3 at"):
+    with pytest.raises(GroupFailedError, match=r"turn .late-markers.*3"):
         next(waiting)
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from dockerfile_steps import REPOSITORY, Step, copy_of, steps
+from deploy.tests.dockerfile_steps import REPOSITORY, Step, copy_of, steps
 from everflow import __version__
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]

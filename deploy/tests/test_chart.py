@@ -16,15 +16,15 @@ import pytest
 import yaml
 from typer.main import get_command
 
+from deploy.tests.operators_schemas import SPECS
 from everflow import StreamsConfig
 from everflow.cli.app import app
 from everflow.cli.cluster import assignments
 from everflow.runtime.serving.served import NO_TOKEN
-from integration.deploy.operators_schemas import SPECS
 
 pytestmark = [pytest.mark.slow]
 
-CHART = Path(__file__).resolve().parents[3] / "deploy" / "helm" / "everflow"
+CHART = Path(__file__).resolve().parents[2] / "deploy" / "helm" / "everflow"
 HELM = "helm.sh/helm/v3/cmd/helm@v3.18.4"
 ADAPTER = CHART.parents[1] / "prometheus-adapter.yaml"
 OPERATORS = {"namespace", "pod", "container", "endpoint", "job", "instance"}

@@ -11,7 +11,7 @@ import pytest
 
 from chaos.rounds.mutations import MUTATIONS, _put
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_every_guard_is_there_to_be_taken_away() -> None:
