@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import time
 import uuid
 from collections.abc import Callable, Iterator
 
@@ -36,6 +37,24 @@ os.environ.setdefault("KAFKA_OPTS", "-XX:TieredStopAtLevel=1")
 # A shell starts what runs in its background with SIGINT ignored, for all its children; tests of
 # Ctrl-C would wait for ever.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+BEGAN = time.monotonic()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--stop-after",
+        type=float,
+        metavar="SECONDS",
+        help="start no test later than this; the others are skipped",
+    )
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    limit = item.config.getoption("--stop-after")
+    if limit is not None and time.monotonic() - BEGAN > limit:
+        pytest.skip(f"not started within {limit:g} s; ./run test runs it")
 
 
 @pytest.fixture(autouse=True)

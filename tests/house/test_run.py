@@ -8,6 +8,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -79,6 +81,35 @@ def test_a_check_that_fails_for_another_reason_installs_nothing(tmp_path: Path) 
     assert done.returncode == 1
     assert "No module named everflow" in done.stderr
     assert not noted.exists()
+
+
+@pytest.mark.parametrize(
+    ("types", "tests", "code"), [(0, 0, 0), (1, 0, 1), (0, 1, 1)], ids=["both", "types", "tests"]
+)
+def test_a_check_fails_where_types_or_tests_fail(
+    tmp_path: Path, types: int, tests: int, code: int
+) -> None:
+    script, path, _ = _checkout(tmp_path, "exit 0")
+    ran = tmp_path / "ran"
+    _executable(
+        script.parent / ".venv/bin/python",
+        'case "$*" in\n*changed_tests.py) echo tests/unit/test_x.py ;;\n'
+        f'"-m mypy") exit {types} ;;\n"-m pytest"*) echo "$*" >"{ran}"; exit {tests} ;;\nesac',
+    )
+    done = _run(script, "check", cwd=tmp_path, path=path)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert ran.read_text().split()[-1] == "tests/unit/test_x.py"
+
+
+def test_a_check_without_tests_runs_lint_and_types(tmp_path: Path) -> None:
+    script, path, _ = _checkout(tmp_path, "exit 0")
+    ran = tmp_path / "ran"
+    _executable(
+        script.parent / ".venv/bin/python",
+        f'case "$*" in -m*) echo "$2 $3" >>"{ran}" ;; esac',
+    )
+    assert _run(script, "check", cwd=tmp_path, path=path).returncode == 0
+    assert sorted(ran.read_text().split("\n")[:-1]) == ["mypy ", "ruff check", "ruff format"]
 
 
 def test_a_silent_installation_is_told_to_go_on_and_keeps_its_exit_code(tmp_path: Path) -> None:
