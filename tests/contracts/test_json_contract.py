@@ -8,7 +8,6 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import math
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -394,7 +393,7 @@ def test_a_value_that_cannot_be_written_is_named(count: int) -> None:
     for bad in (no_text, no_year):
         column = pa.concat_arrays([pa.nulls(count, bad.type), bad])
         for values in (column, pa.StructArray.from_arrays([column], names=["v"])):
-            with pytest.raises(SerdeError, match=rf"{count + 1}.*written") as caught:
+            with pytest.raises(SerdeError, match="written") as caught:
                 JsonSerde(values.type).encode_array(values)
             assert caught.value.index == count + 1
 
@@ -417,7 +416,7 @@ def test_a_text_is_refused(decoder: str, schema: str, text: bytes, says: str) ->
         serde.decode(text)
     with pytest.raises(SerdeError, match=says) as caught:
         DECODERS[decoder](serde, text)
-    assert re.sub(r"^row \d+: ", "", str(caught.value)) == str(one.value)
+    assert str(caught.value) == str(one.value)
     assert len(str(one.value)) < 1000
 
 
@@ -476,7 +475,7 @@ def test_a_bad_record_costs_its_own_row_only() -> None:
     column, faults = serde.decode_marked(pa.array(texts, pa.binary()))
     assert list(faults) == sorted(bad)
     assert column.field(0).to_pylist() == [None if n in bad else n for n in range(40_000)]
-    with pytest.raises(SerdeError, match="row 0: not JSON") as caught:
+    with pytest.raises(SerdeError, match=r"^not JSON") as caught:
         serde.decode_array(pa.array(texts, pa.binary()))
     assert caught.value.index == 0
     assert column.null_count == len(bad)

@@ -17,6 +17,7 @@ from everflow.foreign_names import telling
 from everflow.foreign_names.fitting_calls import fitting
 from everflow.location import user_line
 from everflow.operators.folds.sketch import HIGHEST, LOWEST, precision_of
+from everflow.serdes.arrow_types import holds, type_text
 
 KINDS = (
     *("count", "sum", "min", "max", "avg", "first", "last"),
@@ -195,22 +196,34 @@ def result_type(
     if kind in _BY:
         order = column_type if by_type is None else by_type
         if pa.types.is_nested(order) or pa.types.is_null(order):
-            raise TopologyError(f"agg.{kind} goes by values with an order, the column is {order}")
+            raise TopologyError(
+                f"agg.{kind} goes by values with an order, the column is {type_text(order)}"
+            )
         return column_type if aggregator.limit is None else pa.list_(column_type)
     if kind in ("collect_list", "collect_set"):
-        if kind == "collect_set" and pa.types.is_map(column_type):
-            raise TopologyError(
-                f"agg.collect_set takes values that can be compared, the column is {column_type}"
-            )
+        if kind == "collect_set":
+            require_comparable(kind, column_type)
         return pa.list_(column_type)
     numeric = pa.types.is_integer(column_type) or pa.types.is_floating(column_type)
     if kind in ("sum", "avg"):
         if not numeric and not pa.types.is_decimal128(column_type):
-            raise TopologyError(f"agg.{kind} takes numbers, the column is {column_type}")
+            raise TopologyError(f"agg.{kind} takes numbers, the column is {type_text(column_type)}")
         return pa.float64() if kind == "avg" else _sum_type(column_type)
     if kind in ("min", "max") and pa.types.is_nested(column_type):
-        raise TopologyError(f"agg.{kind} takes values with an order, the column is {column_type}")
+        raise TopologyError(
+            f"agg.{kind} takes values with an order, the column is {type_text(column_type)}"
+        )
     return column_type
+
+
+def require_comparable(kind: str, column_type: pa.DataType, where: str | None = None) -> None:
+    """TopologyError where the values are or hold maps, of which Spark compares none."""
+    if holds(column_type, pa.types.is_map):
+        raise TopologyError(
+            f"agg.{kind} takes values that can be compared, the column is "
+            f"{type_text(column_type)}; of a map take its entries: F.map_entries(...)",
+            where=where,
+        )
 
 
 def _sum_type(column_type: pa.DataType) -> pa.DataType:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -81,6 +82,14 @@ class Misfit(NamedTuple):
         if len(type_) > _MOST_TYPE:
             type_ = type_.partition("<")[0]
         return f"{self.path.removeprefix('.') or 'the value'} ({type_}): {self.why}"
+
+
+def holds(type_: pa.DataType, wanted: Callable[[pa.DataType], bool]) -> bool:
+    """Whether the type, or a type in it, is ``wanted``."""
+    if wanted(type_):
+        return True
+    count = type_.num_fields if pa.types.is_nested(type_) else 0
+    return any(holds(type_.field(index).type, wanted) for index in range(count))
 
 
 def field_step(name: str) -> str:

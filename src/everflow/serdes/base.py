@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -212,13 +211,8 @@ def first_bad(data: pa.Array, read: Callable[[bytes], Any]) -> SerdeError | None
         try:
             read(item)
         except SerdeError as error:
-            return SerdeError(f"row {index}: {error}", index=index)
+            return SerdeError(str(error), index=index)
     return None
-
-
-def without_row(text: str) -> str:
-    """The text of a column's error, for whoever says by himself where it is."""
-    return re.sub(r"^row \d+: ", "", text)
 
 
 _BY_COLUMN = frozenset({"json", "packed"})

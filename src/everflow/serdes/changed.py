@@ -76,7 +76,7 @@ class ChangedSerde:
         flags = _bytes_at(data, sizes - 1, sizes)
         bad = np.flatnonzero((sizes == 0) | (flags > _BOTH))
         if len(bad):
-            raise SerdeError(f"row {bad[0]}: no change of an entry", index=int(bad[0]))
+            raise SerdeError("no change of an entry", index=int(bad[0]))
         new_size, head = _read_varints(data, sizes)
         both = flags == _BOTH
         new_size = np.where(both, new_size, np.where(flags == _NEW, sizes - 1, 0))
@@ -84,7 +84,7 @@ class ChangedSerde:
         old_size = sizes - 1 - head - new_size
         bad = np.flatnonzero((new_size < 0) | (old_size < 0))
         if len(bad):
-            raise SerdeError(f"row {bad[0]}: a change of an entry is cut off", index=int(bad[0]))
+            raise SerdeError("a change of an entry is cut off", index=int(bad[0]))
         sides = (
             self._side(slices(data, head, new_size), flags != _OLD),
             self._side(slices(data, head + new_size, old_size), flags != _NEW),

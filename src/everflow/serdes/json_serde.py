@@ -47,7 +47,7 @@ class JsonSerde:
     def decode_array(self, data: pa.Array) -> pa.Array:
         column, faults = self.decode_marked(data)
         for index, error in faults.items():
-            raise SerdeError(f"row {index}: {error}", index=index) from error
+            raise SerdeError(str(error), index=index) from error
         return column
 
     def decode_marked(self, data: pa.Array) -> tuple[pa.Array, Faults]:

@@ -66,9 +66,7 @@ def write_rows(values: pa.Array) -> pa.Array:
         for index in range(len(values)):
             misfit = _unwritable(values[index : index + 1])
             if misfit is not None:
-                raise SerdeError(
-                    f"row {index} cannot be written as JSON: {misfit}", index=index
-                ) from error
+                raise SerdeError(f"cannot be written as JSON: {misfit}", index=index) from error
         raise
 
 

@@ -24,7 +24,6 @@ from everflow.serdes.base import (
     decode_present,
     flat,
     with_nulls_of,
-    without_row,
 )
 from everflow.serdes.primitives import DoubleSerde, FloatSerde, IntegerSerde
 from everflow.user_texts import shown
@@ -113,8 +112,7 @@ class ListSerde:
                 raise
             index = int(np.searchsorted(offsets, error.index, "right")) - 1
             place = error.index - int(offsets[index])
-            why = without_row(str(error))
-            raise SerdeError(f"entry {place} of a list: {why}", index=index) from error
+            raise SerdeError(f"entry {place} of a list: {error}", index=index) from error
         return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values, type=self.type)
 
     def _alone(self, data: pa.Array, index: int) -> pa.Array:

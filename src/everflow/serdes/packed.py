@@ -36,7 +36,6 @@ from everflow.serdes.base import (
     matrix_from_binary,
     slices,
     with_nulls_of,
-    without_row,
 )
 from everflow.serdes.json_serde import JsonSerde
 from everflow.serdes.packed_values import by_column, packed_reader
@@ -175,10 +174,7 @@ def _from_tail(tail: pa.Array, field: pa.Field) -> pa.Array:
     try:
         return _tail_serde(field.type).decode_array(tail)
     except SerdeError as error:
-        raise SerdeError(
-            f"row {error.index}: the field {field.name}: {without_row(str(error))}",
-            index=error.index,
-        ) from error
+        raise SerdeError(f"the field {field.name}: {error}", index=error.index) from error
 
 
 def _big_endian(numbers: npt.NDArray[Any], code: str) -> _Bytes:
@@ -230,6 +226,5 @@ def _check(good: npt.NDArray[np.bool_], lengths: Int64, expected: str) -> None:
     if len(bad):
         index = int(bad[0])
         raise SerdeError(
-            f"row {index}: a packed value of {lengths[index]} bytes, expected {expected}",
-            index=index,
+            f"a packed value of {lengths[index]} bytes, expected {expected}", index=index
         )

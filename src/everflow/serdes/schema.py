@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from everflow.serdes.arrow_types import field_step, normal_type, type_text
+from everflow.serdes.arrow_types import field_step, holds, normal_type, type_text
 from everflow.serdes.base import SerdeError
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
@@ -118,7 +118,7 @@ def _require_storable(type_: pa.DataType, path: str) -> None:
     elif pa.types.is_list(type_):
         _require_storable(type_.value_type, f"{path}[]")
     elif pa.types.is_map(type_):
-        if _holds(type_.key_type, lambda one: pa.types.is_map(one) or pa.types.is_null(one)):
+        if holds(type_.key_type, lambda one: pa.types.is_map(one) or pa.types.is_null(one)):
             raise SerdeError(
                 f"{place} is {type_text(type_)}: the key of a map can neither be nor hold a map or "
                 f"a void, in Spark as here; declare array<struct<key:...,value:...>>"
@@ -130,13 +130,6 @@ def _require_storable(type_: pa.DataType, path: str) -> None:
     elif not any(is_one(type_) for is_one in _STORED):
         cure = next((cure for is_one, cure in _ARROW_NOT_STORED if is_one(type_)), "another type")
         raise SerdeError(f"{place} is {type_text(type_)}, which no serde writes; declare {cure}")
-
-
-def _holds(type_: pa.DataType, wanted: Callable[[pa.DataType], bool]) -> bool:
-    if wanted(type_):
-        return True
-    count = type_.num_fields if pa.types.is_nested(type_) else 0
-    return any(_holds(type_.field(index).type, wanted) for index in range(count))
 
 
 _COLLATION = "no serde keeps a collation; leave it out, and compare in a Column, as F.collate does"
@@ -324,25 +317,38 @@ def _unexpected(text: str, position: int) -> SerdeError:
     )
 
 
-def _from_json_value(value: Any) -> pa.DataType:
-    """The Arrow type of what pyspark's ``DataType.jsonValue()`` gives."""
+def _from_json_value(value: Any, path: str = "") -> pa.DataType:
+    """The Arrow type of what pyspark's ``DataType.jsonValue()`` gives; ``path``: of the field."""
     if isinstance(value, str):
+        word = value.partition(" ")[0].partition("(")[0].lower()
+        if word in _NOT_STORED:
+            raise _not_stored(value, word, path)
         return _Ddl(value).type()
     kind = str(value["type"])
     if kind == "struct":
         for field in value["fields"]:
             if "__COLLATIONS" in (field.get("metadata") or {}):
-                raise SerdeError(f"the field {field['name']}: {_COLLATION}")
+                place = (path + field_step(field["name"])).removeprefix(".")
+                raise SerdeError(f"the field {place}: {_COLLATION}")
         return pa.struct(
-            [pa.field(field["name"], _from_json_value(field["type"])) for field in value["fields"]]
+            [
+                pa.field(
+                    field["name"], _from_json_value(field["type"], path + field_step(field["name"]))
+                )
+                for field in value["fields"]
+            ]
         )
     if kind == "array":
-        return pa.list_(_from_json_value(value["elementType"]))
+        return pa.list_(_from_json_value(value["elementType"], f"{path}[]"))
     if kind == "map":
-        key = _from_json_value(value["keyType"])
+        key = _from_json_value(value["keyType"], f"{path}[]")
         if pa.types.is_null(key):
             raise SerdeError("the keys of a map cannot be void; declare another type")
-        return pa.map_(key, _from_json_value(value["valueType"]))
-    raise SerdeError(
-        f"no serde writes the type {kind}: {_NOT_STORED.get(kind, 'declare another type')}"
-    )
+        return pa.map_(key, _from_json_value(value["valueType"], f"{path}[]"))
+    raise _not_stored(kind, kind, path)
+
+
+def _not_stored(told: str, kind: str, path: str) -> SerdeError:
+    place = path.removeprefix(".") or "the schema"
+    cure = _NOT_STORED.get(kind, "declare another type")
+    return SerdeError(f"{place} is {told}, which no serde writes; {cure}")

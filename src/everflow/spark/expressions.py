@@ -149,12 +149,15 @@ def analyse(
         raise TopologyError(
             f"{text} gives {len(fields)} columns; wrap them: F.struct(...)", where=where
         )
-    type_ = arrow_type(fields[0].dataType, text, where)
-    if _has_void(type_):
+    of_spark = fields[0].dataType
+    if (typed := _typed(of_spark)) != of_spark:
+        what = "a NULL" if isinstance(of_spark, st.NullType) else "an empty array or map"
         raise TopologyError(
-            f"{text} is {type_text(type_)}: a NULL needs a type, e.g. F.lit(None).cast('string')",
+            f"{text} is {of_spark.simpleString()}: {what} needs a type; cast it, e.g. to string: "
+            f".cast({typed.simpleString()!r})",
             where=where,
         )
+    type_ = arrow_type(of_spark, text, where)
     if doubled := _doubled_field(type_):
         raise TopologyError(
             f"{text} has two fields called {doubled}, of which none could be named; give one "
@@ -325,10 +328,24 @@ def _refused(plan: AnalysedPlan, deterministic: bool) -> tuple[str, str] | None:
     return None
 
 
-def _has_void(type_: pa.DataType) -> bool:
-    if pa.types.is_null(type_):
-        return True
-    return any(_has_void(type_.field(i).type) for i in range(type_.num_fields))
+def _typed(kind: st.DataType) -> st.DataType:
+    """The type with strings in place of voids."""
+    match kind:
+        case st.NullType():
+            return st.StringType()
+        case st.ArrayType():
+            return st.ArrayType(_typed(kind.elementType), kind.containsNull)
+        case st.MapType():
+            key, value = _typed(kind.keyType), _typed(kind.valueType)
+            return st.MapType(key, value, kind.valueContainsNull)
+        case st.StructType():
+            return st.StructType(
+                [
+                    st.StructField(one.name, _typed(one.dataType), one.nullable, one.metadata)
+                    for one in kind.fields
+                ]
+            )
+    return kind
 
 
 def _doubled_field(type_: pa.DataType) -> str | None:

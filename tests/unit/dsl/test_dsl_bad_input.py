@@ -319,6 +319,35 @@ MISTAKES: dict[str, tuple[Mistake, str]] = {
         ),
         "takes values that can be compared, the column is map",
     ),
+    "a set of maps": (
+        lambda b, s: s.group_by_key().aggregate(
+            store="x", a=agg.collect_set(F.create_map("value.item", "value.item"))
+        ),
+        r"agg\.collect_set takes .*, the column is map<string,string>; .*F\.map_entries",
+    ),
+    "a set of what holds maps, in sessions": (
+        lambda b, s: (
+            s.group_by_key()
+            .windowed_by(SessionWindows.of_inactivity_gap(5))
+            .aggregate(
+                store="x",
+                a=agg.collect_set(F.array(F.create_map("value.item", F.lit(1).cast("bigint")))),
+            )
+        ),
+        r"the column is array<map<string,bigint>>; ",
+    ),
+    "a sum of texts": (
+        lambda b, s: s.group_by_key().aggregate(store="x", a=agg.sum(F.struct("value.amount"))),
+        r"takes numbers, the column is struct<amount:double>",
+    ),
+    "an array of nothing": (
+        lambda b, s: s.map_values(F.struct(F.array().alias("a"))),
+        r"an empty array .*needs a type.*\.cast\('struct<a:array<string>>'\)",
+    ),
+    "an array of nothing alone": (
+        lambda b, s: s.map_values(F.array()),
+        r"needs a type.*\.cast\('array<string>'\)",
+    ),
     "unknown input": (
         lambda b, s: s.group_by_key().aggregate(store="x", a=agg.sum("value.x")),
         r"columns: .*value\.item",

@@ -46,7 +46,7 @@ from everflow.dsl.lowering.versioned import latest_updates, with_ttl
 from everflow.dsl.materialized import Materialized
 from everflow.dsl.suppressed import EmitStrategy
 from everflow.errors import EverflowError, TopologyError
-from everflow.operators.agg import Aggregator
+from everflow.operators.agg import Aggregator, require_comparable
 from everflow.operators.aggregate import AggregateSpec
 from everflow.operators.count_windows import EACH_UPDATE, CountWindowSpec
 from everflow.operators.python_aggregate import (
@@ -238,12 +238,7 @@ class Aggregation:
         if aggregator.kind != "approx_count_distinct":
             return column
         type_ = analyse(column, edge.type, self.where).type
-        if pa.types.is_map(type_):
-            raise TopologyError(
-                f"agg.approx_count_distinct takes values that can be compared, the column is "
-                f"{type_text(type_)}",
-                where=self.where,
-            )
+        require_comparable(aggregator.kind, type_, self.where)
         if pa.types.is_floating(type_):  # 0.0 equals -0.0
             column = F.when(column == 0, F.lit(0.0).cast(type_text(type_))).otherwise(column)
         return F.when(column.isNotNull(), F.xxhash64(column))
