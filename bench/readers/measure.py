@@ -37,8 +37,8 @@ class TooCostlyError(RuntimeError):
 @dataclass(frozen=True)
 class ReadersPlan:
     """What to run. ``bound``: the share of throughput that may be lost; ``least_reads``: of the
-    reads that were due, those that have to be answered. A round lasts ten seconds: in three, what
-    drifts is as much as what readers cost."""
+    reads (keys) that were due, those that have to be answered; ``together``: keys of a request. A
+    round lasts ten seconds: in three, what drifts is as much as what readers cost."""
 
     guarantees: Sequence[str] = ("exactly_once_v2",)
     records: int = 6_000_000
@@ -46,6 +46,7 @@ class ReadersPlan:
     rounds: int = 5
     pages: int = 200
     reads: int = 2_000
+    together: int = 50
     bound: float = 0.10
     least_reads: float = 0.98
 
@@ -163,17 +164,14 @@ def readers(
 ) -> Iterator[None]:
     """They read inside, in a process of their own, and their report follows."""
     streams = trades.streams
-    paths = [
-        f"/stores/{STORE}/window/{start}/S{symbol:03d}"
-        for symbol in range(SYMBOLS)
-        for start in WINDOWS
-    ]
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         command = [sys.executable, "-m", "bench.readers.reading", "--report", str(report)]
         command += ["--query", str(streams.query_address), "--page", str(streams.http_address)]
-        command += ["--rate", str(plan.reads), "--pages", str(plan.pages)]
-        command += [part for path in paths for part in ("--path", path)]
+        command += ["--rate", str(plan.reads), "--together", str(plan.together)]
+        command += ["--pages", str(plan.pages)]
+        command += [f"--path=/stores/{STORE}/window/{start}" for start in WINDOWS]
+        command += [f"--key=S{symbol:03d}" for symbol in range(SYMBOLS)]
         process = subprocess.Popen(
             command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )

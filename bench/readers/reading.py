@@ -1,10 +1,10 @@
 """A process that reads an instance over HTTP until its standard input ends:
 `python -m bench.readers.reading ...`.
 
-Point reads of windows at one pace, the page's events in many connections, and `/metrics` each
-second. One loop over epoll that looks every few milliseconds, so that the readers take little of
-the machine that they share with what is measured; an answer counts when it is looked at. It prints
-READY when all pages are open and a read was answered, and counts from then on.
+Windows of many keys a request at one pace, the page's events in many connections, and `/metrics`
+each second. One loop over epoll that looks every few milliseconds, so that the readers take little
+of the machine that they share with what is measured; an answer counts when it is looked at. It
+prints READY when all pages are open and a read was answered, and counts from then on.
 """
 
 from __future__ import annotations
@@ -61,8 +61,9 @@ class Exchange:
 
 @dataclass
 class Counted:
-    """What was read since READY."""
+    """What was read since READY; a read is a request for the windows of ``together`` keys."""
 
+    together: int = 1
     latencies_ms: list[float] = field(default_factory=list)
     scrapes_ms: list[float] = field(default_factory=list)
     errors: int = 0
@@ -75,7 +76,9 @@ class ReadersLoop:
     """All readers, on one thread."""
 
     def __init__(self, options: argparse.Namespace, requests: Sequence[bytes]) -> None:
-        self._requests, self._rate, self._asked = requests, options.rate, 0
+        self._requests, self._asked = requests, 0
+        self._rate = options.rate / options.together
+        self._together = options.together
         self._epoll = select.epoll()
         self._reads: dict[int, Exchange] = {}
         for _ in range(options.connections):
@@ -90,7 +93,7 @@ class ReadersLoop:
             page.sendall(get(options.page, "/page/events"))
             self._pages[page.fileno()] = page
         self._opened: set[int] = set()
-        self.counted = Counted()
+        self.counted = Counted(self._together)
         self._began = time.monotonic()
         self._next_scrape = self._began
 
@@ -122,7 +125,7 @@ class ReadersLoop:
     def restart(self) -> None:
         """Count from now on."""
         self._began, self._asked = time.monotonic(), 0
-        self.counted = Counted()
+        self.counted = Counted(self._together)
 
     def _take(self, exchange: Exchange, took_ms: list[float]) -> None:
         status = exchange.answered()
@@ -155,12 +158,21 @@ def get(address: str, path: str) -> bytes:
     return f"GET {path} HTTP/1.1\r\nHost: {address}\r\nAccept-Encoding: identity\r\n\r\n".encode()
 
 
+def post(address: str, path: str, keys: Sequence[str]) -> bytes:
+    """The same for what ``path`` has of many keys."""
+    body = json.dumps({"keys": keys})
+    return (
+        f"POST {path} HTTP/1.1\r\nHost: {address}\r\nAccept-Encoding: identity\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n{body}"
+    ).encode()
+
+
 def report_of(counted: Counted) -> dict[str, float]:
     """The figures, in ms, seconds and numbers a second."""
     seconds = time.monotonic() - counted.began
     return {
         "seconds": seconds,
-        "reads": len(counted.latencies_ms) / seconds,
+        "reads": len(counted.latencies_ms) * counted.together / seconds,
         "read_p50": float(np.percentile(counted.latencies_ms, 50)),
         "read_p99": float(np.percentile(counted.latencies_ms, 99)),
         "events": counted.events / seconds,
@@ -176,13 +188,22 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--query", required=True, help="host:port of the query service")
     parser.add_argument("--page", required=True, help="host:port of the page and of /metrics")
-    parser.add_argument("--path", action="append", required=True, help="a point read; in turn")
-    parser.add_argument("--rate", type=float, required=True, help="point reads/s")
+    parser.add_argument(
+        "--path", action="append", required=True, help="of the keys' windows; in turn"
+    )
+    parser.add_argument("--key", action="append", required=True, help="in turn")
+    parser.add_argument("--together", type=int, required=True, help="keys of a request")
+    parser.add_argument("--rate", type=float, required=True, help="keys/s")
     parser.add_argument("--pages", type=int, required=True)
     parser.add_argument("--connections", type=int, default=32)
     parser.add_argument("--report", type=Path, required=True)
     options = parser.parse_args()
-    loop = ReadersLoop(options, [get(options.query, path) for path in options.path])
+    parts = [
+        options.key[begin : begin + options.together]
+        for begin in range(0, len(options.key), options.together)
+    ]
+    requests = [post(options.query, path, part) for path in options.path for part in parts]
+    loop = ReadersLoop(options, requests)
     os.set_blocking(sys.stdin.fileno(), False)
     ready = False
     while sys.stdin.buffer.read() != b"":  # None: nobody has closed it yet

@@ -15,6 +15,7 @@ import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, cast
 
 import uvicorn
@@ -39,9 +40,8 @@ from everflow.observe.host_names import (
 from everflow.observe.observation import Observation
 from everflow.observe.page.routes import Page
 from everflow.observe.room import Room
-from everflow.observe.short_road import ShortAnswers, connections
 from everflow.observe.status import status_of
-from everflow.observe.whole_requests import REQUEST_S, BoundedLog
+from everflow.observe.whole_requests import REQUEST_S, BoundedLog, WholeRequestsProtocol
 
 log = logging.getLogger("everflow")
 
@@ -129,15 +129,14 @@ class HttpServer:
         setting: str = "http.listen",
         certificate: tuple[str, str] | None = None,
         ending: Callable[[], None] = lambda: None,
-        short: ShortAnswers | None = None,
         request_s: float = REQUEST_S,
         names: OwnNames | None = None,
         free: Callable[[str], bool] = lambda _: False,
     ) -> None:
         """``address``: host:port, from ``setting``; port 0 is any that is free (`address` then says
         which). ``certificate``: files of a certificate and its key, for TLS.
-        ``ending`` ends answers that have no end, and returns at once. ``short`` answers plain
-        requests where they arrive. ``request_s``: how long a request may take to arrive.
+        ``ending`` ends answers that have no end, and returns at once. ``request_s``: how long a
+        request may take to arrive.
         ``names``: by which requests may call it, the address's own where there are none; ``free``:
         paths besides the probes that are answered whatever they call it (`OwnHostOnly`)."""
         self._ending = ending
@@ -145,6 +144,7 @@ class HttpServer:
         host, port = self._socket.getsockname()[:2]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         room, said = Room(), BoundedLog(self.address)
+        protocol = partial(WholeRequestsProtocol, room=room, said=said, request_s=request_s)
         hosts = names or OwnNames(address)
         guarded = OwnHostOnly(
             _within(cast(Application, app), room), hosts, lambda path: path in PROBES or free(path)
@@ -161,7 +161,7 @@ class HttpServer:
             access_log=False,
             lifespan="off",
             # h11 is the one that bounds the head
-            http=cast(Any, connections(short, request_s, room, said)),
+            http=cast(Any, protocol),
             ws="none",
             h11_max_incomplete_event_size=MOST_HEAD_BYTES,
             timeout_graceful_shutdown=1,

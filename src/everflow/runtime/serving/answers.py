@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from everflow.errors import EverflowError, RetriableError
+from everflow.errors import RetriableError
 from everflow.runtime.query.key_metadata import StoreSite
 from everflow.runtime.query.queries import InteractiveQueries, StoreQueries
 from everflow.runtime.query.store_query import (
@@ -39,6 +39,8 @@ from everflow.user_texts import shown
 from everflow.windows import Windowed
 
 KEY_VALUE = ("key_value", "versioned")
+TOGETHER = 50
+"""Of many keys, how many are read before their values are written."""
 
 
 class ServedStores:
@@ -122,23 +124,8 @@ class ServedStores:
 
     def entries_of(self, asked: Parameters, store: str, body: bytes) -> dict[str, Any]:
         """The values of many keys; of one that is not here, who has it."""
-        site = self._kind(store, *KEY_VALUE)
-        fresh = asked.freshness()
-        asked.done()
-        view = self._view(store, fresh)
-
-        def entry(key: Any) -> dict[str, Any]:
-            try:
-                return {"key": key, "value": view.get(key)}
-            except StateElsewhereError as elsewhere:
-                return {"key": key, "host": elsewhere.host, "error": str(elsewhere)}
-            except (InvalidStateStoreError, RetriableError) as error:
-                return {"key": key, "host": None, "error": str(error)}
-
-        page = BoundedPage(MOST_KEYS)
-        keys = read_keys(store, site.spec.key_serde, body)
-        told = next((number for number, key in enumerate(keys) if not page.add(entry(key))), None)
-        return {"entries": page.rows, "next": told}
+        self._kind(store, *KEY_VALUE)
+        return self._many(asked, store, body, None)
 
     def entries(self, asked: Parameters, store: str) -> dict[str, Any]:
         """Entries of this instance in order of key bytes, partition by partition."""
@@ -187,6 +174,12 @@ class ServedStores:
         value = self._view(store, fresh).fetch_window(found, time)
         return {"key": found, "start": time, "value": _present(value, store, f"{key}@{start}")}
 
+    def window_of(self, asked: Parameters, store: str, start: str, body: bytes) -> dict[str, Any]:
+        """The window of each of many keys that begins at a time; of a key that is not here, who
+        has it."""
+        self._kind(store, "window")
+        return self._many(asked, store, body, read_start(start))
+
     def windows(self, asked: Parameters, store: str, key: str | None) -> dict[str, Any]:
         """Windows of a key, or of all keys here, that begin in an interval of time."""
         self._kind(store, "window")
@@ -197,36 +190,38 @@ class ServedStores:
         self._kind(store, "session")
         return self._in_time(asked, store, key, "sessions", "find_sessions", "find_sessions_range")
 
-    # --- several at once --------------------------------------------------------------------------
-
-    def at_home(
-        self, store: str, asked: Sequence[tuple[str, int | None]]
-    ) -> list[dict[str, Any] | None]:
-        """What `entry` gives for each key, or `window` for each key and start, read together; None
-        where the key's own partition has nothing here, or the key is none: those say why."""
-        windows = asked[0][1] is not None
-        site = self._kind(store, "window" if windows else "key_value")
-        spec = site.spec
-        entries: list[dict[str, Any] | None] = []
-        wanted: list[tuple[bytes, bytes]] = []
-        for text, start in asked:
-            try:
-                key = read_key(spec.key_serde, text)
-                data = key_bytes(spec, key)
-            except EverflowError:
-                entries.append(None)
-                continue
-            entries.append({"key": key} if start is None else {"key": key, "start": start})
-            wanted.append((data, data if start is None else window_store_key(data, start)))
-        view = self._view(store, Parameters(()).freshness())
-        found = iter(values_at_home(view, wanted, site.value_reader))
-        for number, entry in enumerate(entries):
-            if entry is not None:
-                value = next(found)
-                entries[number] = None if value is None else {**entry, "value": value}
-        return entries
-
     # --- inside -----------------------------------------------------------------------------------
+
+    def _many(
+        self, asked: Parameters, store: str, body: bytes, start: int | None
+    ) -> dict[str, Any]:
+        """The values of the keys of a body, in a window store those of the windows that begin at
+        ``start``. ``next``: the place of the first key for which there was no room."""
+        fresh = asked.freshness()
+        asked.done()
+        spec, view = self._queries().site(store).spec, self._view(store, fresh)
+        page, keys = BoundedPage(MOST_KEYS), read_keys(store, spec.key_serde, body)
+        for begin in range(0, len(keys), TOGETHER):
+            part = keys[begin : begin + TOGETHER]
+            for key, value in zip(part, self._at_home(store, view, part, start), strict=True):
+                row = _found(view, key, start) if value is None else {"key": key, "value": value}
+                if not page.add(row):
+                    return {"entries": page.rows, "next": len(page.rows)}
+        return {"entries": page.rows, "next": None}
+
+    def _at_home(self, store: str, view: Any, keys: Sequence[Any], start: int | None) -> list[Any]:
+        """The values that the active tasks of the keys' own partitions have here, read together:
+        one by one each costs ten times as much. None: a query of that key alone looks further, or
+        says why."""
+        site = self._queries().site(store)
+        if site.spec.kind == "versioned":
+            return [None] * len(keys)
+        stored = [key_bytes(site.spec, key) for key in keys]
+        wanted = [(key, key if start is None else window_store_key(key, start)) for key in stored]
+        try:
+            return values_at_home(view, wanted, site.value_reader)
+        except (InvalidStateStoreError, RetriableError):  # it moves: each key says so
+            return [None] * len(keys)
 
     def _in_time(
         self, asked: Parameters, store: str, key: str | None, what: str, of_key: str, of_range: str
@@ -302,6 +297,17 @@ def _row(key: Any, value: Any) -> dict[str, Any]:
     if isinstance(key, Windowed):
         return {"key": key.key, "start": key.start, "end": key.end, "value": value}
     return {"key": key, "value": value}
+
+
+def _found(view: Any, key: Any, start: int | None) -> dict[str, Any]:
+    """The entry of one of many keys: its value, or who has it and why there is none here."""
+    try:
+        value = view.get(key) if start is None else view.fetch_window(key, start)
+        return {"key": key, "value": value}
+    except StateElsewhereError as elsewhere:
+        return {"key": key, "host": elsewhere.host, "error": str(elsewhere)}
+    except (InvalidStateStoreError, RetriableError) as error:
+        return {"key": key, "host": None, "error": str(error)}
 
 
 def _version(found: Any) -> dict[str, Any]:

@@ -106,6 +106,13 @@ PATHS: Sequence[ServicePath] = (
         COPIES,
     ),
     ServicePath(
+        "/stores/{store}/window/{start}",
+        "window_of",
+        "The window of each of many keys that begins at a time.",
+        COPIES,
+        "POST",
+    ),
+    ServicePath(
         "/stores/{store}/windows/{key:path}",
         "windows",
         "Windows of a key that begin in an interval of time.",

@@ -7,7 +7,6 @@ import socket
 import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -35,8 +34,7 @@ def served(
     from everflow.observe.host_names import ANY, OwnNames
     from everflow.observe.http_server import HttpServer  # a third of a second
     from everflow.runtime.serving.answers import ServedStores
-    from everflow.runtime.serving.point_reads import PointReads
-    from everflow.runtime.serving.routes import allowed, application
+    from everflow.runtime.serving.routes import application
 
     tokens = tokens_of(config)
     files = _certificate(config)
@@ -46,9 +44,7 @@ def served(
     # Who has shown a token may call it what he likes: no foreign site's page has one.
     own = [ANY] if tokens else [config.application_server, *config.allowed_hosts]
     names = OwnNames(config.query_listen, own)
-    allows = partial(allowed, [token.encode() for token in tokens])
-    reads = PointReads(answers, allows, names.named)
-    server = HttpServer(config.query_listen, app, "query.listen", files, short=reads, names=names)
+    server = HttpServer(config.query_listen, app, "query.listen", files, names=names)
     address = config.application_server or reached_at(server.address, socket.getfqdn())
     moves.info("Stores are served at %s://%s", scheme, address)
     try:

@@ -227,6 +227,22 @@ def test_many_keys_travel_together_whoever_has_them(world: World) -> None:
         assert client.get_many("counts", keys) == [*WORDS.values(), None]
 
 
+def test_a_window_of_many_keys_travels_together(world: World) -> None:
+    """Of keys that are here, that have no such window, and of whom another instance knows."""
+    keys = [-5, 12, *range(100, 120)]
+    body = json.dumps({"keys": keys}).encode()
+    status, told, _ = raw(world, "/stores/windows/window/3000", "POST", body)
+    assert (status, told["next"], len(told["entries"])) == (200, None, len(keys))
+    for key, entry in zip(keys, told["entries"], strict=True):
+        assert entry["key"] == key
+        if home(WINDOWS, key) in (0, 2):
+            assert entry["value"] == (3_000 if key in (-5, 12) else None)
+        else:
+            assert entry["host"] == world.addresses[1]
+    assert raw(world, "/stores/counts/window/3000", "POST", body)[0] == 400
+    assert raw(world, "/stores/windows/window/soon", "POST", body)[0] == 400
+
+
 def test_ranges_go_over_all_instances_page_by_page(world: World) -> None:
     with world.client() as client:
         assert dict(client.range("counts")) == WORDS
