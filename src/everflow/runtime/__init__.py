@@ -7,5 +7,5 @@ waits for its end.
 The rooms, lowest first, each importing only rooms before it: `commit`, `topics`, `restore`; `step`,
 `worker`; `tasks`, `copies`, `thread`, `query`. `step`, `worker` and the workers' half of `commit`
 run in Spark's Python workers, the rest in the driver. docs/design/010-rooms.md says why;
-tests/house/test_imports.py holds the walls.
+the contracts in pyproject.toml hold the walls.
 """
