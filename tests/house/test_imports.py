@@ -159,6 +159,12 @@ MUTATIONS = {
         "runtime.thread.stream_thread everflow.runtime.query.queries",
     ),
     "What serves queries asks them alone": ("runtime.serving.answers everflow.state.store",),
+    "What starts instances as processes knows none from inside": (
+        "fleet.command everflow.topology.program",
+    ),
+    "Copies know no query and no start": (
+        "runtime.copies.state_updater everflow.runtime.query.queries",
+    ),
     "What runs on the hosts beside Spark knows no Spark": ("fleet.keeper everflow.spark.session",),
 }
 """Contract -> imports that break it: a module below everflow, and what it would import."""
