@@ -15,7 +15,7 @@ from everflow import Windowed, serdes
 from everflow.serdes import SerdeError
 from everflow.serdes.base import value_reader
 from everflow.serdes.fitting import column_of
-from everflow.serdes.packed_values import by_column
+from everflow.serdes.packed import by_column
 from everflow.serdes.windowed import python_keys
 
 longs = st.integers(-(2**63), 2**63 - 1)

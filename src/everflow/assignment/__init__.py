@@ -1,7 +1,7 @@
 """Who runs what: the assignor's decision, from values to values. Parts of it are public (KIP-924).
 
 Read `cluster_state` (what is known, what is answered), then `assignor` (the whole decision):
-`target` and `standbys` with `flow`, `task_costs` and `exchange` find the ideal, `refine` takes as
+`target` and `standbys` with `flow` and `exchange` find the ideal, `refine` takes as
 much of it as may be now, `delayed` holds tasks back, `prior` keeps all as it is. `api` is what own
 assignors get, answer and build on; `user_data` the bytes that members exchange.
 May import layers 0 and 1: no I/O, threads, clock, Spark, Kafka or LMDB. The leader of a group runs

@@ -14,13 +14,103 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from everflow.assignment.cluster_state import ClusterState, Member
-from everflow.assignment.flow import Seats, cheapest
+from everflow.assignment.flow import Seats, Wish, cheapest
 from everflow.assignment.lags import Lags
-from everflow.assignment.places import Share, in_turn
-from everflow.assignment.racks import RackCosts
+from everflow.assignment.racks import RackCosts, costs_of
 from everflow.assignment.standbys import place_standbys
-from everflow.assignment.task_costs import wishes
 from everflow.records import TaskId
+
+OWN, HOT, COPY, NOTHING = range(4)
+"""How far the state is."""
+
+
+def wishes(
+    cluster: ClusterState,
+    tasks: Sequence[TaskId],
+    members: Sequence[Member],
+    racks: RackCosts,
+    lags: Lags,
+) -> list[Wish]:
+    """The costs of each task; members by their place, racks by theirs in ``racks``. All tasks have
+    state, or none has."""
+    if not tasks:
+        return []
+    traffic, non_overlap = costs_of(cluster, stateful=cluster.tasks[tasks[0]].stateful)
+    scale = NOTHING * len(tasks) + 1
+
+    def cost(remote: int, moves: int, distance: int) -> int:
+        return ((traffic * remote + non_overlap * moves) * scale + moves) * scale + distance
+
+    far: dict[tuple[object, ...], tuple[int, ...]] = {}
+    place_of = {member.member_id: place for place, member in enumerate(members)}
+    answer = []
+    for task in tasks:
+        info = cluster.tasks[task]
+        remote = racks.remote((*info.inputs, *info.changelogs))
+        owner = lags.owner(task)
+        if owner not in place_of:
+            owner = None
+        anywhere = lags.hot_without_copy(task)
+        away = far.get((remote, anywhere, owner is None))
+        if away is None:
+            moves = 0 if anywhere and owner is None else 1
+            away = tuple(cost(one, moves, NOTHING) for one in remote)
+            far[remote, anywhere, owner is None] = away
+        near = []
+        for member_id, lag in lags.copies(task).items():
+            if member_id in place_of and member_id != owner:
+                hot = lags.hot(member_id, task)
+                distance = NOTHING if anywhere else HOT if hot else COPY
+                here = cost(
+                    remote[racks.rack_of[member_id]], 0 if hot and owner is None else 1, distance
+                )
+                near.append((0 if hot else lag, place_of[member_id], here))
+        near.sort()
+        if owner is not None:
+            near.insert(0, (0, place_of[owner], cost(remote[racks.rack_of[owner]], 0, OWN)))
+        answer.append(Wish(away, tuple((place, here) for _, place, here in near), task.subtopology))
+    return answer
+
+
+@dataclass(frozen=True)
+class Share:
+    """An even deal, by member id: ``least`` for everyone, and one more for ``extra`` of those in
+    ``open``.
+
+    Who of equals gets one more is left to who holds it, or its state, already: a fixed choice would
+    move tasks for nothing.
+    """
+
+    least: Mapping[str, int]
+    open: frozenset[str]
+    extra: int
+
+
+def in_turn(
+    tasks: Sequence[TaskId], members: Sequence[Member], free: Mapping[int, int]
+) -> dict[TaskId, str]:
+    """Each task to the member with the most free places per thread, so that neighbouring partitions
+    go to different members.
+
+    ``free`` by the member's place; there must be as many places as tasks.
+    """
+    left = dict(free)
+
+    def entry(place: int) -> tuple[float, int]:
+        return (-left[place] / members[place].threads, place)
+
+    heap = [entry(place) for place, number in left.items() if number > 0]
+    heapq.heapify(heap)
+    dealt: dict[TaskId, str] = {}
+    for task in tasks:
+        place = heap[0][1]
+        dealt[task] = members[place].member_id
+        left[place] -= 1
+        if left[place] > 0:
+            heapq.heapreplace(heap, entry(place))
+        else:
+            heapq.heappop(heap)
+    return dealt
 
 
 @dataclass(frozen=True)

@@ -6,31 +6,21 @@ request per leader), stable committed offsets 0.5 ms.
 
 from __future__ import annotations
 
+import re
 import threading
 import time
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from confluent_kafka import (
-    Consumer,
-    IsolationLevel,
-    KafkaError,
-    KafkaException,
-    TopicCollection,
-)
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicCollection
 from confluent_kafka import TopicPartition as ClientTopicPartition
-from confluent_kafka.admin import (
-    AdminClient,
-    ConfigResource,
-    NewTopic,
-    OffsetSpec,
-    ResourceType,
-)
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec, ResourceType
 
-from everflow.errors import EverflowError, RetriableError, TaskTimeoutError
+from everflow.errors import EverflowError, FatalError, RetriableError, TaskTimeoutError
 from everflow.kafka.admin_answers import (
     ASKING,
     classified,
@@ -43,10 +33,66 @@ from everflow.kafka.admin_answers import (
     unanswered,
 )
 from everflow.kafka.client_log import UNPOLLED
-from everflow.kafka.connection_trouble import ConnectionTrouble
 from everflow.kafka.coordinator_questions import client_ids_of, committed_of
 from everflow.kafka.errors import OffsetsUnstableError
 from everflow.records import CommittedOffset, TopicPartition
+
+_KEPT = 20
+_NO_TOKEN = "Failed to acquire"
+"""In what librdkafka says of a token endpoint that does not answer: an outage."""
+_CURES = {
+    KafkaError._AUTHENTICATION: "Check sasl.mechanism, the user's name and password (or token).",
+    KafkaError._SSL: "Check that ssl.ca.location holds the authority of the brokers' certificates.",
+}
+_UNREACHED = (KafkaError._RESOLVE, KafkaError._TRANSPORT)
+_NUMBERED = re.compile(r"(\S+:\d+)/\d+: (?:Connect|Failed to resolve|Connection setup)")
+"""How librdkafka calls a broker that it cannot connect to: host, port, number."""
+_PASSES = 1
+"""So often a refusal may be chance: a broker that starts."""
+
+
+class ConnectionTrouble:
+    """``heard`` is a client's ``error_cb``, called on the thread that polls it; `sentence` is for
+    that thread, too."""
+
+    def __init__(self, servers: str) -> None:
+        self._servers = servers
+        self._told: deque[KafkaError] = deque(maxlen=_KEPT)
+        self._last = ""
+        self._refusals: Counter[int] = Counter()
+        self.advertised: set[str] = set()
+        """Where a broker that answered says that brokers are, and where none was reached."""
+
+    def heard(self, error: KafkaError) -> None:
+        """Keep it until the next `sentence`."""
+        self._told.append(error)
+        # Brokers have a number only in what another one has said of them.
+        if error.code() in _UNREACHED and (named := _NUMBERED.match(error.str())):
+            self.advertised |= {named[1]} - set(self._servers.split(","))
+
+    def expect(self) -> None:
+        """Somebody waits for a broker from now on: refusals of before do not count."""
+        self._refusals.clear()
+        self.advertised.clear()
+
+    def sentence(self) -> str:
+        """What was heard last, or before as clients do not repeat themselves; "" for nothing.
+        FatalError where a broker refused this client, or it the broker's certificate, more than
+        once."""
+        said = [error for error in self._told if error.code() != KafkaError._ALL_BROKERS_DOWN]
+        self._told.clear()
+        if not said:
+            return self._last
+        code, text = said[-1].code(), said[-1].str()
+        self._refusals[code] += 1
+        if code in _CURES and _NO_TOKEN not in text and self._refusals[code] > _PASSES:
+            raise FatalError(
+                f"the brokers at {self._servers} and this client do not come together: {text}. "
+                f"{_CURES[code]}"
+            )
+        self._last = f" The client says: {text}"
+        return self._last
+
 
 Isolation = Literal["read_committed", "read_uncommitted"]
 T = TypeVar("T")

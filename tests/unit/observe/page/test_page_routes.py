@@ -18,8 +18,7 @@ from everflow.observe.figures import FIGURES
 from everflow.observe.http_server import HttpServer, application
 from everflow.observe.page.history import Facts
 from everflow.observe.page.readers import Readers
-from everflow.observe.page.routes import FILES, HEADERS, Page
-from everflow.observe.page.tokens import allowed
+from everflow.observe.page.routes import FILES, HEADERS, Page, allowed
 from everflow.testing import wait_until
 from unit.observe.observations import WHOLE
 from unit.observe.page.page_facts import SHOWN
