@@ -26,7 +26,7 @@ from everflow.runtime.client_state import ClientState
 from everflow.runtime.commit import commit_gate
 from everflow.runtime.commit.commit_gate import Decision
 from everflow.runtime.commit.gate_client import GateAnswer
-from everflow.runtime.instance_end import InstanceEnd
+from everflow.runtime.life import InstanceEnd
 from everflow.runtime.tasks.recovery import Recovery
 from everflow.runtime.worker import kafka_sink
 from everflow.runtime.worker.crash_points import OFFSETS_SENT

@@ -25,7 +25,7 @@ from everflow.logs import lines_to, time_of_day
 from everflow.membership.own_assignor import check_assignor
 from everflow.runtime.client_state import ClientState
 from everflow.runtime.front.foreground import Foreground
-from everflow.runtime.task_words import summary, task_lines
+from everflow.runtime.task_status import summary, task_lines
 from everflow.runtime.thread.table_printer import tables
 from everflow.spark.job import launch_daemon_ahead, workers_ahead
 from everflow.spark.session import get_context

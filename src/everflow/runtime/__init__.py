@@ -1,9 +1,8 @@
 """The instance, and the rooms that it joins.
 
-`kafka_streams` is what the user holds; `start_up` looks at the cluster, `wiring` makes the parts
-and `shutdown` ends them; `operations`, `thread_count`, `pause` and `drain` are what may be asked of
-it; `client_state`, `task_status`, `task_words` and `instance_display` say how it is; `foreground`
-waits for its end.
+`kafka_streams` is what users call; `start_up` checks the cluster, `wiring` makes the parts,
+`instance` joins them, `life` starts and ends them. `thread_count` adds and removes stream threads;
+`client_state` and `task_status` say how the instance is.
 The rooms, lowest first, each importing only rooms before it: `commit`, `topics`, `restore`; `step`,
 `worker`; `tasks`, `copies`, `thread`, `query`. `step`, `worker` and the workers' half of `commit`
 run in Spark's Python workers, the rest in the driver. docs/design/010-rooms.md says why;

@@ -28,14 +28,13 @@ from everflow.memory.budget import MemoryBudget
 from everflow.metrics import Metrics
 from everflow.records import TaskId, TopicPartition
 from everflow.retry import quietly, retrying
-from everflow.runtime.client_state import STOPPING, ClientState, StateMachine
+from everflow.runtime.client_state import STOPPING, ClientState, Pause, StateMachine
 from everflow.runtime.commit.commit_gate import GateBook
 from everflow.runtime.commit.deferred_offsets import DeferredOffsets
 from everflow.runtime.copies.freshness import Settled
 from everflow.runtime.copies.global_tables import GlobalTables
 from everflow.runtime.copies.known_copies import Copies
 from everflow.runtime.copies.state_updater import StateUpdater
-from everflow.runtime.pause import Pause
 from everflow.runtime.query.host_map import HostMap
 from everflow.runtime.restore.restore_progress import RestoreTracker
 from everflow.runtime.start_up import await_warm, commit_starts

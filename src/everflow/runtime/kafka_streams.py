@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from datetime import timedelta
+from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from everflow import metrics as names
 from everflow.assignment.user_data import digest
 from everflow.clock import Clock, SystemClock
 from everflow.config import StreamsConfig, asked_at
-from everflow.errors import EverflowError
+from everflow.errors import ConfigError, EverflowError
 from everflow.foreign_names import Telling
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.client_settings import check_clients
@@ -31,13 +34,19 @@ from everflow.moves import moves
 from everflow.operators.optimization import optimized
 from everflow.records import TaskId
 from everflow.runtime.banner import banner
-from everflow.runtime.client_state import ENDED, STOPPING, ClientState, IllegalStateError
+from everflow.runtime.client_state import (
+    ENDED,
+    STOPPING,
+    ClientState,
+    IllegalStateError,
+    Pause,
+    StateListener,
+)
 from everflow.runtime.cluster_ports import ClusterPorts, instance_settings
 from everflow.runtime.front.bounded_run import bounded_run
 from everflow.runtime.front.foreground import Foreground
 from everflow.runtime.instance import RESTORE_THREADS, Instance
-from everflow.runtime.instance_display import InstanceDisplay
-from everflow.runtime.instance_life import InstanceLife
+from everflow.runtime.life import DRAIN_SHARE, InstanceLife, close_at_exit, leaves, running_here
 from everflow.runtime.observed.broker_facts import ClusterBrokers
 from everflow.runtime.observed.observer import (
     Observer,
@@ -49,28 +58,47 @@ from everflow.runtime.observed.observer import (
 )
 from everflow.runtime.observed.other_instances import peers_of
 from everflow.runtime.observed.topic_letters import letters_of
-from everflow.runtime.operations import InstanceOperations
-from everflow.runtime.pause import Pause
 from everflow.runtime.query.queries import InteractiveQueries, QueryPorts, store_queries
 from everflow.runtime.restore.changelogs import Changelogs
 from everflow.runtime.restore.left_out_logs import LeftOutLogs
+from everflow.runtime.restore.restore_listener import RestoreListener
 from everflow.runtime.restore.restore_progress import RestoreTracker
 from everflow.runtime.restore.standby_listener import SilentStandbyListener, StandbyUpdateListener
 from everflow.runtime.serving.served import tokens_of
-from everflow.runtime.shutdown import InstanceShutdown
 from everflow.runtime.start_up import prepare_cluster, require_tasks, with_existing_topics
-from everflow.runtime.task_status import TaskStatus, copies_metrics, input_lag, statuses
+from everflow.runtime.task_status import (
+    TaskStatus,
+    copies_metrics,
+    input_lag,
+    progress,
+    role_of,
+    statuses,
+    summary,
+    trouble,
+)
 from everflow.runtime.tasks.blueprint import Blueprint
 from everflow.runtime.tasks.task import TaskState
-from everflow.runtime.thread.retry_policy import troubles_of
-from everflow.runtime.thread.uncaught import Uncaught
-from everflow.runtime.unclosed import close_at_exit, running_here
+from everflow.runtime.thread.retry_policy import (
+    MOST_REPLACEMENTS,
+    REPLACED_WITHIN_MS,
+    ReplacementLimits,
+    troubles_of,
+)
+from everflow.runtime.thread.uncaught import Uncaught, UncaughtExceptionHandler
+from everflow.runtime.thread_count import ThreadCount
 from everflow.runtime.wiring import Ground, instance_log
+from everflow.state.lmdb_store import LmdbStore
 from everflow.state.memory_folder import MemoryFolder
 from everflow.state.task_directory import StateDirectory
 from everflow.threads import on_thread
 from everflow.topology.program import Topology, checked_topology
 from everflow.travel.inert import InertInstance, in_worker
+from everflow.windows import Duration, duration_ms
+
+if TYPE_CHECKING:
+    from everflow.errors import EverflowError
+    from everflow.topology.program import Topology
+
 
 log = logging.getLogger("everflow")
 
@@ -78,9 +106,7 @@ END_S = 60.0
 """What an end may take besides the draining."""
 
 
-class KafkaStreams(
-    InteractiveQueries, InstanceOperations, InstanceShutdown, InstanceDisplay, Telling
-):
+class KafkaStreams(InteractiveQueries, Telling):
     """Runs a topology. One object is one instance: one member of the group ``application.id``; it
     starts once.
 
@@ -130,6 +156,9 @@ class KafkaStreams(
         """Whether somebody waits for `error` and raises it: a log line would tell it twice."""
         self._log_file: LogFile | None = None
         self._observer: Observer | None = None
+        self._looked: tuple[float, float] | None = None
+        """When somebody last looked at it in a notebook (s), and how many records had been
+        processed by then."""
 
     # --- what users see --------------------------------------------------------------------------
 
@@ -263,6 +292,256 @@ class KafkaStreams(
         where it was loaded from."""
         self._introduced = True
         return banner(self.config, self._topology, program).text()
+
+    @property
+    def state(self) -> ClientState:
+        """The instance's `ClientState` at this moment; any thread may ask."""
+        return self._life.states.state
+
+    @property
+    def error(self) -> EverflowError | None:
+        """Why the instance is in state ERROR; in state NOT_RUNNING, what its end could not do (a
+        batch that hung for longer than is waited for, say)."""
+        return self._life.error
+
+    # --- operations -------------------------------------------------------------------------------
+
+    def set_state_listener(self, listener: StateListener) -> None:
+        """``listener(new, old)`` on every change, on the thread that made it: return quickly.
+        Before `start` only."""
+        self._require_created("a state listener is set")
+        self._life.states.listener = listener
+
+    def set_global_state_restore_listener(self, listener: RestoreListener) -> None:
+        """Told of every restore, on the restore threads. Before `start` only."""
+        self._require_created("a restore listener is set")
+        self._tracker.listener = listener
+
+    def set_standby_update_listener(self, listener: StandbyUpdateListener) -> None:
+        """Told of what standby tasks do (KIP-988), on the state updater's thread. Before `start`
+        only."""
+        self._require_created("a standby update listener is set")
+        self._standby_listener = listener
+
+    def set_uncaught_exception_handler(
+        self,
+        handler: UncaughtExceptionHandler,
+        *,
+        most: int = MOST_REPLACEMENTS,
+        within: Duration = REPLACED_WITHIN_MS,
+    ) -> None:
+        """``handler(error)`` says what becomes of a stream thread that cannot go on (KIP-671).
+        Before `start` only.
+
+        REPLACE_THREAD: the thread begins anew: its workers are ended and fenced, its tasks
+        recovered. The task whose record or batch failed rests meanwhile (1 s, twice as long each
+        time, a minute at most), and its `TaskStatus.trouble` says why; the others go on. Where all
+        of the thread's tasks may be the cause, all of them rest. A thread is replaced ``most``
+        times ``within`` a time (text such as ``"10 minutes"``, ms or a timedelta), and only for
+        causes that may pass; then the instance ends.
+        SHUTDOWN_CLIENT: this instance ends in state ERROR, as without a handler.
+        SHUTDOWN_APPLICATION: all instances end, as after `shut_down_application`.
+
+        It is called on the failing thread. What it raises is logged, and the instance ends. Other
+        failures than a stream thread's (of the group's membership, of a missing topic) do not
+        reach it. Raises IllegalStateError after the start, ConfigError where ``most`` is below 1,
+        TopologyError for what is no duration.
+        """
+        self._require_created("an uncaught exception handler is set")
+        if most < 1:
+            raise ConfigError(
+                f"set_uncaught_exception_handler: most is at least 1, found {most}. To end at the "
+                f"first failure answer SHUTDOWN_CLIENT."
+            )
+        limits = ReplacementLimits(most, duration_ms(within))
+        self._uncaught = replace(self._uncaught, handler=handler, limits=limits)
+
+    def pause(self) -> None:
+        """Process nothing, restore nothing, let standbys follow nothing, on this instance, until
+        `resume` (KIP-834).
+
+        Batches in flight end and commit. The instance stays a member of the group and keeps its
+        tasks: heartbeats go on, rebalances are answered, and tasks that come meanwhile are paused
+        too; its state stays what it is. A draining `close` does not wait for a resume. May be
+        called before `start`. Not remembered by the next process, and the other instances go on.
+        """
+        self._pause.pause()
+
+    def resume(self) -> None:
+        """End a `pause`: everything goes on from where it stopped. Without one nothing happens."""
+        self._pause.resume()
+
+    def is_paused(self) -> bool:
+        """Whether `pause` holds."""
+        return self._pause.paused
+
+    def add_stream_thread(self) -> str | None:
+        """One stream thread more (KIP-663): its name once it has its share of this instance's
+        tasks, or is about to get it.
+
+        Returns when its workers run, some seconds later; until then it has no task. Tasks that come
+        to it are handed over between two batches, without a restore; those that stay where they are
+        do not pause. The group counts it from the next rebalance on, asked for at once. Not
+        remembered by the next process: that is ``num.stream.threads``. None where the instance ends
+        meanwhile, or the workers did not start within a minute.
+
+        Raises IllegalStateError where the instance does not run, or Spark has no task slot left for
+        it.
+        """
+        return self._counted().add()
+
+    def remove_stream_thread(self, timeout: float | None = None) -> str | None:
+        """One stream thread less (KIP-663), the one added last: its name when it has ended; None
+        where the instance ends meanwhile.
+
+        Its tasks go to the other threads after the batch in flight, without a restore; the group
+        counts it no more from the next rebalance on. The last one cannot be removed.
+
+        Raises IllegalStateError where the instance does not run or has one thread only;
+        TaskTimeoutError if the batch in flight takes longer than ``timeout`` seconds (None: any
+        time): the thread stays then.
+        """
+        return self._counted().remove(timeout)
+
+    def shut_down_application(self) -> None:
+        """End every instance of the application, this one too, for a fault that no restart mends
+        (KIP-671).
+
+        The request goes to the others with the next rebalance, which this one asks for at once.
+        Each finishes as after a failure: state ERROR, ``error`` a ShutdownRequestedError that names
+        who asked; nothing is drained, all leave the group. Does not wait for that. Instances that
+        are started later run. Raises IllegalStateError where the instance is not a member of the
+        group.
+        """
+        instance = self._life.instance
+        if instance is None or self.state not in (ClientState.REBALANCING, ClientState.RUNNING):
+            raise IllegalStateError(
+                f"In state {self.state.name} an instance cannot ask the others to end: it asks "
+                f"through the group, which it is in "
+                f"while REBALANCING or RUNNING."
+            )
+        log.error("The whole application is asked to shut down")
+        instance.member.shut_down_application()
+
+    def clean_up(self) -> None:
+        """Delete this instance's stores; the next start restores them from their changelogs. Before
+        `start` or after the end only.
+
+        All tasks' stores below ``<state.dir>/<application.id>`` go, under the folder's lock. What
+        is left names the instance and the transactions it may have left open, so that the next
+        start ends them. Without a folder there is nothing to clean.
+
+        Raises IllegalStateError while the instance runs; StateLockedError if another process works
+        on the folder; StateFormatError if it belongs to another application or a later release;
+        StateDiskError.
+        """
+        if self.state is not ClientState.CREATED and self.state not in ENDED:
+            raise IllegalStateError(
+                f"In state {self.state.name} the stores are in use: clean up before the start, or "
+                f"after close()."
+            )
+        remove_stores(Path(self.config.state_dir).expanduser(), self.config.application_id)
+
+    def _counted(self) -> ThreadCount:
+        instance = self._life.instance
+        if instance is None or self.state not in (ClientState.REBALANCING, ClientState.RUNNING):
+            raise IllegalStateError(
+                f"In state {self.state.name} there are no stream threads to add to or to remove: "
+                f"start the instance first."
+            )
+        return instance.thread_count
+
+    def _require_created(self, what: str) -> None:
+        if self.state is not ClientState.CREATED:
+            raise IllegalStateError(
+                f"In state {self.state.name} it is too late: {what} once, before anything else. To "
+                f"run the topology again, close() "
+                "this instance, then make a new KafkaStreams(...) and start that."
+            )
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def __enter__(self) -> KafkaStreams:
+        """``with KafkaStreams(...) as streams:`` closes at the end of the block; `start` is still
+        called inside."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """`close`. If the block itself ended well and the instance did not, raises what stopped
+        it."""
+        self.close()
+        if kind is None and self.error is not None:
+            raise self.error
+
+    def close(self, timeout: float = 60.0, leave_group: bool | None = None) -> bool:
+        """Hand the tasks over, finish the batches in flight, commit, leave the group, release the
+        folder; False if that took more than ``timeout`` seconds (it goes on in the background).
+
+        ``leave_group`` None: a dynamic member drains (every task is processed here until another
+        instance has a hot copy of it, at most ``drain.timeout.ms`` and most of ``timeout``) and
+        leaves; a static one (``group.instance.id``) stays in the group, silently: its tasks wait
+        for its return. True: drain and leave, also a static one. False: stay silent, also a dynamic
+        one (KIP-812).
+
+        During `start`, from another thread: the start gives up what it waits for and returns, the
+        state is NOT_RUNNING.
+        """
+        self._begin_close(timeout, leave_group)
+        return self._life.states.wait_ended(timeout)
+
+    def _begin_close(self, timeout: float, leave_group: bool | None) -> None:
+        """`close` without the waiting."""
+        drains = leaves(leave_group, static=self.config.group_instance_id is not None)
+        self._life.close(
+            leave_group,
+            min(self.config.drain_timeout_ms / 1000, DRAIN_SHARE * timeout) if drains else 0.0,
+        )
+
+    def _hurry_up(self, timeout_s: float) -> bool:
+        """Wait for an end that has begun: from now on it hands nothing over and cuts batches in
+        flight off after a second."""
+        self._life.hurry.set()
+        return self._life.states.wait_ended(timeout_s)
+
+    # --- in a notebook and at a prompt ------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        parts = [
+            f"state {self.state.name}",
+            *([] if self.state in ENDED else [summary(self.all_tasks()), self._lag()]),
+        ]
+        if self.error is not None:
+            parts.append(f"error [{self.error.code}] {_first_line(self.error)}")
+        return f"KafkaStreams({self.config.application_id}: {', '.join(filter(None, parts))})"
+
+    def _repr_html_(self) -> str:
+        tasks = {} if self.state in ENDED else self.all_tasks()
+        lines = [
+            f"<b>{escape(self.config.application_id)}</b> &nbsp; {self.state.name}",
+            escape(" · ".join(filter(None, [*self._flow(), summary(tasks)]))),
+        ]
+        if self.error is not None:
+            lines.append(f"<b>[{escape(self.error.code)}]</b> <pre>{escape(str(self.error))}</pre>")
+        graph = f"<details><summary>topology</summary>{self._topology._repr_html_()}</details>"
+        return f"<div>{''.join(f'<div>{line}</div>' for line in lines)}{_table(tasks)}{graph}</div>"
+
+    def _flow(self) -> Sequence[str]:
+        """How much was processed, how fast since the last look, and what waits."""
+        now, records = time.monotonic(), self._number(names.RECORDS_CONSUMED)
+        before, self._looked = self._looked, (now, records)
+        found = [f"{records:,.0f} records processed"]
+        if before is not None and now - before[0] >= 0.1:
+            found.append(
+                f"{(records - before[1]) / (now - before[0]):,.0f} records/s since the last look"
+            )
+        return found if self.state in ENDED else [*found, self._lag()]
+
+    def _lag(self) -> str:
+        lag = self._number(names.LAG)
+        return "lag unknown" if math.isnan(lag) else f"lag {lag:,.0f}"
+
+    def _number(self, name: str) -> float:
+        return float(self.metrics().get(name, 0))
 
     # --- start -----------------------------------------------------------------------------------
 
@@ -466,6 +745,56 @@ class KafkaStreams(
     def _on_ended(self) -> None:
         if self._log_file is not None:
             self._log_file.close()
+
+
+def remove_stores(state_dir: Path, application_id: str) -> None:
+    """Remove all tasks' stores of an application's folder; see `KafkaStreams.clean_up`."""
+    if not (state_dir / application_id).is_dir():
+        return
+    directory = StateDirectory.open(state_dir, application_id)
+    try:
+        for task in directory.tasks():
+            for store in directory.stores(task):
+                LmdbStore.close_at(directory.store_path(task, store))
+            directory.remove_task(task)
+        log.info("Deleted the stores in %s", directory.path)
+    finally:
+        directory.close()
+
+
+# --- in a notebook --------------------------------------------------------------------------------
+
+_CELL = "text-align: left; padding: 2px 12px 2px 0"
+_ROWS = 50
+
+
+def _table(tasks: Mapping[TaskId, TaskStatus]) -> str:
+    if not tasks:
+        return ""
+    head = "".join(
+        f'<th style="{_CELL}">{title}</th>' for title in ("task", "role", "state", "lag", "")
+    )
+    rows = [_row(task, status) for task, status in list(tasks.items())[:_ROWS]]
+    if len(tasks) > _ROWS:
+        rows.append(f'<tr><td colspan="5">and {len(tasks) - _ROWS:,} more tasks</td></tr>')
+    return f"<table><tr>{head}</tr>{''.join(rows)}</table>"
+
+
+def _row(task: TaskId, status: TaskStatus) -> str:
+    lag = "unknown" if status.lag is None else f"{status.lag:,}"
+    said = (
+        trouble(status.trouble)
+        if status.trouble is not None
+        else ""
+        if status.copied is None
+        else progress([status])
+    )
+    cells = (str(task), role_of(status), status.state.name, lag, said)
+    return "<tr>" + "".join(f'<td style="{_CELL}">{escape(cell)}</td>' for cell in cells) + "</tr>"
+
+
+def _first_line(error: EverflowError) -> str:
+    return (str(error).splitlines() or [""])[0]
 
 
 __all__ = ["ENDED", "ClientState", "KafkaStreams"]

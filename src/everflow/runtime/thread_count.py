@@ -64,7 +64,7 @@ class ThreadCount:
         return self._ports.running()
 
     def add(self) -> str | None:
-        """See `InstanceOperations.add_stream_thread`."""
+        """See `KafkaStreams.add_stream_thread`."""
         with self._changing:
             slots = self._ports.slots()
             if slots <= len(self._threads) + SPARE_SLOTS:
@@ -128,7 +128,7 @@ class ThreadCount:
         return opened
 
     def remove(self, timeout_s: float | None) -> str | None:
-        """See `InstanceOperations.remove_stream_thread`."""
+        """See `KafkaStreams.remove_stream_thread`."""
         with self._changing:
             if len(self._threads) < 2:
                 raise IllegalStateError(

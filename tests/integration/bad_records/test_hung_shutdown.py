@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from everflow import StreamsBuilder, serdes
-from everflow.runtime import instance_end
+from everflow.runtime import life
 from everflow.runtime.client_state import ClientState
 from everflow.testing import wait_until
 from integration.lifecycle.lifecycle_cluster import Application, Cluster, text, until_running
@@ -29,7 +29,7 @@ def test_a_shutdown_does_not_wait_for_a_batch_that_hangs(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(instance_end, "HANGS_MS", 2_000.0)
+    monkeypatch.setattr(life, "HANGS_MS", 2_000.0)
     source, output = cluster.topic("in", 1), cluster.topic("out", 1)
     cluster.write(source, [text("k", "loop")])
     reached = tmp_path / "reached"
@@ -84,8 +84,8 @@ def test_a_shutdown_does_not_wait_for_a_job_that_spark_has_no_place_for(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(instance_end, "HANGS_MS", 2_000.0)
-    monkeypatch.setattr(instance_end, "GIVEN_UP_MS", 1_000.0)
+    monkeypatch.setattr(life, "HANGS_MS", 2_000.0)
+    monkeypatch.setattr(life, "GIVEN_UP_MS", 1_000.0)
     source, output = cluster.topic("in", 1), cluster.topic("out", 1)
     builder = StreamsBuilder()
     stream = builder.stream(source, key=serdes.string(), value=serdes.string())

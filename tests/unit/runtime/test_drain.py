@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from everflow.runtime.drain import drain_limit, drained_or_ended
+from everflow.runtime.life import drain_limit, drained_or_ended
 
 
 def test_the_smaller_limit_is_named() -> None:

@@ -15,8 +15,7 @@ import pytest
 from everflow import IllegalStateError, KafkaStreams, StreamsBuilder, serdes
 from everflow.errors import StateFormatError, StateLockedError
 from everflow.records import TaskId
-from everflow.runtime.client_state import ClientState
-from everflow.runtime.pause import Pause
+from everflow.runtime.client_state import ClientState, Pause
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.task_directory import StateDirectory
 from everflow.testing.waiting import wait_until

@@ -18,7 +18,7 @@ import os, threading
 from concurrent.futures import ThreadPoolExecutor
 from everflow.logs import install
 from everflow.runtime.client_state import ClientState
-from everflow.runtime.unclosed import close_at_exit
+from everflow.runtime.life import close_at_exit
 
 class Instance:
     state = ClientState.RUNNING
@@ -76,7 +76,7 @@ def test_what_runs_at_the_end_of_a_program_is_closed_while_executors_work(
 CELL = """
 import subprocess, sys
 from everflow.runtime.client_state import ClientState
-from everflow.runtime.unclosed import close_at_exit
+from everflow.runtime.life import close_at_exit
 
 class Instance:
     state = ClientState.RUNNING

@@ -12,10 +12,9 @@ from everflow import KafkaStreams
 from everflow.metrics import Metrics
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime import kafka_streams
-from everflow.runtime.client_state import ClientState, StateMachine
+from everflow.runtime.client_state import ClientState, Pause, StateMachine
 from everflow.runtime.cluster_ports import ClusterPorts
 from everflow.runtime.copies.state_updater import StateUpdater
-from everflow.runtime.pause import Pause
 from everflow.runtime.restore.restore_listener import RestoreProgress
 from everflow.runtime.restore.restore_progress import RestoreTracker
 from everflow.runtime.restore.standby_listener import SuspendReason

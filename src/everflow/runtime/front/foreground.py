@@ -18,9 +18,8 @@ from everflow.errors import EverflowError
 from everflow.logs import LogFile
 from everflow.moves import moves
 from everflow.runtime.client_state import STOPPING, ClientState
-from everflow.runtime.drain import DRAIN_SHARE, leaves
 from everflow.runtime.front.bounded_run import BoundedRun
-from everflow.runtime.instance_life import InstanceLife
+from everflow.runtime.life import DRAIN_SHARE, InstanceLife, leaves
 from everflow.stop_signals import owned
 from everflow.waits import waiting
 

@@ -45,8 +45,7 @@ from everflow.records import TaskId, TopicPartition
 from everflow.runtime.instance import Instance
 from everflow.runtime.observed.broker_facts import BrokerFacts, BrokerPorts
 from everflow.runtime.observed.busy_shares import BusyShares, keep
-from everflow.runtime.task_status import TaskStatus
-from everflow.runtime.task_words import trouble
+from everflow.runtime.task_status import TaskStatus, trouble
 from everflow.runtime.tasks.blueprint import Blueprint
 from everflow.runtime.tasks.task import TaskStore
 from everflow.runtime.wiring import client_id

@@ -391,7 +391,7 @@ class InteractiveQueries:
 
     _queries: StoreQueries | None = None
 
-    if TYPE_CHECKING:  # `Living` has it
+    if TYPE_CHECKING:  # `KafkaStreams` has it
 
         @property
         def state(self) -> ClientState: ...

@@ -14,11 +14,9 @@ from everflow.membership.member import Assigned, Failed, Lost, MemberEvent, Revo
 from everflow.memory.budget import MemoryBudget
 from everflow.metrics import Metrics
 from everflow.records import UNBOUNDED_BYTES, TaskId
-from everflow.runtime.client_state import ENDED, STOPPING
-from everflow.runtime.drain import leaves
+from everflow.runtime.client_state import ENDED, STOPPING, Pause
 from everflow.runtime.instance import Instance, InstanceSettings
-from everflow.runtime.instance_life import InstanceLife
-from everflow.runtime.pause import Pause
+from everflow.runtime.life import InstanceLife, leaves
 from everflow.runtime.restore.restore_progress import RestoreTracker
 from everflow.testing.simulation.disk import SimulatedDisk
 from everflow.testing.simulation.ports import SimulatedPorts, World, transactional_id
