@@ -26,12 +26,9 @@ from everflow.records import TaskId, TopicPartition
 from everflow.runtime.client_state import ClientState
 from everflow.runtime.commit.batch import WorkerClients
 from everflow.runtime.commit.commit_gate import CommitGate, GateBackend
-from everflow.runtime.copies.freshness import Freshness
-from everflow.runtime.copies.global_tables import GlobalTables
-from everflow.runtime.copies.known_copies import Copies
-from everflow.runtime.copies.loaded_tables import LoadedTables
-from everflow.runtime.copies.state_cleaner import StateCleaner
-from everflow.runtime.copies.state_keeper import StateKeeper
+from everflow.runtime.copies.global_tables import GlobalTables, LoadedTables
+from everflow.runtime.copies.known_copies import Copies, Freshness
+from everflow.runtime.copies.state_keeper import StateCleaner, StateKeeper
 from everflow.runtime.copies.state_updater import StateUpdater, UpdaterServices
 from everflow.runtime.extension import Extension
 from everflow.runtime.instance import Instance, InstanceSettings

@@ -31,9 +31,8 @@ from everflow.retry import quietly, retrying
 from everflow.runtime.client_state import STOPPING, ClientState, Pause, StateMachine
 from everflow.runtime.commit.commit_gate import GateBook
 from everflow.runtime.commit.deferred_offsets import DeferredOffsets
-from everflow.runtime.copies.freshness import Settled
 from everflow.runtime.copies.global_tables import GlobalTables
-from everflow.runtime.copies.known_copies import Copies
+from everflow.runtime.copies.known_copies import Copies, Settled
 from everflow.runtime.copies.state_updater import StateUpdater
 from everflow.runtime.query.host_map import HostMap
 from everflow.runtime.restore.restore_progress import RestoreTracker

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from everflow import metrics as names
 from everflow.records import TaskId, TopicPartition
-from everflow.runtime.copies.copied_tasks import FollowedTask
+from everflow.runtime.copies.state_updater import FollowedTask
 from everflow.runtime.restore.restore_listener import RestoreProgress
 from everflow.runtime.tasks.task import ActiveTask, TaskRole, TaskState
 from everflow.runtime.thread.retry_policy import Trouble

@@ -24,7 +24,7 @@ from everflow.membership.own_assignor import decision
 from everflow.membership.own_code import patience_s
 from everflow.metrics import Metrics
 from everflow.records import TaskId, TopicPartition
-from everflow.runtime.copies.global_counts import count_left_out
+from everflow.runtime.copies.global_tables import count_left_out
 from everflow.runtime.restore.changelogs import Changelogs
 from everflow.runtime.restore.restore_plan import ChangelogState
 from everflow.runtime.start_up import FENCE_TIMEOUT_S

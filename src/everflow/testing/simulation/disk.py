@@ -10,8 +10,8 @@ from pathlib import Path
 
 from everflow.errors import StoreMismatchError
 from everflow.records import TaskId, TopicPartition
-from everflow.runtime.copies.copied_tasks import FollowedTask
 from everflow.runtime.copies.known_copies import AtRest, Copies
+from everflow.runtime.copies.state_updater import FollowedTask
 from everflow.runtime.tasks.task import TaskStore
 from everflow.testing.simulation.log import Fold
 

@@ -13,8 +13,8 @@ from everflow import serdes
 from everflow.clock import ManualClock
 from everflow.errors import RetriableError
 from everflow.records import StoreChanges, TaskId, TopicPartition
-from everflow.runtime.copies.copied_tasks import FollowedTask
 from everflow.runtime.copies.known_copies import AtRest, Copies
+from everflow.runtime.copies.state_updater import FollowedTask
 from everflow.runtime.restore.restore_plan import ChangelogState, restore_plan
 from everflow.runtime.tasks.task import TaskRole, TaskStore
 from everflow.runtime.topics.end_sums import EndSums

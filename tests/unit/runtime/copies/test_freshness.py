@@ -11,7 +11,7 @@ import pytest
 
 from everflow import serdes
 from everflow.records import TaskId
-from everflow.runtime.copies.freshness import Freshness, Settled
+from everflow.runtime.copies.known_copies import Freshness, Settled
 from everflow.runtime.restore.restoration import PreparedStore, prepare_store
 from everflow.runtime.restore.restore_plan import ChangelogState
 from everflow.state.lmdb_env import StoreClosedError

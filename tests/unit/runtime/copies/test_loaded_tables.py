@@ -15,7 +15,7 @@ from everflow.clock import ManualClock
 from everflow.errors import TableLoadError
 from everflow.records import TaskId
 from everflow.retry import StoppedError
-from everflow.runtime.copies.loaded_tables import LOOK_MS, LoadedTables
+from everflow.runtime.copies.global_tables import CHECKED_EVERY_MS, LoadedTables
 from everflow.state.changelog import unpack_value
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
@@ -127,7 +127,7 @@ def test_a_generation_takes_the_place_of_the_one_before_as_a_whole(world: World)
         seen.append(world.held())
         world.content = {"b": 2, None: 3, "c": 4}
 
-    assert LOOK_MS == 1_000
+    assert CHECKED_EVERY_MS == 1_000
     world.run(change, *seconds(8), lambda: seen.append(world.held()), *seconds(1))
     assert seen == [{"a": 1}, {"a": 1}]
     assert world.held() == {"b": 2, "c": 4}

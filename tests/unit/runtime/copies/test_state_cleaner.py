@@ -11,10 +11,8 @@ import pytest
 
 from everflow.clock import ManualClock
 from everflow.records import TaskId, TopicPartition
-from everflow.runtime.copies.freshness import Freshness
-from everflow.runtime.copies.known_copies import Copies
-from everflow.runtime.copies.state_cleaner import SETTLE_MS, IdleTasks, StateCleaner
-from everflow.runtime.copies.state_keeper import StateKeeper
+from everflow.runtime.copies.known_copies import Copies, Freshness
+from everflow.runtime.copies.state_keeper import SETTLE_MS, IdleTasks, StateCleaner, StateKeeper
 from everflow.runtime.tasks.task import TaskStore
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.task_directory import StateDirectory

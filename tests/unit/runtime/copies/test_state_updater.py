@@ -12,7 +12,7 @@ import pytest
 from everflow.clock import SystemClock
 from everflow.errors import RetriableError
 from everflow.records import TaskId, TopicPartition
-from everflow.runtime.copies.copy_lanes import BUDGETS
+from everflow.runtime.copies.state_updater import BUDGETS
 from everflow.runtime.restore.standby_listener import SuspendReason
 from everflow.runtime.tasks.task import StandbyTask, TaskRole, TaskState
 from everflow.state.lmdb_store import LmdbStore

@@ -14,8 +14,7 @@ from everflow.clock import Clock, ManualClock
 from everflow.errors import RetriableError
 from everflow.metrics import Metrics
 from everflow.records import Int64, TaskId, TopicPartition
-from everflow.runtime.copies.copy_lanes import BUDGETS
-from everflow.runtime.copies.state_updater import StateUpdater, UpdaterServices
+from everflow.runtime.copies.state_updater import BUDGETS, StateUpdater, UpdaterServices
 from everflow.runtime.restore.restoration import PreparedStore, prepare_store
 from everflow.runtime.restore.restore_listener import RestoreProgress
 from everflow.runtime.restore.restore_plan import ChangelogState
