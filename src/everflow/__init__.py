@@ -61,10 +61,12 @@ if TYPE_CHECKING:
     from everflow.runtime.kafka_streams import KafkaStreams
     from everflow.runtime.query.key_metadata import KeyQueryMetadata, StreamsMetadata
     from everflow.runtime.query.queries import LagInfo
-    from everflow.runtime.query.session_query import ReadOnlySessionStore
-    from everflow.runtime.query.store_query import ReadOnlyKeyValueStore
-    from everflow.runtime.query.versioned_query import ReadOnlyVersionedStore
-    from everflow.runtime.query.window_query import ReadOnlyWindowStore
+    from everflow.runtime.query.store_query import (
+        ReadOnlyKeyValueStore,
+        ReadOnlySessionStore,
+        ReadOnlyVersionedStore,
+        ReadOnlyWindowStore,
+    )
     from everflow.runtime.restore.restore_listener import RestoreListener, RestoreProgress
     from everflow.runtime.restore.standby_listener import StandbyUpdateListener, SuspendReason
     from everflow.runtime.task_status import TaskStatus
@@ -231,13 +233,12 @@ _NAMES = {
     "StateMovingError StoreKindError "
     "StoreNotFoundError",
     "runtime.restore.restore_listener": "RestoreListener RestoreProgress",
-    "runtime.query.session_query": "ReadOnlySessionStore",
+    "runtime.query.store_query": (
+        "ReadOnlyKeyValueStore ReadOnlySessionStore ReadOnlyVersionedStore ReadOnlyWindowStore"
+    ),
     "runtime.restore.standby_listener": "StandbyUpdateListener SuspendReason",
-    "runtime.query.store_query": "ReadOnlyKeyValueStore",
     "runtime.tasks.task": "TaskRole TaskState",
     "runtime.task_status": "TaskStatus",
-    "runtime.query.versioned_query": "ReadOnlyVersionedStore",
-    "runtime.query.window_query": "ReadOnlyWindowStore",
     "snapshots.frames": "diff_state read_state",
     "snapshots.state_source": "EverflowStateSource",
     "spark.session": "session",

@@ -15,9 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everflow import Windowed, serdes
-from everflow.runtime.query.session_query import ReadOnlySessionStore
-from everflow.runtime.query.store_query import ReadOnlyKeyValueStore, StoreReader
-from everflow.runtime.query.window_query import ReadOnlyWindowStore
+from everflow.runtime.query.store_query import (
+    ReadOnlyKeyValueStore,
+    ReadOnlySessionStore,
+    ReadOnlyWindowStore,
+    StoreReader,
+)
 from everflow.serdes.windowed import session_key, window_store_key
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec

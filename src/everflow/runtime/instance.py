@@ -34,7 +34,7 @@ from everflow.runtime.commit.deferred_offsets import DeferredOffsets
 from everflow.runtime.copies.global_tables import GlobalTables
 from everflow.runtime.copies.known_copies import Copies, Settled
 from everflow.runtime.copies.state_updater import StateUpdater
-from everflow.runtime.query.host_map import HostMap
+from everflow.runtime.query.key_metadata import HostMap
 from everflow.runtime.restore.restore_progress import RestoreTracker
 from everflow.runtime.start_up import await_warm, commit_starts
 from everflow.runtime.tasks.committed_floors import CommittedFloors

@@ -23,10 +23,12 @@ from everflow.operators.processors.stores import (
 from everflow.operators.processors.versioned_store import VersionedStore
 from everflow.records import StoreChanges
 from everflow.runtime.query.key_metadata import StoreSite
-from everflow.runtime.query.session_query import ReadOnlySessionStore
-from everflow.runtime.query.store_query import ReadOnlyKeyValueStore
-from everflow.runtime.query.versioned_query import ReadOnlyVersionedStore
-from everflow.runtime.query.window_query import ReadOnlyWindowStore
+from everflow.runtime.query.store_query import (
+    ReadOnlyKeyValueStore,
+    ReadOnlySessionStore,
+    ReadOnlyVersionedStore,
+    ReadOnlyWindowStore,
+)
 from everflow.serdes.windowed import session_key, window_store_key
 from everflow.state.store import StoreSpec, memory_store
 from unit.runtime.query.query_stores import (

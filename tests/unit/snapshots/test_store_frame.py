@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from everflow import serdes
-from everflow.runtime.query.store_frame import rows_of
+from everflow.runtime.query.store_query import rows_of
 from everflow.snapshots import entry_columns
 from everflow.snapshots.entry_columns import EntryColumns, EntryError
 from everflow.snapshots.query_errors import (

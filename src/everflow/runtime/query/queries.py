@@ -28,16 +28,16 @@ from everflow.runtime.query.key_metadata import (
     store_partitioner,
     topics_into_stores,
 )
-from everflow.runtime.query.session_query import ReadOnlySessionStore
 from everflow.runtime.query.store_query import (
     ReadOnlyKeyValueStore,
+    ReadOnlySessionStore,
     ReadOnlyStore,
+    ReadOnlyVersionedStore,
+    ReadOnlyWindowStore,
     StoreReader,
     key_bytes,
     whole_number,
 )
-from everflow.runtime.query.versioned_query import ReadOnlyVersionedStore
-from everflow.runtime.query.window_query import ReadOnlyWindowStore
 from everflow.runtime.tasks.blueprint import Blueprint
 from everflow.runtime.tasks.task import TaskStore
 from everflow.snapshots.query_errors import (

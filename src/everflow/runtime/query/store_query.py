@@ -12,29 +12,49 @@ import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast, overload
 
 import pyarrow as pa
 
 from everflow.errors import RetriableError, StoreMismatchError
 from everflow.foreign_names import spelled_here
 from everflow.serdes.base import ResultDecoder, SerdeError
+from everflow.serdes.windowed import (
+    TIME_MAX,
+    session_key,
+    split_session_key,
+    split_window_store_key,
+    window_store_key,
+)
 from everflow.snapshots.entry_columns import EntryColumns
 from everflow.snapshots.query_errors import (
     InvalidStateStoreError,
     StateMovingError,
     StoreKindError,
 )
+from everflow.snapshots.rows import Rows
+from everflow.snapshots.snapshot import batches, opened, room
 from everflow.state.changelog import TIMESTAMP_BYTES
-from everflow.state.key_ranges import KeyRange, after_prefix
+from everflow.state.key_ranges import (
+    KeyRange,
+    after_prefix,
+    sessions_between,
+    sessions_of,
+    windows_between,
+    windows_of,
+)
 from everflow.state.lmdb_env import StoreClosedError
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
 from everflow.state.store_snapshot import StoreSnapshot
+from everflow.state.versions import VersionedRecord, VersionsView, record_as_of, records_of
+from everflow.windows import Windowed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
 
 PAGE_ENTRIES = 1_000
 PAGE_BYTES = 1 << 20
@@ -256,7 +276,7 @@ class ReadOnlyStore:
         read; StateDiskError where the disk has no room; SetupError for a Spark that is not
         local.
         """
-        from everflow.runtime.query.store_frame import dataframe_of
+        from everflow.runtime.query.store_query import dataframe_of
 
         columns = EntryColumns(self.spec, self._results, lag=self._reader.access.stale)
         where = None if folder is None else Path(folder)
@@ -464,3 +484,284 @@ def whole_number(value: Any, what: str) -> int:
     except TypeError:
         pass
     raise TypeError(f"{what} must be a whole number, not {value!r}.")
+
+
+# --- store frame ----------------------------------------------------------------------------------
+# The stores of an instance as a DataFrame: copied, then read (note 055).
+
+_Found = TypeVar("_Found")
+
+
+class CopyReader(Protocol):
+    """The part of `StoreReader` that is needed here."""
+
+    def of_copy(self, partition: int, body: Callable[[LmdbStore], _Found]) -> _Found: ...
+    def lag(self, partition: int) -> int | None: ...
+
+
+def dataframe_of(
+    columns: EntryColumns,
+    reader: CopyReader,
+    partitions: Sequence[int],
+    spark: SparkSession | None,
+    folder: Path | None,
+) -> DataFrame:
+    """See `ReadOnlyStore.to_dataframe`."""
+    from everflow.snapshots.frames import to_dataframe
+
+    return to_dataframe(rows_of(columns, reader, partitions, folder), spark, folder)
+
+
+def rows_of(
+    columns: EntryColumns, reader: CopyReader, partitions: Sequence[int], folder: Path | None
+) -> Rows:
+    """The rows of these partitions, each of the moment in which it is begun."""
+
+    def parts() -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:
+        with room(folder) as home:
+            for partition in partitions:
+                lag = reader.lag(partition) if columns.lag else None
+                with opened(_copied(reader, partition, home)) as copy:
+                    blame = partial(_place_of, columns=columns, partition=partition)
+                    yield partition, batches(copy, columns, partition, blame, lag)
+
+    return Rows(columns.schema, parts())
+
+
+def _copied(reader: CopyReader, partition: int, home: Path) -> LmdbStore:
+    def copied(store: LmdbStore) -> LmdbStore:
+        place = home / f"{partition}-{sum(1 for _ in home.iterdir())}"
+        place.mkdir()
+        return store.copy_to(place)
+
+    return reader.of_copy(partition, copied)
+
+
+def _place_of(key: bytes, *, columns: EntryColumns, partition: int) -> str:
+    return f"the key {key!r:.200} in partition {partition} of store {columns.spec.name!r}"
+
+
+# --- session query --------------------------------------------------------------------------------
+# Queries of session stores (KIP-94, KIP-617).
+
+Session = tuple[Windowed, Any]
+"""Key with its session, and value."""
+
+
+class ReadOnlySessionStore(ReadOnlyStore):
+    """Queries of a session store, as Kafka Streams' ReadOnlySessionStore has them. See
+    `ReadOnlyStore`.
+
+    Results are ``(Windowed(key, start, end), value)``, in the order of the store's bytes:
+    those of the key, and behind them end and start.
+    ``find_sessions`` and its like give sessions that end at ``earliest_end`` or later and start at
+    ``latest_start`` or earlier: those that touch the interval of time. Sessions whose retention is
+    over are not shown.
+    """
+
+    def fetch_session(self, key: Any, start: int, end: int) -> Any:
+        """The value of the session of ``key`` with exactly these bounds, None if there is none."""
+        data = self._key_bytes(key)
+        start, end = whole_number(start, "start (ms)"), whole_number(end, "end (ms)")
+        return (
+            self._lookup(data, session_key(data, start, end))
+            if 0 <= start <= end <= TIME_MAX
+            else None
+        )
+
+    def fetch(self, key: Any) -> Iterator[Session]:
+        """All sessions of one key."""
+        return self._sessions_of(key, 0, TIME_MAX, reverse=False)
+
+    def backward_fetch(self, key: Any) -> Iterator[Session]:
+        """`fetch`, the latest session first."""
+        return self._sessions_of(key, 0, TIME_MAX, reverse=True)
+
+    def find_sessions(self, key: Any, earliest_end: int, latest_start: int) -> Iterator[Session]:
+        """The sessions of one key that touch an interval of time."""
+        return self._sessions_of(key, earliest_end, latest_start, reverse=False)
+
+    def backward_find_sessions(
+        self, key: Any, earliest_end: int, latest_start: int
+    ) -> Iterator[Session]:
+        """`find_sessions`, the latest session first."""
+        return self._sessions_of(key, earliest_end, latest_start, reverse=True)
+
+    def fetch_range(self, first: Any, last: Any) -> Iterator[Session]:
+        """All sessions of the keys ``first <= key <= last`` by key bytes; None leaves a side
+        open."""
+        return self._sessions_between(first, last, 0, TIME_MAX, reverse=False)
+
+    def backward_fetch_range(self, first: Any, last: Any) -> Iterator[Session]:
+        """`fetch_range` in the opposite order."""
+        return self._sessions_between(first, last, 0, TIME_MAX, reverse=True)
+
+    def find_sessions_range(
+        self, first: Any, last: Any, earliest_end: int, latest_start: int
+    ) -> Iterator[Session]:
+        """`find_sessions` of the keys ``first <= key <= last`` by key bytes; None leaves a side
+        open."""
+        return self._sessions_between(first, last, earliest_end, latest_start, reverse=False)
+
+    def backward_find_sessions_range(
+        self, first: Any, last: Any, earliest_end: int, latest_start: int
+    ) -> Iterator[Session]:
+        """`find_sessions_range` in the opposite order."""
+        return self._sessions_between(first, last, earliest_end, latest_start, reverse=True)
+
+    def _sessions_of(
+        self, key: Any, earliest_end: int, latest_start: int, *, reverse: bool
+    ) -> Iterator[Session]:
+        data = self._key_bytes(key)
+        asked = sessions_of(data, *_bounds(earliest_end, latest_start))
+        return self._scan_of(data, asked, reverse=reverse)
+
+    def _sessions_between(
+        self, first: Any, last: Any, earliest_end: int, latest_start: int, *, reverse: bool
+    ) -> Iterator[Session]:
+        low = None if first is None else self._key_bytes(first)
+        high = None if last is None else self._key_bytes(last)
+        asked = sessions_between(low, high, *_bounds(earliest_end, latest_start))
+        return self._scan(*asked, reverse=reverse)
+
+    def _decode_key(self, key: bytes) -> Any:
+        inner, start, end = split_session_key(key)
+        return Windowed(self.spec.key_serde.decode(inner), start, end)
+
+
+def _bounds(earliest_end: Any, latest_start: Any) -> tuple[int, int]:
+    return whole_number(earliest_end, "earliest_end (ms)"), whole_number(
+        latest_start, "latest_start (ms)"
+    )
+
+
+# --- window query ---------------------------------------------------------------------------------
+# Queries of window stores (KIP-67, KIP-617).
+
+Window = tuple[Windowed, Any]
+"""Key with its window, and value."""
+
+
+class ReadOnlyWindowStore(ReadOnlyStore):
+    """Queries of a window store, as Kafka Streams' ReadOnlyWindowStore has them. See
+    `ReadOnlyStore`.
+
+    Times are window *starts* in ms since the epoch, both ends inclusive. Keys of results are
+    `Windowed`. Expired windows (retention) are not shown.
+    """
+
+    def fetch_window(self, key: Any, start: int) -> Any:
+        """The value of ``key`` in the window that begins at ``start``, None if there is none."""
+        data, start = self._key_bytes(key), whole_number(start, "start (ms)")
+        return self._lookup(data, window_store_key(data, start)) if 0 <= start <= TIME_MAX else None
+
+    @overload
+    def fetch(self, key: Any, time_from: int, /) -> Any: ...
+
+    @overload
+    def fetch(self, key: Any, time_from: int, time_to: int) -> Iterator[Window]: ...
+
+    def fetch(self, key: Any, time_from: int, time_to: int | None = None) -> Any:
+        """The windows of one key, in order of time. With one time it is `fetch_window`, as in Kafka
+        Streams."""
+        if time_to is None:
+            return self.fetch_window(key, time_from)
+        return self._windows_of(key, time_from, time_to, reverse=False)
+
+    def backward_fetch(self, key: Any, time_from: int, time_to: int) -> Iterator[Window]:
+        """`fetch`, the latest window first."""
+        return self._windows_of(key, time_from, time_to, reverse=True)
+
+    def fetch_all(self, time_from: int, time_to: int) -> Iterator[Window]:
+        """Windows of all keys in an interval of time, in the order of the store's bytes: those of
+        the key, and behind them the window's start; where a key's bytes begin those of another one,
+        that one's windows may lie between its own. On its way it passes the windows of other
+        times."""
+        return self._windows_between(None, None, time_from, time_to, reverse=False)
+
+    def backward_fetch_all(self, time_from: int, time_to: int) -> Iterator[Window]:
+        """`fetch_all` in the opposite order."""
+        return self._windows_between(None, None, time_from, time_to, reverse=True)
+
+    def fetch_range(self, first: Any, last: Any, time_from: int, time_to: int) -> Iterator[Window]:
+        """`fetch_all` of the keys ``first <= key <= last`` by key bytes; None leaves a side
+        open."""
+        return self._windows_between(first, last, time_from, time_to, reverse=False)
+
+    def backward_fetch_range(
+        self, first: Any, last: Any, time_from: int, time_to: int
+    ) -> Iterator[Window]:
+        """`fetch_range` in the opposite order."""
+        return self._windows_between(first, last, time_from, time_to, reverse=True)
+
+    def _windows_of(
+        self, key: Any, time_from: int, time_to: int, *, reverse: bool
+    ) -> Iterator[Window]:
+        data = self._key_bytes(key)
+        asked = windows_of(data, *_interval(time_from, time_to))
+        return self._scan_of(data, asked, reverse=reverse)
+
+    def _windows_between(
+        self, first: Any, last: Any, time_from: int, time_to: int, *, reverse: bool
+    ) -> Iterator[Window]:
+        low = None if first is None else self._key_bytes(first)
+        high = None if last is None else self._key_bytes(last)
+        asked = windows_between(low, high, *_interval(time_from, time_to))
+        return self._scan(*asked, reverse=reverse)
+
+    def _decode_key(self, key: bytes) -> Any:
+        inner, start = split_window_store_key(key)
+        return Windowed(
+            self.spec.key_serde.decode(inner), start, start + (self.spec.window_size_ms or 0)
+        )
+
+
+def _interval(time_from: Any, time_to: Any) -> tuple[int, int]:
+    return whole_number(time_from, "time_from (ms)"), whole_number(time_to, "time_to (ms)")
+
+
+# --- versioned query ------------------------------------------------------------------------------
+# Queries of versioned stores (KIP-889, KIP-960, KIP-968).
+
+
+class ReadOnlyVersionedStore(ReadOnlyKeyValueStore):
+    """Queries of a versioned store: what Kafka Streams answers to VersionedKeyQuery and
+    MultiVersionedKeyQuery. What `ReadOnlyKeyValueStore` has shows the latest versions.
+
+    Times are ms since the epoch. A version that ended before the history retention is not shown.
+    """
+
+    def get_as_of(self, key: Any, as_of: int) -> VersionedRecord | None:
+        """What ``key`` was at a time; None where it was nothing, or where that is older than the
+        history retention and not the latest."""
+        data, time = self._key_bytes(key), whole_number(as_of, "as_of (ms)")
+        history_ms = self.spec.retention_ms or 0
+        return self._first(
+            data, lambda view: record_as_of(view, data, time, history_ms, self._decode)
+        )
+
+    def versions(
+        self, key: Any, time_from: int = 0, time_to: int = TIME_MAX - 1
+    ) -> list[VersionedRecord]:
+        """What ``key`` was at some time from ``time_from`` to ``time_to``, both included, in order
+        of time; deletions are left out."""
+        data = self._key_bytes(key)
+        first, last = (
+            whole_number(time, f"{what} (ms)")
+            for time, what in ((time_from, "time_from"), (time_to, "time_to"))
+        )
+        return (
+            self._first(
+                data,
+                lambda view: records_of(view.versions_many([(data, first, last)])[0], self._decode),
+            )
+            or []
+        )
+
+    def _first(self, key: bytes, ask: Callable[[VersionsView], _Found | None]) -> _Found | None:
+        """The answer of the first partition that has one."""
+        for partition in self._places_of(key):
+            found = self._reader.read(partition, lambda snapshot: ask(cast(VersionsView, snapshot)))
+            if found:
+                return found
+        return None

@@ -17,7 +17,7 @@ from everflow.clock import ManualClock
 from everflow.errors import RetriableError
 from everflow.kafka.group_channel import GroupSettings
 from everflow.records import TaskId
-from everflow.runtime.query.host_map import RETRY_MS, HostMap
+from everflow.runtime.query.key_metadata import RETRY_MS, HostMap
 
 HOSTS = {
     "a:1": HostTasks(frozenset({TaskId(0, 0)}), frozenset({TaskId(0, 1)})),
