@@ -18,7 +18,7 @@ from typing import Any
 from bench.apps.count_app import builder
 from everflow import KafkaStreams
 from everflow.runtime.client_state import ClientState
-from everflow.runtime.restore.restore_listener import RestoreProgress
+from everflow.runtime.restore.listeners import RestoreProgress
 from everflow.runtime.tasks.task import TaskRole, TaskState
 
 TASKS_POLL_S = 0.05

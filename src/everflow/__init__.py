@@ -67,8 +67,12 @@ if TYPE_CHECKING:
         ReadOnlyVersionedStore,
         ReadOnlyWindowStore,
     )
-    from everflow.runtime.restore.restore_listener import RestoreListener, RestoreProgress
-    from everflow.runtime.restore.standby_listener import StandbyUpdateListener, SuspendReason
+    from everflow.runtime.restore.listeners import (
+        RestoreListener,
+        RestoreProgress,
+        StandbyUpdateListener,
+        SuspendReason,
+    )
     from everflow.runtime.task_status import TaskStatus
     from everflow.runtime.tasks.task import TaskRole, TaskState
     from everflow.runtime.thread.uncaught import StreamThreadExceptionResponse
@@ -232,11 +236,12 @@ _NAMES = {
     "snapshots.query_errors": "InvalidStateStoreError StaleStateError StateElsewhereError "
     "StateMovingError StoreKindError "
     "StoreNotFoundError",
-    "runtime.restore.restore_listener": "RestoreListener RestoreProgress",
+    "runtime.restore.listeners": (
+        "RestoreListener RestoreProgress StandbyUpdateListener SuspendReason"
+    ),
     "runtime.query.store_query": (
         "ReadOnlyKeyValueStore ReadOnlySessionStore ReadOnlyVersionedStore ReadOnlyWindowStore"
     ),
-    "runtime.restore.standby_listener": "StandbyUpdateListener SuspendReason",
     "runtime.tasks.task": "TaskRole TaskState",
     "runtime.task_status": "TaskStatus",
     "snapshots.frames": "diff_state read_state",

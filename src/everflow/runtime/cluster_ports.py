@@ -32,10 +32,9 @@ from everflow.runtime.copies.state_keeper import StateCleaner, StateKeeper
 from everflow.runtime.copies.state_updater import StateUpdater, UpdaterServices
 from everflow.runtime.extension import Extension
 from everflow.runtime.instance import Instance, InstanceSettings
+from everflow.runtime.restore.listeners import SilentListener, StandbyUpdateListener
 from everflow.runtime.restore.restoration import FoldedChunk, PreparedStore, prepare_store
-from everflow.runtime.restore.restore_listener import SilentListener
 from everflow.runtime.restore.restore_plan import ChangelogState
-from everflow.runtime.restore.standby_listener import StandbyUpdateListener
 from everflow.runtime.start_up import extended, transactional_id
 from everflow.runtime.step.step_functions import UndecodableRecord
 from everflow.runtime.tasks.blueprint import Blueprint

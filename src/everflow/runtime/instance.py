@@ -35,7 +35,7 @@ from everflow.runtime.copies.global_tables import GlobalTables
 from everflow.runtime.copies.known_copies import Copies, Settled
 from everflow.runtime.copies.state_updater import StateUpdater
 from everflow.runtime.query.key_metadata import HostMap
-from everflow.runtime.restore.restore_progress import RestoreTracker
+from everflow.runtime.restore.listeners import RestoreTracker
 from everflow.runtime.start_up import await_warm, commit_starts
 from everflow.runtime.tasks.committed_floors import CommittedFloors
 from everflow.runtime.tasks.recovery import ATTEMPT_MS, Recovery

@@ -59,11 +59,13 @@ from everflow.runtime.observed.observer import (
 from everflow.runtime.observed.other_instances import peers_of
 from everflow.runtime.observed.topic_letters import letters_of
 from everflow.runtime.query.queries import InteractiveQueries, QueryPorts, store_queries
-from everflow.runtime.restore.changelogs import Changelogs
-from everflow.runtime.restore.left_out_logs import LeftOutLogs
-from everflow.runtime.restore.restore_listener import RestoreListener
-from everflow.runtime.restore.restore_progress import RestoreTracker
-from everflow.runtime.restore.standby_listener import SilentStandbyListener, StandbyUpdateListener
+from everflow.runtime.restore.changelogs import Changelogs, LeftOutLogs
+from everflow.runtime.restore.listeners import (
+    RestoreListener,
+    RestoreTracker,
+    SilentStandbyListener,
+    StandbyUpdateListener,
+)
 from everflow.runtime.serving.served import tokens_of
 from everflow.runtime.start_up import prepare_cluster, require_tasks, with_existing_topics
 from everflow.runtime.task_status import (

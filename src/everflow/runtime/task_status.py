@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from everflow import metrics as names
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.copies.state_updater import FollowedTask
-from everflow.runtime.restore.restore_listener import RestoreProgress
+from everflow.runtime.restore.listeners import RestoreProgress
 from everflow.runtime.tasks.task import ActiveTask, TaskRole, TaskState
 from everflow.runtime.thread.retry_policy import Trouble
 

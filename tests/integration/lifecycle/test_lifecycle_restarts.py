@@ -19,7 +19,7 @@ from everflow.records import TaskId, TopicPartition
 from everflow.runtime.client_state import ClientState
 from everflow.runtime.commit.batch import parse_metadata
 from everflow.runtime.copies import state_keeper
-from everflow.runtime.restore.restore_listener import RestoreProgress
+from everflow.runtime.restore.listeners import RestoreProgress
 from everflow.snapshots.query_errors import InvalidStateStoreError, StateElsewhereError
 from everflow.state.lmdb_store import LmdbStore
 from everflow.testing import wait_until

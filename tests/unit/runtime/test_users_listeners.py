@@ -15,9 +15,7 @@ from everflow.runtime import kafka_streams
 from everflow.runtime.client_state import ClientState, Pause, StateMachine
 from everflow.runtime.cluster_ports import ClusterPorts
 from everflow.runtime.copies.state_updater import StateUpdater
-from everflow.runtime.restore.restore_listener import RestoreProgress
-from everflow.runtime.restore.restore_progress import RestoreTracker
-from everflow.runtime.restore.standby_listener import SuspendReason
+from everflow.runtime.restore.listeners import RestoreProgress, RestoreTracker, SuspendReason
 from everflow.runtime.wiring import Ground
 from everflow.topology.program import Topology
 from everflow.user_listener import ListenerGuard

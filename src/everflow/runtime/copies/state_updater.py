@@ -20,15 +20,16 @@ from everflow.errors import EverflowError, RetriableError
 from everflow.moves import ABOUT_ASSIGNMENT, moves
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.copies.stalled_copies import StalledCopies, StalledCopy, concerned
-from everflow.runtime.restore.restoration import FoldedChunk, PreparedStore, named_keys
-from everflow.runtime.restore.restore_listener import RestoreListener, RestoreProgress
-from everflow.runtime.restore.restore_plan import ChangelogState
-from everflow.runtime.restore.standby_listener import (
+from everflow.runtime.restore.listeners import (
     GuardedStandbyListener,
+    RestoreListener,
+    RestoreProgress,
     SilentStandbyListener,
     StandbyUpdateListener,
     SuspendReason,
 )
+from everflow.runtime.restore.restoration import FoldedChunk, PreparedStore, named_keys
+from everflow.runtime.restore.restore_plan import ChangelogState
 from everflow.runtime.tasks.task import StandbyTask, TaskRole, TaskState, TaskStore
 from everflow.runtime.tasks.task_timeouts import TaskTimeouts
 from everflow.state.lmdb_store import LmdbStore

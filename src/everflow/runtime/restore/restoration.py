@@ -16,7 +16,7 @@ import numpy as np
 from everflow.clock import Clock
 from everflow.errors import DamagedEntryError, start_over
 from everflow.records import Int64, TaskId, TopicPartition
-from everflow.runtime.restore.restore_listener import (
+from everflow.runtime.restore.listeners import (
     RestoreListener,
     RestoreProgress,
     SilentListener,

@@ -21,7 +21,7 @@ from everflow.moves import ABOUT_ASSIGNMENT, counted, moves, some
 from everflow.records import TaskId
 from everflow.retry import StoppedError
 from everflow.runtime.commit.commit_gate import GateBook
-from everflow.runtime.restore.standby_listener import SuspendReason
+from everflow.runtime.restore.listeners import SuspendReason
 from everflow.runtime.tasks.task import (
     ActiveTask,
     StandbyTask,

@@ -14,8 +14,8 @@ from everflow.records import CommittedOffset, TopicPartition
 from everflow.retry import StoppedError
 from everflow.runtime.restore import restoration
 from everflow.runtime.restore.changelogs import Changelogs
+from everflow.runtime.restore.listeners import RestoreListener
 from everflow.runtime.restore.restoration import RestoreJob, prepare_store
-from everflow.runtime.restore.restore_listener import RestoreListener
 from everflow.runtime.tasks.task import ActiveTask, TaskStore
 from everflow.state.store import StoreSpec
 from everflow.state.task_directory import StateDirectory

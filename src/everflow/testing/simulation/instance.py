@@ -17,7 +17,7 @@ from everflow.records import UNBOUNDED_BYTES, TaskId
 from everflow.runtime.client_state import ENDED, STOPPING, Pause
 from everflow.runtime.instance import Instance, InstanceSettings
 from everflow.runtime.life import InstanceLife, leaves
-from everflow.runtime.restore.restore_progress import RestoreTracker
+from everflow.runtime.restore.listeners import RestoreTracker
 from everflow.testing.simulation.disk import SimulatedDisk
 from everflow.testing.simulation.ports import SimulatedPorts, World, transactional_id
 from everflow.testing.simulation.scheduler import Process

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from everflow.errors import RetriableError
-from everflow.runtime.restore.standby_listener import SuspendReason
+from everflow.runtime.restore.listeners import SuspendReason
 from everflow.runtime.task_status import statuses
 from everflow.runtime.tasks.task import TaskRole, TaskState
 from everflow.runtime.thread.retry_policy import troubles_of

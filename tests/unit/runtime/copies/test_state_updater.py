@@ -13,7 +13,7 @@ from everflow.clock import SystemClock
 from everflow.errors import RetriableError
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.copies.state_updater import BUDGETS
-from everflow.runtime.restore.standby_listener import SuspendReason
+from everflow.runtime.restore.listeners import SuspendReason
 from everflow.runtime.tasks.task import StandbyTask, TaskRole, TaskState
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store_meta import Owner

@@ -15,11 +15,9 @@ from everflow.errors import RetriableError
 from everflow.metrics import Metrics
 from everflow.records import Int64, TaskId, TopicPartition
 from everflow.runtime.copies.state_updater import BUDGETS, StateUpdater, UpdaterServices
+from everflow.runtime.restore.listeners import RestoreProgress, RestoreTracker, SuspendReason
 from everflow.runtime.restore.restoration import PreparedStore, prepare_store
-from everflow.runtime.restore.restore_listener import RestoreProgress
 from everflow.runtime.restore.restore_plan import ChangelogState
-from everflow.runtime.restore.restore_progress import RestoreTracker
-from everflow.runtime.restore.standby_listener import SuspendReason
 from everflow.runtime.tasks.task import StandbyTask, TaskRole, TaskStore
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec

@@ -10,7 +10,7 @@ import pytest
 
 from everflow.errors import RetriableError
 from everflow.records import TopicPartition
-from everflow.runtime.restore.left_out_logs import LeftOutLogs
+from everflow.runtime.restore.changelogs import LeftOutLogs
 from everflow.state.left_out import CorrectedChunk, KeptEntry
 
 IN, LOG = TopicPartition("in", 0), TopicPartition("app-t-left-out-changelog", 0)

@@ -13,6 +13,7 @@ from everflow import serdes
 from everflow.clock import ManualClock
 from everflow.errors import LogStartMovedError, StoreMismatchError
 from everflow.records import Int64, StoreChanges, TaskId, TopicPartition
+from everflow.runtime.restore.listeners import RestoreProgress
 from everflow.runtime.restore.restoration import (
     PreparedStore,
     RestoreJob,
@@ -20,7 +21,6 @@ from everflow.runtime.restore.restoration import (
     restore,
     restore_all,
 )
-from everflow.runtime.restore.restore_listener import RestoreProgress
 from everflow.runtime.restore.restore_plan import ChangelogState
 from everflow.state.changelog import pack_value
 from everflow.state.lmdb_store import LmdbStore

@@ -16,7 +16,7 @@ from everflow.errors import EverflowError, FatalError, RetriableError, TaskTimeo
 from everflow.records import MemberMetadata, TaskId, TopicPartition
 from everflow.retry import StoppedError
 from everflow.runtime.commit.commit_gate import GateBook
-from everflow.runtime.restore.standby_listener import SuspendReason
+from everflow.runtime.restore.listeners import SuspendReason
 from everflow.runtime.tasks.task import (
     ActiveTask,
     StandbyTask,
