@@ -52,11 +52,11 @@ from everflow.runtime.observed.observer import (
     Observer,
     exported,
     observing,
+    peers_of,
     rules_of,
     subject_of,
     watched,
 )
-from everflow.runtime.observed.other_instances import peers_of
 from everflow.runtime.observed.topic_letters import letters_of
 from everflow.runtime.query.queries import InteractiveQueries, QueryPorts, store_queries
 from everflow.runtime.restore.changelogs import Changelogs, LeftOutLogs

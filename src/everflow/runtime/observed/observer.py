@@ -11,6 +11,7 @@ import logging
 import math
 import os
 import shutil
+import ssl
 import sys
 import threading
 from collections import Counter
@@ -22,9 +23,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from everflow import metrics as names
-from everflow.clock import Clock
+from everflow.clock import Clock, SystemClock
 from everflow.config import StreamsConfig
-from everflow.errors import EverflowError
+from everflow.errors import ConfigError, EverflowError
 from everflow.location import place, short
 from everflow.metrics import Metrics
 from everflow.moves import moves
@@ -44,7 +45,6 @@ from everflow.observe.task_rates import with_rates
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.instance import Instance
 from everflow.runtime.observed.broker_facts import BrokerFacts, BrokerPorts
-from everflow.runtime.observed.busy_shares import BusyShares, keep
 from everflow.runtime.task_status import TaskStatus, trouble
 from everflow.runtime.tasks.blueprint import Blueprint
 from everflow.runtime.tasks.task import TaskStore
@@ -60,6 +60,52 @@ if TYPE_CHECKING:
     from everflow.observe.http_server import HttpServer
     from everflow.observe.page.letters import LetterDesk
     from everflow.observe.page.peers import Peers
+
+
+# --- busy shares ----------------------------------------------------------------------------------
+# How busy stream threads were in the last half minute, the batches that run included. Pure.
+
+BUSY_MS = 30_000
+
+
+@dataclass
+class BusyShares:
+    """Owned by one thread; whoever else reads `of` may get the share before."""
+
+    _samples: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
+
+    def note(
+        self, now_ms: float, done_s: Mapping[int, float], since_ms: Mapping[int, float | None]
+    ) -> None:
+        """Look at the threads, by number. ``done_s``: seconds in batches that have ended;
+        ``since_ms``: when the one that runs began (monotonic), None where none runs. A batch of a
+        minute is told by its end only: until then its thread would look idle."""
+        for thread in done_s.keys() | since_ms.keys():
+            since = since_ms.get(thread)
+            running_s = 0.0 if since is None else max(0.0, now_ms - since) / 1000
+            seconds = done_s.get(thread, 0.0) + running_s
+            samples = self._samples.setdefault(thread, [])
+            if samples:
+                # One that ends right now may be in both: no thread is busy for longer than it was.
+                last_ms, last = samples[-1]
+                seconds = min(max(seconds, last), last + (now_ms - last_ms) / 1000)
+            keep(samples, now_ms, seconds)
+
+    def of(self, thread: int) -> float:
+        """Share of the time since the oldest look that it was in batches (0 to 1)."""
+        samples = self._samples.get(thread, [])
+        if len(samples) < 2 or samples[-1][0] <= samples[0][0]:
+            return 0.0
+        (began_ms, before), (ended_ms, after) = samples[0], samples[-1]
+        return min(1.0, (after - before) * 1000 / (ended_ms - began_ms))
+
+
+def keep(samples: list[tuple[float, float]], now_ms: float, value: float) -> None:
+    """One more; of the older ones those of the last half minute, and the one before."""
+    samples.append((now_ms, value))
+    while len(samples) > 2 and samples[1][0] <= now_ms - BUSY_MS:
+        samples.pop(0)
+
 
 log = logging.getLogger("everflow")
 
@@ -505,3 +551,42 @@ def exported(observer: Observer, config: StreamsConfig) -> Iterator[None]:
         yield
     finally:
         sender.close()
+
+
+# --- other instances ------------------------------------------------------------------------------
+# How this instance asks the others how they do: with its token and their scheme (note 060).
+
+
+def peers_of(
+    config: StreamsConfig,
+    tokens: Sequence[str],
+    own: Callable[[], str],
+    clock: Clock | None = None,
+) -> Peers:
+    """``tokens``: of ``query.token.file``, of which all instances know the first; ``own``: this
+    instance's address. ConfigError for an authority's file that cannot be used."""
+    from everflow.observe.page.peers import (
+        Peers,
+        StatusClient,
+    )  # as the server: a third of a second
+
+    client = StatusClient(
+        application_id=config.application_id,
+        token=tokens[0] if tokens else "",
+        tls=_trust(config),
+    )
+    return Peers(client, own, clock or SystemClock())
+
+
+def _trust(config: StreamsConfig) -> ssl.SSLContext | None:
+    """None: the instances' query services speak http, as this one's does."""
+    authority = config.query_ssl_ca_location
+    if not config.query_ssl_certificate_location:
+        return None
+    try:
+        return ssl.create_default_context(cafile=authority or None)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(
+            f"query.ssl.ca.location = {authority!r} cannot be used ({error}): it names the "
+            f"authority (PEM) that has signed the instances' certificates."
+        ) from error

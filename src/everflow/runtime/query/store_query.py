@@ -276,8 +276,6 @@ class ReadOnlyStore:
         read; StateDiskError where the disk has no room; SetupError for a Spark that is not
         local.
         """
-        from everflow.runtime.query.store_query import dataframe_of
-
         columns = EntryColumns(self.spec, self._results, lag=self._reader.access.stale)
         where = None if folder is None else Path(folder)
         return dataframe_of(columns, self._reader, self._ready(), spark, where)
