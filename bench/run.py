@@ -44,7 +44,6 @@ from bench.systems import (
     DEFAULT_SYSTEMS,
     EVERFLOW,
     EVERFLOW_BEFORE,
-    EVERFLOW_SPARK_JOBS,
     EVERFLOW_UNGUARDED,
     FLINK_SQL,
     KAFKA_STREAMS,
@@ -54,7 +53,6 @@ from bench.systems import (
     Launcher,
     SystemFailedError,
     everflow_before_launcher,
-    everflow_jobs_launch,
     everflow_launch,
     everflow_unguarded_launch,
     flink_launcher,
@@ -548,7 +546,6 @@ def _launchers(systems: tuple[str, ...], folder: Path, before: Path | None) -> d
     group_protocols = {KAFKA_STREAMS: "classic", KAFKA_STREAMS_KIP1071: "streams"}
     launchers: dict[str, Launcher] = {
         EVERFLOW: everflow_launch,
-        EVERFLOW_SPARK_JOBS: everflow_jobs_launch,
         EVERFLOW_UNGUARDED: everflow_unguarded_launch,
     }
     if before is not None:

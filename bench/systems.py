@@ -23,7 +23,6 @@ from bench.apps.topic_names import INPUT_TOPIC_VARIABLE, OUTPUT_TOPIC_VARIABLE
 
 EVERFLOW = "everflow"
 # With a Spark job for each batch: the road that is left where Spark's code cannot be called.
-EVERFLOW_SPARK_JOBS = "everflow-spark-jobs"
 # Without what guards it against damaged bytes and too little memory: what those cost.
 EVERFLOW_UNGUARDED = "everflow-unguarded"
 # Another checkout of the repository with its own environment: a commit before, in the same run.
@@ -33,7 +32,7 @@ KAFKA_STREAMS = "kafka-streams"
 KAFKA_STREAMS_KIP1071 = "kafka-streams-kip1071"
 # Throughput of the programs that SQL can say: bench/flink has a script for each.
 FLINK_SQL = "flink-sql"
-OURS = (EVERFLOW, EVERFLOW_SPARK_JOBS, EVERFLOW_UNGUARDED, EVERFLOW_BEFORE)
+OURS = (EVERFLOW, EVERFLOW_UNGUARDED, EVERFLOW_BEFORE)
 SYSTEMS = (KAFKA_STREAMS, KAFKA_STREAMS_KIP1071, FLINK_SQL, *OURS)
 DEFAULT_SYSTEMS = (KAFKA_STREAMS, EVERFLOW)
 COUNT = "count"
@@ -210,12 +209,6 @@ def turns(
     for guarantee, run in product(guarantees, range(runs)):
         for system, launcher in list(launchers.items())[:: -1 if run % 2 else 1]:
             yield guarantee, run, system, launcher
-
-
-def everflow_jobs_launch(job: Job) -> Launch:
-    """everflow on the road of a Spark job per batch."""
-    settings = {**job.settings, "spark.job.per.batch": "true"}
-    return everflow_launch(replace(job, settings=settings))
 
 
 def everflow_unguarded_launch(job: Job) -> Launch:

@@ -125,11 +125,6 @@ _READING = _group(
         "and micro-batch, the last",
         OURS + "; there `statestore.cache.max.bytes=0` does it",
     ),
-    spark_job_per_batch=KeyText(
-        "Whether every micro-batch is a Spark job of its own, as it is where Spark's code cannot "
-        "be called without one; slower. What Arrow computes is computed in the job's worker",
-        OURS,
-    ),
     commit_interval_ms=KeyText(
         "The longest time for which a record that could be processed waits, so that others come "
         "and share its micro-batch's commit. A stream thread that is caught up rests a "

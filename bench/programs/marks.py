@@ -7,13 +7,11 @@ from dataclasses import dataclass
 
 from bench.programs.catalogue import PROGRAMS, Kind
 from bench.results import Row, print_table
-from bench.systems import EVERFLOW, EVERFLOW_SPARK_JOBS, FLINK_SQL, OURS
+from bench.systems import EVERFLOW, FLINK_SQL, OURS
 
 EXACTLY_ONCE = "exactly_once_v2"
 START_S = 6.0
 FLINK_MARK = 2.0
-JOBS_MARK = 1.5
-JOBS_P50_MS = 300.0
 KIND_MARKS = {
     Kind.FUNCTIONS: 1.0,
     Kind.VECTORISED: 3.0,
@@ -50,9 +48,8 @@ def marks(rows: Sequence[Row], system: str) -> Iterator[Mark]:
     for own in rows:
         if own.system != system:
             continue
-        highest = _highest(own)
-        if highest is not None:
-            yield Mark(own.case, own.guarantee, own.metric, own.unit, own.value, highest, False)
+        if own.metric == "start":
+            yield Mark(own.case, own.guarantee, own.metric, own.unit, own.value, START_S, False)
         for other in rows:
             same = (other.case, other.guarantee, other.metric)
             if other.system in OURS or same != (own.case, own.guarantee, own.metric):
@@ -62,21 +59,11 @@ def marks(rows: Sequence[Row], system: str) -> Iterator[Mark]:
                 yield Mark(*same, other.system, own.value / other.value, bound, at_least)
 
 
-def _highest(row: Row) -> float | None:
-    """What the figure itself may be at most."""
-    if row.metric == "start":
-        return START_S
-    jobs = row.system == EVERFLOW_SPARK_JOBS
-    return JOBS_P50_MS if jobs and row.metric == "latency_p50" else None
-
-
 def _bound(row: Row, other: str) -> tuple[float | None, bool]:
     """The bound of the ratio to the `other` system, and whether it is a lower one."""
     case, _, rate = row.case.partition(" at ")
     name = case.partition(",")[0]
     if row.metric == "throughput":
-        if row.system == EVERFLOW_SPARK_JOBS:
-            return (None if other == FLINK_SQL else JOBS_MARK), True
         if other == FLINK_SQL:
             return FLINK_MARK, True
         columns = 5.0 if row.guarantee == EXACTLY_ONCE else 3.0

@@ -102,6 +102,15 @@ WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
     }
 )
 
+_REMOVED: Mapping[str, str] = MappingProxyType(
+    {
+        "spark.job.per.batch": (
+            "stream threads run micro-batches in long-running Spark tasks, and in no other way"
+        ),
+    }
+)
+"""Keys of earlier releases, and what holds now."""
+
 # Kafka Streams' bounds (KIP-708): tags travel with every join.
 MAX_TAGS = 5
 MAX_TAG_KEY = 20
@@ -231,7 +240,6 @@ class StreamsConfig:
     emit_every_update: bool = _key(False)
     state_sync: str = _key("none", OneOf(("none", "commit")))
     state_memory_dir: str = _key("/dev/shm", path)
-    spark_job_per_batch: bool = _key(False)
     http_listen: str = _key("", listening)
     query_listen: str = _key("", listening)
     http_allowed_hosts: str = _key("", host_names)
@@ -524,6 +532,8 @@ def _unknown(given: str, known: list[str]) -> str:
     dotted = dotted_name(given)
     if dotted in FIXED_BY_EVERFLOW:
         return _fixed(dotted, dotted)
+    if dotted in _REMOVED:
+        return f"{dotted} was removed: {_REMOVED[dotted]}. Delete the setting."
     theirs = entry_of("StreamsConfig", dotted)
     if theirs is not None:
         return f"{dotted} is no setting here: {theirs}."

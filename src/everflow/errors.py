@@ -289,11 +289,9 @@ class DamagedEntryError(FatalError):
 
 class ColumnError(FatalError):
     """A Column cannot be computed for a record (a cast, a division by zero, an overflow: Spark's
-    ANSI rules). The message names it, and what is before it was processed. (Where a batch is a
-    Spark job, Spark names none: batches were made smaller to find it, and where a task reads
-    several topics one record of each is named.) Cure: use the ``try_`` variant of the function
-    (``F.try_divide``, ``.try_cast``), or filter such records out before the Column, and start
-    again."""
+    ANSI rules). The message names it, and what is before it was processed. Cure: use the ``try_``
+    variant of the function (``F.try_divide``, ``.try_cast``), or filter such records out before the
+    Column, and start again."""
 
     code = "EF-COLUMN"
 

@@ -31,8 +31,8 @@ from everflow.runtime.thread.road import resident_road, service_segment
 from everflow.runtime.worker.column_client import ColumnClient
 from everflow.runtime.worker.resident_segments import ResidentSegment, TwinSegment
 from everflow.sockets import MOST_MESSAGE_BYTES
-from everflow.spark.segments import hop_out_of_step, slots_of_segment
-from everflow.topology.hops import HopInput, read_hop, write_hop
+from everflow.spark.segments import slots_of_segment
+from everflow.topology.hops import HopInput, HopSchema, read_hop, write_hop
 from everflow.topology.physical_plan import DEAD_LETTER_TYPE, PhysicalPlan
 
 pytestmark = pytest.mark.spark
@@ -173,7 +173,7 @@ def test_columns_behind_a_step(spark: SparkSession) -> None:
         partition=np.array([0, 1, 0], np.int32),
         offset=np.array([7, 8, 9]),
     )
-    schema = hop_out_of_step(plan, 0)
+    schema = HopSchema(plan.out_of_step(0), plan.headers)
     empty = rows.take(np.empty(0, np.int64))
     letters = empty.with_columns(pa.array([], pa.binary()), pa.array([], DEAD_LETTER_TYPE.value))
     given = {found.id: rows if found.id == slot.id else letters for found in schema.slots}

@@ -20,11 +20,11 @@ from everflow.runtime.worker.column_client import ColumnClient
 from everflow.runtime.worker.log_decoder import LogDecoder
 from everflow.runtime.worker.resident_segments import TwinSegment
 from everflow.runtime.worker.set_aside import Judge
-from everflow.spark.job_columns import JobColumns
 from everflow.topology.hops import HopInput
 from everflow.topology.physical_plan import DEAD_LETTER_SLOT, PhysicalPlan
 from everflow.topology.plan import plan
 from everflow.topology.subtopologies import cut
+from oracle.job_columns import JobColumns
 
 pytestmark = pytest.mark.spark
 

@@ -184,15 +184,15 @@ def test_spark_is_found_launched_unless_the_program_starts_its_own(
 
 
 DAEMON = """
-    import os
-    from everflow.spark.job import SERVING_SLOT, _workers_of, launch_daemon_ahead
+    import os, pickle
+    from everflow.spark.job import _in_own_workers, launch_daemon_ahead
     from everflow.spark.launch import daemon_ahead
     from everflow.spark.session import get_context
 
     launch_daemon_ahead()
     context = get_context()
-    with _workers_of(context, SERVING_SLOT):
-        daemon = context.parallelize([0], 1).map(lambda _: os.getppid()).collect()
+    (result,) = _in_own_workers(context, lambda _: [os.getppid()]).collect()
+    daemon = pickle.loads(result)
     ahead = daemon_ahead._ahead[0].process
     print(daemon == [ahead.pid], ahead.poll() is None)
     context.stop()

@@ -262,6 +262,14 @@ def test_as_many_and_as_long_tags_as_kafka_streams_takes() -> None:
     assert config.tags() == tags
 
 
+@pytest.mark.parametrize("name", ["spark.job.per.batch", "spark_job_per_batch"])
+def test_a_removed_setting_is_refused_by_name(name: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        StreamsConfig(application_id="a", bootstrap_servers="b:1", **{name: True})
+    assert str(refused.value).startswith("spark.job.per.batch was removed: ")
+    assert refused.value.code == "EF-CONFIG"
+
+
 @pytest.mark.parametrize("name", sorted(WITHOUT_EFFECT))
 def test_a_setting_without_effect_is_named_if_it_was_set(name: str) -> None:
     default = getattr(StreamsConfig(**BASE), name)

@@ -104,7 +104,6 @@ def _listed(names: Sequence[str]) -> str:
 def banner(config: StreamsConfig, topology: Topology, program: str = "") -> Banner:
     """The banner of an instance; ``program``: where it was loaded from, if from anywhere."""
     planned = plan(topology, cut(topology).index_of, config.application_id)
-    jobs = "spark.job.per.batch" if config.spark_job_per_batch else ""
     return Banner(
         program=program,
         application_id=config.application_id,
@@ -115,5 +114,5 @@ def banner(config: StreamsConfig, topology: Topology, program: str = "") -> Bann
         state_folder=str(Path(config.state_dir) / config.application_id),
         log_file=str(log_path(config.state_dir, config.application_id)),
         topology=topology_lines(topology),
-        computed=summary(roads(planned, jobs)),
+        computed=summary(roads(planned)),
     )

@@ -51,13 +51,13 @@ from everflow.runtime.topics.shrunk_logs import ShrunkLogs
 from everflow.runtime.topics.topic_watch import TopicChanges, TopicWatch
 from everflow.runtime.wiring import (
     Ground,
-    chosen_road,
     global_records,
     group_settings,
     job_opener,
     lost_writers_of,
     new_incarnation,
     racks_of,
+    require_slots,
     states_of_global_topics,
     task_assignor,
 )
@@ -143,7 +143,8 @@ class ClusterPorts:
         self._watch: TopicWatch
         self._topics: TopicChanges
         self._member: GroupMember
-        self.open_job: OpenJob = job_opener(context, ground, chosen_road(context, ground))
+        require_slots(context, ground.config.num_stream_threads)
+        self.open_job: OpenJob = job_opener(context, ground)
         self.spawn = on_thread
         self.new_incarnation = new_incarnation
         self.loop = QueueLoop
@@ -441,7 +442,7 @@ class ClusterPorts:
         before = self._ground, self.open_job
         config, blueprint = before[0].config, before[0].blueprint
         ground = replace(before[0], blueprint=extended(blueprint, growth, config))
-        self.open_job = job_opener(self._context, ground, chosen_road(self._context, ground))
+        self.open_job = job_opener(self._context, ground)
         self._ground = ground
 
         def undo() -> None:

@@ -8,10 +8,11 @@ from collections.abc import Collection
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from everflow.clock import Clock
 from everflow.config import StreamsConfig
+from everflow.errors import SetupError
 from everflow.kafka.admin import ClusterAdmin, Isolation
 from everflow.kafka.connection_settings import security_keywords
 from everflow.kafka.group_channel import GroupSettings
@@ -23,6 +24,7 @@ from everflow.membership.assignor import Identity, LocalCopies, MemberAssignor, 
 from everflow.membership.own_assignor import decision
 from everflow.membership.own_code import patience_s
 from everflow.metrics import Metrics
+from everflow.moves import some
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.copies.global_tables import count_left_out
 from everflow.runtime.restore.changelogs import Changelogs
@@ -37,9 +39,6 @@ from everflow.runtime.worker.global_records import GlobalRecords
 from everflow.state.store import StoreSpec
 from everflow.state.task_directory import StateDirectory
 from everflow.topology.store_layouts import serde_words
-
-if TYPE_CHECKING:
-    from everflow.runtime.thread.road import ResidentRoad  # it needs Spark
 
 log = logging.getLogger("everflow")
 
@@ -251,49 +250,44 @@ def lost_writers_of(ground: Ground) -> LostWriters:
 # --- stream threads ------------------------------------------------------------------------------
 
 
-def chosen_road(context: Any, ground: Ground) -> ResidentRoad | None:
-    """How all batches of this instance run; None: as Spark jobs."""
+def job_opener(context: Any, ground: Ground) -> OpenJob:
+    """Opens the Spark jobs of stream threads. TopologyError with the user's line for a Column that
+    they cannot compute, or a function that cannot travel."""
     from everflow.runtime.thread.road import resident_road
-    from everflow.spark.column_service import NotComputableError
-    from everflow.spark.session import slots_of
-
-    config = ground.config
-    if config.spark_job_per_batch:
-        return None
-    # A resident step keeps a slot: in a session with few (the user's own) the threads would wait
-    # for one another for ever.
-    slots = slots_of(context)
-    if slots <= config.num_stream_threads:
-        log.warning(
-            "Spark has only %d task slots for %d stream threads: every batch is a job of its own, "
-            "which is slower. With local[%d] "
-            "or more, or without a session of your own, batches need no job",
-            slots,
-            config.num_stream_threads,
-            config.num_stream_threads + 1,
-        )
-        return None
-    try:
-        return resident_road(ground.blueprint.plan)
-    except NotComputableError as error:
-        log.warning("Every batch is a Spark job of its own, which is slower: %s", error)
-        return None
-
-
-def job_opener(context: Any, ground: Ground, road: ResidentRoad | None) -> OpenJob:
-    """Opens the Spark jobs of stream threads."""
     from everflow.runtime.thread.thread_job import JobSettings, ThreadJob, pack
 
-    config, plan = ground.config, ground.blueprint.plan
+    config, blueprint = ground.config, ground.blueprint
     settings = JobSettings(
         application_id=config.application_id,
         read_committed=config.exactly_once,
         held_bytes=config.memory.worker(config.num_stream_threads).pages,
         handlers=config.handlers(),
-        layouts=ground.blueprint.layouts,
-        partitions=ground.blueprint.partitions,
+        layouts=blueprint.layouts,
+        partitions=blueprint.partitions,
         ahead_bytes=config.memory.worker(config.num_stream_threads).ahead,
     )
     # Once for all threads: what the program's variables are now is what the workers get.
-    work = pack(plan, settings, road)
-    return lambda number: ThreadJob(context, plan, work, number, resident=road is not None)
+    work = pack(blueprint.plan, settings, resident_road(blueprint.plan))
+    client = client_id(config, ground.directory.process_id)
+    within = some([str(index) for index in sorted(blueprint.inputs)], 12)
+
+    def opened(number: int) -> ThreadJob:
+        name = f"everflow {client}, stream thread {number}: sub-topologies {within}"
+        return ThreadJob(context, work, number, name)
+
+    return opened
+
+
+def require_slots(context: Any, threads: int) -> None:
+    """SetupError where Spark has no task slot for each stream thread and one more: a thread keeps
+    its slot, and loading a table of a DataFrame, like the user's own jobs, needs another."""
+    from everflow.spark.session import slots_of
+
+    slots = slots_of(context)
+    if slots <= threads:
+        raise SetupError(
+            f"Spark has {slots} task slots, but num.stream.threads = {threads}: each stream thread "
+            f"keeps one slot for as long as it runs, and one more has to stay free. Start Spark "
+            f"with .master('local[{threads + 1}]') or more, leave it to everflow to start Spark, "
+            f"or set fewer num.stream.threads."
+        )

@@ -2,7 +2,7 @@
 
 What it runs is what Catalyst made of the Columns: the expressions of the optimised plan, compiled
 by its own `UnsafeProjection`. Other plan nodes, and a Spark whose internals are not as expected,
-are refused: then a micro-batch is a job.
+are refused.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _running: tuple[Any, _Service] | None = None
 
 
 class NotComputableError(Exception):
-    """This Spark, or these Columns, need a job. The text says why."""
+    """This Spark cannot compute these Columns without a job. The text says why."""
 
 
 class _Service:
@@ -83,7 +83,7 @@ def computed(frame: DataFrame) -> tuple[str, int]:
     """Prepare what ``frame``, some selections above an `empty_frame`, makes of its rows: the
     socket's path, and the number under which workers ask for it.
 
-    NotComputableError where that needs a job. Any thread; the service lives as long as the JVM.
+    NotComputableError where it cannot. Any thread; the service lives as long as the JVM.
     """
     with refused_internals():
         leaf, nodes = nodes_of(frame, ("Project",))

@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable
 
 from everflow.sockets import socket_folder_of_process
-from everflow.spark.column_service import NotComputableError
 
 log = logging.getLogger("everflow.spark")
 
@@ -62,8 +61,6 @@ class _Door:
         except Exception as error:
             log.warning("Columns could not be prepared", exc_info=True)
             text, number = f"{type(error).__name__}: {error}", _FAILED
-            if isinstance(error, NotComputableError):
-                text = f"{error}; spark.job.per.batch=true computes it by Spark jobs"
         said = text.encode()
         asking.sendall(_NUMBERS.pack(number, len(said)) + said)
 

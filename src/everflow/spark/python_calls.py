@@ -29,7 +29,7 @@ _CALLS = ("ArrowEvalPython", "BatchEvalPython")
 
 def staged(frame: DataFrame) -> tuple[str, tuple[Stage, ...]]:
     """The stages of ``frame``, some selections above an `empty_frame`, and the socket where they
-    are computed (empty: nowhere). NotComputableError where that needs a job."""
+    are computed (empty: nowhere). NotComputableError where they cannot be."""
     with refused_internals():
         leaf, nodes = nodes_of(frame, ("Project", *_CALLS))
         cut = _Cut(frame.sparkSession, schema_of(leaf))

@@ -43,24 +43,6 @@ def spark_schema(schema: HopSchema) -> StructType:
     return struct_type(schema.arrow())
 
 
-def hop_into_step(plan: PhysicalPlan, level: int) -> HopSchema:
-    """Schema of the rows that segment ``level`` hands to step ``level``."""
-    return HopSchema(plan.into_step(level), plan.headers)
-
-
-def hop_out_of_step(plan: PhysicalPlan, level: int) -> HopSchema:
-    """Schema of the rows that step ``level`` hands to segment ``level + 1``."""
-    return HopSchema(plan.out_of_step(level), plan.headers)
-
-
-def segment(hop: DataFrame, plan: PhysicalPlan, level: int) -> DataFrame:
-    """Hop rows of step ``level - 1`` (-1: the decoded records) -> hop rows; the marker passes
-    through, as it is live on no slot."""
-    return _shape(
-        _projected(hop, plan, level, hop_out_of_step(plan, level - 1)), hop_into_step(plan, level)
-    )
-
-
 def rows_into_segment(plan: PhysicalPlan, level: int) -> HopSchema:
     """Schema of the rows that segment ``level`` is given where it is computed without a job: the
     slots that its projections read."""
@@ -187,19 +169,6 @@ def _assemble(slot: Slot) -> Column:
         return F.col(f"{name}_v")
     fields = [F.col(f"{name}_v{i}").alias(field.name) for i, field in enumerate(slot.type.value)]
     return F.when(F.coalesce(F.col(f"{name}_vn"), F.lit(False)), F.struct(*fields))
-
-
-def _shape(frame: DataFrame, hop: HopSchema) -> DataFrame:
-    """Exactly the hop's columns, in its order and types; struct values flattened."""
-    columns = [F.col(field.name) for field in hop.meta()]
-    for slot in hop.slots:
-        columns += _slot_columns(slot)
-    types = spark_schema(hop)
-    if len(columns) != len(types.fields):
-        raise AssertionError(f"hop has {len(types.fields)} columns, segment made {len(columns)}")
-    return frame.select(
-        *[c.cast(f.dataType).alias(f.name) for c, f in zip(columns, types.fields, strict=True)]
-    )
 
 
 def _slot_columns(slot: Slot) -> Sequence[Column]:

@@ -43,7 +43,7 @@ from everflow.runtime.step.task_step import SinkOutput, StepResult, TaskStep
 from everflow.runtime.thread.batch_counts import misplaced_keys
 from everflow.runtime.thread.failure_text import ending
 from everflow.runtime.thread.packing import packed
-from everflow.runtime.thread.road import job_segments, resident_road
+from everflow.runtime.thread.road import resident_road
 from everflow.runtime.thread.table_printer import tables
 from everflow.runtime.topics.silence import Moves
 from everflow.runtime.worker.column_client import ColumnClient
@@ -57,8 +57,6 @@ from everflow.runtime.worker.resident_segments import (
 )
 from everflow.serdes import Serde
 from everflow.snapshots.query_errors import StoreKindError, StoreNotFoundError
-from everflow.spark.column_service import NotComputableError
-from everflow.spark.job_columns import JobColumns
 from everflow.state.store import InMemoryStore, StoreSpec
 from everflow.testing.driver_silence import DriverSilence
 from everflow.testing.driver_stores import DriverStores, MemoryAccess
@@ -177,8 +175,6 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
                 level,
                 MemoryAccess(self._stores),
                 self._sink,
-                self._current,
-                _no_announcement,
                 handlers=self._handlers,
             )
             for level in range(self._plan.levels)
@@ -542,10 +538,7 @@ class _Outputs:
 def _prepared(plan: PhysicalPlan) -> tuple[Sequence[ResidentSegment], ColumnComputer]:
     """The segments of a plan, and where they are computed."""
     with waiting("preparing the Columns of this topology in Spark"):
-        try:
-            road = resident_road(plan)
-        except NotComputableError:
-            return job_segments(plan), JobColumns(plan)
+        road = resident_road(plan)
         return road.segments, ColumnClient(road.columns)
 
 
@@ -609,10 +602,6 @@ def _with_topics(topology: Topology, topics: Collection[str], application_id: st
             where=user_line(),
         )
     return with_topics(topology, topics, application_id)
-
-
-def _no_announcement(request: BatchRequest, level: int) -> None:
-    """Nobody has to know which process runs a step of the driver: it is this one."""
 
 
 class _MemorySink:

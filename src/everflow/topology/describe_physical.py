@@ -1,8 +1,7 @@
 """Says of each node of a plan where its records are computed, and by which line. Pure.
 
-Four roads: ``Arrow`` (columns, in the step), ``Catalyst`` (Spark's own code, called from the step),
-``Python`` (a function, record by record), ``Spark job`` (where Spark's code cannot be called
-without one).
+A node is computed by ``Arrow`` (columns, in the Python worker), by ``Catalyst`` (Spark's generated
+code, called from the worker) or by ``Python`` (a function, record by record).
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from everflow.topology.physical_plan import (
     PhysicalPlan,
     PrintOp,
     Projection,
-    Segment,
     SinkOp,
     StatefulOp,
     StepOp,
@@ -33,7 +31,7 @@ from everflow.topology.physical_plan import (
 )
 from everflow.topology.timestamps import TimeFunction
 
-ARROW, CATALYST, PYTHON, SPARK_JOB = "Arrow", "Catalyst", "Python", "Spark job"
+ARROW, CATALYST, PYTHON = "Arrow", "Catalyst", "Python"
 BY_RECORD = "by_record"
 """The kind of a serde of the user that takes one value at a time."""
 
@@ -47,26 +45,24 @@ class Road(NamedTuple):
     where: str | None
 
 
-def roads(plan: PhysicalPlan, jobs: str = "") -> list[Road]:
-    """The road of every node that does something, in the order in which they run. ``jobs``: why
-    Columns need Spark jobs here; empty where they do not."""
+def roads(plan: PhysicalPlan) -> list[Road]:
+    """The road of every node that does something, in the order in which they run."""
     found = [
         Road(source.node, *_serdes("reads", source.key_serde, source.value_serde), None)
         for source in plan.sources
     ]
     for segment, step in zip(plan.segments, plan.steps, strict=True):
-        needed = "" if arrow_alone(segment) else jobs
         for projection in segment.projections:
-            found += _of_projection(projection, needed)
+            found += _of_projection(projection)
         for op in step.ops:
             found += _of_op(op)
     return list(dict.fromkeys(found))  # behind a merge a node is there once per path
 
 
-def as_text(plan: PhysicalPlan, subtopology_of: Mapping[str, int], jobs: str = "") -> str:
+def as_text(plan: PhysicalPlan, subtopology_of: Mapping[str, int]) -> str:
     """By sub-topology, one line per node: the road, the node, why, and the line of the program (see
     `roads`)."""
-    listed = roads(plan, jobs)
+    listed = roads(plan)
     if not listed:
         return "nothing is computed\n"
     wide = max(len(road.node) for road in listed)
@@ -82,11 +78,9 @@ def as_text(plan: PhysicalPlan, subtopology_of: Mapping[str, int], jobs: str = "
     return "\n".join(lines) + "\n"
 
 
-def as_json(plan: PhysicalPlan, subtopology_of: Mapping[str, int], jobs: str = "") -> str:
+def as_json(plan: PhysicalPlan, subtopology_of: Mapping[str, int]) -> str:
     """The same for programs: a list with an object for each node."""
-    found = [
-        {"sub_topology": subtopology_of[road.node], **road._asdict()} for road in roads(plan, jobs)
-    ]
+    found = [{"sub_topology": subtopology_of[road.node], **road._asdict()} for road in roads(plan)]
     return json.dumps(found, indent=2)
 
 
@@ -94,11 +88,6 @@ def summary(listed: list[Road]) -> str:
     """How many nodes take which road, in a line: ``Arrow 4, Catalyst 2 nodes``."""
     counts = Counter(road.road for road in listed)
     return ", ".join(f"{name} {count}" for name, count in counts.most_common()) + " nodes"
-
-
-def arrow_alone(segment: Segment) -> bool:
-    """Whether Arrow computes all Columns of a segment: then no road needs Spark for it."""
-    return all(map(has_twin, segment.projections))
 
 
 def has_twin(found: Projection | Choice) -> bool:
@@ -126,7 +115,7 @@ def _why_none(part: tuple[ColumnExpr, pa.DataType]) -> str:
     return given.why if given.twin is None else ""
 
 
-def _of_projection(found: Projection | Choice, jobs: str) -> Iterator[Road]:
+def _of_projection(found: Projection | Choice) -> Iterator[Road]:
     parts = _parts(found)
     why = ", ".join(_column_text(given) for given, _ in parts)
     if isinstance(found, Projection) and found.node.label == PREPARE:
@@ -135,9 +124,7 @@ def _of_projection(found: Projection | Choice, jobs: str) -> Iterator[Road]:
         why = f"the {found.what} is {why}"
     reasons = list(dict.fromkeys(filter(None, map(_why_none, parts))))
     road = CATALYST
-    if jobs:
-        road, reasons = SPARK_JOB, [jobs]
-    elif not reasons:
+    if not reasons:
         road = ARROW
     elif any(given.calls for given, _ in parts):
         road, why, reasons = PYTHON, f"calls functions for columns of records: {why}", []

@@ -1,4 +1,4 @@
-"""A clock's call that fails, on a broker and both roads: it is left out whole, and is no letter."""
+"""A clock's call that fails, on a broker: it is left out whole, and is no letter."""
 
 from __future__ import annotations
 
@@ -23,10 +23,7 @@ class FailsOnce(Processor):
             raise LookupError("no tick at 20")
 
 
-@pytest.mark.parametrize(
-    "jobs", [pytest.param(False, id="resident"), pytest.param(True, id="spark-job")]
-)
-def test_a_call_that_fails_is_left_out(app: Application, cluster: Cluster, jobs: bool) -> None:
+def test_a_call_that_fails_is_left_out(app: Application, cluster: Cluster) -> None:
     source, output, dead = (cluster.topic(name, 1) for name in ("in", "out", "dead"))
     cluster.write(
         source, [in_json(key, {"n": 1}, at) for key, at in zip("abc", (10, 20, 30), strict=True)]
@@ -38,7 +35,6 @@ def test_a_call_that_fails_is_left_out(app: Application, cluster: Cluster, jobs:
         builder.build(),
         source,
         errors_dead_letter_queue_topic_name=dead,
-        spark_job_per_batch=jobs,
     )
     keys = [record.key for record in cluster.read(output)]
     assert keys == [b"a", b"tick", b"b", b"c", b"tick"]

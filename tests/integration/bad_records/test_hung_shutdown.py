@@ -4,6 +4,8 @@ does where there is no worker to kill."""
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -54,8 +56,9 @@ def test_a_shutdown_does_not_wait_for_a_batch_that_hangs(
 
 
 @contextmanager
-def all_places_taken(spark: SparkSession, folder: Path) -> Iterator[None]:
-    """Somebody else's job has every place of this Spark for as long as the block runs."""
+def all_places_taken(spark: SparkSession, folder: Path, worker: int) -> Iterator[None]:
+    """Somebody else's job has every place of this Spark for as long as the block runs: also that of
+    the worker, which is killed."""
     context = spark.sparkContext
     places, over, ready = context.defaultParallelism, folder / "over", folder / "ready"
     ready.mkdir()
@@ -68,6 +71,8 @@ def all_places_taken(spark: SparkSession, folder: Path) -> Iterator[None]:
     thread = threading.Thread(target=lambda: job.foreach(hold))
     thread.start()
     try:
+        wait_until(lambda: len(list(ready.iterdir())) == places - 1, 60, "the other places")
+        os.kill(worker, signal.SIGKILL)
         wait_until(lambda: len(list(ready.iterdir())) == places, 60, "all places to be taken")
         yield
     finally:
@@ -89,15 +94,32 @@ def test_a_shutdown_does_not_wait_for_a_job_that_spark_has_no_place_for(
     source, output = cluster.topic("in", 1), cluster.topic("out", 1)
     builder = StreamsBuilder()
     stream = builder.stream(source, key=serdes.string(), value=serdes.string())
-    stream.map_values(str.upper, returns="string").to(output)
-    streams = app.instance(builder.build(), spark_job_per_batch=True)
+    pid = tmp_path / "pid"
+
+    def upper(value: str) -> str:
+        pid.write_text(str(os.getpid()))
+        return value.upper()
+
+    stream.map_values(upper, returns="string").to(output)
+    streams = app.instance(builder.build())
     streams.start()
     until_running(streams)
-    with all_places_taken(spark, tmp_path):
+    cluster.write(source, [text("k", "first")])
+    app.until_processed(streams, source)
+    with all_places_taken(spark, tmp_path, int(pid.read_text())):
         cluster.write(source, [text("k", "late")])
         assert streams._life.instance is not None
         (thread,) = streams._life.instance.threads
         wait_until(lambda: thread.batch_since_ms is not None, 60, "a batch")
+        first = thread.batch_since_ms
+        wait_until(
+            lambda: (
+                "batch failed (worker)" in caplog.text
+                and thread.batch_since_ms not in (None, first)
+            ),
+            60,
+            "the batch whose worker has died to run again",
+        )
         began = time.monotonic()
         assert streams.close(timeout=60)
         assert time.monotonic() - began < 40
@@ -105,6 +127,6 @@ def test_a_shutdown_does_not_wait_for_a_job_that_spark_has_no_place_for(
         assert "has Spark a free place for their jobs?" in str(streams.error)
         assert cluster.members(app.id) == 0
     assert thread.join(60), "its job runs when there is a place, and its worker is sent away"
-    assert cluster.read(output) == []
+    assert [record.value for record in cluster.read(output)] == [b"FIRST"]
     app.run_through(builder.build(), source)
-    assert [record.value for record in cluster.read(output)] == [b"LATE"]
+    assert [record.value for record in cluster.read(output)] == [b"FIRST", b"LATE"]

@@ -15,9 +15,6 @@ from everflow.dsl.streams import KStream
 from integration.lifecycle.lifecycle_cluster import Application, Cluster, Record, in_json
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
-ROADS = pytest.mark.parametrize(
-    "jobs", [pytest.param(False, id="resident"), pytest.param(True, id="spark-job")]
-)
 GOOD, BAD_AT = 200, 90
 IN_SECONDS = 25.0
 """From the start of an instance; room for a busy machine."""
@@ -59,11 +56,8 @@ POISON: dict[str, tuple[Program, bytes]] = {
 }
 
 
-@ROADS
 @pytest.mark.parametrize("poison", POISON)
-def test_one_bad_record_among_200(
-    app: Application, cluster: Cluster, poison: str, jobs: bool
-) -> None:
+def test_one_bad_record_among_200(app: Application, cluster: Cluster, poison: str) -> None:
     source, output, dead = (cluster.topic(name, 1) for name in ("in", "out", "dead"))
     program, bad = POISON[poison]
     records = [in_json(f"k{n % 3}", {"n": n}, 1_000 + n) for n in range(GOOD)]
@@ -77,7 +71,6 @@ def test_one_bad_record_among_200(
         builder.build(),
         source,
         errors_dead_letter_queue_topic_name=dead,
-        spark_job_per_batch=jobs,
     )
     assert time.monotonic() - began < IN_SECONDS
     assert [record.key for record in cluster.read(output)] == [

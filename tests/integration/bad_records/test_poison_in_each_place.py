@@ -1,5 +1,5 @@
 """One bad record in each place where a program can meet one, all in one program: each goes to its
-handler alone, on both roads, and everything else comes out."""
+handler alone, and everything else comes out."""
 
 from __future__ import annotations
 
@@ -25,13 +25,6 @@ from integration.lifecycle.lifecycle_cluster import (
 )
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
-ROADS = pytest.mark.parametrize(
-    "jobs",
-    [
-        pytest.param(False, id="resident"),
-        pytest.param(True, id="spark-job", marks=pytest.mark.slow),
-    ],
-)
 GOOD, BAD_AT = 30, 17
 BAD = -1
 KEY, VALUE = serdes.string(), serdes.json("n bigint, at bigint")
@@ -196,8 +189,7 @@ def came_out(cluster: Cluster, name: str, where: Where) -> list[bytes | None] | 
 
 
 @pytest.mark.timeout(300)
-@ROADS
-def test_each_goes_to_its_handler_alone(app: Application, cluster: Cluster, jobs: bool) -> None:
+def test_each_goes_to_its_handler_alone(app: Application, cluster: Cluster) -> None:
     dead, builder = cluster.topic("dead", 1), StreamsBuilder()
     wheres: dict[str, Where] = {}
     for name, place in PLACES.items():
@@ -205,12 +197,10 @@ def test_each_goes_to_its_handler_alone(app: Application, cluster: Cluster, jobs
         wheres[name] = Where(*topics)
         written(cluster, name, wheres[name])
         place.program(builder, wheres[name])
-    with app.running(
-        builder.build(), errors_dead_letter_queue_topic_name=dead, spark_job_per_batch=jobs
-    ) as streams:
+    with app.running(builder.build(), errors_dead_letter_queue_topic_name=dead) as streams:
         sources = [where.source for where in wheres.values()]
         read_all = lambda: all(app.processed(streams, one) for one in sources)  # noqa: E731
-        wait_until(read_all, 200, "all inputs to be read")  # each of a job's failures is an attempt
+        wait_until(read_all, 200, "all inputs to be read")
         app.until_processed(streams, f"{app.id}-again-repartition")
         figures = streams.metrics()
     found = {name: came_out(cluster, name, where) for name, where in wheres.items()}
@@ -229,8 +219,7 @@ def test_each_goes_to_its_handler_alone(app: Application, cluster: Cluster, jobs
     for one in letters:
         assert one["__streams.errors.exception"]
         assert one["__streams.errors.message"]
-        found_by_driver = jobs and b"A Column" in (one["__streams.errors.message"] or b"")
-        assert one["__everflow.errors.node"] or found_by_driver
+        assert one["__everflow.errors.node"]
         assert one["__everflow.errors.task"]
     assert figures[DEAD_LETTERS] == len(PLACES)
 
@@ -238,9 +227,8 @@ def test_each_goes_to_its_handler_alone(app: Application, cluster: Cluster, jobs
 STAGE = "__everflow.errors.stage"
 
 
-@ROADS
 def test_what_enters_no_global_table_is_counted_and_told(
-    app: Application, cluster: Cluster, jobs: bool, caplog: pytest.LogCaptureFixture
+    app: Application, cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     source, output, dead = (cluster.topic(name, 1) for name in ("in", "out", "dead"))
     table = cluster.topic("table", 1)
@@ -250,9 +238,7 @@ def test_what_enters_no_global_table_is_counted_and_told(
     looked_up = builder.global_table(table, key=KEY, value=serdes.json("m bigint"), store="m")
     stream = builder.stream(source, key=KEY, value=VALUE)
     stream.join(looked_up, on=F.col("key"), m=F.col("right.m")).to(output)
-    with app.running(
-        builder.build(), errors_dead_letter_queue_topic_name=dead, spark_job_per_batch=jobs
-    ) as streams:
+    with app.running(builder.build(), errors_dead_letter_queue_topic_name=dead) as streams:
         app.until_processed(streams, source)
         figures = streams.metrics()
     assert [record.value for record in cluster.read(output)] == [b'{"m":3}']

@@ -22,13 +22,6 @@ from integration.lifecycle.lifecycle_cluster import (
 )
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
-ROADS = pytest.mark.parametrize(
-    "jobs",
-    [
-        pytest.param(False, id="resident"),
-        pytest.param(True, id="spark-job", marks=pytest.mark.slow),
-    ],
-)
 KEY, VALUE = serdes.string(), serdes.json("n bigint, at bigint")
 GOOD, AHEAD = 20, (3, 4, 11)
 DAY_MS = 86_400_000
@@ -45,9 +38,8 @@ def written(cluster: Cluster, topic: str) -> int:
 
 
 @pytest.mark.timeout(300)
-@ROADS
 def test_each_is_a_dead_letter_wherever_it_was_to_be_written(
-    app: Application, cluster: Cluster, jobs: bool
+    app: Application, cluster: Cluster
 ) -> None:
     dead, builder = cluster.topic("dead", 1), StreamsBuilder()
     names = ("output", "repartition", "changelog")
@@ -64,9 +56,7 @@ def test_each_is_a_dead_letter_wherever_it_was_to_be_written(
     ).to(outputs["repartition"])
     streams["changelog"].group_by_key().count(store="counts")
     ahead = {name: written(cluster, source) for name, source in sources.items()}
-    with app.running(
-        builder.build(), errors_dead_letter_queue_topic_name=dead, spark_job_per_batch=jobs
-    ) as instance:
+    with app.running(builder.build(), errors_dead_letter_queue_topic_name=dead) as instance:
         read_all = lambda: all(app.processed(instance, one) for one in sources.values())  # noqa: E731
         wait_until(read_all, 200, "all inputs to be read")
         app.until_processed(instance, f"{app.id}-again-repartition")
@@ -88,9 +78,9 @@ def test_each_is_a_dead_letter_wherever_it_was_to_be_written(
         message = (one["__streams.errors.message"] or b"").decode()
         assert "message.timestamp.after.max.ms" in message
         place = f"{sources[name]}-0@{(one['__streams.errors.offset'] or b'').decode()}"
-        assert place in message or (jobs and name == "changelog")
+        assert place in message
         at = ahead[name] + AHEAD.index(int(one["__streams.errors.offset"] or 0))
-        assert f"Its time is {at} ms" in message or (jobs and name == "changelog")
+        assert f"Its time is {at} ms" in message
 
 
 def test_without_a_topic_it_stops_the_instance_and_names_record_and_cure(

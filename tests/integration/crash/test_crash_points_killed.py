@@ -32,11 +32,11 @@ from integration.crash.crash_topologies import copies_topic
 
 WORKER, DRIVER, JVM = "worker", "driver", "jvm"
 QUICK = {(WORKER, FIRST_RECORD), (WORKER, APPLYING), (DRIVER, OFFSETS_SENT), (JVM, COMMITTED)}
-"""The slice in the default suite; `./run test --all` has all 15, by both ways of running a batch
-(design note 004), and with a store that two processors share (note 040)."""
+"""The slice in the default suite; `./run test --all` has all 15, also with a store that two
+processors share (note 040)."""
 
-RESIDENT, SPARK_JOB, SHARED = "resident", "spark-job", "shared-store"
-WAYS = {RESIDENT: {}, SPARK_JOB: {"spark.job.per.batch": True}, SHARED: {}}
+OWN, SHARED = "own-store", "shared-store"
+WAYS = (OWN, SHARED)
 """`SHARED`: by two processors that share the store."""
 
 CASES = [
@@ -44,7 +44,7 @@ CASES = [
         way,
         victim,
         point,
-        marks=() if (victim, point) in QUICK and way == RESIDENT else pytest.mark.slow,
+        marks=() if (victim, point) in QUICK and way == OWN else pytest.mark.slow,
     )
     for way in WAYS
     for victim in (WORKER, DRIVER, JVM)
@@ -69,7 +69,6 @@ def of_victim(
                 broker,
                 tmp_path_factory.mktemp("crash") / name,
                 program=SHARED if way == SHARED else "counts-and-copies",
-                settings=WAYS[way],
             )
         return made[way, victim]
 
@@ -130,7 +129,7 @@ def test_an_undisturbed_run_passes_the_same_check(
     of_victim: Callable[[str, str], Application],
 ) -> None:
     """Also after a clean stop: the check itself is right, and a stop leaves what a crash leaves."""
-    app = of_victim(RESIDENT, WORKER)
+    app = of_victim(OWN, WORKER)
     if not app.running:
         app.start()
     app.produce(records(KEYS, 50, "undisturbed"))

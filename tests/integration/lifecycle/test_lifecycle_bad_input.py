@@ -48,13 +48,6 @@ from integration.lifecycle.lifecycle_cluster import (
 )
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
-ROADS = pytest.mark.parametrize(
-    "jobs",
-    [
-        pytest.param(False, id="resident"),
-        pytest.param(True, id="spark-job", marks=pytest.mark.slow),  # reading is the same
-    ],
-)
 
 FAILED, USAGE = 1, 2
 IN_SECONDS, TENS_OF_SECONDS = 20.0, 50.0
@@ -433,10 +426,7 @@ def test_a_loop_without_end_is_told_with_its_line_and_record(
     assert [record.value for record in cluster.read(output)] == [b"0", b"1", b"2"]
 
 
-@ROADS
-def test_a_time_that_spark_cannot_hold_names_the_record(
-    app: Application, cluster: Cluster, jobs: bool
-) -> None:
+def test_a_time_that_spark_cannot_hold_names_the_record(app: Application, cluster: Cluster) -> None:
     source, output = (
         cluster.topic("in", 1, message_timestamp_after_max_ms=str(2**63 - 1)),
         cluster.topic("out", 1),
@@ -444,7 +434,7 @@ def test_a_time_that_spark_cannot_hold_names_the_record(
     cluster.write(source, [text("k", "1", 1_000), text("k", "2", 1_700_000_000_000_000_000)])
     builder = StreamsBuilder()
     builder.stream(source, key=serdes.string(), value=serdes.string()).to(output)
-    streams = app.instance(builder.build(), spark_job_per_batch=jobs)
+    streams = app.instance(builder.build())
     streams.start()
     error = until_failed(streams, IN_SECONDS)
     assert isinstance(error, RecordTimeError)
@@ -455,9 +445,8 @@ def test_a_time_that_spark_cannot_hold_names_the_record(
 # --- size -----------------------------------------------------------------------------------------
 
 
-@ROADS
 def test_records_that_suddenly_are_large_come_in_smaller_batches(
-    app: Application, cluster: Cluster, jobs: bool
+    app: Application, cluster: Cluster
 ) -> None:
     source, output = cluster.topic("in", 1), cluster.topic("out", 1)
     sizes = [10] * 500 + [100_000] * 60 + [10] * 500
@@ -465,9 +454,7 @@ def test_records_that_suddenly_are_large_come_in_smaller_batches(
     builder = StreamsBuilder()
     stream = builder.stream(source, key=serdes.string(), value=serdes.string())
     stream.map_values(lambda value: str(len(value)), returns=serdes.string()).to(output)
-    with app.running(
-        builder.build(), spark_job_per_batch=jobs, max_batch_bytes=1_000_000
-    ) as streams:
+    with app.running(builder.build(), max_batch_bytes=1_000_000) as streams:
         app.until_processed(streams, source)
         batches = streams.metrics()[COMMITS]
     assert [record.value for record in cluster.read(output)] == [
@@ -559,7 +546,6 @@ def test_columns_that_fail_stop_the_instance_with_the_cause(
             id="at-least-once",
             marks=pytest.mark.slow,
         ),
-        pytest.param(50, {"spark_job_per_batch": True}, 0, id="jobs", marks=pytest.mark.slow),
         pytest.param(90_000, {}, 30_000, id="behind", marks=pytest.mark.slow),
     ],
 )

@@ -1,4 +1,4 @@
-"""Joins on a broker: over restarts, restored stores and both roads they give what the driver gives
+"""Joins on a broker: over restarts and restored stores they give what the driver gives
 record after record."""
 
 from __future__ import annotations
@@ -99,7 +99,6 @@ def test_joins_over_restarts_are_those_of_one_run(
             topology(names.__getitem__),
             processing_guarantee=guarantee,
             emit_every_update=True,
-            spark_job_per_batch=turn == 1,
         ) as streams:
             app.until_processed(streams, *(names[side] for side in SIDES))
     wanted = by_the_driver(records)

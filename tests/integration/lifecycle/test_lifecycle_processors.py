@@ -68,9 +68,8 @@ def ticks(cluster: Cluster, output: str) -> dict[str, tuple[int, int]]:
     return {key.decode(): (int(calls), int(records)) for key, (calls, records) in told.items()}
 
 
-@pytest.mark.parametrize("road", [{}, {"spark_job_per_batch": True}], ids=["step", "spark job"])
 def test_tasks_without_records_are_called_and_a_restart_goes_on(
-    app: Application, cluster: Cluster, road: dict[str, bool]
+    app: Application, cluster: Cluster
 ) -> None:
     source, output = cluster.topic("in"), cluster.topic("out")
     cluster.write(source, [text("k", "v", partition=0)])
@@ -83,12 +82,12 @@ def test_tasks_without_records_are_called_and_a_restart_goes_on(
     def seen() -> list[object]:
         return [ticks(cluster, output)]
 
-    with app.running(topology, **road) as streams:
+    with app.running(topology) as streams:
         app.until_processed(streams, source)
         wait_until(lambda: called(4), 60, "four calls of each task", seen)
     before = ticks(cluster, output)
     assert {task: records for task, (_, records) in before.items()} == {"0_0": 1, "0_1": 0}
-    with app.running(topology, **road):
+    with app.running(topology):
         wait_until(lambda: called(max(n for n, _ in before.values()) + 2), 60, "more calls", seen)
     every = [
         (record.key, int(record.value.split()[0]))

@@ -1,5 +1,5 @@
 """Grouped tables, suppressed results and cogroups on a broker: over restarts, restored stores and
-both roads they come to what the driver comes to record after record."""
+they come to what the driver comes to record after record."""
 
 from __future__ import annotations
 
@@ -127,7 +127,6 @@ def test_tables_over_restarts_are_those_of_one_run(
             topology(names.__getitem__),
             processing_guarantee=guarantee,
             emit_every_update=True,
-            spark_job_per_batch=turn == 1,
         ) as streams:
             app.until_processed(streams, names["in"])
             for topic in BEHIND:

@@ -130,9 +130,7 @@ def test_what_was_late_before_a_restart_is_late_behind_it(
             cluster.write(names[name], records)
         if turn == 2:  # from the changelogs and what is beside the offsets alone
             shutil.rmtree(app.folder)
-        with app.running(
-            topology(names.__getitem__), emit_every_update=True, spark_job_per_batch=turn == 1
-        ) as streams:
+        with app.running(topology(names.__getitem__), emit_every_update=True) as streams:
             app.until_processed(streams, *(names[name] for name in written))
             dropped += float(streams.metrics()[DROPPED_RECORDS])
     wanted = by_the_driver(given)

@@ -97,7 +97,7 @@ def test_versions_survive_restarts_and_come_back_from_the_changelog(
             cluster.write(names[side], [record for one, record in phase if one == side])
         if turn == 2:  # from the changelogs alone
             shutil.rmtree(app.folder)
-        with app.running(topology(names.__getitem__), spark_job_per_batch=turn == 1) as streams:
+        with app.running(topology(names.__getitem__)) as streams:
             app.until_processed(streams, *(names[side] for side in SIDES))
             kept = versions(streams)
     wanted, wanted_versions = by_the_driver(phases)
@@ -163,9 +163,7 @@ def test_it_is_replayed_to_the_committed_offset(app: Application, cluster: Clust
         cluster.write(names["visits"], visits)
         if number == 2:  # from the topic alone, which holds more than was processed
             shutil.rmtree(app.folder)
-        with app.running(
-            reusing_topology(names.__getitem__), spark_job_per_batch=number == 1, **REUSED
-        ) as streams:
+        with app.running(reusing_topology(names.__getitem__), **REUSED) as streams:
             app.until_processed(streams, names["people"], names["visits"])
             kept = dict(streams.store("people").all())
     told, held = expected(4)

@@ -400,9 +400,6 @@ def shown(secret: str) -> list[str]:
 
 @pytest.mark.spark
 @pytest.mark.parametrize(
-    "jobs", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["step", "spark job"]
-)
-@pytest.mark.parametrize(
     ("door", "names"),
     [
         ("OAUTHBEARER", "java"),
@@ -417,7 +414,6 @@ def test_a_program_counts_exactly_once_on_a_secure_cluster(
     token_url: str,
     door: str,
     names: str,
-    jobs: bool,
     name: str,
     tmp_path: Path,
     spark: object,
@@ -439,7 +435,6 @@ def test_a_program_counts_exactly_once_on_a_secure_cluster(
     config = {
         "application.id": application,
         "processing.guarantee": "exactly_once_v2",
-        "spark.job.per.batch": jobs,
         **given,
     }
     with running(counting(source, output), tmp_path, **config) as streams:
@@ -453,7 +448,6 @@ def test_a_program_counts_exactly_once_on_a_secure_cluster(
     told = [*capfd.readouterr(), caplog.text]
     told += [path.read_text() for path in tmp_path.rglob("*.log")]
     assert "Command to send" in told[2], "py4j does not tell what it sends: nothing was looked at"
-    assert "everflow.batch" in told[2] or not jobs
     assert TOKEN_BEGINS not in "".join(told)
     for secret in (SECRET, *USERS.values()):
         for form in shown(secret):

@@ -74,7 +74,7 @@ def test_another_c_library_keeps_what_it_keeps() -> None:
 
 @pytest.mark.skipif(not GLIBC, reason="malloc_trim is glibc's")
 def test_what_a_workers_settings_keep_is_given_back() -> None:
-    environment = {**os.environ, **worker_environment("0")}
+    environment = {**os.environ, **worker_environment()}
     code = [sys.executable, "-c", HELD + KEPT]
     told = subprocess.run(code, env=environment, check=True, capture_output=True, text=True).stdout
     before, kept, after = (int(text) for text in re.findall(r"\d+", told))

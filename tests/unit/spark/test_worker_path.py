@@ -20,7 +20,7 @@ def test_the_current_folder_and_relative_folders_reach_the_workers(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["", "lib", str(tmp_path / "app.zip")])
-    found = worker_environment("t0-0")["EVERFLOW_PROGRAM_PATH"].split(os.pathsep)
+    found = worker_environment()["EVERFLOW_PROGRAM_PATH"].split(os.pathsep)
     assert found == [str(tmp_path), str(tmp_path / "lib"), str(tmp_path / "app.zip")]
 
 
@@ -36,7 +36,7 @@ def test_what_is_installed_comes_first_and_in_its_order(
         sysconfig.get_path("purelib"),
     ]
     monkeypatch.setattr(sys, "path", [str(tmp_path), *installed])
-    found = worker_environment("t0-0")
+    found = worker_environment()
     assert found["PYTHONPATH"].split(os.pathsep) == installed
     assert found["EVERFLOW_PROGRAM_PATH"] == str(tmp_path)
 
@@ -80,7 +80,7 @@ def test_a_program_with_a_queue_of_its_own_does_not_break_the_worker(
     )
     done = subprocess.run(
         [sys.executable, "-c", show],
-        env={**os.environ, **worker_environment("t0-0")},
+        env={**os.environ, **worker_environment()},
         cwd=tmp_path,
         capture_output=True,
         text=True,

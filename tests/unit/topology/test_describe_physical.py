@@ -54,8 +54,8 @@ def program() -> Topology:
     return builder.build()
 
 
-def listed(topology: Topology, jobs: str = "") -> list[tuple[str, str]]:
-    found = roads(plan(topology, cut(topology).index_of, "app"), jobs)
+def listed(topology: Topology) -> list[tuple[str, str]]:
+    found = roads(plan(topology, cut(topology).index_of, "app"))
     return [(road.road, road.why.replace(__file__, "file")) for road in found]
 
 
@@ -113,26 +113,6 @@ def test_a_serde_of_the_user_is_called_for_each_record() -> None:
     builder.stream("in", key=TEXT, value=DIGITS).to("out")
     assert [road for road, _ in listed(builder.build())] == ["Python", "Python"]
     assert listed(builder.build())[0][1] == "reads by Digits(), record by record"
-
-
-def test_columns_that_need_a_job_say_why() -> None:
-    found = listed(program(), "no such class")
-    assert ("Spark job", ">(value.a, 0); no such class") in found
-    assert ("Spark job", f"{MATCHES}; no such class") in found
-    assert "Catalyst" not in {road for road, _ in found}
-
-
-def test_columns_of_a_segment_that_arrow_computes_alone_need_no_job() -> None:
-    builder = StreamsBuilder()
-    stream = builder.stream("in", key=TEXT, value=TEXT).filter(F.col("value") != "")
-    stream.map_values(shout, returns="string").filter(F.col("value").rlike("x+")).to("out")
-    found = listed(builder.build(), "no such class")
-    assert [road for road, _ in found if road != "Python"] == [
-        "Arrow",
-        "Arrow",
-        "Spark job",
-        "Arrow",
-    ]
 
 
 def test_behind_a_merge_a_node_is_listed_once() -> None:

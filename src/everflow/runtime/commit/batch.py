@@ -1,8 +1,7 @@
 """What driver and workers tell each other of a micro-batch: values, and how they become JSON.
 
-The request travels to the workers as one Spark local property (`REQUEST_PROPERTY`); the result
-comes back with the job's rows. Names of tasks and partitions are text on the way only: they are
-read once, in `from_json`.
+Both are lines of a socket. Names of tasks and partitions are text on the way only: they are read
+once, in `from_json`.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from everflow.records import UNBOUNDED_BYTES, KeyPlaces, OffsetRange, TaskId, To
 
 _T = TypeVar("_T")
 
-REQUEST_PROPERTY = "everflow.batch"
 METADATA_PREFIX = "ef1"
 KAFKA_STREAMS_VERSIONS = (1, 2)
 KAFKA_STREAMS_HEAD = 12
@@ -487,7 +485,6 @@ class BatchFailure:
         "column": "a Column cannot be computed for some record",
         "worker": "a Python worker died, or had no memory",
         "hang": "the batch did not end within max.poll.interval.ms, so its workers were ended",
-        "refused": "an entry of a store is refused by its changelog, for a record not yet known",
         "migrated": "fenced, or unknown to the group",
         "generation": "the group's generation moved on",
         "data-loss": "a range is no longer, or not yet, in the log",
@@ -496,7 +493,6 @@ class BatchFailure:
         "spark-says": (
             "Spark's code failed in a step: ``error`` is the JVM's text, for the driver to read"
         ),
-        "left-to-spark": "Arrow has no result for its Columns that is sure to be Spark's",
         "spark-gone": "the JVM ended",
         "fatal": "trying again would meet it again",
         "other": "anything else",

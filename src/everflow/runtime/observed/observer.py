@@ -444,8 +444,7 @@ def subject_of(
 ) -> Subject:
     """As far as it is known before the cluster was looked at."""
     planned = plan(topology, cut(topology).index_of, config.application_id)
-    jobs = "spark.job.per.batch" if config.spark_job_per_batch else ""
-    counted = Counter(road.road for road in roads(planned, jobs))
+    counted = Counter(road.road for road in roads(planned))
     return Subject(
         application_id=config.application_id,
         client_id=client_id(config, process_id),

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from everflow.columns.computation import LeftToSpark
 from everflow.errors import (
     DamagedEntryError,
     EverflowError,
@@ -34,7 +33,6 @@ MOST_DETAILS = 20_000
 
 # The first class that fits decides.
 _KINDS: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], str], ...] = (
-    (LeftToSpark, "left-to-spark"),
     (GenerationChanged, "generation"),
     (TaskMigratedError, "migrated"),
     (LogStartMovedError, "data-loss"),

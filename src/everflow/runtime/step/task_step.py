@@ -1,15 +1,13 @@
 """One step of a micro-batch: operators on Arrow, in a Spark Python worker or in the test driver.
 
-A step reads its whole input up to the end marker before it does anything, so a failure upstream can
-never look like the end of the input (scenario 33). It knows neither Kafka nor Spark: the last step
+It knows neither Kafka nor Spark: the last step
 hands everything to a `Sink`.
 """
 
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,7 +17,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from everflow.clock import in_utc
 from everflow.handlers.given import Handlers
 from everflow.handlers.outages import is_outage
 from everflow.handlers.response import PROCESSING, PRODUCTION
@@ -34,9 +31,7 @@ from everflow.records import (
     names_a_topic,
 )
 from everflow.runtime.commit.batch import (
-    FAILED,
     Ages,
-    BatchFailure,
     BatchRequest,
     BatchResult,
     LetterGroup,
@@ -67,7 +62,6 @@ from everflow.runtime.step.stateful_ops import (
     clock_name,
     run_stateful,
 )
-from everflow.runtime.step.step_failure import EarlierStepFailed, failure_of
 from everflow.runtime.step.step_functions import (
     RecordFailure,
     raise_all,
@@ -81,12 +75,10 @@ from everflow.serdes import Serde
 from everflow.serdes.windowed import python_keys
 from everflow.topology.arrival import Ways
 from everflow.topology.hops import (
-    HopError,
     HopInput,
     HopSchema,
     empty_like,
     in_order,
-    read_hop,
     write_hop,
 )
 from everflow.topology.known_results import KnownResults
@@ -184,12 +176,7 @@ class Sink(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class TaskStep:
-    """The function of one Python hop; picklable, free of Columns.
-
-    ``request`` reads the micro-batch's request (a Spark local property in workers); ``announce``
-    tells the driver which process serves the hop before any work is done and raises if the batch is
-    no longer wanted.
-    """
+    """The function of one Python hop; picklable, free of Columns."""
 
     level: int
     ops: tuple[StepOp, ...]
@@ -199,8 +186,6 @@ class TaskStep:
     changelog_slots: Mapping[str, int]
     stores: StoreAccess
     sink: Sink | None
-    request: Callable[[], BatchRequest]
-    announce: Callable[[BatchRequest, int], None]
     ways: Mapping[str, Ways] = field(default_factory=dict)
     """See `PhysicalPlan.ways`."""
     every_failure: bool = False
@@ -219,8 +204,6 @@ class TaskStep:
         level: int,
         stores: StoreAccess,
         sink: Sink,
-        request: Callable[[], BatchRequest],
-        announce: Callable[[BatchRequest, int], None],
         *,
         handlers: Handlers | None = None,
     ) -> TaskStep:
@@ -235,8 +218,6 @@ class TaskStep:
             changelog_slots=plan.changelog_slots,
             stores=stores,
             sink=sink if last else None,
-            request=request,
-            announce=announce,
             ways=plan.ways,
             every_failure=handlers is not None and handlers.may_continue(PROCESSING),
             handlers=handlers or Handlers(),
@@ -249,40 +230,11 @@ class TaskStep:
             and any(isinstance(op, TimeOp) and op.extractor for op in plan.steps[0].ops),
         )
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """What Spark's ``mapInArrow`` runs: as `process`, but a step that fails says why in its
-        last row, instead of raising."""
-        try:
-            yield from self.process(batches)
-        except HopError:  # a stage before this one failed, and Spark says why
-            raise
-        except Exception as error:
-            yield from failed(error, self.hop_out)
-
-    def process(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Hop rows in; hop rows, or on the last step one row with the result, out."""
-        timings = {"began": time.time() * 1000}
-        with in_utc():
-            request, hop = self.read(batches, timings)
-            yield from self.run(request, hop, timings)
-
-    def read(
-        self, batches: Iterable[pa.RecordBatch], timings: dict[str, float]
-    ) -> tuple[BatchRequest, HopInput]:
-        """The request, and the hop's rows."""
-        with timed(timings, "read"):
-            request = self.request()
-            self.announce(request, self.level)
-            hop = read_hop(batches, self.hop_in)
-            if self.level == 0:
-                request, hop.bytes, hop.keys = _as_read(request, hop.control)
-        return request, hop
-
     def run(
         self, request: BatchRequest, hop: HopInput, timings: dict[str, float]
     ) -> Iterator[pa.RecordBatch]:
-        """Run the operators on one hop's rows. Raises EarlierStepFailed for rows that a failed step
-        has left, and for a clock's call that stops the instance."""
+        """Run the operators on one hop's rows. Raises EarlierStepFailed for a
+        clock's call that stops the instance."""
         try:
             yield from self._run(request, hop, timings)
         except UncheckedCallError:  # nothing was written: the operators come before the sink
@@ -455,17 +407,6 @@ class TaskStep:
 def hop_out_of(plan: PhysicalPlan, level: int) -> HopSchema | None:
     """What the step of ``level`` writes; None for the last."""
     return None if level == plan.levels - 1 else HopSchema(plan.out_of_step(level), plan.headers)
-
-
-def failed(error: Exception, hop_out: HopSchema | None) -> Iterator[pa.RecordBatch]:
-    """What a step gives instead of results: why it failed, through the steps behind it (``hop_out``
-    None: it is the last)."""
-    failure = failure_of(error).to_dict()
-    if hop_out is None:
-        yield _result_row(BatchResult(outcome=FAILED, failure=failure))
-        return
-    nothing = {slot.id: empty_like(slot.type.key, slot.type.value) for slot in hop_out.slots}
-    yield from write_hop(nothing, hop_out, as_json({"failure": failure}))
 
 
 # --- operators ------------------------------------------------------------------------------------
@@ -652,28 +593,9 @@ def _to_control(result: StepResult, ways: str | None) -> str:
     )
 
 
-def _said(control: str) -> dict[str, Any]:
-    """What the marker of a hop says. Raises EarlierStepFailed."""
-    data: dict[str, Any] = json.loads(control)
-    if "failure" in data:
-        raise EarlierStepFailed(BatchFailure.from_dict(data["failure"]))
-    return data
-
-
-def _as_read(request: BatchRequest, control: str) -> tuple[BatchRequest, int, Sequence[KeyPlaces]]:
-    """The request with the ranges that were read, how many bytes they had, and where keys lie."""
-    data = _said(control)
-    silent = tuple(TopicPartition(*tp) for tp in data.get("silent", ()))
-    return (
-        replace(request.ending(by_partition(data["ends"])), silent=silent),
-        data["bytes"],
-        _keys(data),
-    )
-
-
 def _from_control(control: str) -> tuple[StepResult, str | None]:
     """What earlier steps have done, and what they tell of the order of records."""
-    data = _said(control)
+    data: dict[str, Any] = json.loads(control)
     result = StepResult(
         consumed=by_partition(data.get("consumed", {})),
         stream_times=by_task(data.get("stream_times", {})),

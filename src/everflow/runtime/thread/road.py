@@ -1,13 +1,11 @@
-"""Chooses, once per plan, how micro-batches run: in resident steps, or as Spark jobs.
-
-Notes 004 and 014.
-"""
+"""Prepares the Columns of a plan for its resident steps, once (notes 004 and 014)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from everflow.errors import TopologyError
 from everflow.runtime.thread.calling_road import calling, calls, part_plan, parts_of
 from everflow.runtime.worker.column_client import Ticket
 from everflow.runtime.worker.resident_segments import (
@@ -25,50 +23,12 @@ from everflow.spark.segments import (
     slots_of_segment,
     spark_schema,
 )
-from everflow.spark.session import get_session
-from everflow.topology.describe_physical import arrow_alone, as_text, has_twin
+from everflow.spark.session import get_session, plain_context
+from everflow.topology.describe_physical import as_text, has_twin
 from everflow.topology.graph import Graph
 from everflow.topology.physical_plan import Choice, PhysicalPlan, Projection, Segment
 from everflow.topology.plan import plan
 from everflow.topology.subtopologies import cut
-
-
-@dataclass(frozen=True)
-class JobStages:
-    """How a micro-batch that is a Spark job is cut into stages, each of which one worker runs: the
-    last level of each (-1: reading and decoding), in order. ``segments``: what Arrow computes
-    before the step of a level; None where Spark does, at the begin of a stage."""
-
-    ends: tuple[int, ...]
-    segments: tuple[TwinSegment | None, ...]
-
-    def levels(self) -> Iterator[tuple[int, int]]:
-        """First and last level of each."""
-        return zip((-1, *(end + 1 for end in self.ends)), self.ends, strict=False)
-
-
-def job_stages(plan: PhysicalPlan) -> JobStages:
-    """Spark gets rows where it has to compute Columns (note 038)."""
-    segments = tuple(_twins_alone(plan, segment) for segment in plan.segments)
-    ends = [level - 1 for level, segment in enumerate(segments) if segment is None]
-    return JobStages((*ends, plan.levels - 1), segments)
-
-
-def whole_job(plan: PhysicalPlan) -> JobStages:
-    """Spark computes all Columns."""
-    return JobStages(tuple(range(-1, plan.levels)), (None,) * plan.levels)
-
-
-def _twins_alone(plan: PhysicalPlan, segment: Segment) -> TwinSegment | None:
-    made = frozenset(slot.id for slot in slots_of_segment(plan, segment.level).slots)
-    if not made:
-        return TwinSegment(())
-    if not arrow_alone(segment):
-        return None
-    topics = {source.index: source.topic for source in plan.sources}
-    return TwinSegment(
-        tuple(TwinProjection.of(found, topics) for found in segment.projections), made
-    )
 
 
 @dataclass(frozen=True)
@@ -81,35 +41,22 @@ class ResidentRoad:
 
 
 def resident_road(plan: PhysicalPlan) -> ResidentRoad:
-    """Starts Spark SQL where the plan has Columns. NotComputableError where a micro-batch has to be
-    a Spark job."""
+    """Starts Spark SQL where the plan has Columns that Arrow does not compute. TopologyError with
+    the user's line for a Column that Spark computes in jobs only."""
     prepared = [_prepared(plan, segment) for segment in plan.segments]
     path = next((path for path, _ in prepared if path), "")
     return ResidentRoad(tuple(segment for _, segment in prepared), path)
 
 
 def physical_road(
-    topology: Graph, form: Callable[[PhysicalPlan, Mapping[str, int], str], str] = as_text
+    topology: Graph, form: Callable[[PhysicalPlan, Mapping[str, int]], str] = as_text
 ) -> str:
     """`Topology.describe_physical` for the Spark that is here, which is asked; in the ``form`` of
-    text, or of `describe_physical.as_json`."""
+    text, or of `describe_physical.as_json`. Raises what `resident_road` raises."""
     index_of = cut(topology).index_of
     planned = plan(topology, index_of, "")
-    try:
-        resident_road(planned)
-    except NotComputableError as error:
-        return form(planned, index_of, str(error))
-    return form(planned, index_of, "")
-
-
-def job_segments(plan: PhysicalPlan) -> tuple[ResidentSegment, ...]:
-    """For `spark.job_columns`: the test driver's, where a micro-batch has to be a Spark job."""
-    return tuple(
-        computed_segment(plan, segment.level, segment.level)
-        if slots_of_segment(plan, segment.level).slots
-        else TwinSegment(())
-        for segment in plan.segments
-    )
+    resident_road(planned)
+    return form(planned, index_of)
 
 
 def _prepared(plan: PhysicalPlan, segment: Segment) -> tuple[str, ResidentSegment]:
@@ -130,15 +77,27 @@ def _prepared(plan: PhysicalPlan, segment: Segment) -> tuple[str, ResidentSegmen
 def _prepared_part(
     plan: PhysicalPlan, segment: Segment, part: tuple[Projection | Choice, ...]
 ) -> tuple[str, ResidentSegment]:
-    if isinstance(part[0], Projection) and calls(part[0]):
-        return calling(plan, part[0])
-    if not has_twin(part[0]):
-        return service_segment(plan, segment.level)
-    topics = {source.index: source.topic for source in plan.sources}
-    twins = tuple(TwinProjection.of(found, topics) for found in part)
-    made = frozenset(slot.id for slot in slots_of_segment(plan, segment.level).slots)
-    if all(twin.sure for twin in twins):
-        return "", TwinSegment(twins, made)
+    try:
+        if isinstance(part[0], Projection) and calls(part[0]):
+            return calling(plan, part[0])
+        if not has_twin(part[0]):
+            return service_segment(plan, segment.level)
+        topics = {source.index: source.topic for source in plan.sources}
+        twins = tuple(TwinProjection.of(found, topics) for found in part)
+        made = frozenset(slot.id for slot in slots_of_segment(plan, segment.level).slots)
+        if all(twin.sure for twin in twins):
+            return "", TwinSegment(twins, made)
+        if plain_context() is None:  # nobody knows what the user's Spark makes of them
+            path, number = _prepared_columns(plan, segment.level)
+            return path, TwinSegment(twins, made, computed_segment(plan, segment.level, number))
+    except NotComputableError as error:
+        lines = column_lines(Segment(segment.level, part))
+        raise TopologyError(
+            f"Spark cannot compute this Column without a Spark job for each batch: {error}. "
+            f"Start Spark without what changes its SQL (spark.sql.extensions, other jars), or "
+            f"compute the value in a Python function, as in map_values(function, returns=...)",
+            where=lines[0] if lines else None,
+        ) from error
     ticket = Ticket(*prepared_later(lambda: _prepared_columns(plan, segment.level)))
     return "", TwinSegment(twins, made, computed_segment(plan, segment.level, ticket))
 

@@ -17,7 +17,6 @@ import numpy as np
 import pyarrow as pa
 
 from everflow.errors import EverflowError, RecordRefusedError, RecordTooLargeError
-from everflow.handlers.response import PRODUCTION
 from everflow.kafka.reading.log_columns import LogColumns
 from everflow.records import Int64, TopicPartition
 from everflow.runtime.commit.batch import (
@@ -29,7 +28,6 @@ from everflow.runtime.commit.batch import (
 from everflow.runtime.step.checked_stores import CheckedAccess, damage_in
 from everflow.runtime.step.spark_failure import failure_of_said
 from everflow.runtime.step.step_failure import (
-    EarlierStepFailed,
     SparkSays,
     failure_of,
     serde_outage,
@@ -38,8 +36,6 @@ from everflow.runtime.step.step_functions import RecordFailure
 from everflow.runtime.step.task_step import StepResult, TaskStep
 from everflow.runtime.step.timings import timed
 from everflow.runtime.worker.large_records import (
-    LetterRefusedError,
-    LetterTooLargeError,
     largest_entry,
     refused_cure,
     times_of_entries,
@@ -50,7 +46,6 @@ from everflow.serdes import SerdeError
 from everflow.topology.hops import HopInput
 from everflow.topology.known_results import KnownResults
 from everflow.topology.physical_plan import Source, StatefulOp
-from everflow.user_texts import class_of
 
 HALVED_AFTER = 12
 """So many runs of a batch that found another record each, and it is made half as large: of records
@@ -325,29 +320,6 @@ def trial_of(steps: Sequence[TaskStep], trial: Trial) -> tuple[TaskStep, ...]:
         )
         for step in steps
     )
-
-
-def sound(steps: tuple[TaskStep, ...], run: Callable[[tuple[TaskStep, ...]], _T]) -> _T:
-    """``run(steps)``, of which no input is here any more. DamagedEntryError where it fails for what
-    a store holds, RetriableError for an outage of what a serde asks; else what it fails with. An
-    entry of a store that its changelog refuses is looked for in smaller batches."""
-    try:
-        return run(steps)
-    except (RecordTooLargeError, RecordRefusedError) as error:
-        if error.place is not None or isinstance(error, LetterTooLargeError | LetterRefusedError):
-            raise
-        found = replace(failure_of(error), kind="refused", stage=PRODUCTION)
-        raise EarlierStepFailed(replace(found, exception=class_of(error))) from error
-    except Exception as error:
-        if (away := serde_outage(error)) is not None:
-            raise away from error
-        if stores_of(steps) and (named(error) or of_data(error)):
-            try:
-                run(trial_of(steps, Trial()))
-            except Exception as found:
-                if (damage := damage_in(found)) is not None:
-                    raise damage from damage.__cause__
-        raise
 
 
 def stores_of(steps: Sequence[TaskStep]) -> dict[str, str]:

@@ -2,9 +2,8 @@
 
 A Spark job per micro-batch costs more than the work of a small one, and the way of a large one from
 Kafka through the JVM costs more than reading it in columns here. So the worker reads its input
-itself: it asks the driver for the next request over a socket, runs the plan's segments and the very
-same `TaskStep`s, answers with the result, and goes on until it is told to stop. Gate, transaction,
-stores and failures are those of a job per batch.
+itself: it asks the driver for the next request over a socket, runs the plan's segments and steps,
+answers with the result, and goes on until it is told to stop.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from everflow.runtime.worker.resident_segments import (
     ResidentSegment,
     run_levels,
 )
-from everflow.runtime.worker.worker_ports import clients_of
+from everflow.runtime.worker.worker_ports import announce, clients_of
 from everflow.sockets import read_line
 from everflow.topology.hops import HopInput
 
@@ -115,7 +114,7 @@ class ResidentStep:
         request = BatchRequest.from_json(text)
         timings = {"began": time.time() * 1000}
         with timed(timings, "read"):
-            self.steps[0].announce(request, 0)
+            announce(request)
             reader = readers.of(request)
             if not request.tasks:  # the thread has none yet, so nobody waits
                 self.input.warm_up(reader)

@@ -58,11 +58,11 @@ class LmdbAccess:
             distrust(Path(place.path), reason)
 
 
-def announce(request: BatchRequest, level: int) -> None:
-    """Tell the driver which process serves this hop, so that it can be killed after a failure
+def announce(request: BatchRequest) -> None:
+    """Tell the driver which process serves the batch, so that it can be killed after a failure
     (scenario 34)."""
-    slot, gate = f"t{request.thread}-{level}", _gate(request.gate)
-    if not gate.hello(request.batch_id, slot, os.getpid()):
+    gate = _gate(request.gate)
+    if not gate.hello(request.batch_id, f"t{request.thread}", os.getpid()):
         raise BatchUnwantedError(
             f"the driver no longer runs batch {request.batch_id}; nothing was written"
         )

@@ -31,7 +31,6 @@ ANSWER_S = 20.0
 _OF_A_SHELL = frozenset({"_", "PWD", "OLDPWD", "SHLVL"})
 _OF_THE_PATH = frozenset({"PYTHONPATH", "EVERFLOW_PROGRAM_PATH"})
 """They are compared as what they make: `DaemonPlace.path`."""
-_OF_A_SLOT = frozenset({"EVERFLOW_SLOT"})
 _SPARKS = ("SPARK_", "PYSPARK_", "PYTHON_", "_PYSPARK_")
 
 
@@ -145,7 +144,7 @@ def _read(lines: BinaryIO) -> DaemonPlace | None:
 
 
 def _compared(environment: Mapping[str, str]) -> dict[str, str]:
-    left_out = _OF_A_SHELL | _OF_THE_PATH | _OF_A_SLOT
+    left_out = _OF_A_SHELL | _OF_THE_PATH
     return {name: value for name, value in environment.items() if name not in left_out}
 
 

@@ -77,7 +77,7 @@ def test_a_global_table_is_whole_before_the_first_record_and_over_restarts(
         ],
     )
     cluster.write(orders, [in_json("k", {"who": who, "n": 2}, 1, 0) for who in (*PEOPLE, "gone")])
-    with app.running(program, spark_job_per_batch=True, **settings) as streams:
+    with app.running(program, **settings) as streams:
         app.until_processed(streams, orders)
         # A late update, of an older time.
         cluster.write(cities, [in_json("w2", {"city": "late w2"}, 0, 2)])

@@ -79,7 +79,7 @@ def test_rows_are_there_for_the_first_record_and_refreshed(
     with pytest.raises(TableLoadError, match=r"people, at .*test_lifecycle_loaded_tables"):
         app.instance(topology).start()
     write(lake, bob="Kiel")
-    with app.running(topology, spark_job_per_batch=True) as streams:
+    with app.running(topology) as streams:
         cluster.write(orders, [text("6", "ann", 6)])
         app.until_processed(streams, orders)
         wait_until(lambda: len(cluster.read(late)) == 5, CAUGHT_UP_S, "bob, who has waited")

@@ -30,7 +30,7 @@ def test_records_wait_over_restarts(app: Application, cluster: Cluster) -> None:
     shutil.rmtree(app.folder)  # from the changelog alone
     cluster.write(cities, [text("a", "Rome", 1)])
     cluster.write(orders, [text("c", "D", 152)])
-    app.run_through(topology, orders, cities, spark_job_per_batch=True)
+    app.run_through(topology, orders, cities)
     cluster.write(orders, [text("b", "E", 153)])
     cluster.write(cities, [text("b", "Oslo", 154)])
     app.run_through(topology, orders, cities)

@@ -15,7 +15,6 @@ from everflow.config import StreamsConfig
 from everflow.dsl.graph_builder import GraphBuilder
 from everflow.runtime.cluster_ports import ClusterPorts
 from everflow.runtime.thread.batching import PlannedBatch
-from everflow.runtime.thread.road import ResidentRoad, resident_road
 from everflow.runtime.thread.thread_ports import batch_request
 from everflow.runtime.wiring import Ground, job_opener
 from everflow.runtime.worker.worker_ports import BatchUnwantedError, clients_of
@@ -55,7 +54,9 @@ def ground() -> Ground:
         config=config,
         clock=nothing,
         admin=nothing,
-        blueprint=cast(Any, SimpleNamespace(plan=planned(), layouts="", partitions={})),
+        blueprint=cast(
+            Any, SimpleNamespace(plan=planned(), layouts="", partitions={}, inputs={0: ()})
+        ),
         directory=cast(Any, SimpleNamespace(process_id="p", transactional_ids=["app-p-0"])),
         changelogs=nothing,
     )
@@ -73,11 +74,9 @@ def request_of(ground: Ground) -> Any:
     return batch_request(settings, "i.0.0", 0, empty, {}, (), [], (), 1, {})
 
 
-@pytest.mark.parametrize("resident", [True, False])
-def test_what_is_packed_for_workers_has_no_secret(ground: Ground, resident: bool) -> None:
+def test_what_is_packed_for_workers_has_no_secret(ground: Ground) -> None:
     assert SECRET in ground.main_reader.values()
-    road: ResidentRoad | None = resident_road(ground.blueprint.plan) if resident else None
-    job: Any = job_opener(None, ground, road)(0)
+    job: Any = job_opener(None, ground)(0)
     assert SECRET.encode() not in job._work.data
     assert SECRET not in repr(job._work.copy())
 

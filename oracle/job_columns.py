@@ -1,7 +1,6 @@
 """Computes segments by Spark jobs over rows at hand.
 
-For the test driver, where they cannot do without, and as the truth that the service without jobs is
-held to (note 014).
+The truth that the service without jobs is held to (note 014).
 """
 
 from __future__ import annotations
