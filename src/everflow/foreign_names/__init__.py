@@ -2,7 +2,8 @@
 
 `Telling` makes a class answer an unknown name with it, `telling` a module. A name that is not in
 the data gets the nearest name there is. The data is ``names.tsv``, one line a name; it is read when
-a name was wrong. The guide's pages for newcomers are made of it, too.
+a name was wrong. The guide's pages for newcomers are made of it, too. `fitting_calls` refuses
+arguments that do not fit; `java_security` reads Java's names of security settings.
 May import layer 0. It runs where somebody wrote the name.
 """
 
