@@ -114,16 +114,13 @@ class GroupedStream:
 
     @property
     def graph(self) -> GraphBuilder:
-        """See `Groups`."""
         return self.stream.graph
 
     @property
     def edge(self) -> Edge:
-        """See `Groups`."""
         return self.stream.edge
 
     def grouped(self, operator: str, where: str | None) -> Stream:
-        """See `Groups`."""
         if not self.stream.key_changed:
             return self.stream
         known = self.graph.regrouped.get(self)

@@ -98,7 +98,7 @@ def joined_with_global(
         "JOIN",
         StreamGlobalJoin(whole_table(right), kind, call.mapped),
     )
-    return left.behind(*call.made(graph, graph.add(node), edge, table=False))
+    return call.made(left.behind(graph.add(node), edge), table=False)
 
 
 def with_mapped_key(

@@ -121,12 +121,13 @@ class JoinCall:
         value = joined_type(left.edge.type.value, right.edge.type.value)
         return Edge(EdgeType(left.edge.type.key, value), left.edge.key_serde, default_serde(value))
 
-    def made(self, graph: GraphBuilder, node: str, edge: Edge, *, table: bool) -> tuple[str, Edge]:
-        """Node and edge behind the joiner; ``table``: deletions pass it."""
+    def made(self, joined: Stream, *, table: bool) -> Stream:
+        """What the joiner makes of the joined records; ``table``: deletions pass it."""
+        edge = joined.edge
         joiner = struct_of(self.fields, self.operator, self.where) if self.fields else self.joiner
         if joiner is None:
-            return node, edge
-        name = f"{node}-joiner"
+            return joined
+        name, inputs = f"{joined.node}-joiner", (joined.node,)
         if is_column(joiner, self.operator, self.where):
             value = (
                 unless_deleted(joiner, edge, self.where)
@@ -136,20 +137,20 @@ class JoinCall:
             made = edge.with_types(value=value.type)
             projected = ProjectNode(
                 name=name,
-                inputs=(node,),
+                inputs=inputs,
                 out=made.type,
                 where=self.where,
                 label=JOINER,
                 value=value,
             )
-            return graph.add(projected), made
+            return joined.behind(joined.graph.add(projected), made)
         made = edge.with_types(
             value=result_type(self.returns, joiner, self.operator, self.where)
         ).with_serdes(value=result_serde(self.returns))
         called = self._function(joiner)
         called = TableMapper(called) if table else called
-        function = FunctionNode(name, (node,), made.type, self.where, JOINER, "map_values", called)
-        return graph.add(function), made
+        function = FunctionNode(name, inputs, made.type, self.where, JOINER, "map_values", called)
+        return joined.behind(joined.graph.add(function), made)
 
     def _function(self, joiner: Callable[..., Any]) -> Callable[..., Any]:
         """The joiner as a function of (key, joined value)."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from everflow.dsl.expressions import Edge, Expression
+from everflow.dsl.expressions import Expression
 from everflow.dsl.graph_builder import GraphBuilder
 from everflow.dsl.lowering.global_tables import whole_table, with_mapped_key
 from everflow.dsl.lowering.join_call import JoinCall, in_windows_of, joined_table
@@ -78,8 +78,7 @@ def joined_with_table(
         reads=(table.spec,),
         parts=(Part(node_name, (stream.node,), (table.spec.name,)),),
     )
-    made, edge = call.made(left.graph, left.graph.add(node), edge, table=False)
-    return Stream(left.graph, made, edge)
+    return call.made(Stream(left.graph, left.graph.add(node), edge), table=False)
 
 
 def _prefix(kind: JoinKind) -> str:
@@ -114,8 +113,7 @@ def _with_rows(
         StreamTableRows(kind),
         parts=(Part(node_name, (asking,), stores),),
     )
-    made, edge = call.made(graph, graph.add(node), edge, table=False)
-    return Stream(graph, made, edge)
+    return call.made(Stream(graph, graph.add(node), edge), table=False)
 
 
 def rows_for(
@@ -270,8 +268,7 @@ def joined_in_windows(
         stores.all,
         parts=parts,
     )
-    made, edge = call.made(left.graph, left.graph.add(node), edge, table=False)
-    return Stream(left.graph, made, edge)
+    return call.made(Stream(left.graph, left.graph.add(node), edge), table=False)
 
 
 def _in_its_windows(lefts: Stream, rights: Stream, call: JoinCall, name: str) -> Stream:
@@ -475,8 +472,7 @@ def joined_as_of(
         operator,
         (kept,) if held is None else (kept, held.store),
     )
-    made, edge = call.made(graph, graph.add(node), edge, table=False)
-    return Stream(graph, made, edge)
+    return call.made(Stream(graph, graph.add(node), edge), table=False)
 
 
 def _tolerance(tolerance: Any, call: JoinCall) -> int:
@@ -553,13 +549,10 @@ class LookupCall:
 
     def joined(self, name: str | None) -> Stream:
         """Each record with its entry, once that is there."""
-        graph = self.left.graph
-        node, edge = self._with_global(name) if self.is_global else self._with_table(name)
-        made, edge = self.call.made(graph, node, edge, table=False)
-        return self.left.behind(made, edge) if self.is_global else Stream(graph, made, edge)
+        made = self._with_global(name) if self.is_global else self._with_table(name)
+        return self.call.made(made, table=False)
 
-    def _with_table(self, name: str | None) -> tuple[str, Edge]:
-        """The node of the join, and its edge."""
+    def _with_table(self, name: str | None) -> Stream:
         call, right, graph, where = self.call, self.right, self.left.graph, self.call.where
         call.check_sides(self.left, right)
         tables = joined_tables(right, call)
@@ -598,10 +591,9 @@ class LookupCall:
             reads=() if in_rows else reads,
             parts=(Part(node_name, (stream.node,), stores),),
         )
-        return graph.add(node), edge
+        return Stream(graph, graph.add(node), edge)
 
-    def _with_global(self, name: str | None) -> tuple[str, Edge]:
-        """As `_with_table`, of a global table."""
+    def _with_global(self, name: str | None) -> Stream:
         left, right, where = self.left, self.right, self.call.where
         graph = left.graph
         if right.graph is not graph:
@@ -616,7 +608,7 @@ class LookupCall:
         node = StatefulNode(
             node_name, (selected,), edge.type, where, "JOIN", operator, (room.store,)
         )
-        return graph.add(node), edge
+        return left.behind(graph.add(node), edge)
 
     def _room(self, stream: Stream) -> WaitingRoom:
         call, where = self.call, self.call.where

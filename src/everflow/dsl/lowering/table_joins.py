@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pyspark.sql import functions as F
 
 from everflow import serdes
-from everflow.dsl.expressions import Edge, Expression, is_column, unless_deleted
+from everflow.dsl.expressions import Expression, is_column, unless_deleted
 from everflow.dsl.functions import ForeignKeyOf, TableMapper, key_value_function
 from everflow.dsl.lowering.join_call import JoinCall
 from everflow.dsl.lowering.stream import Stream
@@ -87,10 +87,8 @@ def joined_by_key(
         both = _looking_up(both, left, right, updates, (tables[0][0], tables[1][0]))
     else:
         both = _with_rows(both, left, right, updates, call)
-    made, edge = call.made(graph, graph.add(both), edge, table=True)
-    if store is not None:
-        made = stored(graph, made, edge, merged, store, call.operator, where)
-    return Stream(graph, made, edge)
+    made = call.made(Stream(graph, graph.add(both), edge), table=True)
+    return made if store is None else stored(made, merged, store, call.operator, where)
 
 
 def _looking_up(
@@ -162,15 +160,14 @@ def _halves(
 def joined_by_foreign_key(join: ForeignKeyJoin, store: object) -> Stream:
     """The join of a table's entries with those that they name by a foreign key."""
     call, graph = join.call, join.left.graph
-    node, edge = join.made()
-    made, edge = call.made(graph, node, edge, table=True)
+    joined = join.made()
+    made = call.made(joined, table=True)
     if store is not None:
-        made = stored(graph, made, edge, f"{node}-kept", store, call.operator, call.where)
-        return Stream(graph, made, edge)
+        return stored(made, f"{joined.node}-kept", store, call.operator, call.where)
     name = graph.new_name(f"{_FOREIGN_RESULT}STATE-STORE-")
-    kept = kept_node(made, f"{made}-results", edge, name, call.operator, call.where)
-    graph.keep_when_asked(kept)
-    return Stream(graph, made, edge)
+    values = Stream(graph, f"{made.node}-results", made.edge)
+    graph.keep_when_asked(kept_node(values, made.node, name, call.operator, call.where))
+    return made
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,8 +181,8 @@ class ForeignKeyJoin:
     on: Expression
     name: str | None
 
-    def made(self) -> tuple[str, Edge]:
-        """The node of the joined entries, and their edge."""
+    def made(self) -> Stream:
+        """The joined entries."""
         graph, call, where = self.left.graph, self.call, self.call.where
         if self.right.graph is not graph:
             raise TopologyError(
@@ -208,7 +205,7 @@ class ForeignKeyJoin:
         answers = self._answers(name, (asked, updates[1]), tables[1], key_serde, foreign_serde)
         edge = call.edge(self.left, self.right)
         joined = self._joined(name, (updates[0], answers), tables[0], value_serde)
-        return graph.add(replace(joined, out=edge.type)), edge
+        return Stream(graph, graph.add(replace(joined, out=edge.type)), edge)
 
     def _asks(self, name: str, updates: str, written: tuple[Serde, Serde, Serde]) -> str:
         """The node of subscriptions: of what each entry was, and of what it is. ``written``: as

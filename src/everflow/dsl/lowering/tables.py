@@ -192,18 +192,17 @@ class TableCall:
         return self._in_store(table, graph.add(made), edge, node_name)
 
     def _in_store(self, table: Stream, node: str, edge: Edge, node_name: str) -> Stream:
-        if self.store is not None:
-            node = stored(
-                table.graph,
-                node,
-                edge,
-                node_name,
-                self.store,
-                self.operator,
-                self.where,
-                only_visible=self._filters and not is_versioned(table.graph, table.node),
-            )
-        return Stream(table.graph, node, edge)
+        made = Stream(table.graph, node, edge)
+        if self.store is None:
+            return made
+        return stored(
+            made,
+            node_name,
+            self.store,
+            self.operator,
+            self.where,
+            only_visible=self._filters and not is_versioned(table.graph, table.node),
+        )
 
 
 def _visible(graph: GraphBuilder, made: Node, before: str, node_name: str) -> str:
@@ -217,37 +216,34 @@ def _visible(graph: GraphBuilder, made: Node, before: str, node_name: str) -> st
 
 
 def stored(
-    graph: GraphBuilder,
-    node: str,
-    edge: Edge,
+    table: Stream,
     name: str,
     store: object,
     operator: str,
     where: str | None,
     *,
     only_visible: bool = False,
-) -> str:
-    """The node ``name`` that keeps the table of ``node`` in a ``store``; ``only_visible``: see
-    `TableSpec`."""
-    claimed = graph.claim_store(store, operator, where)
-    node_of = kept_node(name, node, edge, claimed, operator, where, only_visible=only_visible)
-    return graph.add(node_of)
+) -> Stream:
+    """The table in a ``store`` that the node ``name`` keeps; ``only_visible``: see `TableSpec`."""
+    claimed = table.graph.claim_store(store, operator, where)
+    node = kept_node(table, name, claimed, operator, where, only_visible=only_visible)
+    return table.behind(table.graph.add(node), table.edge)
 
 
 def kept_node(
+    table: Stream,
     name: str,
-    node: str,
-    edge: Edge,
     store: str,
     operator: str,
     where: str | None,
     *,
     only_visible: bool = False,
 ) -> StatefulNode:
-    """As `stored`; adds nothing to the graph."""
-    key_serde, value_serde = edge.serdes(operator, where)
+    """The node of `stored`, which is not added to the graph."""
+    key_serde, value_serde = table.edge.serdes(operator, where)
     spec = StoreSpec(
         name=store, kind="key_value", key_serde=key_serde, value_serde=value_serde, where=where
     )
-    operator_spec = TableSpec(store, key_serde, value_serde, only_visible=only_visible)
-    return StatefulNode(name, (node,), edge.type, where, "MATERIALIZED", operator_spec, (spec,))
+    kept = TableSpec(store, key_serde, value_serde, only_visible=only_visible)
+    out = table.edge.type
+    return StatefulNode(name, (table.node,), out, where, "MATERIALIZED", kept, (spec,))
