@@ -60,9 +60,9 @@ def test_a_page_does_what_it_says(
         ("```python\n\n1 / 0\n```", r'(?s)File "p\.md", line 3.*ZeroDivisionError'),
         (
             "<!-- test: raises=ValueError contains=seven -->\n```python\nint('six')\n```",
-            "ValueError with 'seven' was to be raised",
+            r"ValueError.*'seven'",
         ),
-        ("<!-- test: raises=KeyError -->\n```python\npass\n```", "was to be raised, found None"),
+        ("<!-- test: raises=KeyError -->\n```python\npass\n```", r"raised.*None"),
         ("<!-- test: run -->\n```console\n$ echo a\nb\n```", r"p\.md:3: the page shows\nb"),
         ("<!-- test: run -->\n```bash\nfalse\n```", "ended with 1"),
         ("<!-- test: run exit=3 -->\n```bash\nexit 2\n```", "ended with 2"),

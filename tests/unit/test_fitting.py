@@ -126,21 +126,21 @@ def test_what_does_not_fit_is_refused(schema: str, value: Any, says: str) -> Non
 @pytest.mark.parametrize(
     ("schema", "data", "says"),
     [
-        ("n bigint", b'{"n": 1.5}', "expected an integer, found 1.5"),
-        ("n bigint", b'{"n": -2.9}', "expected an integer, found -2.9"),
-        ("n bigint", b'{"n": true}', "expected an integer, found true"),
-        ("n bigint, d decimal(3,1)", b'{"n": 1.5, "d": 1}', "expected an integer, found 1.5"),
+        ("n bigint", b'{"n": 1.5}', r"expected.*1.5"),
+        ("n bigint", b'{"n": -2.9}', r"expected.*-2.9"),
+        ("n bigint", b'{"n": true}', r"expected.*integer"),
+        ("n bigint, d decimal(3,1)", b'{"n": 1.5, "d": 1}', r"expected.*1.5"),
         (
             "t timestamp",
             b'{"t": 1706702400000}',
-            "expected a time .*, found 1706702400000: .* declare a bigint",
+            r"expected.*1706702400000",
         ),
-        ("a array<string>", b'{"a": "xyz"}', "expected an array, found .xyz"),
-        ("a array<bigint>", b'{"a": "12"}', "expected an array, found .12"),
-        ("a array<array<string>>", b'{"a": ["x"]}', "a\\[0\\] .*expected an array, found .x"),
-        ("a string", b'[["a", "x"]]', "expected an object, found"),
-        ("s struct<a: string>", b'{"s": [["a", "x"]]}', "expected an object, found"),
-        ("m map<string,int>", b'{"m": [["a", 1]]}', "expected an object, found"),
+        ("a array<string>", b'{"a": "xyz"}', r"expected.*.xyz"),
+        ("a array<bigint>", b'{"a": "12"}', r"expected.*.12"),
+        ("a array<array<string>>", b'{"a": ["x"]}', r"a\[0\].*expected.*.x"),
+        ("a string", b'[["a", "x"]]', r"expected.*object"),
+        ("s struct<a: string>", b'{"s": [["a", "x"]]}', r"expected.*object"),
+        ("m map<string,int>", b'{"m": [["a", 1]]}', r"expected.*object"),
     ],
 )
 def test_json_that_does_not_fit_is_refused(schema: str, data: bytes, says: str) -> None:

@@ -100,10 +100,10 @@ def test_a_program_reads_and_writes_with_it() -> None:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ("string", r"key='string' is not a serde; write for example serdes\.string\(\)"),
+        ("string", r"key='string'.*serde.*serdes\.string"),
         ("a int", r"key='a int' is not a serde; write for example serdes\.json\('a int'\)"),
-        (serdes.long, r"is not a serde; write for example serdes\.long\(\)"),
-        (Point, r"is a class; give an object of it: Point\(\)"),
+        (serdes.long, r"serde.*serdes\.long"),
+        (Point, r"class.*object"),
         (
             NoType(),
             (
@@ -112,8 +112,8 @@ def test_a_program_reads_and_writes_with_it() -> None:
                 r"'x bigint, y bigint'"
             ),
         ),
-        (JavaOnes(), r"is not a whole serde: it lacks type, encode, decode\. It needs"),
-        (7, r"key=7 is not a serde; write for example serdes\.string\(\), serdes\.json"),
+        (JavaOnes(), r"encode.*decode"),
+        (7, r"key=7.*serde.*serdes\.string.*serdes\.json"),
     ],
 )
 def test_what_is_no_serde_is_told_how_to_be_one(given: Any, told: str) -> None:

@@ -108,8 +108,8 @@ def test_sliding_windows_are_made_with_kafka_streams_names_or_ours() -> None:
 @pytest.mark.parametrize(
     ("difference", "grace", "message"),
     [
-        (-1, 0, "difference may not be negative, found -1 ms"),
-        (5, -1, "grace may not be negative"),
+        (-1, 0, r"difference.*-1"),
+        (5, -1, r"grace.*negative"),
         ("5 minutes", 0, "of_time_difference_and_grace"),
         (True, 0, "True"),
     ],
@@ -123,7 +123,7 @@ def test_sliding_windows_that_cannot_be(difference: Any, grace: int, message: st
     ("gap", "grace", "message"),
     [
         (-1, 0, "gap between sessions"),
-        (5, -1, "grace may not be negative"),
+        (5, -1, r"grace.*negative"),
         ("5 minutes", 0, "of_inactivity_gap"),
         (1.5, 0, "1.5"),
     ],

@@ -302,8 +302,8 @@ def test_every_client_comes_in(
     ("changed", "told"),
     [
         ({"sasl.password": "nope"}, "invalid credentials.*Check sasl.mechanism"),
-        ({"sasl.mechanism": "PLAIN", "sasl.password": "nope"}, "Invalid username or password"),
-        ({"ssl.ca.location": "other"}, "certificate verify failed.*Check that ssl.ca.location"),
+        ({"sasl.mechanism": "PLAIN", "sasl.password": "nope"}, r"username.*password"),
+        ({"ssl.ca.location": "other"}, r"certificate.*Check.*ssl.ca.location"),
     ],
 )
 def test_a_refusal_does_not_wait_for_the_task_s_time_out(

@@ -232,8 +232,8 @@ def test_where_no_broker_answers_it_says_so(
     ("code", "shown", "says"),
     [
         (KafkaError.GROUP_AUTHORIZATION_FAILED, "EF-FATAL", "GROUP_AUTHORIZATION_FAILED"),
-        (KafkaError.UNKNOWN_MEMBER_ID, "EF-STILL-RUNNING", "Somebody joined the group shop"),
-        (KafkaError.REBALANCE_IN_PROGRESS, "EF-STILL-RUNNING", "until it has ended a start is"),
+        (KafkaError.UNKNOWN_MEMBER_ID, "EF-STILL-RUNNING", "Somebody joined"),
+        (KafkaError.REBALANCE_IN_PROGRESS, "EF-STILL-RUNNING", r"until.*ended"),
     ],
 )
 def test_offsets_that_may_not_be_set_are_said_at_once(

@@ -101,38 +101,38 @@ def test_an_example_works_as_it_is_written(owner: str, example: str) -> None:
     [
         (
             "stream.mapValues(str)",
-            r"KStream has no mapValues: it is map_values here, for example stream\.map_values\(",
+            r"mapValues.*map_values.*stream\.map_values",
         ),
-        ("stream.leftJoin(other)", "KStream has no leftJoin: it is left_join here, for example"),
-        ("stream.groupByKey()", "it is group_by_key here"),
+        ("stream.leftJoin(other)", r"leftJoin.*left_join"),
+        ("stream.groupByKey()", "group_by_key"),
         (
             "stream.select('value.amount')",
-            r"it is map_values here, for example stream\.map_values\(item=F\.col",
+            r"map_values.*stream\.map_values\(item=F\.col",
         ),
-        ("stream.where('a > 1')", r"it is filter here, for example stream\.filter\("),
-        ("stream.writeStream.start()", r"it is to here, for example stream\.to\('output'"),
+        ("stream.where('a > 1')", r"filter.*stream\.filter"),
+        ("stream.writeStream.start()", r"stream\.to\('output'"),
         ("stream.suppress(None)", r"a table's updates are held back: table\.suppress\("),
         (
             "table.to('out')",
-            r"it is to_stream here, for example table\.to_stream\(\)\.to\('output'\)",
+            r"to_stream.*table\.to_stream\(\)\.to\('output'",
         ),
         (
             "grouped.agg(n=1)",
-            r"it is aggregate here, for example grouped\.aggregate\(total=agg\.sum",
+            r"aggregate.*grouped\.aggregate\(total=agg\.sum",
         ),
-        ("windowed.emitStrategy(None)", r"it is emit_strategy here, for example windowed\.emit_s"),
+        ("windowed.emitStrategy(None)", r"emit_strategy.*windowed\.emit_s"),
         (
             "builder.readStream.format('kafka')",
-            r"it is stream here, for example builder\.stream\('orders'",
+            r"stream.*builder\.stream\('orders'",
         ),
-        ("builder.globalTable('t')", "it is global_table here, for example builder"),
-        ("builder.build().addSource('s')", "topologies are written with StreamsBuilder"),
-        ("stream.fliter(None)", r"KStream has no fliter; did you mean filter\?"),
+        ("builder.globalTable('t')", r"global_table.*builder"),
+        ("builder.build().addSource('s')", r"topologies.*StreamsBuilder"),
+        ("stream.fliter(None)", r"KStream.*filter\?"),
         (
             "stream.split().to('out')",
             "BranchedKStream has no to; it has branch, default_branch, no_default_branch\n",
         ),
-        ("stream.qqqqq", "KStream has no qqqqq; it has branch, "),
+        ("stream.qqqqq", r"KStream.*branch"),
     ],
 )
 def test_a_foreign_or_misspelt_name_is_told_with_the_users_line(given: str, told: str) -> None:

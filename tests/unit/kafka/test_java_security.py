@@ -98,29 +98,29 @@ def test_java_s_names(java: dict[str, Any], ours: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({**TLS, "ssl.truststore.location": "/t.jks"}, "only Java reads JKS stores.*keytool"),
+        ({**TLS, "ssl.truststore.location": "/t.jks"}, r"Java.*JKS.*keytool"),
         (
             {**TLS, "ssl.keystore.location": "/k.p12", "ssl.keystore.type": "PKCS12"},
-            "only Java reads PKCS12 stores.*openssl pkcs12",
+            r"Java.*PKCS12.*openssl pkcs12",
         ),
         ({"security.protocol": "TLS"}, "security.protocol = 'TLS' is none of PLAINTEXT, SSL"),
         ({**SASL, "sasl.mechanism": "GSSAPI"}, "GSSAPI: everflow's clients speak PLAIN"),
         (SASL, "SASL_SSL needs sasl.mechanism"),
         ({**SASL, "sasl.mechanism": "PLAIN", "sasl.password": "hunter2"}, "needs sasl.username"),
         ({**SASL, "sasl.mechanism": "OAUTHBEARER"}, "needs sasl.oauthbearer.token.endpoint.url"),
-        ({"sasl.username": "u"}, "sasl.username would have no effect: security.protocol is PLAIN"),
+        ({"sasl.username": "u"}, r"sasl.username.*effect.*security.protocol.*PLAIN"),
         (
             {"security.protocol": "SASL_PLAINTEXT", "ssl.ca.location": "/c"},
-            "ssl.ca.location would have no effect.*SSL or SASL_SSL",
+            r"ssl.ca.location.*effect.*SSL.*SASL_SSL",
         ),
         (
             {**SASL, "sasl.jaas.config": "com.sun.security.auth.module.Krb5LoginModule required;"},
-            "login module com.sun.security.auth.module.Krb5LoginModule; known are PlainLogin",
+            r"module com.sun.security.auth.module.Krb5LoginModule.*PlainLogin",
         ),
-        ({**SASL, "sasl.jaas.config": "hunter2"}, "sasl.jaas.config has a text that is none"),
+        ({**SASL, "sasl.jaas.config": "hunter2"}, r"sasl.jaas.config.*text"),
         (
             {**SASL, "sasl.login.callback.handler.class": "com.example.Mine"},
-            "com.example.Mine: classes of Java cannot be called here",
+            r"com.example.Mine.*classes.*Java",
         ),
     ],
 )

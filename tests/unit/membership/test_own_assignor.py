@@ -66,8 +66,8 @@ def test_a_class_itself_is_taken() -> None:
     [
         ("nowhere.at.all:Class", "No module named"),
         (f"{STICKY}:Missing", "has no attribute"),
-        ("Class", "cannot be loaded: it names no class in a module. Write module:Class"),
-        (f"{__name__}:NotAnAssignor", "has no assign and no on_assignment_computed"),
+        ("Class", r"loaded.*module:Class"),
+        (f"{__name__}:NotAnAssignor", r"assign.*on_assignment_computed"),
         (f"{__name__}:NeedsMore", "without arguments"),
     ],
 )

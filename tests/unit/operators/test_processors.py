@@ -214,13 +214,13 @@ def test_a_failure_names_the_record(processor: Any, said: str) -> None:
 @pytest.mark.parametrize(
     ("processor", "options", "said"),
     [
-        (Doubled(), {}, "each task needs a processor of its own"),
+        (Doubled(), {}, r"needs.*processor"),
         (Processor, {}, "lacks process"),
         (lambda: 3, {}, "gave 3"),
         (lambda a, b, c: None, {}, "takes 3 arguments"),
-        (failing, {"stores": [3]}, "stores takes what Stores makes"),
+        (failing, {"stores": [3]}, r"stores.*Stores"),
         (failing, {"stores": [SEEN, SEEN]}, "names 'seen' twice"),
-        (failing, {"children": ["a", "a"]}, "two children have one name"),
+        (failing, {"children": ["a", "a"]}, r"children.*name"),
         (failing, {"returns": "string"}, "name both types"),
     ],
 )

@@ -456,12 +456,12 @@ def forwards(key: str, value: int, context: ProcessorContext) -> int:
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda b, s, t: s.process(looks, stores=["nope"]), "no store is called 'nope'; there are"),
-        (lambda b, s, t: s.process(looks, stores="table"), "stores takes a list"),
-        (lambda b, s, t: s.process(looks, stores=["held"]), "a store of .* alone"),
+        (lambda b, s, t: s.process(looks, stores=["nope"]), "called 'nope'"),
+        (lambda b, s, t: s.process(looks, stores="table"), r"stores.*list"),
+        (lambda b, s, t: s.process(looks, stores=["held"]), r"store.*alone"),
         (lambda b, s, t: s.process(looks, stores=["table", "table"]), "names 'table' twice"),
         (lambda b, s, t: b.add_state_store("balance"), "add_state_store takes what Stores makes"),
-        (lambda b, s, t: t.transform_values(add, stores=["nope"]), "no store is called"),
+        (lambda b, s, t: t.transform_values(add, stores=["nope"]), r"store.*called"),
         (lambda b, s, t: t.transform_values(Chosen), "takes a ValueTransformer class"),
         (lambda b, s, t: t.transform_values(lambda one: one), "takes 1 argument"),
         (lambda b, s, t: t.transform_values(ValueTransformer), "lacks transform"),

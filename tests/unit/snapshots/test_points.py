@@ -52,9 +52,9 @@ def test_offsets_leave_the_other_partitions_out() -> None:
 @pytest.mark.parametrize(
     ("at", "says"),
     [
-        ("0=101", "t-0 ends at offset 100, before 101"),
-        ("1=55", "t-1 has an open transaction at offset 50, before 55"),
-        ("2=5", "t has the partitions 0 to 1, not 2"),
+        ("0=101", r"t-0.*offset 100.*101"),
+        ("1=55", r"t-1.*transaction.*50.*55"),
+        ("2=5", r"partitions 0.*1.*2"),
     ],
 )
 def test_offsets_that_the_log_does_not_have(at: str, says: str) -> None:

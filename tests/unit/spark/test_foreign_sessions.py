@@ -64,12 +64,12 @@ def test_settings_are_texts_as_spark_writes_them() -> None:
         (
             4,
             {"spark.master": "local[2]"},
-            r"conf has spark.master=local\[2\], the arguments of session\(\) say local\[4,1\]",
+            r"spark.master=local\[2\].*arguments.*local\[4,1\]",
         ),
         (None, {"spark.master": "yarn"}, "spark.master is 'yarn'"),
-        (0, {}, "slots is 0: at least one task has to run"),
-        (None, {"spark.remote": "sc://host"}, "needs a classic session"),
-        (None, {"spark.api.mode": "connect"}, "needs a classic session"),
+        (0, {}, r"slots.*0"),
+        (None, {"spark.remote": "sc://host"}, "classic session"),
+        (None, {"spark.api.mode": "connect"}, "classic session"),
     ],
 )
 def test_contradictions_are_refused(slots: int | None, conf: dict[str, str], said: str) -> None:

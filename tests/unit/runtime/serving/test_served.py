@@ -29,8 +29,8 @@ def test_others_are_told_an_address_that_they_reach() -> None:
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"query_listen": "0.0.0.0:0"}, "lets everybody who reaches this address"),
-        ({"query_listen": "[::]:0"}, "lets everybody who reaches this address"),
+        ({"query_listen": "0.0.0.0:0"}, r"everybody.*reaches"),
+        ({"query_listen": "[::]:0"}, r"everybody.*reaches"),
         ({"query_listen": "127.0.0.1:0", "query_token_file": "/nowhere"}, "cannot be read"),
         ({"query_listen": "127.0.0.1:0", "query_token_file": "/dev/null"}, "holds no token"),
         ({"query_listen": "127.0.0.1:0", "query_ssl_key_location": "k"}, "go together"),
