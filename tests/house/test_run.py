@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -32,6 +33,26 @@ def test_what_it_cannot_do_ends_with_2(tmp_path: Path) -> None:
     done = _run(ROOT / "run", "nope", cwd=tmp_path)
     assert done.returncode == 2
     assert "unknown command: nope" in done.stderr
+
+
+def _folders(name: str) -> set[str]:
+    (found,) = re.findall(rf"^{name}=\((.*)\)$", (ROOT / "run").read_text(), re.MULTILINE)
+    return set(found.split())
+
+
+def test_every_folder_of_tests_is_run_once() -> None:
+    always, tools = _folders("COMPUTING") | _folders("WAITING"), _folders("TOOLS")
+    assert _folders("COMPUTING") & _folders("WAITING") == always & tools == set()
+    there = {
+        str(path.parent.relative_to(ROOT))
+        for top in ("tests", "bench", "chaos", "deploy", "soak", "examples")
+        for path in (ROOT / top).rglob("test_*.py")
+    }
+    listed = always | tools
+    assert {one for one in there if not {one, *map(str, Path(one).parents)} & listed} == set()
+    (paths,) = re.findall(r"^testpaths = (\[.*\])$", (ROOT / "pyproject.toml").read_text(), re.M)
+    assert set(json.loads(paths)) == always
+    assert tools <= set((ROOT / ".ci" / "run").read_text().split())
 
 
 def test_help_needs_no_set_up(tmp_path: Path) -> None:
