@@ -38,16 +38,13 @@ from everflow.runtime.restore.restore_plan import ChangelogState
 from everflow.runtime.start_up import extended, transactional_id
 from everflow.runtime.step.step_functions import UndecodableRecord
 from everflow.runtime.tasks.blueprint import Blueprint
-from everflow.runtime.tasks.committed_floors import ON_DISK
-from everflow.runtime.tasks.recovery import ATTEMPT_MS, Recovery, RecoveryRules
+from everflow.runtime.tasks.recovery import ATTEMPT_MS, ON_DISK, Recovery, RecoveryRules
 from everflow.runtime.tasks.task import ActiveTask, TaskStore
 from everflow.runtime.tasks.task_recovery import ClusterRecoveryPorts
 from everflow.runtime.thread.failure_text import ending
 from everflow.runtime.thread.thread_ports import OpenJob, ThreadSettings
 from everflow.runtime.thread.worker_processes import is_worker, kill_and_wait
-from everflow.runtime.topics.end_offsets import EndOffsets
-from everflow.runtime.topics.end_sums import EndSums
-from everflow.runtime.topics.shrunk_logs import ShrunkLogs
+from everflow.runtime.topics.end_offsets import EndOffsets, EndSums, ShrunkLogs
 from everflow.runtime.topics.topic_watch import TopicChanges, TopicWatch
 from everflow.runtime.wiring import (
     Ground,
@@ -270,7 +267,7 @@ class ClusterPorts:
             self._ground.changelogs.states,
         )
         applied = copies.applied(self._ground.blueprint.partitions)
-        instance.floors.raised(self._still_there(applied), ON_DISK)
+        instance.lower_bounds.raised(self._still_there(applied), ON_DISK)
         return copies
 
     def _still_there(self, applied: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
@@ -376,7 +373,7 @@ class ClusterPorts:
         return Recovery(
             ports=ports,
             rules=rules,
-            floors=instance.floors,
+            lower_bounds=instance.lower_bounds,
             clock=ground.clock,
             timeout_ms=min(config.task_timeout_ms, ATTEMPT_MS),
             stop=stop,

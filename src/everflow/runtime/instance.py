@@ -37,8 +37,7 @@ from everflow.runtime.copies.state_updater import StateUpdater
 from everflow.runtime.query.key_metadata import HostMap
 from everflow.runtime.restore.listeners import RestoreTracker
 from everflow.runtime.start_up import await_warm, commit_starts
-from everflow.runtime.tasks.committed_floors import CommittedFloors
-from everflow.runtime.tasks.recovery import ATTEMPT_MS, Recovery
+from everflow.runtime.tasks.recovery import ATTEMPT_MS, CommittedLowerBounds, Recovery
 from everflow.runtime.tasks.task import ActiveTask, TaskState, TaskStore, fitted
 from everflow.runtime.tasks.task_manager import TaskManager, TaskServices
 from everflow.runtime.tasks.task_timeouts import TaskTimeouts
@@ -180,7 +179,7 @@ class Instance:
         self.stop, self.pause, self.metrics, self.tracker = stop, pause, metrics, tracker
         self.uncaught = Uncaught(lambda _: self.member.shut_down_application())
         self.book = GateBook()
-        self.floors = CommittedFloors(clock)
+        self.lower_bounds = CommittedLowerBounds(clock)
         self.hosts = HostMap(clock)
         self.threads: list[StreamThread] = []
         self.begun: dict[TaskId, ActiveTask] = {}
@@ -191,7 +190,7 @@ class Instance:
         self.global_tables = ports.global_tables(self)
         self.copies = ports.copies(self)
         self.member = ports.member(self)
-        self.deferred = DeferredOffsets(self.member.commit, self.floors.replaced)
+        self.deferred = DeferredOffsets(self.member.commit, self.lower_bounds.replaced)
         ports.open_gate(self)
         self.ends = ports.ends(self)
         self.restores, self.tails = (
@@ -330,7 +329,7 @@ class Instance:
 
     def _committed(self, positions: Mapping[TopicPartition, int]) -> None:
         if self.settings.exactly_once:  # else they may be among those that are deferred
-            self.floors.raised(positions)
+            self.lower_bounds.raised(positions)
 
     def _give_back(self, tasks: Sequence[ActiveTask], why: RetriableError) -> None:
         self.loop.post(lambda: self.manager.given_back(tasks, why))
@@ -374,7 +373,9 @@ class Instance:
             self._next_purge_ms = now_ms + self.settings.purge_interval_ms
             # Never beyond what is committed, and told to everybody who asks (scenario 27).
             running = self.running_positions()
-            settled = {tp: at for tp, (at, _) in self.floors.settled().items() if tp in running}
+            settled = {
+                tp: at for tp, (at, _) in self.lower_bounds.settled().items() if tp in running
+            }
             quietly(lambda: self.ports.purge(settled))
 
     # --- events ----------------------------------------------------------------------------------

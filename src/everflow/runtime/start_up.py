@@ -26,11 +26,12 @@ from everflow.runtime.topics.internal_topics import (
     Ran,
     TopicFacts,
     TopicSpec,
+    fixed_outputs,
+    missing_outputs,
     prepare,
+    require_compacted,
     short_name,
 )
-from everflow.runtime.topics.output_topics import fixed_outputs, missing_outputs
-from everflow.runtime.topics.reused_topics import require_compacted
 from everflow.state.task_directory import StateDirectory
 from everflow.topology.fingerprint import fingerprint
 from everflow.topology.graph import Graph, SourceNode

@@ -34,7 +34,7 @@ from everflow.runtime.tasks.blueprint import Blueprint
 from everflow.runtime.tasks.lost_writers import LostWriters
 from everflow.runtime.thread.thread_ports import OpenJob
 from everflow.runtime.topics import partition_racks
-from everflow.runtime.topics.end_sums import EndSums
+from everflow.runtime.topics.end_offsets import EndSums
 from everflow.runtime.worker.global_records import GlobalRecords
 from everflow.state.store import StoreSpec
 from everflow.state.task_directory import StateDirectory

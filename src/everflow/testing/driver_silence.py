@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from everflow.records import OffsetRange, TaskId, TopicPartition
-from everflow.runtime.topics.silence import Moves, Silence
+from everflow.runtime.topics.idle_sources import IdleSources, Moves
 from everflow.topology.physical_plan import PhysicalPlan
 
 
@@ -33,7 +33,7 @@ class DriverSilence:
 
     def forget(self) -> None:
         """As at the start."""
-        self._silence = Silence(self._plan.idle, lambda topics: True)
+        self._idle_sources = IdleSources(self._plan.idle, lambda topics: True)
 
     def moves(self, subtopology: int, now_ms: int) -> Moves:
         """What is to be moved in the tasks of a sub-topology."""
@@ -45,13 +45,13 @@ class DriverSilence:
         if not self.subtopologies:
             return
         self._look(read, now_ms)
-        self._silence.moved(self._tasks(), moved, now_ms)
+        self._idle_sources.moved(self._tasks(), moved, now_ms)
         self._look((), now_ms)
 
     def _look(self, read: Collection[TopicPartition], now_ms: int) -> Moves:
         tasks = self._tasks()
         available = {tp: OffsetRange(0, int(tp in read)) for task in tasks for tp in task.inputs}
-        return self._silence.look(tasks, available, now_ms)
+        return self._idle_sources.due(tasks, available, now_ms)
 
     def _tasks(self) -> list[_Reader]:
         return [

@@ -45,7 +45,7 @@ from everflow.runtime.thread.failure_text import ending
 from everflow.runtime.thread.packing import packed
 from everflow.runtime.thread.road import resident_road
 from everflow.runtime.thread.table_printer import tables
-from everflow.runtime.topics.silence import Moves
+from everflow.runtime.topics.idle_sources import Moves
 from everflow.runtime.worker.column_client import ColumnClient
 from everflow.runtime.worker.dead_letters import letter_headers, take_letters
 from everflow.runtime.worker.isolation import Isolated, Trial, stores_of, trial_of

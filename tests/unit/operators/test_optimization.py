@@ -18,7 +18,7 @@ from everflow import (
     serdes,
 )
 from everflow.operators.optimization import REUSE_SOURCE_TOPICS, optimized
-from everflow.runtime.topics.reused_topics import require_compacted
+from everflow.runtime.topics.internal_topics import require_compacted
 from everflow.topology.fingerprint import fingerprint
 from everflow.topology.graph import StatefulNode
 from everflow.topology.subtopologies import cut, internal_topics

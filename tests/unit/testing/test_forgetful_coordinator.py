@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from everflow.assignment.cluster_state import AssignmentRules
-from everflow.runtime.tasks.committed_floors import CommittedFloors
+from everflow.runtime.tasks.recovery import CommittedLowerBounds
 from everflow.runtime.worker.crash_points import OFFSETS_SENT
 from everflow.testing.simulation.checks import InvariantError
 from everflow.testing.simulation.settings import SimulatedSubTopology, SimulationSettings
@@ -46,8 +46,8 @@ def test_offsets_that_a_coordinator_has_forgotten_are_not_believed(seed: int) ->
 def test_who_believes_whatever_the_coordinator_tells_counts_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(CommittedFloors, "went_back", lambda *_: {})
-    monkeypatch.setattr(CommittedFloors, "others_went_back", lambda *_: {})
+    monkeypatch.setattr(CommittedLowerBounds, "went_back", lambda *_: {})
+    monkeypatch.setattr(CommittedLowerBounds, "others_went_back", lambda *_: {})
     with pytest.raises(InvariantError) as error:
         brokers_that_come_back_forgetful(0)
     assert error.value.name == "I3"

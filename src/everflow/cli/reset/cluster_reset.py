@@ -40,8 +40,7 @@ from everflow.retry import attempting
 from everflow.runtime.commit.batch import format_metadata
 from everflow.runtime.start_up import START_METADATA, ClusterTopics
 from everflow.runtime.tasks.lost_writers import lost_writers
-from everflow.runtime.topics.internal_topics import TopicSpec
-from everflow.runtime.topics.output_topics import fixed_outputs
+from everflow.runtime.topics.internal_topics import TopicSpec, fixed_outputs
 from everflow.state.memory_folder import MemoryFolder
 from everflow.state.task_directory import StateDirectory, content_of
 from everflow.topology.program import Topology

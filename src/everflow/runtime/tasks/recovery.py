@@ -11,8 +11,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol, TypeVar
 
 from everflow.clock import Clock, Deadline
 from everflow.errors import (
@@ -27,7 +27,6 @@ from everflow.moves import some
 from everflow.records import CommittedOffset, TopicPartition
 from everflow.retry import StoppedError, attempting
 from everflow.runtime.commit.batch import parse_metadata
-from everflow.runtime.tasks.committed_floors import PURGED, CommittedFloors, WentBack
 from everflow.runtime.tasks.task import ActiveTask, TaskStore
 from everflow.setting_checks import reset_duration_ms
 
@@ -111,11 +110,11 @@ class RecoveryRules:
 @dataclass(kw_only=True)
 class Recovery:
     """Recovers tasks; used by one thread at a time. ``stop`` ends every wait with StoppedError.
-    ``timeout_ms``: how long one attempt may be in vain. ``floors``: of the instance."""
+    ``timeout_ms``: how long one attempt may be in vain. ``lower_bounds``: of the instance."""
 
     ports: RecoveryPorts
     rules: RecoveryRules
-    floors: CommittedFloors
+    lower_bounds: CommittedLowerBounds
     clock: Clock
     timeout_ms: float
     stop: threading.Event
@@ -188,15 +187,15 @@ class Recovery:
         partition of the application than is known: then it is believed in nothing."""
         # Starts first: another instance may commit and purge between the two questions.
         starts = self._starts_of_purged(inputs)
-        self.floors.raised({tp: start for tp, start in starts.items() if start > 0}, PURGED)
+        self.lower_bounds.raised({tp: start for tp, start in starts.items() if start > 0}, PURGED)
         committed = dict(self.ports.committed(inputs))
-        others = sorted(set(self.floors.settled()).difference(inputs))
+        others = sorted(set(self.lower_bounds.settled()).difference(inputs))
         told = self.ports.committed_last(others) if others else {}
-        back = self.floors.others_went_back(told, others)
-        back.update(self.floors.went_back(committed, inputs))
+        back = self.lower_bounds.others_went_back(told, others)
+        back.update(self.lower_bounds.went_back(committed, inputs))
         if back:
             raise OffsetsWentBackError(_refused(back))
-        self.floors.raised({tp: found.offset for tp, found in committed.items()})
+        self.lower_bounds.raised({tp: found.offset for tp, found in committed.items()})
         return committed
 
     def _starts_of_purged(self, inputs: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
@@ -359,14 +358,133 @@ class Recovery:
 
 def _refused(back: Mapping[TopicPartition, WentBack]) -> str:
     """Of the partition that went back farthest, what is told and what is known."""
-    worst = max(sorted(back), key=lambda tp: back[tp].floor.offset - (back[tp].told or 0))
-    told, (floor, witness) = back[worst]
+    worst = max(sorted(back), key=lambda tp: back[tp].bound.offset - (back[tp].told or 0))
+    told, (bound, witness) = back[worst]
     others = f"; it tells too little of {len(back)} partitions in all" if len(back) > 1 else ""
     return (
         f"{worst}: the group's coordinator tells "
-        f"{'no committed offset' if told is None else f'the committed offset {told}'}, but {floor} "
+        f"{'no committed offset' if told is None else f'the committed offset {told}'}, but {bound} "
         f"was committed before: {witness}{others}. Going on there would process records twice, so "
         f"tasks wait until it tells the truth. Restart the broker that leads the group's partition "
         f"of __consumer_offsets, or make another one its leader: it loads the offsets again. If "
         f"they were set back on purpose, see EF-OFFSETS-WENT-BACK."
     )
+
+
+# --- committed bounds -----------------------------------------------------------------------------
+# Knows how far the group has committed at least: a coordinator that tells less is not believed.
+#
+# Committed offsets only grow while the group lives. A coordinator that lost some (a load that was
+# cut off, an unclean election of its log) tells old ones, and whoever begins there processes
+# twice what lies between (note 064).
+
+HERE = "this instance has seen that"
+ON_DISK = "a store in the state folder has applied it"
+PURGED = "records are deleted only behind what is committed"
+SETTLED_MS = 10_000.0
+"""By then the markers of a transaction have landed: an offset that was committed so long ago is
+told without waiting for those that are pending, and records are deleted behind that one only."""
+
+
+class LowerBound(NamedTuple):
+    """At least ``offset`` is committed; ``witness``: who knows that."""
+
+    offset: int
+    witness: str
+
+
+class WentBack(NamedTuple):
+    """``told``: what the coordinator says, None for nothing; ``bound``: what was committed."""
+
+    told: int | None
+    bound: LowerBound
+
+
+@dataclass
+class _Known:
+    """Of one partition: the bound, and the one that was it `SETTLED_MS` ago or longer."""
+
+    latest: LowerBound
+    settling: LowerBound
+    since_ms: float
+    settled: LowerBound | None = None
+
+    def look(self, now_ms: float) -> None:
+        if now_ms - self.since_ms >= SETTLED_MS:
+            self.settled = _higher(self.settled or self.settling, self.settling)
+            self.settling, self.since_ms = self.latest, now_ms
+
+
+@dataclass
+class CommittedLowerBounds:
+    """Of one process; any thread may call. Bounds only rise, but by `replaced`."""
+
+    clock: Clock
+    _known: dict[TopicPartition, _Known] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def raised(self, offsets: Mapping[TopicPartition, int], witness: str = HERE) -> None:
+        """These, or later ones, are committed: the brokers have confirmed it."""
+        now_ms = self.clock.monotonic_ms()
+        with self._lock:
+            for tp, offset in offsets.items():
+                bound = LowerBound(offset, witness)
+                known = self._known.setdefault(tp, _Known(bound, bound, now_ms))
+                known.look(now_ms)
+                known.latest = _higher(known.latest, bound)
+                if witness != HERE:  # it was committed long ago
+                    known.settled = _higher(known.settled or bound, bound)
+
+    def replaced(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """As `raised`, at least once: this process has just committed them, lower ones too. A task
+        that is recovered while its offsets wait for the group begins before those, which are
+        committed all the same, and then commits where it is."""
+        with self._lock:
+            for tp, offset in offsets.items():
+                if tp in self._known and offset < self._known[tp].latest.offset:
+                    del self._known[tp]
+        self.raised(offsets)
+
+    def settled(self) -> dict[TopicPartition, LowerBound]:
+        """Those of which no marker is on its way any more."""
+        now_ms = self.clock.monotonic_ms()
+        with self._lock:
+            for known in self._known.values():
+                known.look(now_ms)
+            found = {tp: known.settled for tp, known in self._known.items()}
+        return {tp: bound for tp, bound in found.items() if bound is not None}
+
+    def went_back(
+        self, told: Mapping[TopicPartition, CommittedOffset], asked: Collection[TopicPartition]
+    ) -> dict[TopicPartition, WentBack]:
+        """Those of ``asked`` whose stable offset lies below its bound, or is gone although this
+        process saw it committed: a group with members loses none. Between two lives of a process
+        offsets may have expired, or were deleted."""
+        with self._lock:
+            lower_bounds = {tp: self._known[tp].latest for tp in asked if tp in self._known}
+        return _below(lower_bounds, told)
+
+    def others_went_back(
+        self, told: Mapping[TopicPartition, CommittedOffset], asked: Collection[TopicPartition]
+    ) -> dict[TopicPartition, WentBack]:
+        """As `went_back`, of offsets that may have later ones pending: below what has settled."""
+        return _below({tp: bound for tp, bound in self.settled().items() if tp in asked}, told)
+
+
+def _higher(one: LowerBound, other: LowerBound) -> LowerBound:
+    """Of two with the same offset, the one that is of this life says more."""
+    return max(one, other, key=lambda bound: (bound.offset, bound.witness == HERE))
+
+
+def _below(
+    lower_bounds: Mapping[TopicPartition, LowerBound],
+    told: Mapping[TopicPartition, CommittedOffset],
+) -> dict[TopicPartition, WentBack]:
+    """Gone ones included, where they were seen in this life."""
+    found = {}
+    for tp, bound in lower_bounds.items():
+        if tp in told and told[tp].offset < bound.offset:
+            found[tp] = WentBack(told[tp].offset, bound)
+        elif tp not in told and bound.witness == HERE:
+            found[tp] = WentBack(None, bound)
+    return found

@@ -266,7 +266,7 @@ class PlannedBatch:
     """The machine's clock when it was planned: whatever goes by it gives the same again in a
     retry."""
     idle: Mapping[TaskId, Mapping[str, int]] = field(default_factory=dict)
-    """To what the times of silent sources are moved (`everflow.runtime.topics.silence`)."""
+    """To what the times of silent sources are moved (`everflow.runtime.topics.idle_sources`)."""
     waits: tuple[TopicPartition, ...] | None = ()
     """Inputs at whose end the merge stops (`everflow.runtime.thread.task_idling.Look`)."""
 

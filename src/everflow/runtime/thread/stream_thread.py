@@ -25,9 +25,8 @@ from everflow.runtime.commit.batch import (
     BatchRequest,
     BatchResult,
 )
-from everflow.runtime.tasks.task import ActiveTask, TaskState, positions_of
+from everflow.runtime.tasks.task import ActiveTask, TaskState, ThreadCommands, positions_of
 from everflow.runtime.tasks.task_timeouts import TaskTimeouts
-from everflow.runtime.tasks.thread_commands import ThreadCommands
 from everflow.runtime.thread import batching
 from everflow.runtime.thread.batch_counts import BatchCounts
 from everflow.runtime.thread.batching import PlannedBatch, is_empty, plan_ranges, unread
@@ -44,7 +43,7 @@ from everflow.runtime.thread.retry_policy import (
 from everflow.runtime.thread.task_idling import TaskIdling
 from everflow.runtime.thread.thread_ports import Job, ThreadServices, ThreadSettings, batch_request
 from everflow.runtime.thread.worker_processes import trace_and_kill
-from everflow.runtime.topics.silence import Moves, Silence
+from everflow.runtime.topics.idle_sources import IdleSources, Moves
 from everflow.threads import Running
 
 log = logging.getLogger("everflow")
@@ -122,7 +121,7 @@ class StreamThread:
             stalled=StalledTasks(TaskTimeouts(self.settings.task_timeout_ms)),
         )
         self._idling = TaskIdling(self.settings.max_task_idle_ms)
-        self._silence = Silence(self.settings.idle, self.services.consumed)
+        self._idle_sources = IdleSources(self.settings.idle, self.services.consumed)
         self._counts = BatchCounts(self.services.metrics, self.clock, self.number)
         self._last_job_ms = self._looked_ms = self.clock.monotonic_ms()
         self._rested_ms = 0.0
@@ -309,7 +308,7 @@ class StreamThread:
             return False
         planned = self._planned or self._plan()
         if planned is None:
-            left_ms = min(self._idling.left_ms, self._silence.left_ms)
+            left_ms = min(self._idling.left_ms, self._idle_sources.left_ms)
             self._wait(min(IDLE_WAIT_MS, self._keep_alive_left_ms(), left_ms))
             return False
         # 5. Run it; the workers commit through the gate.
@@ -404,7 +403,7 @@ class StreamThread:
             return {}
         tasks = self.retries.stalled.with_known_ends(self.tasks, self._resting(), ends)
         self._looked_ms = now_ms
-        return self._silence.look(tasks, available, now_ms)
+        return self._idle_sources.due(tasks, available, now_ms)
 
     def _available(self) -> dict[TopicPartition, OffsetRange]:
         return unread(self.tasks.values(), self.services.ends.ends(), self._resting())
@@ -567,7 +566,7 @@ class StreamThread:
         rest_ms = self.retries.batch_committed(
             result, planned, read, progressed, self.tasks, elapsed_ms, now_ms
         )
-        self._silence.moved(self.tasks.values(), planned.idle, self._looked_ms)
+        self._idle_sources.moved(self.tasks.values(), planned.idle, self._looked_ms)
         self._next = self._next._replace(counter=self._next.counter + 1)
         self._rested_ms = self.clock.monotonic_ms() + rest_ms
         log.debug(

@@ -10,14 +10,13 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from everflow.clock import Clock
-from everflow.errors import EverflowError, RetriableError
+from everflow.errors import EverflowError, FatalError, RetriableError, read_again, start_over
 from everflow.moves import some
-from everflow.records import TopicPartition
-from everflow.runtime.topics.shrunk_logs import ShrunkLogs
+from everflow.records import TaskId, TopicPartition
 
 log = logging.getLogger("everflow")
 
@@ -364,3 +363,189 @@ class EndOffsets:
             wake.set()
         # What is known already came with a fetch that was held back while nobody waited.
         return bool(new) and not waited
+
+
+# --- shrunk logs ----------------------------------------------------------------------------------
+# Finds logs that end before what was read of them: another topic, or records that were lost.
+
+PERIOD_MS = 1_000.0
+"""Between two looks: after a change of leader an end may lie behind for a moment."""
+
+
+class ShrunkLogs:
+    """Compares positions with ends that were asked for after them. Owned by the poller of the ends.
+
+    Args:
+        positions: of the running tasks; called from the poller's thread.
+        log_ends: asks the brokers, read_uncommitted: after a change from at-least-once to
+        exactly-once a position may lie beyond
+            the last stable offset while a transaction of another application is open. May raise
+            RetriableError.
+        topic_ids: of a topic, at the start and now; "" for one that is not known. May raise
+            EverflowError.
+    """
+
+    def __init__(
+        self,
+        application_id: str,
+        positions: Callable[[], Mapping[TopicPartition, int]],
+        log_ends: Callable[[Sequence[TopicPartition]], Mapping[TopicPartition, int]],
+        clock: Clock,
+        topic_ids: Callable[[str], tuple[str, str]],
+    ) -> None:
+        self._application_id = application_id
+        self._positions, self._log_ends, self._clock = positions, log_ends, clock
+        self._topic_ids = topic_ids
+        self._suspects: frozenset[TopicPartition] = frozenset()
+        self._next_ms = 0.0
+
+    def held(self) -> Mapping[TopicPartition, int]:
+        """The positions now, for `require`; none while the last look is not a second old."""
+        now_ms = self._clock.monotonic_ms()
+        if now_ms < self._next_ms:
+            return {}
+        self._next_ms = now_ms + PERIOD_MS
+        return self._positions()
+
+    def require(
+        self, held: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
+    ) -> None:
+        """FatalError for positions that lie beyond the end of their log, now and at the look
+        before."""
+        beyond = _beyond(held, ends)
+        again = sorted(tp for tp in beyond if tp in self._suspects)
+        self._suspects = frozenset(beyond)
+        if not again:
+            return
+        log_ends = self._log_ends(again)
+        shrunk = sorted(_beyond({tp: held[tp] for tp in again}, log_ends))
+        if shrunk:
+            listed = "; ".join(
+                f"{tp} ends at {log_ends[tp]}, the position is {held[tp]}" for tp in shrunk[:5]
+            )
+            raise FatalError(
+                f"The log ends before what was read of it: "
+                f"{listed}{'; ...' if len(shrunk) > 5 else ''}. {self._why(shrunk[0].topic)} "
+                f"New records before the position would never be read. "
+                f"{read_again(self._application_id, shrunk[0].topic)} "
+                f"{start_over(self._application_id)}"
+            )
+
+    def _why(self, topic: str) -> str:
+        """What has become of the topic: its ids tell."""
+        try:
+            before, now = self._topic_ids(topic)
+        except EverflowError as error:
+            return f"The brokers do not say whether {topic} is still the same topic ({error})."
+        if not before or not now:
+            return f"The brokers do not say whether {topic} is still the same topic."
+        if before != now:
+            return (
+                f"Topic {topic} was deleted and created again while the application ran (topic id "
+                f"{before} -> {now})."
+            )
+        return (
+            f"Topic {topic} is still the same (topic id {now}), so its log lost records: the "
+            f"replica that leads it now does not have them."
+        )
+
+
+def _beyond(
+    positions: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
+) -> list[TopicPartition]:
+    return [tp for tp, position in positions.items() if ends.get(tp, position) < position]
+
+
+# --- end sums -------------------------------------------------------------------------------------
+# Ends of the changelogs, summed per task, ready when this member has to assign (note 005).
+
+SUMS_FRESH_MS = 5_000.0
+"""Older figures are none: every member's positions move on, and one beyond the end counts as no
+copy (X1)."""
+WAIT_S = 0.5
+
+
+class EndSums:
+    """`membership.assignor.EndSums` on the cluster. Any thread may call.
+
+    ``read``: last stable offsets of partitions, blocking. ``partitions``: the changelog partitions
+    of every task.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[Collection[TopicPartition]], Mapping[TopicPartition, int]],
+        partitions: Mapping[TaskId, Sequence[TopicPartition]],
+        clock: Clock,
+        stopping: threading.Event | None = None,
+    ) -> None:
+        """``stopping``: set once ``read`` may refuse because the instance ends."""
+        self._stopping = stopping or threading.Event()
+        self._read = read
+        self._partitions = partitions
+        self._clock = clock
+        self._asked = 0
+        self._answered = 0
+        self._changed = threading.Condition()
+        self._sums: Mapping[TaskId, int] | None = None
+        self._read_ms = 0.0
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    def refresh(self) -> None:
+        """Read the ends on the figures' own thread; returns at once. Only leaders need them, so the
+        first call starts it."""
+        with self._changed:
+            self._asked += 1
+            if self._thread is None and not self._closed:
+                self._thread = threading.Thread(
+                    target=self._run, name="everflow-end-sums", daemon=True
+                )
+                self._thread.start()
+            self._changed.notify_all()
+
+    def latest(self) -> Mapping[TaskId, int] | None:
+        """End sums read after this call, or at most 5 s old ones where the brokers take longer than
+        0.5 s; None where there are none (X2). Called by the leader once all members have told their
+        positions: ends read before could lie behind those, and a position beyond the end counts as
+        no copy (X1). So this waits, for a request of a ms or two."""
+        self.refresh()
+        with self._changed:
+            wanted = self._asked
+            self._changed.wait_for(lambda: self._answered >= wanted or self._closed, WAIT_S)
+            if self._sums is None or self._clock.monotonic_ms() - self._read_ms > SUMS_FRESH_MS:
+                return None
+            return self._sums
+
+    def read_once(self) -> None:
+        """Read the ends now; what fails is said and leaves no figure."""
+        with self._changed:
+            asked = self._asked
+        sums: dict[TaskId, int] | None = None
+        try:
+            ends = self._read({tp for listed in self._partitions.values() for tp in listed})
+            sums = {
+                task: sum(ends[tp] for tp in listed) for task, listed in self._partitions.items()
+            }
+        except EverflowError as error:
+            if not self._stopping.is_set():
+                log.warning("The ends of the changelogs cannot be read: %s", error)
+        except Exception as error:  # a defect must not end the thread the leader waits for
+            log.exception("The ends of the changelogs cannot be read: %r", error)
+        with self._changed:
+            self._sums, self._read_ms, self._answered = sums, self._clock.monotonic_ms(), asked
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """End the thread; returns at once."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._asked > self._answered or self._closed)
+                if self._closed:
+                    return
+            self.read_once()

@@ -11,8 +11,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from everflow.errors import InternalTopicError, OffsetsExpiredError, read_again, start_over
+from everflow.errors import (
+    InternalTopicError,
+    OffsetsExpiredError,
+    TopologyError,
+    read_again,
+    start_over,
+)
 from everflow.records import TopicPartition
+from everflow.state.store import StoreSpec
+from everflow.topology.graph import SinkNode
+from everflow.topology.program import Topology
 
 log = logging.getLogger("everflow")
 
@@ -319,3 +328,76 @@ def _require_new(
 def short_name(application_id: str, topic: str) -> str:
     """The name of an internal topic without the application's id."""
     return topic.removeprefix(f"{application_id}-")
+
+
+# --- output topics --------------------------------------------------------------------------------
+# The topics an application writes to by name: are they there, before anything runs? Pure.
+
+
+def fixed_outputs(topology: Topology, dead_letter_topic: str | None) -> dict[str, str | None]:
+    """The user's topics that are known at start (one chosen per record is not), and the line of the
+    user's code."""
+    found: dict[str, str | None] = {} if dead_letter_topic is None else {dead_letter_topic: None}
+    for node in topology.nodes:
+        if isinstance(node, SinkNode) and node.kind == "sink" and isinstance(node.topic, str):
+            found[node.topic] = node.where
+    return found
+
+
+def missing_outputs(
+    missing: Mapping[str, str | None],
+    creates_topics: bool | None,
+    partitions: int,
+    dead_letter_topic: str | None = None,
+) -> TopologyError | None:
+    """The error for output topics (`fixed_outputs`) that nobody is going to create; each is called
+    what it is.
+
+    ``creates_topics``: the brokers' ``auto.create.topics.enable``; None (they do not tell) and True
+    are no reason to stop.
+    ``partitions``: as many as the widest input has, a number to begin with.
+    """
+    if not missing or creates_topics is not False:
+        return None
+    commands = "\n".join(
+        f"  everflow topic create {name}:{partitions} --bootstrap-servers ..."
+        for name in sorted(missing)
+    )
+    outputs = sorted(missing.keys() - {dead_letter_topic})
+    named = [f"output topic {', '.join(outputs)}"] if outputs else []
+    if dead_letter_topic in missing:
+        named.append(f"dead-letter topic {dead_letter_topic} (errors.dead.letter.queue.topic.name)")
+    verb = "do" if len(missing) > 1 else "does"
+    return TopologyError(
+        f"{' and '.join(named)} {verb} not exist, and the brokers do not create topics by "
+        f"themselves "
+        f"(auto.create.topics.enable=false); create it before the application starts, "
+        f"e.g.\n{commands}",
+        where=next((where for where in missing.values() if where is not None), None),
+        code="EF-OUTPUT-TOPIC",
+    )
+
+
+# --- reused topics --------------------------------------------------------------------------------
+# Topics of the user that are changelogs of tables: they have to keep what is theirs. Pure.
+
+Configs = Callable[[Iterable[str]], Mapping[str, Mapping[str, str]]]
+
+
+def require_compacted(stores: Iterable[StoreSpec], configs: Configs) -> None:
+    """TopologyError for a reused topic whose records are deleted: the table's entries would go with
+    them. ``configs``: of existing topics; one whose brokers do not tell is let pass."""
+    of_topic = {store.source_topic: store for store in stores if store.source_topic is not None}
+    if not of_topic:
+        return
+    found = configs(of_topic)
+    for topic, store in sorted(of_topic.items()):
+        policy = found.get(topic, {}).get("cleanup.policy")
+        if policy is not None and policy != "compact":
+            raise TopologyError(
+                f"the topic {topic} is to be the changelog of the table {store.name!r} "
+                f"(topology.optimization=reuse.ktable.source.topics), and its "
+                f"cleanup.policy={policy} deletes records: the table would lose entries. Set "
+                f"cleanup.policy=compact for the topic, or leave topology.optimization at none",
+                where=store.where,
+            )

@@ -26,9 +26,8 @@ from everflow.runtime.copies.state_updater import StateUpdater, UpdaterServices
 from everflow.runtime.instance import Instance
 from everflow.runtime.restore.restoration import PreparedStore
 from everflow.runtime.restore.restore_plan import ChangelogState, RestorePlan
-from everflow.runtime.tasks.committed_floors import ON_DISK
 from everflow.runtime.tasks.lost_writers import LostWriters
-from everflow.runtime.tasks.recovery import ATTEMPT_MS, Recovery, RecoveryRules
+from everflow.runtime.tasks.recovery import ATTEMPT_MS, ON_DISK, Recovery, RecoveryRules
 from everflow.runtime.tasks.task import ActiveTask, TaskStore
 from everflow.runtime.thread.thread_ports import ThreadSettings
 from everflow.runtime.topics.end_offsets import EndOffsets
@@ -136,7 +135,7 @@ class SimulatedPorts:
         on_threads = lambda: [task for thread in instance.threads for task in list(thread.tasks)]  # noqa: E731
         copies = SimulatedCopies(self.disk, instance.updater.followed, on_threads)
         topics = {name for names in self.world.settings.topics.values() for name in names}
-        instance.floors.raised(copies.applied(topics), ON_DISK)
+        instance.lower_bounds.raised(copies.applied(topics), ON_DISK)
         return copies
 
     def member(self, instance: Instance) -> GroupMember:
@@ -219,7 +218,7 @@ class SimulatedPorts:
         return Recovery(
             ports=ports,
             rules=rules,
-            floors=instance.floors,
+            lower_bounds=instance.lower_bounds,
             clock=self.clock,
             timeout_ms=min(world.settings.task_timeout_ms, ATTEMPT_MS),
             stop=stop,

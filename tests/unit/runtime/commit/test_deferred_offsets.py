@@ -10,7 +10,7 @@ from everflow.clock import ManualClock
 from everflow.records import CommittedOffset, TopicPartition
 from everflow.runtime.commit.commit_gate import Offset
 from everflow.runtime.commit.deferred_offsets import DeferredOffsets
-from everflow.runtime.tasks.committed_floors import CommittedFloors
+from everflow.runtime.tasks.recovery import CommittedLowerBounds
 
 A, B = TopicPartition("in", 0), TopicPartition("in", 1)
 Asked = Mapping[TopicPartition, tuple[int, str]]
@@ -53,12 +53,12 @@ def test_forgetting_does_not_wait_for_a_commit_and_counts_for_it() -> None:
 def test_a_task_that_was_recovered_while_its_offsets_waited_goes_back_rightly() -> None:
     """It was told 100, its 150 goes with another thread's commit, and it commits 120 behind that:
     another recovery is told no less than is true (note 064)."""
-    floors, answers = CommittedFloors(ManualClock()), iter([False, True, True])
-    deferred = DeferredOffsets(lambda offsets: next(answers), floors.replaced)
+    lower_bounds, answers = CommittedLowerBounds(ManualClock()), iter([False, True, True])
+    deferred = DeferredOffsets(lambda offsets: next(answers), lower_bounds.replaced)
     assert not deferred.commit([Offset("in", 0, 150, "m")])
-    floors.raised({A: 100})
+    lower_bounds.raised({A: 100})
     assert deferred.commit([Offset("in", 1, 9, "m")])
-    assert floors.went_back({A: CommittedOffset(149, "")}, [A])
+    assert lower_bounds.went_back({A: CommittedOffset(149, "")}, [A])
     assert deferred.commit([Offset("in", 0, 120, "m")])
-    assert floors.went_back({A: CommittedOffset(120, "")}, [A]) == {}
-    assert floors.went_back({A: CommittedOffset(119, "")}, [A])
+    assert lower_bounds.went_back({A: CommittedOffset(120, "")}, [A]) == {}
+    assert lower_bounds.went_back({A: CommittedOffset(119, "")}, [A])

@@ -17,7 +17,7 @@ from everflow.runtime.copies.known_copies import AtRest, Copies
 from everflow.runtime.copies.state_updater import FollowedTask
 from everflow.runtime.restore.restore_plan import ChangelogState, restore_plan
 from everflow.runtime.tasks.task import TaskRole, TaskStore
-from everflow.runtime.topics.end_sums import EndSums
+from everflow.runtime.topics.end_offsets import EndSums
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
 from everflow.state.store_meta import Owner

@@ -23,8 +23,14 @@ from everflow.retry import StoppedError
 from everflow.runtime.commit.batch import format_metadata
 from everflow.runtime.restore.restoration import RestoreJob, prepare_store, restore
 from everflow.runtime.restore.restore_plan import ChangelogState
-from everflow.runtime.tasks.committed_floors import ON_DISK, PURGED, SETTLED_MS, CommittedFloors
-from everflow.runtime.tasks.recovery import Recovery, RecoveryRules
+from everflow.runtime.tasks.recovery import (
+    ON_DISK,
+    PURGED,
+    SETTLED_MS,
+    CommittedLowerBounds,
+    Recovery,
+    RecoveryRules,
+)
 from everflow.runtime.tasks.task import ActiveTask, TaskStore
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
@@ -127,13 +133,13 @@ def recovery(
     ports: FakePorts,
     policy: str = "earliest",
     timeout_ms: float = 1_000,
-    floors: CommittedFloors | None = None,
+    lower_bounds: CommittedLowerBounds | None = None,
 ) -> Recovery:
     rules = RecoveryRules("app", {"in": policy})
     return Recovery(
         ports=ports,
         rules=rules,
-        floors=floors or CommittedFloors(ManualClock()),
+        lower_bounds=lower_bounds or CommittedLowerBounds(ManualClock()),
         clock=ManualClock(),
         timeout_ms=timeout_ms,
         stop=threading.Event(),
@@ -349,52 +355,54 @@ REKEYED = TopicPartition("app-by-shop-repartition", 1)
 
 
 def test_offsets_below_what_this_instance_has_committed_are_not_believed() -> None:
-    floors = CommittedFloors(ManualClock())
-    floors.raised({IN: 31})
+    lower_bounds = CommittedLowerBounds(ManualClock())
+    lower_bounds.raised({IN: 31})
     ports, active = FakePorts(COMMITTED), task()
     with pytest.raises(OffsetsWentBackError, match=r"in-0.*offset 30.*31"):
-        recovery(ports, floors=floors).recover([active], [])
+        recovery(ports, lower_bounds=lower_bounds).recover([active], [])
     assert not any(call.startswith("restore") for call in ports.calls)
     assert active.positions == {}
 
 
 def test_they_are_waited_for_until_the_coordinator_tells_the_truth() -> None:
-    floors = CommittedFloors(ManualClock())
-    floors.raised({IN: 40})
+    lower_bounds = CommittedLowerBounds(ManualClock())
+    lower_bounds.raised({IN: 40})
     ports, active = FakePorts(COMMITTED), task()
-    made = recovery(ports, timeout_ms=10_000, floors=floors)
+    made = recovery(ports, timeout_ms=10_000, lower_bounds=lower_bounds)
     told = iter([30, 30, 42])
     ports.committed = lambda partitions: {IN: CommittedOffset(next(told), "")}  # type: ignore[method-assign]
     made.recover([active], [])
     assert active.positions == {IN: 42}
-    assert floors.went_back({IN: CommittedOffset(41, "")}, [IN]), "what it was told is a floor, too"
+    assert lower_bounds.went_back({IN: CommittedOffset(41, "")}, [IN]), (
+        "what it was told is a bound, too"
+    )
 
 
 def test_an_offset_that_is_gone_is_not_believed_either_once_it_was_committed_here() -> None:
-    floors = CommittedFloors(ManualClock())
-    floors.raised({IN: 30})
+    lower_bounds = CommittedLowerBounds(ManualClock())
+    lower_bounds.raised({IN: 30})
     with pytest.raises(OffsetsWentBackError, match=r"committed.*30"):
-        recovery(FakePorts({}), floors=floors).recover([task()], [])
+        recovery(FakePorts({}), lower_bounds=lower_bounds).recover([task()], [])
 
 
 def test_an_offset_that_is_gone_since_an_earlier_life_has_expired() -> None:
     """Between two lives the group may have been empty for long."""
-    floors = CommittedFloors(ManualClock())
-    floors.raised({IN: 30}, ON_DISK)
+    lower_bounds = CommittedLowerBounds(ManualClock())
+    lower_bounds.raised({IN: 30}, ON_DISK)
     with pytest.raises(OffsetsExpiredError):
-        recovery(FakePorts({}), floors=floors).recover([task()], [])
+        recovery(FakePorts({}), lower_bounds=lower_bounds).recover([task()], [])
     below = FakePorts({IN: CommittedOffset(29, "")})
     with pytest.raises(OffsetsWentBackError, match="folder"):
-        recovery(below, floors=floors).recover([task()], [])
+        recovery(below, lower_bounds=lower_bounds).recover([task()], [])
 
 
 @pytest.mark.parametrize("told", [29, 30])
 def test_one_partition_that_went_back_makes_the_coordinator_untrue_in_all(told: int) -> None:
     """Others may be as wrong, and nobody here knows."""
-    floors = CommittedFloors(ManualClock())
-    floors.raised({OTHER: 30}, ON_DISK)
+    lower_bounds = CommittedLowerBounds(ManualClock())
+    lower_bounds.raised({OTHER: 30}, ON_DISK)
     ports = FakePorts({**COMMITTED, OTHER: CommittedOffset(told, "")})
-    made = recovery(ports, floors=floors)
+    made = recovery(ports, lower_bounds=lower_bounds)
     if told < 30:
         with pytest.raises(OffsetsWentBackError, match="other-3"):
             made.recover([task()], [])
@@ -406,41 +414,41 @@ def test_what_still_waits_for_its_marker_elsewhere_did_not_go_back() -> None:
     """Until its marker has landed, the coordinator tells what was committed before. Who asked for
     stable offsets of other tasks would wait for ever where they commit without a rest."""
     clock = ManualClock()
-    floors = CommittedFloors(clock)
-    floors.raised({OTHER: 30})
+    lower_bounds = CommittedLowerBounds(clock)
+    lower_bounds.raised({OTHER: 30})
     ports = FakePorts({**COMMITTED, OTHER: CommittedOffset(20, "")})
-    recovery(ports, floors=floors).recover([task()], [])
+    recovery(ports, lower_bounds=lower_bounds).recover([task()], [])
     clock.advance(SETTLED_MS)  # by then it has
     with pytest.raises(OffsetsWentBackError, match="other-3"):
-        recovery(ports, floors=floors).recover([task()], [])
+        recovery(ports, lower_bounds=lower_bounds).recover([task()], [])
 
 
 def test_what_has_settled_does_not_go_down_when_an_earlier_offset_settles() -> None:
     clock = ManualClock()
-    floors = CommittedFloors(clock)
-    floors.raised({OTHER: 10})
-    floors.raised({OTHER: 30}, PURGED)
-    assert floors.settled()[OTHER].offset == 30
+    lower_bounds = CommittedLowerBounds(clock)
+    lower_bounds.raised({OTHER: 10})
+    lower_bounds.raised({OTHER: 30}, PURGED)
+    assert lower_bounds.settled()[OTHER].offset == 30
     clock.advance(SETTLED_MS)
-    assert floors.settled()[OTHER].offset == 30
+    assert lower_bounds.settled()[OTHER].offset == 30
 
 
 def test_another_task_s_offset_that_is_gone_makes_the_coordinator_untrue_too() -> None:
     """Of a group that began behind the piece that was loaded it knows nothing: who takes a task
     over would begin with a first start."""
     clock = ManualClock()
-    floors = CommittedFloors(clock)
-    floors.raised({OTHER: 30})
+    lower_bounds = CommittedLowerBounds(clock)
+    lower_bounds.raised({OTHER: 30})
     clock.advance(SETTLED_MS)
     with pytest.raises(OffsetsWentBackError, match=r"other-3.*committed.*30"):
-        recovery(FakePorts({}), floors=floors).recover([task()], [])
+        recovery(FakePorts({}), lower_bounds=lower_bounds).recover([task()], [])
 
 
 def test_an_offset_of_another_task_that_is_gone_since_an_earlier_life_holds_nobody_up() -> None:
-    floors = CommittedFloors(ManualClock())
-    floors.raised({OTHER: 30}, ON_DISK)
+    lower_bounds = CommittedLowerBounds(ManualClock())
+    lower_bounds.raised({OTHER: 30}, ON_DISK)
     active = task()
-    recovery(FakePorts(COMMITTED), floors=floors).recover([active], [])
+    recovery(FakePorts(COMMITTED), lower_bounds=lower_bounds).recover([active], [])
     assert active.positions == {IN: 30}
 
 

@@ -17,8 +17,7 @@ from everflow.runtime.commit.batch import (
     BatchResult,
 )
 from everflow.runtime.commit.commit_gate import GateBook
-from everflow.runtime.tasks.committed_floors import CommittedFloors
-from everflow.runtime.tasks.recovery import Recovery, RecoveryRules
+from everflow.runtime.tasks.recovery import CommittedLowerBounds, Recovery, RecoveryRules
 from everflow.runtime.tasks.task import ActiveTask, TaskState, TaskStore
 from everflow.runtime.thread.stream_thread import StreamThread
 from everflow.runtime.thread.thread_ports import ThreadServices, ThreadSettings
@@ -50,12 +49,12 @@ class World:
             lambda partitions: dict.fromkeys(partitions, self.end), self.clock, 15
         )
         self.metrics = Metrics()
-        self.floors = CommittedFloors(self.clock)
+        self.lower_bounds = CommittedLowerBounds(self.clock)
         self.incarnations = iter(f"i{n}" for n in range(1_000))
         recovery = Recovery(
             ports=self,
             rules=RecoveryRules("app", {}),
-            floors=self.floors,
+            lower_bounds=self.lower_bounds,
             clock=self.clock,
             timeout_ms=10_000,
             stop=threading.Event(),
@@ -69,7 +68,7 @@ class World:
             recovery=recovery,
             metrics=self.metrics,
             on_failed=lambda error: self.done.append(f"failed {error}"),
-            committed=self.floors.raised,
+            committed=self.lower_bounds.raised,
             give_back=lambda tasks, why: self.given_back.append([task.id for task in tasks]),
             paused=lambda: self.paused,
         )

@@ -16,9 +16,10 @@ from everflow.runtime.topics.end_offsets import (
     BUSY_PERIOD_MS,
     LOG_PERIOD_MS,
     OTHERS_PAUSE_MS,
+    PERIOD_MS,
     EndOffsets,
+    ShrunkLogs,
 )
-from everflow.runtime.topics.shrunk_logs import PERIOD_MS, ShrunkLogs
 from everflow.testing.waiting import wait_until
 
 TP, OTHER = TopicPartition("in", 0), TopicPartition("in", 1)

@@ -7,7 +7,7 @@ import pytest
 
 from everflow import StreamsBuilder
 from everflow.errors import TopologyError
-from everflow.runtime.topics.output_topics import fixed_outputs, missing_outputs
+from everflow.runtime.topics.internal_topics import fixed_outputs, missing_outputs
 
 
 def test_the_outputs_known_at_start_are_the_ones_named_in_the_program() -> None:

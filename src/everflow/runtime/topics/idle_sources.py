@@ -35,7 +35,7 @@ class Reader(Protocol):
 
 
 @dataclass
-class Silence:
+class IdleSources:
     """``sources``: those that count, by sub-topology and topic. ``consumed(topics)``: whether the
     application has consumed all that is in them; asks the brokers."""
 
@@ -46,7 +46,7 @@ class Silence:
     _since: dict[TopicPartition, float] = field(default_factory=dict)
     _asked: dict[frozenset[str], tuple[float, bool]] = field(default_factory=dict)
 
-    def look(
+    def due(
         self,
         tasks: Iterable[Reader],
         available: Mapping[TopicPartition, OffsetRange],
