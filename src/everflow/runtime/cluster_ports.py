@@ -47,7 +47,7 @@ from everflow.runtime.thread.worker_processes import is_worker, kill_and_wait
 from everflow.runtime.topics.end_offsets import EndOffsets, EndSums, ShrunkLogs
 from everflow.runtime.topics.topic_watch import TopicChanges, TopicWatch
 from everflow.runtime.wiring import (
-    Ground,
+    Dependencies,
     global_records,
     group_settings,
     job_opener,
@@ -113,25 +113,27 @@ class ClusterPorts:
 
     def __init__(
         self,
-        ground: Ground,
+        dependencies: Dependencies,
         context: Any,
         standbys: Callable[[], StandbyUpdateListener],
         held: ExitStack,
         on_growth: Callable[[Blueprint], None] = lambda blueprint: None,
     ) -> None:
-        self._ground, self._context, self._standbys, self._held = ground, context, standbys, held
+        self._dependencies, self._context = dependencies, context
+        self._standbys, self._held = standbys, held
         self._on_growth = on_growth
-        self._blueprint = ground.blueprint
-        """Of the tasks that are created; `_ground` is ahead of it while its threads are started."""
+        self._blueprint = dependencies.blueprint
+        """Of the tasks that are created; that of `_dependencies` is newer while its threads are
+        started."""
         self._end_sums = EndSums(
-            ground.changelogs.followed_ends,
-            ground.changelogs_of_tasks(),
-            ground.clock,
-            ground.admin.stop,
+            dependencies.changelogs.followed_ends,
+            dependencies.changelogs_of_tasks(),
+            dependencies.clock,
+            dependencies.admin.stop,
         )
-        self._racks = racks_of(ground)
+        self._racks = racks_of(dependencies)
         self._racks.refresh()
-        self._lost_writers = lost_writers_of(ground)
+        self._lost_writers = lost_writers_of(dependencies)
         self._purged: dict[TopicPartition, int] = {}
         self._spare = SpareMemory(trim_of_libc())
         self._gate: CommitGate
@@ -140,8 +142,8 @@ class ClusterPorts:
         self._watch: TopicWatch
         self._topics: TopicChanges
         self._member: GroupMember
-        require_slots(context, ground.config.num_stream_threads)
-        self.open_job: OpenJob = job_opener(context, ground)
+        require_slots(context, dependencies.config.num_stream_threads)
+        self.open_job: OpenJob = job_opener(context, dependencies)
         self.spawn = on_thread
         self.new_incarnation = new_incarnation
         self.loop = QueueLoop
@@ -151,13 +153,17 @@ class ClusterPorts:
 
     def updater(self, instance: Instance) -> StateUpdater:
         """See `InstancePorts`, as for all of these."""
-        ground, directory, clock = self._ground, self._ground.directory, self._ground.clock
-        specs = ground.blueprint.store_specs()
+        dependencies, directory, clock = (
+            self._dependencies,
+            self._dependencies.directory,
+            self._dependencies.clock,
+        )
+        specs = dependencies.blueprint.store_specs()
 
         def prepare(
             task: TaskId, store: str, state: ChangelogState, incarnation: str
         ) -> PreparedStore:
-            sync, now_ms = ground.config.state_sync, clock.now_ms()
+            sync, now_ms = dependencies.config.state_sync, clock.now_ms()
             return prepare_store(
                 directory,
                 task,
@@ -174,15 +180,17 @@ class ClusterPorts:
             spec = reused.get(tp.topic)
             if spec is None:
                 return chunk
-            left_out = ground.changelogs.left_out(tp)
+            left_out = dependencies.changelogs.left_out(tp)
             return as_processed(cast("PlacedChunk", chunk), position, left_out, spec)
 
         services = UpdaterServices(
             open_follower=lambda: CopyFollower(
-                ground.reader, every=ground.versioned, to_ends=ground.changelogs.reused
+                dependencies.reader,
+                every=dependencies.versioned,
+                to_ends=dependencies.changelogs.reused,
             ),
-            states=ground.changelogs.states,
-            stable_ends=ground.changelogs.answered_ends,
+            states=dependencies.changelogs.states,
+            stable_ends=dependencies.changelogs.answered_ends,
             prepare=prepare,
             distrust=lambda task, store, reason: directory.distrust(
                 directory.store_path(task, store), reason
@@ -195,48 +203,50 @@ class ClusterPorts:
             taken=taken,
             doubt_topics=self.doubt_topics,
         )
-        config = ground.config
+        config = dependencies.config
         return StateUpdater(services, clock, config.acceptable_recovery_lag, config.task_timeout_ms)
 
     def global_tables(self, instance: Instance) -> GlobalTables:
         """They are followed by an updater of their own: it neither waits for the copies of tasks
         nor holds them up."""
-        ground, clock = self._ground, self._ground.clock
-        tasks = ground.blueprint.global_tasks(ground.directory)
+        dependencies, clock = self._dependencies, self._dependencies.clock
+        tasks = dependencies.blueprint.global_tasks(dependencies.directory)
         loaded = LoadedTables(
-            ground.blueprint.plan.loaded_tables,
-            ground.directory.loaded_tables,
+            dependencies.blueprint.plan.loaded_tables,
+            dependencies.directory.loaded_tables,
             lambda: [thread.batch_since_ms for thread in instance.threads],
             clock,
         )
         if not tasks:
             return GlobalTables((), None, instance.failed, clock, loaded)
-        intake = global_records(ground, self._held, instance.metrics)
-        specs = {table.store.name: table.store for table in ground.blueprint.plan.global_tables}
+        intake = global_records(dependencies, self._held, instance.metrics)
+        specs = {
+            table.store.name: table.store for table in dependencies.blueprint.plan.global_tables
+        }
 
         def prepare(
             task: TaskId, store: str, state: ChangelogState, incarnation: str
         ) -> PreparedStore:
             found = prepare_store(
-                ground.directory,
+                dependencies.directory,
                 task,
                 specs[store],
                 state,
                 incarnation=incarnation,
                 now_ms=clock.now_ms(),
-                sync=ground.config.state_sync,
+                sync=dependencies.config.state_sync,
             )
             assert found.plan is not None
             tables.prepared(task, found.store.path, found.plan.end)
             return found
 
         services = UpdaterServices(
-            open_follower=lambda: CopyFollower(ground.reader, folds=False),
-            states=lambda asked: states_of_global_topics(ground, asked),
-            stable_ends=ground.changelogs.answered_ends,
+            open_follower=lambda: CopyFollower(dependencies.reader, folds=False),
+            states=lambda asked: states_of_global_topics(dependencies, asked),
+            stable_ends=dependencies.changelogs.answered_ends,
             prepare=prepare,
-            distrust=lambda task, store, reason: ground.directory.distrust(
-                ground.directory.store_path(task, store), reason
+            distrust=lambda task, store, reason: dependencies.directory.distrust(
+                dependencies.directory.store_path(task, store), reason
             ),
             became_hot=lambda task: None,
             restores=SilentListener(),
@@ -245,7 +255,7 @@ class ClusterPorts:
             doubt_topics=self.doubt_topics,
             name="everflow-global-tables",
         )
-        updater = StateUpdater(services, clock, sys.maxsize, ground.config.task_timeout_ms)
+        updater = StateUpdater(services, clock, sys.maxsize, dependencies.config.task_timeout_ms)
         tables = GlobalTables(tasks, updater, instance.failed, clock, loaded)
         return tables
 
@@ -258,15 +268,17 @@ class ClusterPorts:
             instance.tracker.positions,
         )
         copies = Copies(
-            *sources, self._ground.changelogs.known_delete_retention_ms, self._ground.clock
+            *sources,
+            self._dependencies.changelogs.known_delete_retention_ms,
+            self._dependencies.clock,
         )
         copies.scan(
-            self._ground.directory,
-            self._ground.logged,
-            self._ground.changelog,
-            self._ground.changelogs.states,
+            self._dependencies.directory,
+            self._dependencies.logged,
+            self._dependencies.changelog,
+            self._dependencies.changelogs.states,
         )
-        applied = copies.applied(self._ground.blueprint.partitions)
+        applied = copies.applied(self._dependencies.blueprint.partitions)
         instance.lower_bounds.raised(self._still_there(applied), ON_DISK)
         return copies
 
@@ -274,7 +286,7 @@ class ClusterPorts:
         """Those within their logs. One behind its log's end is of another topic of that name, whose
         offsets may begin anew (`errors.read_again`)."""
         try:
-            ends = self._ground.admin.known_ends(applied, "read_uncommitted")
+            ends = self._dependencies.admin.known_ends(applied, "read_uncommitted")
         except EverflowError as error:
             log.info("What stores know of committed offsets is not used: %s", error)
             return {}
@@ -282,22 +294,22 @@ class ClusterPorts:
 
     def member(self, instance: Instance) -> GroupMember:
         """It will tell the group of the copies."""
-        assignor = task_assignor(self._ground, instance.copies, self._end_sums, self._racks)
-        settings = instance.hosts.group = group_settings(self._ground)
+        assignor = task_assignor(self._dependencies, instance.copies, self._end_sums, self._racks)
+        settings = instance.hosts.group = group_settings(self._dependencies)
         return GroupMember(
             settings, assignor, instance.on_member_event, finishing=lambda: instance.book.finishing
         )
 
     def open_gate(self, instance: Instance) -> None:
         """Workers ask it before any commit."""
-        application_id = self._ground.config.application_id
+        application_id = self._dependencies.config.application_id
         backend = GateBackend(
             member=instance.member.metadata,
             encode=lambda m: GroupMetadata(
                 m.generation, application_id, m.member_id, m.instance_id
             ).encode(),
             commit=instance.deferred.commit,
-            clients=WorkerClients(self._ground.main_reader, self._producer_config()),
+            clients=WorkerClients(self._dependencies.main_reader, self._producer_config()),
         )
         self._gate = CommitGate(book=instance.book, backend=backend)
         self._gate_path = self._gate.start()
@@ -305,8 +317,12 @@ class ClusterPorts:
 
     def ends(self, instance: Instance) -> EndOffsets:
         """What knows the inputs' ends."""
-        admin, config, clock = self._ground.admin, self._ground.config, self._ground.clock
-        stable = lambda asked: admin.known_ends(asked, self._ground.isolation)  # noqa: E731
+        admin, config, clock = (
+            self._dependencies.admin,
+            self._dependencies.config,
+            self._dependencies.clock,
+        )
+        stable = lambda asked: admin.known_ends(asked, self._dependencies.isolation)  # noqa: E731
         written = lambda asked: admin.end_offsets(asked, "read_uncommitted")  # noqa: E731
         shrunk = ShrunkLogs(
             config.application_id, instance.running_positions, written, clock, self._ids_of
@@ -315,7 +331,7 @@ class ClusterPorts:
         return EndOffsets(stable, clock, config.poll_interval_ms, shrunk, instance.stop, tails)
 
     def _ids_of(self, topic: str) -> tuple[str, str]:
-        described = self._ground.admin.describe_topics([topic], WATCH_REQUEST_S).get(topic)
+        described = self._dependencies.admin.describe_topics([topic], WATCH_REQUEST_S).get(topic)
         return self._topics.ids.get(topic, ""), "" if described is None else described.topic_id
 
     def pool(self, name: str, size: int) -> ThreadPoolExecutor:
@@ -325,11 +341,11 @@ class ClusterPorts:
     def thread_settings(self, number: int) -> ThreadSettings:
         """Also notes the thread's transactional id, so that the next start on this folder fences
         it."""
-        config, directory = self._ground.config, self._ground.directory
+        config, directory = self._dependencies.config, self._dependencies.directory
         name = transactional_id(config, directory.process_id, number)
         if config.exactly_once and name not in directory.transactional_ids:
             directory.record_transactional_ids([name])  # of a thread that is added later
-        clocks = self._ground.blueprint.plan.wall_clocks
+        clocks = self._dependencies.blueprint.plan.wall_clocks
         return ThreadSettings(
             application_id=config.application_id,
             guarantee=config.processing_guarantee,
@@ -340,41 +356,41 @@ class ClusterPorts:
             keep_alive_ms=min([config.keep_alive_ms, *clocks.values()]),
             clocked=frozenset(clocks),
             max_task_idle_ms=config.max_task_idle_ms,
-            idle=self._ground.blueprint.plan.idle,
-            functions=self._ground.blueprint.plan.functions,
+            idle=self._dependencies.blueprint.plan.idle,
+            functions=self._dependencies.blueprint.plan.functions,
             may_continue=config.handlers().may_continue,
             transaction_timeout_ms=self._producer_config().get("transaction.timeout.ms"),
         )
 
     def _producer_config(self) -> dict[str, Any]:
         """Of the workers' producers, whose queues are part of the instance's memory."""
-        config = self._ground.config
+        config = self._dependencies.config
         queue = config.memory.worker(config.num_stream_threads).queue
         return {QUEUE: queue >> 10, **config.producer()}
 
     def recovery(self, instance: Instance, stop: threading.Event, *, pauses: bool) -> Recovery:
-        ground, config = self._ground, self._ground.config
+        dependencies, config = self._dependencies, self._dependencies.config
         ports = ClusterRecoveryPorts(
-            admin=ground.admin,
+            admin=dependencies.admin,
             group=config.application_id,
             producer_config=config.producer(),
-            reader_config=ground.reader,
+            reader_config=dependencies.reader,
             fetch_bytes=config.memory.restore_fetch,
-            directory=ground.directory,
-            purged=ground.blueprint.purged,
-            specs=lambda subtopology: ground.blueprint.stores.get(subtopology, ()),
-            changelogs=ground.changelogs,
+            directory=dependencies.directory,
+            purged=dependencies.blueprint.purged,
+            specs=lambda subtopology: dependencies.blueprint.stores.get(subtopology, ()),
+            changelogs=dependencies.changelogs,
             state_sync=config.state_sync,
-            clock=ground.clock,
+            clock=dependencies.clock,
             listener=instance.tracker,
             stopped=(lambda: instance.pause.hold(stop)) if pauses else stop.is_set,
         )
-        rules = RecoveryRules(config.application_id, ground.blueprint.offset_reset)
+        rules = RecoveryRules(config.application_id, dependencies.blueprint.offset_reset)
         return Recovery(
             ports=ports,
             rules=rules,
             lower_bounds=instance.lower_bounds,
-            clock=ground.clock,
+            clock=dependencies.clock,
             timeout_ms=min(config.task_timeout_ms, ATTEMPT_MS),
             stop=stop,
             new_incarnation=new_incarnation,
@@ -382,7 +398,7 @@ class ClusterPorts:
 
     def wired(self, instance: Instance) -> None:
         """What looks after the folder and the topics."""
-        ground, member, book = self._ground, instance.member, instance.book
+        dependencies, member, book = self._dependencies, instance.member, instance.book
 
         def generation() -> int | None:
             running = instance.states.state is ClientState.RUNNING
@@ -391,13 +407,22 @@ class ClusterPorts:
         freshness = Freshness(instance.settled_tasks, book.broken, lambda: member.heartbeats)
         own = frozenset(instance.global_tables.tasks)
         in_use = lambda: instance.manager.in_use() | book.owned() | own  # noqa: E731
-        delay_ms = ground.config.state_cleanup_delay_ms
+        delay_ms = dependencies.config.state_cleanup_delay_ms
         cleaner = StateCleaner(
-            ground.directory, instance.copies, in_use, generation, ground.clock, delay_ms
+            dependencies.directory,
+            instance.copies,
+            in_use,
+            generation,
+            dependencies.clock,
+            delay_ms,
         )
-        self._keeper = StateKeeper(freshness, cleaner, ground.directory.sweep, ground.clock)
-        blueprint = ground.blueprint
-        changelogs = {tp.topic for listed in ground.changelogs_of_tasks().values() for tp in listed}
+        self._keeper = StateKeeper(
+            freshness, cleaner, dependencies.directory.sweep, dependencies.clock
+        )
+        blueprint = dependencies.blueprint
+        changelogs = {
+            tp.topic for listed in dependencies.changelogs_of_tasks().values() for tp in listed
+        }
         tables = blueprint.global_partitions
         names, external = (
             changelogs.union(blueprint.partitions, tables),
@@ -407,15 +432,15 @@ class ClusterPorts:
         self._topics = TopicChanges(
             blueprint.application_id, partitions, external, names, frozenset(tables), self._may_grow
         )
-        describe = lambda: ground.admin.describe_topics(self._topics.topics, WATCH_REQUEST_S)  # noqa: E731
+        describe = lambda: dependencies.admin.describe_topics(self._topics.topics, WATCH_REQUEST_S)  # noqa: E731
         look = Extension(instance=instance, ports=self).look
         self._member = instance.member
-        self._watch = TopicWatch(describe, self._topics, instance.failed, ground.clock, look)
+        self._watch = TopicWatch(describe, self._topics, instance.failed, dependencies.clock, look)
 
     # --- topics that come while it runs (`Extension`) ---------------------------------------------
 
     def _may_grow(self, counts: Mapping[str, int], topic: str, partitions: int) -> bool:
-        blueprint = self._ground.blueprint
+        blueprint = self._dependencies.blueprint
         inputs = {name: count for name, count in counts.items() if name in blueprint.partitions}
         if topic not in inputs:
             return False
@@ -424,7 +449,7 @@ class ClusterPorts:
     def growth(self) -> TopicGrowth:
         """Topics that a pattern of the program names and that came since it was planned, and those
         that have got partitions which may be read."""
-        blueprint, admin = self._ground.blueprint, self._ground.admin
+        blueprint, admin = self._dependencies.blueprint, self._dependencies.admin
         read = {**blueprint.partitions, **blueprint.global_partitions}
         if pattern_sources(blueprint.topology):
             shapes = admin.list_topics(WATCH_REQUEST_S)
@@ -436,22 +461,22 @@ class ClusterPorts:
 
     def prepare(self, growth: TopicGrowth) -> Callable[[], None]:
         """See `ExtensionPorts`, as for all of these."""
-        before = self._ground, self.open_job
+        before = self._dependencies, self.open_job
         config, blueprint = before[0].config, before[0].blueprint
-        ground = replace(before[0], blueprint=extended(blueprint, growth, config))
-        self.open_job = job_opener(self._context, ground)
-        self._ground = ground
+        dependencies = replace(before[0], blueprint=extended(blueprint, growth, config))
+        self.open_job = job_opener(self._context, dependencies)
+        self._dependencies = dependencies
 
         def undo() -> None:
-            self._ground, self.open_job = before
+            self._dependencies, self.open_job = before
 
         return undo
 
     def inputs(self, task: TaskId) -> tuple[TopicPartition, ...]:
-        return self._ground.blueprint.task(task, self._ground.directory).inputs
+        return self._dependencies.blueprint.task(task, self._dependencies.directory).inputs
 
     def exchange(self) -> None:
-        self._blueprint = self._ground.blueprint
+        self._blueprint = self._dependencies.blueprint
 
     def grown(self, growth: TopicGrowth) -> None:
         self._topics.grow(growth.taken)
@@ -460,7 +485,7 @@ class ClusterPorts:
 
     def create(self, task: TaskId) -> ActiveTask:
         """A task in state CREATED."""
-        return self._blueprint.task(task, self._ground.directory)
+        return self._blueprint.task(task, self._dependencies.directory)
 
     def slots(self) -> int:
         """How many tasks Spark runs at a time."""
@@ -472,16 +497,18 @@ class ClusterPorts:
 
     def kill_workers(self, number: int, pids: Sequence[int]) -> None:
         """SIGKILL."""
-        kill_and_wait(pids, self._ground.clock)
+        kill_and_wait(pids, self._dependencies.clock)
 
     def consumed(self, topics: Collection[str]) -> bool:
         """Whether the group has consumed all that is in the topics; False where nobody knows."""
-        ground = self._ground
-        partitions = ground.blueprint.partitions
+        dependencies = self._dependencies
+        partitions = dependencies.blueprint.partitions
         asked = [TopicPartition(topic, p) for topic in topics for p in range(partitions[topic])]
         try:
-            ends = ground.admin.end_offsets(asked, ground.isolation)
-            done = ground.admin.committed(ground.config.application_id, asked, CONSUMED_S)
+            ends = dependencies.admin.end_offsets(asked, dependencies.isolation)
+            done = dependencies.admin.committed(
+                dependencies.config.application_id, asked, CONSUMED_S
+            )
         except EverflowError:
             return False
         return all(end == 0 or (tp in done and done[tp].offset >= end) for tp, end in ends.items())
@@ -490,12 +517,16 @@ class ClusterPorts:
         """By a producer with the same transactional id."""
         if not own:
             return len(self._lost_writers.fence_all())
-        fence_all(self._ground.config.producer(), self._ground.directory.transactional_ids, FENCE_S)
+        fence_all(
+            self._dependencies.config.producer(),
+            self._dependencies.directory.transactional_ids,
+            FENCE_S,
+        )
         return 0
 
     def look(self) -> None:
         """At the folder's lock, the gate's socket, what the keeper has to do, and spare memory."""
-        self._ground.directory.require_held()
+        self._dependencies.directory.require_held()
         self._gate.require_reachable()
         self._keeper.look()
         self._spare.look()
@@ -503,11 +534,11 @@ class ClusterPorts:
     def purge(self, positions: Mapping[TopicPartition, int]) -> None:
         """Delete what was read from repartition topics; and read the racks again."""
         self._racks.refresh()
-        repartition = self._ground.blueprint.repartition
+        repartition = self._dependencies.blueprint.repartition
         ours = {tp: offset for tp, offset in positions.items() if tp.topic in repartition}
         due = {tp: offset for tp, offset in ours.items() if offset > self._purged.get(tp, 0)}
         if due:
-            self._ground.admin.delete_records(due)
+            self._dependencies.admin.delete_records(due)
             self._purged.update(due)
 
     def begin(self) -> None:

@@ -88,7 +88,7 @@ from everflow.runtime.thread.retry_policy import (
 )
 from everflow.runtime.thread.uncaught import Uncaught, UncaughtExceptionHandler
 from everflow.runtime.thread_count import ThreadCount
-from everflow.runtime.wiring import Ground, instance_log
+from everflow.runtime.wiring import Dependencies, instance_log
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.memory_folder import MemoryFolder
 from everflow.state.task_directory import StateDirectory
@@ -582,7 +582,7 @@ class KafkaStreams(InteractiveQueries, Telling):
         blueprint = prepare_cluster(topology, config, admin, directory, self._clock, stop)
         require_tasks(blueprint)
         self._let_watch(blueprint, admin)
-        ground = Ground(
+        dependencies = Dependencies(
             config=config,
             clock=self._clock,
             admin=admin,
@@ -602,11 +602,11 @@ class KafkaStreams(InteractiveQueries, Telling):
         # 9-12. The instance, which joins last.
         instance = self._life.instance = self._wired(
             ClusterPorts(
-                ground, context, lambda: self._standby_listener, held, self._let_watch_more
+                dependencies, context, lambda: self._standby_listener, held, self._let_watch_more
             )
         )
         instance.uncaught = self._uncaught
-        ports = self._query_ports(ground, instance)
+        ports = self._query_ports(dependencies, instance)
         self._queries = store_queries(
             topology, blueprint, config.application_server, ports, self._clock
         )
@@ -699,7 +699,7 @@ class KafkaStreams(InteractiveQueries, Telling):
         )
         return kind(ports, settings, self._clock, *told, self._pause, self._metrics, self._tracker)
 
-    def _query_ports(self, ground: Ground, instance: Instance) -> QueryPorts:
+    def _query_ports(self, dependencies: Dependencies, instance: Instance) -> QueryPorts:
         return QueryPorts(
             state=lambda: self.state,
             running=lambda: {task.id: task.stores for task in instance.running_tasks()},
@@ -715,7 +715,9 @@ class KafkaStreams(InteractiveQueries, Telling):
             },
             global_stores=instance.global_tables.stores,
             hosts=instance.hosts.hosts,
-            ends=lambda partitions: ground.admin.end_offsets(partitions, ground.isolation),
+            ends=lambda partitions: dependencies.admin.end_offsets(
+                partitions, dependencies.isolation
+            ),
             draining=lambda: not self._life.stop.is_set(),
         )
 

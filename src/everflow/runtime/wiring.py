@@ -44,7 +44,7 @@ log = logging.getLogger("everflow")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ground:
+class Dependencies:
     """What every part stands on, known once the cluster was looked at
     (`start_up.prepare_cluster`)."""
 
@@ -128,14 +128,16 @@ def new_incarnation() -> str:
 
 
 def states_of_global_topics(
-    ground: Ground, asked: Collection[TopicPartition]
+    dependencies: Dependencies, asked: Collection[TopicPartition]
 ) -> dict[TopicPartition, ChangelogState]:
     """As `Changelogs.states`, up to the last stable offsets. The topic's id says by which serdes it
     was read: a program with others reads it anew."""
-    sources = {table.source.topic: table.source for table in ground.blueprint.plan.global_tables}
-    ends = ground.changelogs.stable_ends(asked)
+    sources = {
+        table.source.topic: table.source for table in dependencies.blueprint.plan.global_tables
+    }
+    ends = dependencies.changelogs.stable_ends(asked)
     found = {}
-    for tp, state in ground.changelogs.states(asked, ends).items():
+    for tp, state in dependencies.changelogs.states(asked, ends).items():
         source = sources[tp.topic]
         read_as = f"{serde_words(source.key_serde, key=True)}, {serde_words(source.value_serde)}"
         topic_id = None if state.topic_id is None else f"{state.topic_id} ({read_as})"
@@ -143,9 +145,9 @@ def states_of_global_topics(
     return found
 
 
-def global_records(ground: Ground, held: ExitStack, metrics: Metrics) -> GlobalRecords:
+def global_records(dependencies: Dependencies, held: ExitStack, metrics: Metrics) -> GlobalRecords:
     """What takes the records of global tables' topics. What it opens is closed with ``held``."""
-    config = ground.config
+    config = dependencies.config
     opened: list[RecordWriter] = []
 
     def writer() -> RecordWriter:
@@ -155,7 +157,9 @@ def global_records(ground: Ground, held: ExitStack, metrics: Metrics) -> GlobalR
             held.callback(found.close)
         return found
 
-    sources = {table.source.topic: table.source for table in ground.blueprint.plan.global_tables}
+    sources = {
+        table.source.topic: table.source for table in dependencies.blueprint.plan.global_tables
+    }
     return GlobalRecords(
         sources,
         config.handlers(),
@@ -167,10 +171,10 @@ def global_records(ground: Ground, held: ExitStack, metrics: Metrics) -> GlobalR
 # --- the group -----------------------------------------------------------------------------------
 
 
-def group_settings(ground: Ground) -> GroupSettings:
+def group_settings(dependencies: Dependencies) -> GroupSettings:
     """Settings of the group's channel. The process id is part of the client id, so that whoever
     describes the group knows which processes live (`lost_writers`)."""
-    config = ground.config
+    config = dependencies.config
     return GroupSettings(
         bootstrap_servers=config.bootstrap_servers,
         group_id=config.application_id,
@@ -178,18 +182,18 @@ def group_settings(ground: Ground) -> GroupSettings:
         session_timeout_ms=config.session_timeout_ms,
         heartbeat_interval_ms=config.heartbeat_interval_ms,
         rebalance_timeout_ms=config.rebalance_timeout_ms,
-        client_id=client_id(config, ground.directory.process_id),
+        client_id=client_id(config, dependencies.directory.process_id),
         client=security_keywords(config.main_consumer()),
     )
 
 
 def task_assignor(
-    ground: Ground, copies: LocalCopies, end_sums: EndSums, racks: PartitionRacks
+    dependencies: Dependencies, copies: LocalCopies, end_sums: EndSums, racks: PartitionRacks
 ) -> MemberAssignor:
     """This instance's side of the group's protocol, and its decision when it leads."""
-    config, blueprint = ground.config, ground.blueprint
+    config, blueprint = dependencies.config, dependencies.blueprint
     identity = Identity(
-        process_id=ground.directory.process_id,
+        process_id=dependencies.directory.process_id,
         threads=config.num_stream_threads,
         rack=config.client_rack,
         tags=config.tags(),
@@ -198,11 +202,11 @@ def task_assignor(
         topology=blueprint.fingerprint,
     )
     changelogs = {
-        index: [spec.changelog_topic(config.application_id) for spec in ground.logged(index)]
+        index: [spec.changelog_topic(config.application_id) for spec in dependencies.logged(index)]
         for index in blueprint.inputs
     }
     delay_ms = config.scheduled_rebalance_max_delay_ms
-    rules, clock = config.assignment(), ground.clock
+    rules, clock = config.assignment(), dependencies.clock
     decide = decision(
         config.task_assignor_class,
         patience_s(config.session_timeout_ms, config.rebalance_timeout_ms),
@@ -221,26 +225,26 @@ def task_assignor(
     )
 
 
-def racks_of(ground: Ground) -> partition_racks.PartitionRacks:
+def racks_of(dependencies: Dependencies) -> partition_racks.PartitionRacks:
     """Racks are only asked for where the assignor looks at them."""
-    wanted = ground.config.rack_aware_assignment_strategy != "none"
-    topics = {tp.topic for listed in ground.changelogs_of_tasks().values() for tp in listed} | set(
-        ground.blueprint.partitions
-    )
+    wanted = dependencies.config.rack_aware_assignment_strategy != "none"
+    topics = {
+        tp.topic for listed in dependencies.changelogs_of_tasks().values() for tp in listed
+    } | set(dependencies.blueprint.partitions)
     return partition_racks.PartitionRacks(
-        ground.admin.replica_racks, topics if wanted else (), ground.clock
+        dependencies.admin.replica_racks, topics if wanted else (), dependencies.clock
     )
 
 
-def lost_writers_of(ground: Ground) -> LostWriters:
+def lost_writers_of(dependencies: Dependencies) -> LostWriters:
     """Ends what instances that are gone have left open."""
-    config = ground.config
+    config = dependencies.config
     client = security_keywords(config.admin())
     return LostWriters(
         config.application_id,
-        ground.directory.process_id,
+        dependencies.directory.process_id,
         open_ids=lambda: open_transactional_ids(config.bootstrap_servers, client),
-        clients=lambda: ground.admin.client_ids(config.application_id),
+        clients=lambda: dependencies.admin.client_ids(config.application_id),
         fence=lambda transactional_ids: fence_all(
             config.producer(), transactional_ids, FENCE_TIMEOUT_S
         ),
@@ -250,13 +254,13 @@ def lost_writers_of(ground: Ground) -> LostWriters:
 # --- stream threads ------------------------------------------------------------------------------
 
 
-def job_opener(context: Any, ground: Ground) -> OpenJob:
+def job_opener(context: Any, dependencies: Dependencies) -> OpenJob:
     """Opens the Spark jobs of stream threads. TopologyError with the user's line for a Column that
     they cannot compute, or a function that cannot travel."""
     from everflow.runtime.thread.road import resident_road
     from everflow.runtime.thread.thread_job import JobSettings, ThreadJob, pack
 
-    config, blueprint = ground.config, ground.blueprint
+    config, blueprint = dependencies.config, dependencies.blueprint
     settings = JobSettings(
         application_id=config.application_id,
         read_committed=config.exactly_once,
@@ -268,7 +272,7 @@ def job_opener(context: Any, ground: Ground) -> OpenJob:
     )
     # Once for all threads: what the program's variables are now is what the workers get.
     work = pack(blueprint.plan, settings, resident_road(blueprint.plan))
-    client = client_id(config, ground.directory.process_id)
+    client = client_id(config, dependencies.directory.process_id)
     within = some([str(index) for index in sorted(blueprint.inputs)], 12)
 
     def opened(number: int) -> ThreadJob:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any, cast
 
 from everflow.config import StreamsConfig
-from everflow.runtime.wiring import Ground
+from everflow.runtime.wiring import Dependencies
 
 
-def ground(**settings: Any) -> Ground:
+def dependencies(**settings: Any) -> Dependencies:
     """The readers' settings stand on the configuration only."""
     config = StreamsConfig(**{"application.id": "a", "bootstrap.servers": "b:9092", **settings})
     nothing = cast(Any, None)
-    return Ground(
+    return Dependencies(
         config=config,
         clock=nothing,
         admin=nothing,
@@ -23,19 +23,19 @@ def ground(**settings: Any) -> Ground:
 
 
 def test_the_rack_reaches_the_readers_of_inputs_and_changelogs() -> None:
-    found = ground(**{"client.rack": "zone-a"})
+    found = dependencies(**{"client.rack": "zone-a"})
     assert found.reader["client.rack"] == "zone-a"
     assert found.main_reader["client.rack"] == "zone-a"
 
 
 def test_without_a_rack_there_is_no_such_setting() -> None:
-    found = ground()
+    found = dependencies()
     assert "client.rack" not in found.reader
     assert "client.rack" not in found.main_reader
 
 
 def test_each_reader_has_its_prefix() -> None:
-    found = ground(
+    found = dependencies(
         **{"consumer.fetch.min.bytes": 1, "main.consumer.fetch.min.bytes": 2, "client.rack": "a"}
     )
     assert (found.reader["fetch.min.bytes"], found.main_reader["fetch.min.bytes"]) == (1, 2)

@@ -16,7 +16,7 @@ from everflow.runtime.client_state import ClientState, Pause, StateMachine
 from everflow.runtime.cluster_ports import ClusterPorts
 from everflow.runtime.copies.state_updater import StateUpdater
 from everflow.runtime.restore.listeners import RestoreProgress, RestoreTracker, SuspendReason
-from everflow.runtime.wiring import Ground
+from everflow.runtime.wiring import Dependencies
 from everflow.topology.program import Topology
 from everflow.user_listener import ListenerGuard
 
@@ -111,9 +111,9 @@ def test_the_standby_update_listener_reaches_the_state_updater(
     updaters: list[StateUpdater] = []
 
     def ports_with_an_updater(
-        ground: Ground, context: object, standbys: object, *_: object
+        dependencies: Dependencies, context: object, standbys: object, *_: object
     ) -> None:
-        ports: Any = SimpleNamespace(_ground=ground, _standbys=standbys)
+        ports: Any = SimpleNamespace(_dependencies=dependencies, _standbys=standbys)
         instance: Any = SimpleNamespace(tracker=RestoreTracker(Metrics()), pause=Pause())
         updaters.append(ClusterPorts.updater(ports, instance))
         raise EnoughError

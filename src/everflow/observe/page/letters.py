@@ -63,7 +63,7 @@ class LettersReplayed:
     error: str = ""
 
 
-class LetterDesk(Protocol):
+class DeadLetterService(Protocol):
     """Who can look into the topic. Both methods block for seconds and raise EverflowError."""
 
     @property
@@ -84,7 +84,10 @@ class LetterAnswers:
     to one event loop."""
 
     def __init__(
-        self, desk: LetterDesk | None, secured: bool, clock: Callable[[], float] = time.monotonic
+        self,
+        desk: DeadLetterService | None,
+        secured: bool,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._desk, self._secured, self._clock = desk, secured, clock
         self._alone = OneAtATime("somebody looks at the dead letters, or replays them,")
@@ -116,7 +119,7 @@ class LetterAnswers:
         self._seen = None
         return asdict(await self._alone.run(lambda: desk.replay(cause, time_ms)))
 
-    def _open(self) -> LetterDesk:
+    def _open(self) -> DeadLetterService:
         if self._desk is None or not self._secured:
             raise RefusedPost(403, self.offer()["why"])
         return self._desk

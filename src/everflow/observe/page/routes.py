@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 from everflow.errors import EverflowError
 from everflow.observe.page.history import Facts
-from everflow.observe.page.letters import LetterAnswers, LetterDesk
+from everflow.observe.page.letters import DeadLetterService, LetterAnswers
 from everflow.observe.page.peers import Peer, Peers
 from everflow.observe.page.posts import RefusedPost
 from everflow.observe.page.readers import Readers
@@ -72,7 +72,7 @@ class Page:
     drawing: str
     tokens: Sequence[str] = ()
     every_s: float = 2.0
-    desk: LetterDesk | None = None
+    desk: DeadLetterService | None = None
     peers: Peers | None = None
     readers: Readers = field(init=False)
     letters: LetterAnswers = field(init=False)

@@ -58,7 +58,7 @@ from everflow.topology.subtopologies import cut
 
 if TYPE_CHECKING:
     from everflow.observe.http_server import HttpServer
-    from everflow.observe.page.letters import LetterDesk
+    from everflow.observe.page.letters import DeadLetterService
     from everflow.observe.page.peers import Peers
 
 
@@ -486,7 +486,7 @@ def watched(
     address: str,
     drain: Callable[[], None],
     tokens: Sequence[str] = (),
-    desk: LetterDesk | None = None,
+    desk: DeadLetterService | None = None,
     peers: Peers | None = None,
     names: Sequence[str] = (),
 ) -> Iterator[HttpServer]:

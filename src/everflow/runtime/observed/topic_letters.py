@@ -61,13 +61,13 @@ class _Part:
 
 @dataclass(frozen=True)
 class TopicLetters:
-    """`everflow.observe.page.letters.LetterDesk`. Each call has connections of its own."""
+    """`everflow.observe.page.letters.DeadLetterService`. Each call has connections of its own."""
 
     config: StreamsConfig
     topic: str
 
     def look(self) -> LettersFound:
-        """See `LetterDesk`."""
+        """See `DeadLetterService`."""
         with closing(ClusterAdmin(self.config.admin())) as admin:
             part = _Part.of(admin, self.topic)
             tallies = self._tallied(part)
@@ -88,7 +88,7 @@ class TopicLetters:
         return LettersFound(topic=self.topic, causes=causes, earlier=part.earlier)
 
     def replay(self, cause: LetterCause, time_ms: int | None) -> LettersReplayed:
-        """See `LetterDesk`. The oldest first, those that the part has which is looked at."""
+        """See `DeadLetterService`. The oldest first, those that the part has which is looked at."""
         with (
             closing(ClusterAdmin(self.config.admin())) as admin,
             # Before the topic is read: what another replay commits later, it cannot commit.

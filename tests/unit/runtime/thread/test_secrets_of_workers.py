@@ -16,7 +16,7 @@ from everflow.dsl.graph_builder import GraphBuilder
 from everflow.runtime.cluster_ports import ClusterPorts
 from everflow.runtime.thread.batching import PlannedBatch
 from everflow.runtime.thread.thread_ports import batch_request
-from everflow.runtime.wiring import Ground, job_opener
+from everflow.runtime.wiring import Dependencies, job_opener
 from everflow.runtime.worker.worker_ports import BatchUnwantedError, clients_of
 from everflow.topology.graph import EdgeType, FunctionNode, SourceNode
 from everflow.topology.physical_plan import PhysicalPlan
@@ -37,7 +37,7 @@ def planned() -> PhysicalPlan:
 
 
 @pytest.fixture
-def ground() -> Ground:
+def dependencies() -> Dependencies:
     config = StreamsConfig(
         {
             "application.id": "app",
@@ -50,7 +50,7 @@ def ground() -> Ground:
         }
     )
     nothing = cast(Any, None)
-    return Ground(
+    return Dependencies(
         config=config,
         clock=nothing,
         admin=nothing,
@@ -62,35 +62,37 @@ def ground() -> Ground:
     )
 
 
-def ports_of(ground: Ground) -> ClusterPorts:
+def ports_of(dependencies: Dependencies) -> ClusterPorts:
     ports = ClusterPorts.__new__(ClusterPorts)
-    ports._ground, ports._gate_path = ground, "/nobody/gate.sock"
+    ports._dependencies, ports._gate_path = dependencies, "/nobody/gate.sock"
     return ports
 
 
-def request_of(ground: Ground) -> Any:
-    settings = ports_of(ground).thread_settings(0)
+def request_of(dependencies: Dependencies) -> Any:
+    settings = ports_of(dependencies).thread_settings(0)
     empty = PlannedBatch(ranges={}, log_ends={})
     return batch_request(settings, "i.0.0", 0, empty, {}, (), [], (), 1, {})
 
 
-def test_what_is_packed_for_workers_has_no_secret(ground: Ground) -> None:
-    assert SECRET in ground.main_reader.values()
-    job: Any = job_opener(None, ground)(0)
+def test_what_is_packed_for_workers_has_no_secret(dependencies: Dependencies) -> None:
+    assert SECRET in dependencies.main_reader.values()
+    job: Any = job_opener(None, dependencies)(0)
     assert SECRET.encode() not in job._work.data
     assert SECRET not in repr(job._work.copy())
 
 
 def test_a_request_has_no_secret_and_the_time_that_a_transaction_may_be_open(
-    ground: Ground,
+    dependencies: Dependencies,
 ) -> None:
-    request = request_of(ground)
+    request = request_of(dependencies)
     assert SECRET not in request.to_json()
     assert SECRET not in repr(request)
     assert base64.b64encode(SECRET.encode())[:20].decode() not in request.to_json()
-    assert request.transaction_timeout_ms == ground.config.transaction_timeout_ms
+    assert request.transaction_timeout_ms == dependencies.config.transaction_timeout_ms
 
 
-def test_a_worker_without_a_driver_asks_in_vain_and_writes_nothing(ground: Ground) -> None:
+def test_a_worker_without_a_driver_asks_in_vain_and_writes_nothing(
+    dependencies: Dependencies,
+) -> None:
     with pytest.raises(BatchUnwantedError, match="driver gone"):
-        clients_of(request_of(ground))
+        clients_of(request_of(dependencies))
