@@ -13,33 +13,35 @@ as long as the last one is right: releases before it, and buffers without bounds
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from everflow.errors import BufferFullError
+from everflow.operators.due_index import TIME_BYTES, Changes, DueIndex, DueQueue
 from everflow.operators.grouping import task_slices
-from everflow.operators.joins.held_back import packed_record, unpacked_record
 from everflow.operators.joins.joined_values import Stores
+from everflow.operators.stored_records import (
+    Headers,
+    StoredRecords,
+    beside_stored,
+    packed_record,
+    unpacked_record,
+)
 from everflow.operators.user_code import written_bytes
-from everflow.records import HEADERS, EdgeBatch, StoreChanges, TasksResult, joined_headers
+from everflow.records import EdgeBatch, StoreChanges, TasksResult
 from everflow.serdes import Serde
 from everflow.serdes.base import ResultDecoder
 from everflow.state.changelog import unpack_value
-from everflow.state.store import StoreView
+from everflow.state.store import Entry, StoreView
 
-_TIME = struct.Struct(">Q")
 _COUNT = struct.Struct(">Q")
 _BOOK = struct.Struct(">QQQ")
-_LOWEST = 1 << 63
-_HELD, _TIME_OF, _BOOKED = b"\x00", b"\x01", b"\x02"
+_HELD, _TIME_OF, _BOOKED = DueIndex(b"\x00", signed=True), b"\x01", b"\x02"
 _DELETION, _VALUE, _WITH_HEADERS = b"\x00", b"\x01", b"\x02"
-
-Headers: TypeAlias = "list[dict[str, object]] | None"
 
 
 @dataclass(frozen=True)
@@ -159,15 +161,14 @@ class SuppressSpec:
                 _Update(
                     keys[row],
                     int(times[row]),
-                    _Entry(row, values[row], int(batch.timestamp[row]), headers[row]),
+                    _Entry(row, values[row], int(batch.timestamp[row]), headers[row], 0),
                 )
                 for row in rows
             ]
             given += buffer.take(updates)
             after[partition] = buffer.stream_time
-            made = buffer.changes()
-            if len(made):
-                changes[partition] = [made]
+            if made := buffer.changes():
+                changes[partition] = made
         return TasksResult(self._shown(batch, given), changes, after, {})
 
     def advance_tasks(
@@ -186,52 +187,54 @@ class SuppressSpec:
                 stream_time=int(ticks.timestamp[row]),
             )
             given += buffer.passed(row)
-            made = buffer.changes()
-            if len(made):
-                changes[partition] = [made]
+            if made := buffer.changes():
+                changes[partition] = made
         return TasksResult(self._shown(ticks, given), changes, {}, {})
 
     def _shown(self, batch: EdgeBatch, given: list[_Given]) -> EdgeBatch:
         given.sort(key=lambda one: one.by)  # stable: one record's are in order already
         stored = [one for one in given if one.entry.row < 0]
-        keys = self.table_key_serde.decode_array(pa.array([one.key for one in stored], pa.binary()))
-        values = self.table_value_serde.decode_array(
-            pa.array([one.entry.value for one in stored], pa.binary())
-        )
         place = iter(range(len(batch), len(batch) + len(stored)))
         rows = [next(place) if one.entry.row < 0 else one.entry.row for one in given]
-        at = pa.array(rows, pa.int64())
-        shown = batch.take(np.array([one.by for one in given], np.int64)).with_columns(
-            pa.concat_arrays([batch.key, keys.cast(batch.key.type)]).take(at),
-            pa.concat_arrays([batch.value, values.cast(batch.value.type)]).take(at),
+        columns = beside_stored(
+            batch,
+            StoredRecords(
+                [one.key for one in stored],
+                [one.entry.value for one in stored],
+                [one.entry.headers or [] for one in stored],
+            ),
+            self.table_key_serde,
+            self.table_value_serde,
+            np.array(rows, np.int64),
         )
+        shown = batch.take(np.array([one.by for one in given], np.int64))
+        shown = shown.with_columns(columns.key, columns.value)
         shown.timestamp = np.array([one.entry.time for one in given], np.int64)
-        if self.headers_of_last:
-            return shown
-        listed = [one.entry.headers for one in stored]
-        of_stored = pa.array([one or [] for one in listed], HEADERS) if any(listed) else None
-        headers = joined_headers([(batch.headers, len(batch)), (of_stored, len(stored))])
-        shown.headers = None if headers is None else headers.take(at)
+        if not self.headers_of_last:
+            shown.headers = columns.headers
         return shown
 
 
-def _listed(headers: pa.Array | None, count: int) -> Sequence[Headers]:
+def _listed(headers: pa.Array | None, count: int) -> Sequence[Headers | None]:
     return [None] * count if headers is None else headers.to_pylist()
 
 
 class _Entry(NamedTuple):
     """What is held back of a key: the row of the update, or -1 if it is from before the batch, its
-    value bytes, time (ms) and headers; how many updates it stands for."""
+    value bytes, time (ms) and headers; its ``place``, the time by which it goes; how many updates
+    it stands for."""
 
     row: int
     value: bytes | None
     time: int
-    headers: Headers
+    headers: Headers | None
+    place: int
     updates: int = 1
 
 
 class _Update(NamedTuple):
-    """An update of a key, and the time (ms) by which the buffer goes."""
+    """An update of a key, whose place is not known yet, and the time (ms) by which the buffer
+    goes."""
 
     key: bytes
     goes_by: int
@@ -250,42 +253,42 @@ class _Given(NamedTuple):
 class _Buffer:
     """A task's buffer during a batch: what was stored before, what has come since.
 
-    ``held``: by place and key; ``places``: the place of each key that has come or is held here,
-    None where it is not held any more; ``before``: the stored ones of those that were looked at.
-    ``count``, ``size``: entries and bytes of the whole buffer, looked at or not, where it is
-    bounded; ``booked``: what is stored of them.
+    ``held``: by key; ``before``: the places of the stored ones that were looked at. ``count``,
+    ``size``: entries and bytes of the whole buffer, looked at or not, where it is bounded;
+    ``booked``: what is stored of them.
     """
 
     spec: SuppressSpec
     view: StoreView
     stream_time: int
-    held: dict[tuple[int, bytes], _Entry] = field(default_factory=dict)
-    places: dict[bytes, int | None] = field(default_factory=dict)
-    before: set[tuple[int, bytes]] = field(default_factory=set)
-    queue: list[tuple[int, bytes, bytes]] = field(default_factory=list)
+    held: dict[bytes, _Entry] = field(default_factory=dict)
+    before: dict[bytes, int] = field(default_factory=dict)
     count: int = 0
     size: int = 0
     booked: bytes | None = None
-    _rest: Iterator[tuple[bytes, bytes]] = field(default_factory=lambda: iter(()))
-    _next: tuple[bytes, bytes] | None = None
+
+    def __post_init__(self) -> None:
+        self.queue = DueQueue(index=_HELD, view=self.view, by_tail=self.spec.by_start)
 
     def take(self, updates: list[_Update]) -> Iterator[_Given]:
         """Put the updates in, one after the other; what comes out at each."""
         self._load(updates)
-        for update in updates:
-            self.stream_time = max(self.stream_time, update.entry.time)
-            place = self.places.get(update.key)
-            if place is None:
-                place = self.spec.place_of(update.goes_by, self.stream_time)
-                self.places[update.key] = place
-                self._queue(place, update.key)
-            known, by = self.held.get((place, update.key)), update.entry.row
-            count = 1 if known is None else known.updates + 1
-            self._hold(place, update.key, update.entry._replace(updates=count))
+        for key, goes_by, entry in updates:
+            self.stream_time = max(self.stream_time, entry.time)
+            known, by = self.held.get(key), entry.row
+            if known is None:
+                place, updated = self.spec.place_of(goes_by, self.stream_time), 1
+                self.queue.put(place, key)
+                self.count += 1
+            else:
+                place, updated = known.place, known.updates + 1
+                self.size -= _size(key, known)
+            self.held[key] = _Entry(by, entry.value, entry.time, entry.headers, place, updated)
+            self.size += _size(key, entry)
             yield from self._due(by)
             early = self.spec.early
-            if early is not None and count == early.records:
-                yield from self._out(place, update.key, by)
+            if early is not None and updated == early.records:
+                yield from self._out(place, key, by)
             while self.spec.bounds.over(self.count, self.size):
                 if self.spec.bounds.stops:
                     raise self._full()
@@ -297,46 +300,36 @@ class _Buffer:
         yield from self._due(by)
 
     def _due(self, by: int) -> Iterator[_Given]:
-        while self.queue and self.queue[0][0] <= self.stream_time - self.spec.held_ms:
-            yield from self._oldest_out(by)
+        while due := self.queue.pop(self.stream_time - self.spec.held_ms):
+            yield from self._out(*due, by)
 
-    def changes(self) -> StoreChanges:
+    def changes(self) -> list[StoreChanges]:
         """Of the store: what is not held any more, then what came in."""
-        keys: list[bytes] = []
-        values: list[bytes | None] = []
-        times: list[int] = []
-
-        def change(key: bytes, value: bytes | None, time: int) -> None:
-            keys.append(key)
-            values.append(value)
-            times.append(time)
-
-        index = not self.spec.by_window
-        more = 0
-        known = {key for _, key in self.before}
-        for place, key in self.before:
-            if (place, key) not in self.held:
-                change(_held_key(place, key), None, self.stream_time)
+        made, more, index = Changes(), 0, not self.spec.by_window
+        for key, place in self.before.items():
+            entry = self.held.get(key)
+            if entry is None or entry.place != place:
+                made.add(_HELD.key(place, key), None, self.stream_time)
                 more -= 1
-                if index and self.places.get(key) is None:
-                    change(_TIME_OF + key, None, self.stream_time)
-                    more -= 1
-        for (place, key), entry in self.held.items():
+            if entry is None and index:
+                made.add(_TIME_OF + key, None, self.stream_time)
+                more -= 1
+        for key, entry in self.held.items():
             if entry.row < 0:
                 continue
             value = _packed(entry)
             if self.spec.early is not None:
                 value = _COUNT.pack(entry.updates) + value
-            change(_held_key(place, key), value, entry.time)
-            if (place, key) not in self.before:
+            made.add(_HELD.key(entry.place, key), value, entry.time)
+            if self.before.get(key) != entry.place:
                 more += 1
                 if index:
-                    change(_TIME_OF + key, _written(place), entry.time)
-                    more += key not in known
+                    made.add(_TIME_OF + key, _HELD.time_bytes(entry.place), entry.time)
+                    more += key not in self.before
         book = self._book(more)
         if book != self.booked:
-            change(_BOOKED, book, 0)
-        return StoreChanges(self.spec.store, keys, values, np.array(times, np.int64))
+            made.add(_BOOKED, book, 0)
+        return made.of(self.spec.store)
 
     def _book(self, more: int) -> bytes | None:
         """What is to be stored of count and size; ``more``: entries than there were."""
@@ -350,27 +343,27 @@ class _Buffer:
         keys = sorted({update.key for update in updates})
         self._load_book()
         latest = max([self.stream_time, *(update.entry.time for update in updates)])
-        self._keep(self.view.range(_HELD, _held_key(latest - self.spec.held_ms + 1, b"")))
+        self._keep(self.queue.load(latest - self.spec.held_ms))
         if self.spec.by_window:
             place_of = {update.key: update.goes_by for update in updates}
-            looked_up = [_held_key(place_of[key], key) for key in keys]
+            looked_up = [_HELD.key(place_of[key], key) for key in keys]
         else:
             times = self.view.get_many([_TIME_OF + key for key in keys])
             looked_up = [
-                _HELD + unpack_value(time)[1] + key
+                _HELD.prefix + unpack_value(time)[1] + key
                 for key, time in zip(keys, times, strict=True)
                 if time is not None
             ]
         found = zip(looked_up, self.view.get_many(looked_up), strict=True)
-        self._keep((key, entry) for key, entry in found if entry is not None)
+        there = [(key, entry) for key, entry in found if entry is not None]
+        for key, _ in self._keep(there):
+            self.queue.put(_HELD.time_of(key), _HELD.rest_of(key))
 
     def _load_book(self) -> None:
         (stored,) = self.view.get_many([_BOOKED])
         self.booked = None if stored is None else unpack_value(stored)[1]
         if not self.spec.bounds.given:
             return
-        self._rest = self.view.range(_HELD, _TIME_OF)
-        self._next = next(self._rest, None)
         if self.booked is not None:
             self.count, self.size, entries = _BOOK.unpack(self.booked)
             if entries == self.view.entries():
@@ -381,77 +374,51 @@ class _Buffer:
         """Of a buffer of which nothing is booked, or that others have changed since: it is read,
         once."""
         self.count = self.size = 0
-        for stored_key, stored in self.view.range(_HELD, _TIME_OF):
+        for stored_key, stored in _HELD.stored(self.view, None):
             self.count += 1
-            self.size += _size(stored_key[1 + _TIME.size :], self._entry(stored))
+            self.size += _size(_HELD.rest_of(stored_key), self._entry(0, stored))
 
-    def _reach_first(self) -> None:
-        """Keep what is stored and gives way before all that is kept."""
-        while self._next is not None:
-            if self.queue:
-                first = self._turn(*_place_and_key(self._next[0]))
-                if self.queue[0] < first and (
-                    not self.spec.by_start or self.queue[0][0] < first[0]
-                ):
-                    return
-            self._keep(iter([self._next]))
-            self._next = next(self._rest, None)
-
-    def _keep(self, entries: Iterator[tuple[bytes, bytes]]) -> None:
+    def _keep(self, entries: Iterable[Entry]) -> list[Entry]:
+        """Take over stored entries; those that were not known."""
+        kept = []
         for stored_key, stored in entries:
-            place, key = _place_and_key(stored_key)
-            if (place, key) in self.before:
+            place, key = _HELD.time_of(stored_key), _HELD.rest_of(stored_key)
+            if key in self.before:
                 continue
-            self.before.add((place, key))
-            self.places[key] = place
-            self._queue(place, key)
-            self.held[place, key] = self._entry(stored)
+            kept.append((stored_key, stored))
+            self.before[key] = place
+            self.held[key] = self._entry(place, stored)
+        return kept
 
-    def _entry(self, stored: bytes) -> _Entry:
-        """What stands in the store, behind its time."""
+    def _entry(self, place: int, stored: bytes) -> _Entry:
+        """What stands in the store at a place."""
         time, data = unpack_value(stored)
         if self.spec.early is None:
-            return _unpacked(time, data)
+            return _unpacked(place, time, data)
         (updates,) = _COUNT.unpack_from(data)
-        return _unpacked(time, data[_COUNT.size :])._replace(updates=updates)
+        return _unpacked(place, time, data[_COUNT.size :])._replace(updates=updates)
 
-    def _queue(self, place: int, key: bytes) -> None:
-        heappush(self.queue, self._turn(place, key))
-
-    def _turn(self, place: int, key: bytes) -> tuple[int, bytes, bytes]:
-        """In the order of which entries go."""
-        return place, key[-_TIME.size :] if self.spec.by_start else b"", key
-
-    def _hold(self, place: int, key: bytes, entry: _Entry) -> None:
-        known = self.held.get((place, key))
-        if known is None:
-            self.count += 1
-        else:
-            self.size -= _size(key, known)
-        self.held[place, key] = entry
-        self.size += _size(key, entry)
+    def _leave(self, key: bytes, entry: _Entry) -> None:
+        self.count -= 1
+        self.size -= _size(key, entry)
+        del self.held[key]
 
     def _first_out(self, by: int) -> Iterator[_Given]:
         """The first of the whole buffer gives way."""
-        self._reach_first()
-        if self.queue:
-            yield from self._oldest_out(by)
+        while (read := self.queue.read_on()) is not None:
+            self._keep([read])
+        if due := self.queue.pop():
+            yield from self._out(*due, by)
         else:  # what was booked is more than there is
             self.count = self.size = 0
-
-    def _oldest_out(self, by: int) -> Iterator[_Given]:
-        place, _, key = heappop(self.queue)
-        yield from self._out(place, key, by)
 
     def _out(self, place: int, key: bytes, by: int) -> Iterator[_Given]:
         """The entry goes, if it is still there, and is a result unless it is the deletion of a
         window."""
-        entry = self.held.pop((place, key), None)
-        if entry is None:
+        entry = self.held.get(key)
+        if entry is None or entry.place != place:
             return
-        self.count -= 1
-        self.size -= _size(key, entry)
-        self.places[key] = None
+        self._leave(key, entry)
         if entry.value is not None or not self.spec.by_window:
             yield _Given(by, key, entry)
 
@@ -472,25 +439,13 @@ def _packed(entry: _Entry) -> bytes:
     return _WITH_HEADERS + packed_record(entry.headers, value) if entry.headers else value
 
 
-def _unpacked(time: int, data: bytes) -> _Entry:
+def _unpacked(place: int, time: int, data: bytes) -> _Entry:
     """Inverse of `_packed`."""
-    headers: Headers = None
+    headers: Headers | None = None
     if data[:1] == _WITH_HEADERS:
         headers, data = unpacked_record(data[1:])
-    return _Entry(-1, None if data == _DELETION else data[1:], time, headers)
-
-
-def _held_key(place: int, key: bytes) -> bytes:
-    return _HELD + _written(place) + key
-
-
-def _place_and_key(stored_key: bytes) -> tuple[int, bytes]:
-    return _TIME.unpack_from(stored_key, 1)[0] - _LOWEST, stored_key[1 + _TIME.size :]
-
-
-def _written(place: int) -> bytes:
-    return _TIME.pack(min(max(place + _LOWEST, 0), 2 * _LOWEST - 1))
+    return _Entry(-1, None if data == _DELETION else data[1:], time, headers, place)
 
 
 def _size(key: bytes, entry: _Entry) -> int:
-    return _TIME.size + len(key) + len(entry.value or b"")
+    return TIME_BYTES + len(key) + len(entry.value or b"")

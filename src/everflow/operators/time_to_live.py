@@ -7,16 +7,15 @@ the entry ends, so that an entry is looked at once in ``ttl_ms``, not with every
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from heapq import heapify, heappop, heappush
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from everflow.operators.aggregate import AggregateSpec
+from everflow.operators.due_index import Changes, DueIndex, DueQueue
 from everflow.operators.fold import valid
 from everflow.operators.grouping import stream_times
 from everflow.operators.python_aggregate import PythonAggregateSpec
@@ -30,8 +29,8 @@ from everflow.state.overlay import OverlayView
 from everflow.state.store import StoreView
 from everflow.topology.hops import appended, concat
 
-_TIME = struct.Struct(">Q")
-_LOWEST = 1 << 63
+ENDS = DueIndex(signed=True)
+"""The index: the times at which entries are looked at, and their keys."""
 Stores = Mapping[int, Mapping[str, StoreView]]
 
 
@@ -159,12 +158,11 @@ class TimeToLiveSpec:
             times = np.concatenate([changes.timestamps for changes in listed]).tolist()
             values = [value for changes in listed for value in changes.values]
             put = [
-                index_key(time + self.ttl_ms, key)
+                ENDS.key(time + self.ttl_ms, key)
                 for key, time, value, stored in zip(keys, times, values, there, strict=True)
                 if value is not None and (stored is None or time < _time_of(stored))
             ]
-            if put:
-                listed.append(_index_changes(self.index, [], put))
+            listed += _index_changes([], put).of(self.index)
         return done
 
 
@@ -173,8 +171,8 @@ class _Task:
     """One task's records, taken so that what one finds is what all before it have left.
 
     Records are given to the operator in parts: a part ends where an entry ends that has a record in
-    it. ``times``: of the entries that are there; ``ends``: when to look at them; ``top``: the store
-    with what has changed; ``seen``: keys of the part.
+    it. ``times``: of the entries that are there; ``queue``: when to look at them; ``top``: the
+    store with what has changed; ``seen``: keys of the part.
     """
 
     spec: TimeToLiveSpec
@@ -186,7 +184,6 @@ class _Task:
     views: Mapping[str, StoreView]
     stream_time: int
     times: dict[bytes, int] = field(default_factory=dict)
-    ends: list[tuple[int, bytes]] = field(default_factory=list)
     written: dict[bytes, tuple[bytes | None, int]] = field(default_factory=dict)
     part: list[int] = field(default_factory=list)
     seen: set[bytes] = field(default_factory=set)
@@ -196,6 +193,7 @@ class _Task:
 
     def __post_init__(self) -> None:
         self.top = OverlayView(self.views[self.spec.store])
+        self.queue = DueQueue(index=ENDS, view=self.views[self.spec.index])
 
     def is_quiet(self) -> bool:
         """Whether no entry can end with these records."""
@@ -205,7 +203,7 @@ class _Task:
         last = max(self.stream_time, int(times.max()))
         if int(times.min()) + self.spec.ttl_ms <= last:
             return False
-        return next(self._due(last), None) is None
+        return next(ENDS.stored(self.views[self.spec.index], last), None) is None
 
     def passed(self) -> TasksResult:
         """What ends with stream time alone, which its only row says."""
@@ -252,14 +250,9 @@ class _Task:
     def _load_due(self, now: int, keys: set[bytes]) -> tuple[set[bytes], list[bytes]]:
         """What is stored of these keys, and of the entries that are to be looked at until ``now``;
         and the index keys of those."""
-        due = [key for key, _ in self._due(now)]
-        self.ends = [(_end_of(key), indexed_key(key)) for key in due]
-        heapify(self.ends)
-        self._load(keys | {key for _, key in self.ends})
+        due = [key for key, _ in self.queue.load(now)]
+        self._load(keys | set(map(ENDS.rest_of, due)))
         return set(self.times), due
-
-    def _due(self, now: int) -> Iterator[tuple[bytes, bytes]]:
-        return self.views[self.spec.index].range(None, index_key(now + 1, b""))
 
     def _load(self, keys: set[bytes]) -> None:
         listed = sorted(keys)
@@ -269,8 +262,8 @@ class _Task:
 
     def _end(self, row: int, now: int) -> None:
         """Take out what has ended before the record in ``row``."""
-        while self.ends and self.ends[0][0] <= now:
-            looked_at, key = heappop(self.ends)
+        while due := self.queue.pop(now):
+            looked_at, key = due
             if key in self.seen:
                 self._flush()
             time = self.times.get(key)
@@ -278,7 +271,7 @@ class _Task:
                 continue
             end = time + self.spec.ttl_ms
             if end > looked_at:  # it moved: also if that is over, others may end before
-                heappush(self.ends, (end, key))
+                self.queue.put(end, key)
                 continue
             del self.times[key]
             self.top.put(key, None)
@@ -308,7 +301,7 @@ class _Task:
     def _begin(self, key: bytes, time: int, look: bool) -> None:
         self.times[key] = time
         if look:
-            heappush(self.ends, (time + self.spec.ttl_ms, key))
+            self.queue.put(time + self.spec.ttl_ms, key)
 
     def _flush(self) -> None:
         """Give the records of the part to the operator."""
@@ -344,16 +337,11 @@ class _Task:
             for key, one in self.written.items()
             if one[0] is not None or key in stored or key not in ended
         }
-        changes = StoreChanges(
-            self.spec.store,
-            list(written),
-            [value for value, _ in written.values()],
-            np.array([time for _, time in written.values()], np.int64),
-        )
-        looked = sorted({index_key(end, key) for end, key in self.ends if key in self.times})
-        listed = [changes] if len(changes) else []
-        if due or looked:
-            listed.append(_index_changes(self.spec.index, due, looked))
+        changes = Changes()
+        for key, (value, time) in written.items():
+            changes.add(key, value, time)
+        looked = sorted({ENDS.key(*one) for one in self.queue if one.rest in self.times})
+        listed = changes.of(self.spec.store) + _index_changes(due, looked).of(self.spec.index)
         return TasksResult(
             self._output(stored), {self.partition: listed}, {self.partition: after}, self.dropped
         )
@@ -397,26 +385,15 @@ def _one(parts: Sequence[TasksResult]) -> TasksResult:
     return TasksResult(concat([one.output for one in parts]), changes, after, dropped)
 
 
-def index_key(end: int, key: bytes) -> bytes:
-    """The key in the index of an entry that is to be looked at when stream time has reached
-    ``end``."""
-    return _TIME.pack(min(max(end + _LOWEST, 0), 2 * _LOWEST - 1)) + key
-
-
-def indexed_key(indexed: bytes) -> bytes:
-    """The entry's key in a key of the index."""
-    return indexed[_TIME.size :]
-
-
-def _end_of(indexed: bytes) -> int:
-    return int(_TIME.unpack_from(indexed)[0]) - _LOWEST
-
-
 def _time_of(entry: bytes) -> int:
     return int.from_bytes(entry[:TIMESTAMP_BYTES], "big", signed=True)
 
 
-def _index_changes(store: str, gone: Sequence[bytes], new: Sequence[bytes]) -> StoreChanges:
-    keys = [*(key for key in gone if key not in new), *new]
-    values: list[bytes | None] = [None] * (len(keys) - len(new)) + [b""] * len(new)
-    return StoreChanges(store, keys, values, np.zeros(len(keys), np.int64))
+def _index_changes(gone: Sequence[bytes], new: Sequence[bytes]) -> Changes:
+    changes, put = Changes(), set(new)
+    for key in gone:
+        if key not in put:
+            changes.add(key, None, 0)
+    for key in new:
+        changes.add(key, b"", 0)
+    return changes

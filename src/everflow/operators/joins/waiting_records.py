@@ -1,26 +1,57 @@
-"""Settles the records of kept sides that nothing has met: they wait on, or give their results."""
+"""Records of a stream-stream join that wait for a match, in Kafka Streams' bytes.
+
+`WaitingRecords` settles those of kept sides that nothing has met: they wait on, or give their
+results. Key: 8-byte time, 1 for the left side or 0, key bytes (TimestampedKeyAndJoinSide). Value:
+the list of the values of that key and time, each 1 (left) or 0 (right) and the value's bytes
+(LeftOrRightValue in a ListSerializer's variable form). Earlier records come first.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import struct
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from everflow.operators.joins import waiting
+from everflow.operators.due_index import TIME_BYTES, Changes, DueIndex
 from everflow.operators.joins.batch_records import BatchRecords
 from everflow.operators.joins.join_side import JoinSide, Kept
 from everflow.operators.joins.joined_results import MISSING, JoinedResults
 from everflow.operators.joins.joined_values import Stores
-from everflow.operators.joins.waiting import LEFT, RIGHT, WaitingKey
 from everflow.records import Int64, StoreChanges
+from everflow.serdes.base import SerdeError
 from everflow.state.changelog import TIMESTAMP_BYTES
 from everflow.state.store import Entry, StoreSpec, StoreView
 
 NEVER = np.iinfo(np.int64).max
 """In place of a place in the batch."""
+LEFT, RIGHT = 1, 0
+_INDEX = DueIndex()
+_HEAD = struct.Struct(">Bi")
+_SIZE = struct.Struct(">i")
+_VARIABLE = 1
+
+
+class WaitingKey(NamedTuple):
+    """Record time (ms), side (`LEFT`, `RIGHT`) and key bytes; sorts as its bytes do."""
+
+    time: int
+    side: int
+    key: bytes
+
+    def to_bytes(self) -> bytes:
+        """The store's key."""
+        return _INDEX.key(self.time, bytes((self.side,)) + self.key)
+
+    @staticmethod
+    def of(stored: bytes) -> WaitingKey:
+        """Inverse of `to_bytes`; SerdeError."""
+        if len(stored) <= TIME_BYTES:
+            raise SerdeError(f"{stored!r} is no key of a record that waits for a match")
+        return WaitingKey(_INDEX.time_of(stored), stored[TIME_BYTES], stored[TIME_BYTES + 1 :])
 
 
 @dataclass
@@ -122,17 +153,10 @@ class WaitingRecords:
             closed += self._stored_that_close(task, records.after[partition])
             waits = np.flatnonzero(mine & records.live & ~records.late)
             closed += self._of_batch(task, records, waits, met.here)
-            if task.changes:
-                keys = list(task.changes)
-                times = [WaitingKey.of(key).time for key in keys]
-                changes[partition].append(
-                    StoreChanges(
-                        self.store.name,
-                        keys,
-                        list(task.changes.values()),
-                        np.array(times, np.int64),
-                    )
-                )
+            made = Changes()
+            for key, value in task.changes.items():
+                made.add(key, value, _INDEX.time_of(key))
+            changes[partition] += made.of(self.store.name)
         self._give(records, sorted(closed, key=lambda one: one[:3]), results)
 
     def _forget_met(self, task: _Task) -> None:
@@ -150,7 +174,7 @@ class WaitingRecords:
             if place < 0 or task.met.get(stored_key, NEVER) < place:
                 continue
             task.changes[stored_key] = None
-            for number, value in enumerate(waiting.values_of(entry[TIMESTAMP_BYTES:])):
+            for number, value in enumerate(values_of(entry[TIMESTAMP_BYTES:])):
                 yield _Closed(place, key, (0, number), -1, value)
 
     def _may_close(self, task: _Task, stream_time: int) -> list[Entry]:
@@ -158,14 +182,12 @@ class WaitingRecords:
         which the other side's are closed, is not read again with every batch."""
         closes_ms = [side.closes_ms for side in self.sides.values() if side.kept]
         last, all_close = stream_time - min(closes_ms) - 1, stream_time - max(closes_ms) - 1
-        entries: list[Entry] = []
-        if all_close >= 0:
-            entries += task.view.range(None, waiting.up_to(all_close))
+        entries = list(_INDEX.stored(task.view, all_close))
         # A record that has brought stream time to where it is has let go all that was due.
         settled = task.before - min(closes_ms) - 1 if task.newest_ms == task.before else -1
         behind = max(all_close, settled, -1)
         if last > behind:
-            entries += task.view.range(waiting.up_to(behind), waiting.up_to(last))
+            entries += _INDEX.stored(task.view, last, behind)
         return entries
 
     def _of_batch(
@@ -200,12 +222,12 @@ class WaitingRecords:
         # A time beyond what the task had seen is nobody else's.
         seen = [key for key in fresh if WaitingKey.of(key).time <= task.before]
         known = {
-            key: waiting.values_of(entry[TIMESTAMP_BYTES:])
+            key: values_of(entry[TIMESTAMP_BYTES:])
             for key, entry in zip(seen, task.view.get_many(seen), strict=True)
             if entry is not None and key not in task.changes
         }
         for key, values in fresh.items():
-            task.changes[key] = waiting.to_bytes(rank, [*known.get(key, ()), *values])
+            task.changes[key] = list_bytes(rank, [*known.get(key, ()), *values])
 
     def _give(self, records: BatchRecords, closed: list[_Closed], results: JoinedResults) -> None:
         if not closed:
@@ -238,3 +260,28 @@ class WaitingRecords:
             refs[False],
             np.array([one.key.time for one in closed], np.int64),
         )
+
+
+def list_bytes(side: int, values: Sequence[bytes]) -> bytes:
+    """Values of one key, time and side."""
+    parts = [_HEAD.pack(_VARIABLE, len(values))]
+    for value in values:
+        parts += [_SIZE.pack(len(value) + 1), bytes((side,)), value]
+    return b"".join(parts)
+
+
+def values_of(data: bytes) -> list[bytes]:
+    """Inverse of `list_bytes`; SerdeError."""
+    try:
+        form, count = _HEAD.unpack_from(data)
+        at, found = _HEAD.size, list[bytes]()
+        for _ in range(count):
+            (size,) = _SIZE.unpack_from(data, at)
+            at += _SIZE.size
+            found.append(data[at + 1 : at + size])
+            at += size
+    except struct.error:
+        form, at = -1, -1
+    if form != _VARIABLE or at != len(data):
+        raise SerdeError(f"{data[:40]!r} is no list of values that wait for a match")
+    return found

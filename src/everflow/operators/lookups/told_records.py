@@ -8,11 +8,18 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from everflow.operators.joins.held_back import packed_record, unpacked_record
 from everflow.operators.joins.joined_values import joined
 from everflow.operators.lookups.waiting_room import NO_ROW, TaskWaits, Told, Waiter, WaitingRoom
+from everflow.operators.stored_records import (
+    RecordColumns,
+    StoredRecords,
+    beside_stored,
+    packed_record,
+    unpacked_record,
+)
 from everflow.operators.user_code import written_bytes
-from everflow.records import HEADERS, EdgeBatch, Int64, StoreChanges, joined_headers
+from everflow.records import EdgeBatch, Int64, StoreChanges
+from everflow.topology.hops import appended
 
 
 @dataclass(kw_only=True)
@@ -37,9 +44,8 @@ class ToldRecords:
         self.told += [(partition, one) for one in settled.told]
         if settled.retimed:
             self.retimed[partition] = list(settled.retimed.values())
-        made = settled.written(self._stored([one.row for one in settled.stays]))
-        if made is not None:
-            self.changes[partition] = [made]
+        if made := settled.written(self._stored([one.row for one in settled.stays])):
+            self.changes[partition] = made
 
     def output(self, at_once: Int64, values: pa.Array, *, kept: bool) -> EdgeBatch:
         """All results in order. ``at_once``: rows of ``asking`` that do not wait, with their
@@ -53,7 +59,7 @@ class ToldRecords:
         places = np.concatenate(
             [np.array([one.place for _, one in told], np.int64), self.places[at_once]]
         )
-        return _appended(late, done).take(np.argsort(places, kind="stable"))
+        return appended([late, done]).take(np.argsort(places, kind="stable"))
 
     def dropped(self, *, kept: bool) -> int:
         """How many are left out: their time was over."""
@@ -63,19 +69,19 @@ class ToldRecords:
         """Results of those that have waited; each comes with the record that ended it, if one
         did."""
         waiters = [one.waiter for _, one in told]
-        key, value, headers = self._records(waiters)
+        columns = self._records(waiters)
         rows = np.array([one.found for _, one in told], np.int64)
         right = self.found.take(pa.array(rows, mask=rows == NO_ROW))
         source, offset = self._ended_by(told)
         return EdgeBatch(
-            key=key,
-            value=joined(value, right),
+            key=columns.key,
+            value=joined(columns.value, right),
             timestamp=np.array([one.time for one in waiters], np.int64),
             seq=np.array([max(0, one.place // 2) for _, one in told], np.int64),
             source=source,
             partition=np.array([partition for partition, _ in told], np.int32),
             offset=offset,
-            headers=headers,
+            headers=columns.headers,
         )
 
     def _ended_by(
@@ -95,32 +101,19 @@ class ToldRecords:
             np.array([offset for _, offset in places], np.int64),
         )
 
-    def _records(self, waiters: Sequence[Waiter]) -> tuple[pa.Array, pa.Array, pa.Array | None]:
-        """Keys, values and headers."""
-        batch, room = self.asking, self.room
+    def _records(self, waiters: Sequence[Waiter]) -> RecordColumns:
         parts = [unpacked_record(one.stored) for one in waiters if one.row < 0]
-        keys = [bytes(data) if flag else None for flag, data in (_key_of(h) for h, _ in parts)]
-        stored_key = room.key_serde.decode_array(pa.array(keys, pa.binary()))
-        stored_value = room.value_serde.decode_array(
-            pa.array([value for _, value in parts], pa.binary())
+        stored = StoredRecords(
+            [_key_of(listed) for listed, _ in parts],
+            [value for _, value in parts],
+            [listed[1:] for listed, _ in parts],
         )
-        kept = [listed[1:] for listed, _ in parts]
-        index, next_stored = [], len(batch)
+        rows, next_stored = [], len(self.asking)
         for one in waiters:
-            index.append(one.row if one.row >= 0 else next_stored)
+            rows.append(one.row if one.row >= 0 else next_stored)
             next_stored += one.row < 0
-        at = pa.array(index, pa.int64())
-        headers = joined_headers(
-            [
-                (batch.headers, len(batch)),
-                (pa.array(kept, HEADERS) if any(kept) else None, len(kept)),
-            ]
-        )
-        return (
-            pa.concat_arrays([batch.key, stored_key.cast(batch.key.type)]).take(at),
-            pa.concat_arrays([batch.value, stored_value.cast(batch.value.type)]).take(at),
-            None if headers is None else headers.take(at),
-        )
+        at = np.array(rows, np.int64)
+        return beside_stored(self.asking, stored, self.room.key_serde, self.room.value_serde, at)
 
     def _stored(self, rows: Sequence[int]) -> list[bytes]:
         """What records are in the store: their own key as the first header, the others, the
@@ -140,21 +133,7 @@ class ToldRecords:
         ]
 
 
-def _key_of(headers: Sequence[dict[str, object]]) -> tuple[bool, bytes]:
-    """Whether there is a key, and its bytes."""
+def _key_of(headers: Sequence[dict[str, object]]) -> bytes | None:
+    """The record's key, which stands in its first header."""
     value = headers[0]["value"]
-    return (True, value) if isinstance(value, bytes) else (False, b"")
-
-
-def _appended(one: EdgeBatch, other: EdgeBatch) -> EdgeBatch:
-    """Both, one behind the other."""
-    return EdgeBatch(
-        key=pa.concat_arrays([one.key, other.key]),
-        value=pa.concat_arrays([one.value, other.value]),
-        timestamp=np.concatenate([one.timestamp, other.timestamp]),
-        seq=np.concatenate([one.seq, other.seq]),
-        source=np.concatenate([one.source, other.source]),
-        partition=np.concatenate([one.partition, other.partition]),
-        offset=np.concatenate([one.offset, other.offset]),
-        headers=joined_headers([(one.headers, len(one)), (other.headers, len(other))]),
-    )
+    return value if isinstance(value, bytes) else None

@@ -10,27 +10,26 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 import numpy as np
 
 from everflow.clock import believed_ms
+from everflow.operators.due_index import Changes, DueIndex, DueQueue
 from everflow.records import LAST_SEQ, Int64, StoreChanges
 from everflow.serdes import Serde
 from everflow.state.changelog import TIMESTAMP_BYTES
-from everflow.state.store import StoreSpec, StoreView
+from everflow.state.key_ranges import after_prefix
+from everflow.state.store import Entry, StoreSpec, StoreView
 
-_TIME, _LENGTH, _NUMBER = struct.Struct(">q"), struct.Struct(">i"), struct.Struct(">Q")
+_LENGTH, _NUMBER = struct.Struct(">i"), struct.Struct(">Q")
 _TIMES = struct.Struct(">qq")
-_BY_KEY, _BY_TIME, _BY_CLOCK, _NEXT = b"k", b"t", b"w", b"n"
+_BY_KEY, _NEXT = b"k", b"n"
+_BY_TIME, _BY_CLOCK = DueIndex(b"t"), DueIndex(b"w")
 NO_ROW = -1
 """Of what did not come with the batch's records."""
 BEFORE_ALL, BEHIND_ALL = -1, 2 * LAST_SEQ + 1
 """Places of what no record of the batch has brought."""
-_DUE, _UPDATE, _MISS = 0, 0, 1
-"""What is due at a record's place is told before the record waits itself; an update has a place of
-its own."""
 
 
 class Waiter(NamedTuple):
@@ -102,96 +101,73 @@ class WaitingRoom:
         if view.get_many([_NEXT]) == [None]:
             return []  # nobody has ever waited here
         found = dict[bytes, None]()
-        for stored, _ in view.range(_BY_KEY, bytes([_BY_KEY[0] + 1])):
+        for stored, _ in view.range(_BY_KEY, after_prefix(_BY_KEY)):
             found.setdefault(_key_of(stored))
         return list(found)
 
     def places(self, waiter: Waiter) -> list[bytes]:
         """The keys of a waiter in the store."""
         number = _NUMBER.pack(waiter.number)
-        found = [_prefix(waiter.key) + number, _BY_TIME + _TIME.pack(waiter.since) + number]
+        found = [_prefix(waiter.key) + number, _BY_TIME.key(waiter.since, number)]
         if self.timeout_ms is not None:
-            found.append(_BY_CLOCK + _TIME.pack(waiter.came) + number)
+            found.append(_BY_CLOCK.key(waiter.came, number))
         return found
 
 
 @dataclass(kw_only=True)
 class TaskWaits:
-    """One task's part of a batch. ``told``: who waits no longer, in order."""
+    """One task's part of a batch. ``told``: who waits no longer, in order. ``waiters``: who waits,
+    by number; ``waiting``: their numbers by key. ``gone``: from the store. ``retimed``: waiters of
+    the store, as they are there, that wait from now on, because the clock by which they came is
+    ahead of the present one."""
 
     room: WaitingRoom
     events: TaskEvents
+    by_time: DueQueue
+    by_clock: DueQueue
     told: list[Told] = field(default_factory=list)
-    waiting: dict[bytes, dict[int, Waiter]] = field(default_factory=dict)
+    waiters: dict[int, Waiter] = field(default_factory=dict)
+    waiting: dict[bytes, dict[int, None]] = field(default_factory=dict)
     gone: list[Waiter] = field(default_factory=list)
-    """From the store."""
     retimed: dict[int, Waiter] = field(default_factory=dict)
-    """Waiters of the store, as they are there, that wait from now on: the clock by which they came
-    is ahead of the present one."""
     next_number: int = 0
     first_number: int = 0
-    heap: list[tuple[int, int, int, int, bytes]] = field(default_factory=list)
-    """Place, turn in it, and then: time and number of who is due, its key; or the row, and -1."""
 
     @staticmethod
     def of(room: WaitingRoom, events: TaskEvents, view: StoreView) -> TaskWaits:
-        found = TaskWaits(room=room, events=events)
+        found = TaskWaits(
+            room=room,
+            events=events,
+            by_time=DueQueue(index=_BY_TIME, view=view),
+            by_clock=DueQueue(index=_BY_CLOCK, view=view),
+        )
         found._load(view)
-        missed = {key for _, key in events.misses}
-        found.heap += [
-            (int(events.places[at]), _MISS, at, NO_ROW, key) for at, key in events.misses
-        ]
-        found.heap += [
-            (place, _UPDATE, row, NO_ROW, key)
-            for place, row, key in events.updates
-            if key in found.waiting or key in missed
-        ]
-        heapify(found.heap)
-        while found.heap:
-            place, turn, one, number, key = heappop(found.heap)
-            if number != NO_ROW:
-                found._time_over(place, key, number)
-            elif turn == _MISS:
-                found._wait(place, one, key)
-            else:
-                found._release(place, one, key)
+        found._take_events()
         return found
 
     @property
     def stays(self) -> list[Waiter]:
         """Records of the batch that wait now."""
-        return [
-            one for waiters in self.waiting.values() for one in waiters.values() if one.row >= 0
-        ]
+        return [one for one in self.waiters.values() if one.row >= 0]
 
-    def written(self, stored: Sequence[bytes]) -> StoreChanges | None:
+    def written(self, stored: Sequence[bytes]) -> list[StoreChanges]:
         """The store's changes; ``stored``: what the waiters of `stays` are."""
-        keys: list[bytes] = []
-        values: list[bytes | None] = []
-        times: list[int] = []
+        made, stream_time = Changes(), self.events.stream_time
         for one in self.gone:
-            places = self.room.places(one)
-            keys += places
-            values += [None] * len(places)
-            times += [self.events.stream_time] * len(places)
+            for place in self.room.places(one):
+                made.add(place, None, stream_time)
         for old in self.retimed.values():
-            keys.append(self.room.places(old)[-1])
-            values.append(None)
-            times.append(self.events.stream_time)
-        again = [self.waiting[old.key][number] for number, old in self.retimed.items()]
+            made.add(self.room.places(old)[-1], None, stream_time)
+        again = [self.waiters[number] for number in self.retimed]
         data_of = [*stored, *(one.stored for one in again)]
         for one, data in zip([*self.stays, *again], data_of, strict=True):
-            places = self.room.places(one)
-            keys += places
-            values += [_TIMES.pack(one.time, one.came) + data, *([one.key] * (len(places) - 1))]
-            times += [one.time] * len(places)
+            under_key, *due = self.room.places(one)
+            made.add(under_key, _TIMES.pack(one.time, one.came) + data, one.time)
+            for place in due:
+                made.add(place, one.key, one.time)
         if self.next_number != self.first_number:
-            keys.append(_NEXT)
-            values.append(_NUMBER.pack(self.next_number))
-            times.append(self.events.stream_time)
-        if not keys:
-            return None
-        return StoreChanges(self.room.store.name, keys, values, np.array(times, np.int64))
+            made.add(_NEXT, _NUMBER.pack(self.next_number), stream_time)
+        return made.of(self.room.store.name)
 
     # --- what is there ---------------------------------------------------------------------------
 
@@ -215,17 +191,14 @@ class TaskWaits:
 
     def _load_due(self, view: StoreView) -> None:
         """Who is due with a record of the batch, and by the clock."""
-        room, events, listed = self.room, self.events, list[tuple[bytes, bytes]]()
+        room, events, listed = self.room, self.events, list[Entry]()
         if room.grace_ms is not None and len(events.stream_times):
-            end = int(events.stream_times[-1]) - room.grace_ms
-            listed += view.range(_BY_TIME, _BY_TIME + _TIME.pack(max(end, 0)))
+            listed += self.by_time.load(int(events.stream_times[-1]) - room.grace_ms - 1)
         if room.timeout_ms is not None and events.now_ms is not None:
-            end = max(events.now_ms - room.timeout_ms + 1, 0)
-            listed += view.range(_BY_CLOCK, _BY_CLOCK + _TIME.pack(end))
-            ahead = events.now_ms + room.timeout_ms + 1
-            listed += view.range(_BY_CLOCK + _TIME.pack(ahead), bytes([_BY_CLOCK[0] + 1]))
+            listed += self.by_clock.load(events.now_ms - room.timeout_ms)
+            listed += _BY_CLOCK.stored(view, None, events.now_ms + room.timeout_ms)
         due = {_number_of(place): key[TIMESTAMP_BYTES:] for place, key in listed}
-        more = [(n, key) for n, key in due.items() if n not in self.waiting.get(key, {})]
+        more = [(n, key) for n, key in due.items() if n not in self.waiters]
         values = view.get_many([_prefix(key) + _NUMBER.pack(n) for n, key in more])
         for (n, key), value in zip(more, values, strict=True):
             assert value is not None
@@ -239,24 +212,43 @@ class TaskWaits:
             waiter, old = waiter._replace(came=believed_ms(came, now_ms, timeout_ms)), waiter
             if waiter.came != came:
                 self.retimed[number] = old
-        self.waiting.setdefault(key, {})[number] = waiter
-        self._await_end(waiter, 0)
-        if timeout_ms is not None and now_ms is not None and came + timeout_ms <= now_ms:
-            self.heap.append((BEHIND_ALL, _DUE, came, number, key))
+        self._add(waiter)
 
     # --- events ----------------------------------------------------------------------------------
 
-    def _await_end(self, waiter: Waiter, at: int) -> None:
-        """Note where its time is over, if it is in this batch; ``at``: the record with which it
-        came."""
+    def _take_events(self) -> None:
+        """Misses and updates in the order of their places. What is due at a record's place is told
+        before the record waits itself; an update has a place of its own."""
+        events = self.events
+        missed = {key for _, key in events.misses}
+        misses = [(int(events.places[at]), at, key, True) for at, key in events.misses]
+        updates = [
+            (place, row, key, False)
+            for place, row, key in events.updates
+            if key in self.waiting or key in missed
+        ]
+        ordered = sorted(misses + updates, key=lambda one: one[:2])
+        places = [place for place, *_ in ordered]
+        seen = np.searchsorted(events.places, places, side="right").tolist()
+        for (place, one, key, is_miss), count in zip(ordered, seen, strict=True):
+            self._tell_due(count)
+            if is_miss:
+                self._wait(place, one, key)
+            else:
+                self._release(place, one, key)
+        self._tell_due(len(events.stream_times))
+        if self.room.timeout_ms is not None and events.now_ms is not None:
+            while due := self.by_clock.pop(events.now_ms - self.room.timeout_ms):
+                self._time_over(BEHIND_ALL, _number_of(due.rest))
+
+    def _tell_due(self, count: int) -> None:
+        """Who is due with the first ``count`` records."""
         running, grace_ms = self.events.stream_times, self.room.grace_ms
-        if grace_ms is None:
+        if grace_ms is None or not count:
             return
-        found = int(np.searchsorted(running, waiter.since + grace_ms, side="right"))
-        found = max(found, at)
-        if found < len(running):
-            place = int(self.events.places[found])
-            heappush(self.heap, (place, _DUE, waiter.since, waiter.number, waiter.key))
+        while due := self.by_time.pop(int(running[count - 1]) - grace_ms - 1):
+            at = int(np.searchsorted(running, due.time + grace_ms, side="right"))
+            self._time_over(int(self.events.places[at]), _number_of(due.rest))
 
     def _wait(self, place: int, at: int, key: bytes) -> None:
         time, row = int(self.events.times[at]), int(self.events.rows[at])
@@ -266,22 +258,28 @@ class TaskWaits:
             self.told.append(Told(place, waiter, NO_ROW))
             return
         self.next_number += 1
-        waiters = self.waiting.setdefault(key, {})
-        waiters[waiter.number] = waiter
-        self._await_end(waiter, at)
+        self._add(waiter)
+        self.by_time.put(waiter.since, _NUMBER.pack(waiter.number))
+        waiters = self.waiting[key]
         if self.room.most is not None and len(waiters) > self.room.most:
-            self._time_over(place, key, min(waiters))
+            self._time_over(place, min(waiters))
 
-    def _time_over(self, place: int, key: bytes, number: int) -> None:
-        waiter = self.waiting.get(key, {}).pop(number, None)
+    def _add(self, waiter: Waiter) -> None:
+        self.waiters[waiter.number] = waiter
+        self.waiting.setdefault(waiter.key, {})[waiter.number] = None
+
+    def _time_over(self, place: int, number: int) -> None:
+        waiter = self.waiters.get(number)
         if waiter is not None:
+            del self.waiting[waiter.key][number]
             self._end(place, waiter, NO_ROW)
 
     def _release(self, place: int, row: int, key: bytes) -> None:
-        for _, waiter in sorted(self.waiting.pop(key, {}).items()):
-            self._end(place, waiter, row)
+        for number in sorted(self.waiting.pop(key, {})):
+            self._end(place, self.waiters[number], row)
 
     def _end(self, place: int, waiter: Waiter, found: int) -> None:
+        del self.waiters[waiter.number]
         self.told.append(Told(place, waiter, found))
         if waiter.row < 0:
             self.gone.append(self.retimed.pop(waiter.number, waiter))

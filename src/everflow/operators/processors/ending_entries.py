@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 from everflow import serdes
 from everflow.operators.processors.stores import Entries, Stored
-from everflow.operators.time_to_live import index_key, indexed_key
+from everflow.operators.time_to_live import ENDS
 from everflow.state.store import StoreSpec, StoreView
 
 
@@ -53,7 +53,7 @@ class EndingEntries(Entries):
                 return
             known = super().get(key)
             if known is None or time < known[0]:
-                self._index.put(index_key(time + self._ttl_ms, key), b"", time)
+                self._index.put(ENDS.key(time + self._ttl_ms, key), b"", time)
         super().put(key, value, time)
 
     def range(
@@ -72,16 +72,16 @@ class EndingEntries(Entries):
     def take_out_ended(self) -> None:
         """What has ended is deleted; what was due and lives on is looked at again at its end."""
         now = self._stream_time()
-        due = [key for key, _ in self._index.range(None, index_key(now + 1, b""))]
-        self.load(list(dict.fromkeys(map(indexed_key, due))))
+        due = [key for key, _ in self._index.range(None, ENDS.key(now + 1))]
+        self.load(list(dict.fromkeys(map(ENDS.rest_of, due))))
         for looked_at in due:
             self._index.put(looked_at, None, now)
-            key = indexed_key(looked_at)
+            key = ENDS.rest_of(looked_at)
             entry = super().get(key)
             if entry is None:
                 continue
             if self._lives(entry[0]):
-                self._index.put(index_key(entry[0] + self._ttl_ms, key), b"", entry[0])
+                self._index.put(ENDS.key(entry[0] + self._ttl_ms, key), b"", entry[0])
             else:
                 super().put(key, None, now)
 
