@@ -28,6 +28,7 @@ from everflow.operators.table_changes import HeldRows, TableChanges
 from everflow.operators.versioned_table import VersionedTableSpec
 from everflow.records import EdgeBatch
 from everflow.state.left_out import KeptEntry
+from everflow.topology.graph import Inputs
 from oracle.book import KEPT_FILTER
 from oracle.streams import compare
 
@@ -45,9 +46,9 @@ def test_operators_are_what_kafka_streams_has(spark: SparkSession) -> None:
 def _narrower(join: Callable[..., Any]) -> Callable[..., Any]:
     """A left record meets what is one ms nearer."""
 
-    def joined(self: StreamStreamJoin, *given: Any) -> Any:
+    def joined(self: StreamStreamJoin, inputs: Inputs) -> Any:
         nearer = replace(self.left, back_ms=self.left.back_ms - 1)
-        return join(replace(self, left=nearer), *given)
+        return join(replace(self, left=nearer), inputs)
 
     return joined
 
@@ -60,8 +61,10 @@ def _waiting_longer(buffer: _Buffer) -> _Buffer:
 def _later(join: Callable[..., Any]) -> Callable[..., Any]:
     """A record asks one ms later."""
 
-    def joined(self: HeldRows, left: EdgeBatch, *given: Any) -> Any:
-        return join(self, replace(left, timestamp=left.timestamp + 1), *given)
+    def joined(self: HeldRows, inputs: Inputs) -> Any:
+        left, right = inputs.sides
+        later = replace(left, timestamp=left.timestamp + 1)
+        return join(self, inputs._replace(sides=(later, right)))
 
     return joined
 
@@ -96,6 +99,19 @@ def _of_the_first(call: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
+def _with_left(inputs: Inputs, made: Callable[[EdgeBatch], EdgeBatch]) -> Inputs:
+    left, *others = inputs.sides
+    return inputs._replace(sides=(made(left), *others))
+
+
+def _without_values(batch: EdgeBatch) -> EdgeBatch:
+    return batch.with_columns(value=pa.nulls(len(batch), batch.value.type))
+
+
+def _keyed(batch: EdgeBatch) -> EdgeBatch:
+    return batch.take(batch.key.is_valid().to_numpy(False).nonzero()[0])
+
+
 QUICK = ("a window without its begin", "a processor's store keeps what is deleted")
 """Those of every run; the others with ``--all``."""
 MUTATIONS: dict[str, tuple[str, Any, str, Callable[[Any], Any]]] = {
@@ -108,7 +124,7 @@ MUTATIONS: dict[str, tuple[str, Any, str, Callable[[Any], Any]]] = {
     "a window without its begin": (
         "inner join of streams",
         StreamStreamJoin,
-        "join_tasks",
+        "run",
         _narrower,
     ),
     "what has met waits on": (
@@ -130,7 +146,7 @@ MUTATIONS: dict[str, tuple[str, Any, str, Callable[[Any], Any]]] = {
         "_process",
         _never_behind,
     ),
-    "a table one ms later": ("join with grace", HeldRows, "join_tasks", _later),
+    "a table one ms later": ("join with grace", HeldRows, "run", _later),
     "a global table without entries": (
         "join with global table",
         StreamGlobalJoin,
@@ -142,12 +158,8 @@ MUTATIONS: dict[str, tuple[str, Any, str, Callable[[Any], Any]]] = {
     "an old foreign key is not told": (
         "foreign-key join",
         ForeignKeys,
-        "join_tasks",
-        lambda join: (
-            lambda self, left, right, *rest: join(
-                self, left.with_columns(value=pa.nulls(len(left), left.value.type)), right, *rest
-            )
-        ),
+        "run",
+        lambda join: lambda self, inputs: join(self, _with_left(inputs, _without_values)),
     ),
     "one aggregator for all streams": ("cogroup", PythonCogroup, "__call__", _of_the_first),
     "a processor's store keeps what is deleted": (
@@ -175,12 +187,8 @@ MUTATIONS: dict[str, tuple[str, Any, str, Callable[[Any], Any]]] = {
     "keyless records are dropped": (
         "join with table",
         StreamTableJoin,
-        "join_tasks",
-        lambda join: (
-            lambda self, left, *rest: join(
-                self, left.take(left.key.is_valid().to_numpy(False).nonzero()[0]), *rest
-            )
-        ),
+        "run",
+        lambda join: lambda self, inputs: join(self, _with_left(inputs, _keyed)),
     ),
     "a window closes late": (
         "suppress",
@@ -191,12 +199,8 @@ MUTATIONS: dict[str, tuple[str, Any, str, Callable[[Any], Any]]] = {
     "what was is not taken back": (
         "grouped table",
         TableChanges,
-        "join_tasks",
-        lambda join: (
-            lambda self, left, right, *rest: join(
-                self, left.with_columns(value=pa.nulls(len(left), left.value.type)), right, *rest
-            )
-        ),
+        "run",
+        lambda join: lambda self, inputs: join(self, _with_left(inputs, _without_values)),
     ),
     "the earlier time": (
         "join of tables",

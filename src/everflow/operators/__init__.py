@@ -1,6 +1,6 @@
 """Stateful operators: pure functions of records, store views and stream time.
 
-Each is a frozen ``...Spec`` whose ``process_tasks`` gives a `TasksResult`: results and
+Each is a frozen ``...Spec`` whose ``run`` gives a `TasksResult`: results and
 changes, nothing written. `aggregate` (with `agg`, `fold`) and `python_aggregate` are those
 of groups and windows, `session_aggregate` (with `session_book`, `session_order`,
 `session_fold`) those of sessions, `sliding` has those of sliding windows, `table` keeps the last

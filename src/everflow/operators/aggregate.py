@@ -149,7 +149,7 @@ class AggregateSpec(KeyedOperator):
 
     @property
     def results(self) -> ResultDecoder:
-        """See `StatefulOperator`: what is made of the states."""
+        """See `TableOperator`: what is made of the states."""
         return self
 
     def decode_array(self, data: pa.Array) -> pa.Array:

@@ -33,6 +33,7 @@ from everflow.operators.user_code import written_bytes
 from everflow.records import EdgeBatch, Int64, StoreChanges, TasksResult
 from everflow.serdes.windowed import START_BYTES, STORE_SUFFIX_BYTES
 from everflow.state.store import StoreView
+from everflow.topology.graph import Inputs
 
 _SEQUENCE_BYTES = STORE_SUFFIX_BYTES - START_BYTES
 _COUNT = serdes.long()
@@ -45,7 +46,7 @@ class CountWindowSpec(OverLayout[AggregateSpec | PythonAggregateSpec]):
     how many records of each key there were.
 
     ``early``: of a window that is not complete each ``early``-th update is a result, 0: none; `
-    EACH_UPDATE`: those of `StatefulOperator.emit_every_update`. The update that completes a window
+    EACH_UPDATE`: all, as with ``emit_every_update``. The update that completes a window
     is always one, and then the window leaves the store. A result has the latest time of its
     window's records.
     """
@@ -59,22 +60,18 @@ class CountWindowSpec(OverLayout[AggregateSpec | PythonAggregateSpec]):
         """Arrow type of the output's key."""
         return self.layout.result_key
 
-    def process_tasks(
-        self,
-        batch: EdgeBatch,
-        stores: Mapping[int, Mapping[str, StoreView]],
-        before: Mapping[int, int],
-    ) -> TasksResult:
-        """See `StatefulOperator`; a result has the headers of the record that made it."""
+    def run(self, inputs: Inputs) -> TasksResult:
+        """See `Operator`; a result has the headers of the record that made it."""
+        (batch,) = inputs.sides
         windows = self.layout.window
         assert windows is not None
         rows = np.flatnonzero(valid(batch.key))
         dropped = {"null-key": batch.key.null_count} if batch.key.null_count else {}
         owners = batch.partition[rows]
-        _, after = stream_times(batch.timestamp[rows], owners, before)
+        _, after = stream_times(batch.timestamp[rows], owners, inputs.stream_times)
         keys = written_bytes(self.key_serde, batch.key, self.store, batch).take(pa.array(rows))
         by_key = grouped(KeyedRows(rows, keys, owners, None), None, after, dropped)
-        numbers, counted = self._numbered(batch, by_key, stores)
+        numbers, counted = self._numbered(batch, by_key, inputs.stores)
         at, starts = windows.expand(numbers)
         given = KeyedRows(rows[at], keys.take(pa.array(at)), owners[at], starts)
         groups = grouped(given, windows, after, dropped)
@@ -82,9 +79,9 @@ class CountWindowSpec(OverLayout[AggregateSpec | PythonAggregateSpec]):
         groups.keys = [key[:-_SEQUENCE_BYTES] for key in groups.keys]
         positions = numbers[at] - starts + 1
         every = self.emit_every_update or self.early > EACH_UPDATE
-        views = {partition: views[self.store] for partition, views in stores.items()}
+        views = {partition: views[self.store] for partition, views in inputs.stores.items()}
         done = replace(self.layout, emit_every_update=every).folded(
-            batch, groups, Tasks(batch.partition, views, before)
+            batch, groups, Tasks(batch.partition, views, inputs.stream_times)
         )
         last = positions if every else positions[np.sort(groups.last)]
         shown = done.output.take(np.flatnonzero(self._shown(last, windows.size_ms)))

@@ -22,15 +22,16 @@ from everflow.operators.joins.join_side import JoinKeys, Kept, read_entries
 from everflow.operators.joins.joined_table import NEVER
 from everflow.operators.joins.joined_values import task_codes
 from everflow.operators.user_code import written_bytes
-from everflow.records import ByteColumn, EdgeBatch, Int64, StoreChanges, TasksResult
+from everflow.records import ByteColumn, Int64, StoreChanges, TasksResult
 from everflow.serdes import Serde
 from everflow.serdes.base import ResultDecoder
 from everflow.serdes.windowed import window_store_keys
 from everflow.state.store import StoreView
+from everflow.topology.graph import Inputs, TableOperator
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeduplicateSpec:
+class DeduplicateSpec(TableOperator):
     """A record goes on unless one of its id that went on is at most ``within_ms`` away, before or
     after. Records without an id go on, and do not move stream time.
 
@@ -61,22 +62,20 @@ class DeduplicateSpec:
 
     @property
     def results(self) -> ResultDecoder:
-        """See `StatefulOperator`."""
+        """See `Operator`."""
         return self.value_serde
 
-    def process_tasks(
-        self,
-        batch: EdgeBatch,
-        stores: Mapping[int, Mapping[str, StoreView]],
-        before: Mapping[int, int],
-    ) -> TasksResult:
-        """See `StatefulOperator`; every result is the record as it came, headers and all."""
+    def run(self, inputs: Inputs) -> TasksResult:
+        """See `Operator`; every result is the record as it came, headers and all."""
+        (batch,) = inputs.sides
         ids, value = batch.key, batch.value
         if self.beside:
             ids, value = (pc.struct_field(batch.value, [i]) for i in (0, 1))
         times = batch.timestamp
         known, negative = valid(ids), times < 0
-        running, after = stream_times(np.where(known, times, NEVER), batch.partition, before)
+        running, after = stream_times(
+            np.where(known, times, NEVER), batch.partition, inputs.stream_times
+        )
         late = times + self.grace_ms < running
         dropped = {
             "negative-timestamp": int(np.count_nonzero(known & negative)),
@@ -87,7 +86,9 @@ class DeduplicateSpec:
         codes = task_codes(keys, batch.partition[rows])
         _, first = np.unique(codes, return_index=True)
         groups = JoinKeys(batch.partition[rows[first]], keys.take(pa.array(first)))
-        new = _new(codes, times[rows], self._remembered(groups, codes, times[rows], stores), self)
+        new = _new(
+            codes, times[rows], self._remembered(groups, codes, times[rows], inputs.stores), self
+        )
         changes = self._changes(groups, codes[new], times[rows[new]])
         goes_on = ~known
         goes_on[rows[new]] = True

@@ -18,12 +18,13 @@ from everflow.serdes import Serde
 from everflow.serdes.base import ResultDecoder, decode_present, matrix_from_binary, rest
 from everflow.serdes.windowed import window_store_keys, windowed_key_type
 from everflow.state.store import StoreView
+from everflow.topology.graph import Inputs, TableOperator
 from everflow.windows import TimeWindows
 
 TIMESTAMP_BYTES = 8
 
 
-class KeyedOperator:
+class KeyedOperator(TableOperator):
     """What specs of keyed operators have in common: one store, whose keys are the records', or with
     a window."""
 
@@ -51,19 +52,16 @@ class KeyedOperator:
 
     @property
     def results(self) -> ResultDecoder:
-        """See `StatefulOperator`: here the values themselves."""
+        """See `Operator`: here the values themselves."""
         return self.value_serde
 
-    def process_tasks(
-        self,
-        batch: EdgeBatch,
-        stores: Mapping[int, Mapping[str, StoreView]],
-        stream_times: Mapping[int, int],
-    ) -> TasksResult:
-        """See `StatefulOperator`. All tasks' records are grouped, read and folded together: a batch
+    def run(self, inputs: Inputs) -> TasksResult:
+        """See `Operator`. All tasks' records are grouped, read and folded together: a batch
         costs what its records cost, not its tasks."""
-        views = {partition: views[self.store] for partition, views in stores.items()}
-        return self._process(batch, Tasks(batch.partition, views, stream_times))
+        (batch,) = inputs.sides
+        views = {partition: views[self.store] for partition, views in inputs.stores.items()}
+        tasks = Tasks(batch.partition, views, inputs.stream_times)
+        return self._process(batch, tasks)
 
     def _process(self, batch: EdgeBatch, tasks: Tasks) -> TasksResult:
         raise NotImplementedError

@@ -8,7 +8,7 @@ given (as the original's cache does: no tombstone for a window that no batch has
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from typing import Any
@@ -30,6 +30,7 @@ from everflow.records import EdgeBatch, Int64, StoreChanges, TasksResult
 from everflow.serdes.windowed import python_keys, session_key, split_session_key, windowed_key_type
 from everflow.state.changelog import TIMESTAMP_BYTES
 from everflow.state.store import StoreView
+from everflow.topology.graph import Inputs
 from everflow.windows import SessionWindows
 
 TOMBSTONE = -1
@@ -45,16 +46,12 @@ class _Sessions(OverLayout[Layout]):
     in Kafka Streams."""
     emit_every_update: bool = field(default=False, kw_only=True)
 
-    def process_tasks(
-        self,
-        batch: EdgeBatch,
-        stores: Mapping[int, Mapping[str, StoreView]],
-        stream_times: Mapping[int, int],
-    ) -> TasksResult:
-        """See `StatefulOperator`: folds the records into the stored sessions; the last result per
+    def run(self, inputs: Inputs) -> TasksResult:
+        """See `Operator`: folds the records into the stored sessions; the last result per
         window, or every one."""
-        views = {partition: views[self.store] for partition, views in stores.items()}
-        tasks = Tasks(batch.partition, views, stream_times)
+        (batch,) = inputs.sides
+        views = {partition: views[self.store] for partition, views in inputs.stores.items()}
+        tasks = Tasks(batch.partition, views, inputs.stream_times)
         return self._results(_Run.begin(batch, self, tasks, self.emit_every_update))
 
     def _results(self, run: _Run) -> TasksResult:

@@ -13,9 +13,9 @@ as long as the last one is right: releases before it, and buffers without bounds
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +23,6 @@ import pyarrow as pa
 from everflow.errors import BufferFullError
 from everflow.operators.due_index import TIME_BYTES, Changes, DueIndex, DueQueue
 from everflow.operators.grouping import task_slices
-from everflow.operators.joins.joined_values import Stores
 from everflow.operators.stored_records import (
     Headers,
     StoredRecords,
@@ -37,6 +36,7 @@ from everflow.serdes import Serde
 from everflow.serdes.base import ResultDecoder
 from everflow.state.changelog import unpack_value
 from everflow.state.store import Entry, StoreView
+from everflow.topology.graph import Inputs, TableOperator
 
 _COUNT = struct.Struct(">Q")
 _BOOK = struct.Struct(">QQQ")
@@ -75,7 +75,7 @@ class EarlyResults:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SuppressSpec:
+class SuppressSpec(TableOperator):
     """The last update of each key, once stream time is ``wait_ms`` behind the entry's time: the end
     of its window (``by_window``; deletions are dropped), else the time of the first update that was
     held back. The key's later updates take its place. ``by_start``: of sessions with equal ends the
@@ -128,17 +128,12 @@ class SuppressSpec:
 
     @property
     def results(self) -> ResultDecoder:
-        """See `StatefulOperator`."""
+        """See `Operator`."""
         return self.table_value_serde
 
-    def decode_result(self, data: bytes) -> Any:
-        """The bytes of its own store as they are: no table shows them."""
-        return data
-
-    def process_tasks(
-        self, batch: EdgeBatch, stores: Stores, stream_times: Mapping[int, int]
-    ) -> TasksResult:
-        """See `StatefulOperator`."""
+    def run(self, inputs: Inputs) -> TasksResult:
+        """See `Operator`."""
+        (batch,) = inputs.sides
         keys = written_bytes(self.table_key_serde, batch.key, self.store, batch).to_pylist()
         values = written_bytes(self.table_value_serde, batch.value, self.store, batch).to_pylist()
         headers = _listed(None if self.headers_of_last else batch.headers, len(batch))
@@ -147,14 +142,14 @@ class SuppressSpec:
             if self.by_window or self.early is not None
             else batch.timestamp
         )
-        after, given = dict(stream_times), list[_Given]()
+        after, given = dict(inputs.stream_times), list[_Given]()
         changes: dict[int, list[StoreChanges]] = {}
         order = np.argsort(batch.partition, kind="stable")
         for partition, part in task_slices(batch.partition[order]):
             buffer = _Buffer(
                 spec=self,
-                view=stores[partition][self.store],
-                stream_time=stream_times[partition],
+                view=inputs.stores[partition][self.store],
+                stream_time=inputs.stream_times[partition],
             )
             rows = order[part].tolist()
             updates = [
@@ -171,19 +166,13 @@ class SuppressSpec:
                 changes[partition] = made
         return TasksResult(self._shown(batch, given), changes, after, {})
 
-    def advance_tasks(
-        self,
-        ticks: EdgeBatch,
-        sides: Sequence[EdgeBatch],
-        stores: Stores,
-        stream_times: Mapping[int, int],
-    ) -> TasksResult:
-        """See `TimedOperator`."""
+    def advance(self, ticks: EdgeBatch, inputs: Inputs) -> TasksResult:
+        """See `Operator`."""
         given, changes = list[_Given](), dict[int, list[StoreChanges]]()
         for row, partition in enumerate(ticks.partition.tolist()):
             buffer = _Buffer(
                 spec=self,
-                view=stores[partition][self.store],
+                view=inputs.stores[partition][self.store],
                 stream_time=int(ticks.timestamp[row]),
             )
             given += buffer.passed(row)

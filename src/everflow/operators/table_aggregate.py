@@ -6,7 +6,7 @@ get is the same, in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -20,9 +20,9 @@ from everflow.operators.agg import Aggregator, result_type
 from everflow.operators.aggregate import AggregateSpec
 from everflow.operators.fold import StateColumn, valid
 from everflow.operators.grouping import Tasks
-from everflow.operators.joins.joined_values import Stores
 from everflow.records import EdgeBatch, TasksResult
 from everflow.serdes import Serde
+from everflow.topology.graph import Inputs
 
 REVERSIBLE = ("count", "sum", "avg")
 
@@ -38,6 +38,7 @@ class TableAggregateSpec(AggregateSpec):
     """
 
     row_by_row: ClassVar[bool] = True
+    joins: ClassVar[bool] = True
 
     @staticmethod
     def of_table(
@@ -75,18 +76,12 @@ class TableAggregateSpec(AggregateSpec):
             result=results[0] if bare else pa.struct(list(zip(labels, results, strict=True))),
         )
 
-    @property
-    def takes_null_keys(self) -> bool:
-        """See `JoinOperator`."""
-        return False
-
-    def join_tasks(
-        self, left: EdgeBatch, right: EdgeBatch, stores: Stores, stream_times: Mapping[int, int]
-    ) -> TasksResult:
-        """See `JoinOperator`: the last result of each group, or that of each change."""
+    def run(self, inputs: Inputs) -> TasksResult:
+        """See `Operator`: the last result of each group, or that of each change."""
+        left, right = inputs.sides
         both = self._signed(left, right)
-        views = {partition: views[self.store] for partition, views in stores.items()}
-        done = self._process(both, Tasks(both.partition, views, stream_times))
+        views = {partition: views[self.store] for partition, views in inputs.stores.items()}
+        done = self._process(both, Tasks(both.partition, views, inputs.stream_times))
         done.dropped.pop("null-value", None)  # a side of a change that is none
         if self.emit_every_update and len(done.output):
             last = np.flatnonzero(np.diff(done.output.seq, append=-1) != 0)

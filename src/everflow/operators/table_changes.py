@@ -6,7 +6,6 @@ leaves its old one first.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -15,18 +14,17 @@ import pyarrow as pa
 
 from everflow.operators.fold import valid
 from everflow.operators.joins.joined_table import JoinedTable
-from everflow.operators.joins.joined_values import Stores
 from everflow.operators.joins.versions_as_of import held_at
 from everflow.operators.user_code import written_alike
-from everflow.records import EdgeBatch, TasksResult
+from everflow.records import TasksResult
 from everflow.serdes import Serde
 from everflow.serdes.base import ResultDecoder
 from everflow.serdes.changed import changed_type
-from everflow.topology.graph import Storeless
+from everflow.topology.graph import Inputs, Operator, TableOperator
 
 
 @dataclass(frozen=True)
-class PreviousValues(Storeless):
+class PreviousValues(TableOperator):
     """For each update of a table, in that order, what the entry was before it; null where there was
     none."""
 
@@ -52,19 +50,18 @@ class PreviousValues(Storeless):
 
     @property
     def results(self) -> ResultDecoder:
-        """See `StatefulOperator`."""
+        """See `Operator`."""
         return self.table.results
 
-    def process_tasks(
-        self, batch: EdgeBatch, stores: Stores, stream_times: Mapping[int, int]
-    ) -> TasksResult:
-        """See `StatefulOperator`."""
-        held = self.table.before(batch, stores)
+    def run(self, inputs: Inputs) -> TasksResult:
+        """See `Operator`."""
+        (batch,) = inputs.sides
+        held = self.table.before(batch, inputs.stores)
         return TasksResult(batch.with_columns(value=held.values), {}, {}, {})
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeldRows(Storeless):
+class HeldRows(Operator):
     """For each record of the left side, in that order, what the table held for its key when it
     came, with the entry's time, and null where there was none; the right side are the table's
     updates.
@@ -74,63 +71,58 @@ class HeldRows(Storeless):
     as_of: bool
     table_first: bool
     """Whether an input record that is on both sides changes the table first."""
-    takes_null_keys: bool
-    """See `JoinOperator`."""
+    null_keys: bool
+    """Whether records without a key go on."""
     one_result: ClassVar[bool] = True
+    joins: ClassVar[bool] = True
 
-    def join_tasks(
-        self, left: EdgeBatch, right: EdgeBatch, stores: Stores, stream_times: Mapping[int, int]
-    ) -> TasksResult:
-        """See `JoinOperator`."""
+    @property
+    def takes_null_keys(self) -> bool:
+        """See `Operator`."""
+        return self.null_keys
+
+    def run(self, inputs: Inputs) -> TasksResult:
+        """See `Operator`."""
+        left, right = inputs.sides
         if self.as_of:
-            held = held_at(self.table, left, right, stores, first=self.table_first)
+            held = held_at(self.table, left, right, inputs.stores, first=self.table_first)
         else:
-            held = self.table.when(left, right, stores, first=self.table_first)
+            held = self.table.when(left, right, inputs.stores, first=self.table_first)
         times = np.where(valid(held.values), held.times, left.timestamp)
         found = replace(left.with_columns(value=held.values), timestamp=times)
         return TasksResult(found, {}, {}, {})
 
 
 @dataclass(frozen=True)
-class VisibleUpdates(Storeless):
+class VisibleUpdates(Operator):
     """A filtered table's updates, the right side, without those of entries that were not there
     before and are not now; the left side is what each entry was, row by row, filtered, too. (With
     the sides changed: what the entries of those updates were.)"""
 
     one_result: ClassVar[bool] = True
     row_by_row: ClassVar[bool] = True
+    joins: ClassVar[bool] = True
 
-    @property
-    def takes_null_keys(self) -> bool:
-        """See `JoinOperator`."""
-        return False
-
-    def join_tasks(
-        self, left: EdgeBatch, right: EdgeBatch, stores: Stores, stream_times: Mapping[int, int]
-    ) -> TasksResult:
-        """See `JoinOperator`."""
+    def run(self, inputs: Inputs) -> TasksResult:
+        """See `Operator`."""
+        left, right = inputs.sides
         seen = valid(left.value) | valid(right.value)
         return TasksResult(right if seen.all() else right.take(np.flatnonzero(seen)), {}, {}, {})
 
 
 @dataclass(frozen=True)
-class TableChanges(Storeless):
+class TableChanges(Operator):
     """Puts together what was and what is: the left side is the old pair of group and value of each
     update, the right side the new one, row by row. A pair without a group or a value is none.
     ``key_serde`` writes the groups: two are the same where their bytes are."""
 
     key_serde: Serde
     row_by_row: ClassVar[bool] = True
+    joins: ClassVar[bool] = True
 
-    @property
-    def takes_null_keys(self) -> bool:
-        """See `JoinOperator`."""
-        return False
-
-    def join_tasks(
-        self, left: EdgeBatch, right: EdgeBatch, stores: Stores, stream_times: Mapping[int, int]
-    ) -> TasksResult:
-        """See `JoinOperator`: one change where the group is the same, else one for each group."""
+    def run(self, inputs: Inputs) -> TasksResult:
+        """See `Operator`: one change where the group is the same, else one for each group."""
+        left, right = inputs.sides
         was, there = (valid(side.key) & valid(side.value) for side in (left, right))
         same = was & there & written_alike(self.key_serde, left.key, right.key)
         count = len(right)

@@ -27,6 +27,7 @@ from everflow.serdes.base import ResultDecoder
 from everflow.state.changelog import TIMESTAMP_BYTES, pack_value
 from everflow.state.overlay import OverlayView
 from everflow.state.store import StoreView
+from everflow.topology.graph import Inputs, TableOperator
 from everflow.topology.hops import appended, concat
 
 ENDS = DueIndex(signed=True)
@@ -35,7 +36,7 @@ Stores = Mapping[int, Mapping[str, StoreView]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TimeToLiveSpec:
+class TimeToLiveSpec(TableOperator):
     """`inner`, whose entries end ``ttl_ms`` behind their time: the next record of such a key finds
     none, and the table gets a tombstone, with the time of the end.
 
@@ -83,20 +84,19 @@ class TimeToLiveSpec:
 
     @property
     def results(self) -> ResultDecoder:
-        """See `StatefulOperator`."""
+        """See `Operator`."""
         return self.inner.results
 
-    def process_tasks(
-        self, batch: EdgeBatch, stores: Stores, before: Mapping[int, int]
-    ) -> TasksResult:
-        """See `StatefulOperator`. Tasks in which nothing ends are run together."""
+    def run(self, inputs: Inputs) -> TasksResult:
+        """See `Operator`. Tasks in which nothing ends are run together."""
+        (batch,) = inputs.sides
         inner = replace(self.inner, emit_every_update=self.emit_every_update)
         counted = valid(batch.key)
         if not isinstance(inner, TableSpec):
             counted = counted & valid(batch.value)
         parts: list[TasksResult] = []
         quiet: list[int] = []
-        for partition in sorted(stores):
+        for partition in sorted(inputs.stores):
             rows = np.flatnonzero(batch.partition == partition)
             task = _Task(
                 spec=self,
@@ -105,25 +105,19 @@ class TimeToLiveSpec:
                 rows=rows,
                 counted=counted[rows],
                 partition=partition,
-                views=stores[partition],
-                stream_time=before[partition],
+                views=inputs.stores[partition],
+                stream_time=inputs.stream_times[partition],
             )
             if task.is_quiet():
                 quiet.append(partition)
             else:
                 parts.append(task.run())
         if quiet or not parts:
-            parts.append(self._together(inner, batch, quiet, stores, before))
+            parts.append(self._together(inner, batch, quiet, inputs.stores, inputs.stream_times))
         return _one(parts)
 
-    def advance_tasks(
-        self,
-        ticks: EdgeBatch,
-        sides: Sequence[EdgeBatch],
-        stores: Stores,
-        stream_times: Mapping[int, int],
-    ) -> TasksResult:
-        """See `TimedOperator`: entries end."""
+    def advance(self, ticks: EdgeBatch, inputs: Inputs) -> TasksResult:
+        """See `Operator`: entries end."""
         parts = [
             _Task(
                 spec=self,
@@ -132,8 +126,8 @@ class TimeToLiveSpec:
                 rows=np.array([row], np.int64),
                 counted=np.ones(1, bool),
                 partition=partition,
-                views=stores[partition],
-                stream_time=stream_times[partition],
+                views=inputs.stores[partition],
+                stream_time=inputs.stream_times[partition],
             ).passed()
             for row, partition in enumerate(ticks.partition.tolist())
         ]
@@ -151,7 +145,7 @@ class TimeToLiveSpec:
         mine = np.isin(batch.partition, partitions)
         some = batch if mine.all() else batch.take(np.flatnonzero(mine))
         views = {partition: stores[partition] for partition in partitions}
-        done = inner.process_tasks(some, views, {one: before[one] for one in partitions})
+        done = inner.run(Inputs((some,), views, {one: before[one] for one in partitions}))
         for partition, listed in done.changes.items():
             keys = [key for changes in listed for key in changes.keys]
             there = stores[partition][self.store].get_many(keys)
@@ -308,7 +302,7 @@ class _Task:
         if self.part:
             some = self.batch.take(np.array(self.part, np.int64))
             views = {self.partition: {self.spec.store: self.top}}
-            done = self.inner.process_tasks(some, views, {self.partition: self.stream_time})
+            done = self.inner.run(Inputs((some,), views, {self.partition: self.stream_time}))
             self.stream_time = done.stream_times[self.partition]
             self._remember(done.changes.get(self.partition, []))
             self.given.append(done.output)

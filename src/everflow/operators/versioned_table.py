@@ -7,7 +7,6 @@ values (joins of tables, groups) leaves it out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,13 +16,12 @@ import pyarrow as pa
 from everflow.operators.fold import valid
 from everflow.operators.grouping import KeyedOperator, Tasks, stream_times, task_slices
 from everflow.operators.joins.joined_table import JoinedTable
-from everflow.operators.joins.joined_values import Stores
 from everflow.operators.joins.versions_as_of import latest_when_put
 from everflow.operators.user_code import written_bytes
 from everflow.records import EdgeBatch, StoreChanges, TasksResult
 from everflow.serdes import Serde
 from everflow.serdes.base import ResultDecoder
-from everflow.topology.graph import Storeless
+from everflow.topology.graph import Inputs, TableOperator
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,7 @@ class VersionedTableSpec(KeyedOperator):
 
 
 @dataclass(frozen=True)
-class LatestUpdates(Storeless):
+class LatestUpdates(TableOperator):
     """The updates of a versioned table that are the latest of their key when they come; the others
     are dropped, and counted as ``out-of-order``."""
 
@@ -98,13 +96,12 @@ class LatestUpdates(Storeless):
 
     @property
     def results(self) -> ResultDecoder:
-        """See `StatefulOperator`."""
+        """See `Operator`."""
         return self.table.results
 
-    def process_tasks(
-        self, batch: EdgeBatch, stores: Stores, stream_times: Mapping[int, int]
-    ) -> TasksResult:
-        """See `StatefulOperator`."""
-        rows = np.flatnonzero(latest_when_put(self.table, batch, stores))
+    def run(self, inputs: Inputs) -> TasksResult:
+        """See `Operator`."""
+        (batch,) = inputs.sides
+        rows = np.flatnonzero(latest_when_put(self.table, batch, inputs.stores))
         dropped = {"out-of-order": len(batch) - len(rows)} if len(rows) < len(batch) else {}
         return TasksResult(batch.take(rows) if dropped else batch, {}, {}, dropped)

@@ -104,7 +104,7 @@ def in_order_of_arrival(nodes: Iterable[Node], node: MergeNode) -> list[str]:
 def gives_several(node: Node) -> bool:
     """Whether one record may give several results there: unless an operator says ``one_result``."""
     if isinstance(node, StatefulNode):
-        return not getattr(node.operator, "one_result", False)
+        return not node.operator.one_result
     if isinstance(node, FunctionNode):
         return node.op.startswith("flat_map")
     return isinstance(node, UnnestNode)
@@ -169,12 +169,12 @@ def _ways(node: Node, sides: tuple[tuple[Way, ...], ...], group: tuple[str, ...]
 
 
 def _aligned(node: Node) -> bool:
-    return isinstance(node, StatefulNode) and getattr(node.operator, "row_by_row", False)
+    return isinstance(node, StatefulNode) and node.operator.row_by_row
 
 
 def _passes_on(node: Node) -> bool:
     """Whether its results are updates of the table that it reads."""
-    return isinstance(node, StatefulNode) and getattr(node.operator, "passes_on", False)
+    return isinstance(node, StatefulNode) and node.operator.passes_on
 
 
 def _digits(number: int) -> bytes:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -226,187 +226,122 @@ class MergeNode(Node):
     label: str = "MERGE"
 
 
-class StatefulOperator(Protocol):
+class Inputs(NamedTuple):
+    """What an operator gets in one micro-batch: the records and stores of several tasks, told apart
+    by their partitions.
+
+    Attributes:
+        sides: the records of each input, in merge order; ``seq`` tells the order of all of them.
+        stores: of each task, by name. Its own stores show committed content and the batch's earlier
+            changes; those of tables that it reads show what they held *before* the batch, whose
+            changes are the records of the table's side; global tables are `WholeView`, the same for
+            each task.
+        stream_times: the highest record time (ms) that the operator has seen in each task, -1 =
+            none yet.
+        clocks: of each task the numbers named in `Operator.marks`, -1 = none yet.
+        now_ms: the wall clock (epoch ms).
+    """
+
+    sides: Sequence[EdgeBatch]
+    stores: Mapping[int, Mapping[str, StoreView]] = MappingProxyType({})
+    stream_times: Mapping[int, int] = MappingProxyType({})
+    clocks: Mapping[int, Mapping[str, int]] = MappingProxyType({})
+    now_ms: int = 0
+
+
+class Operator:
     """What a `StatefulNode` runs: a frozen dataclass without state of its own, which travels to the
-    workers by pickle.
-    Those there are: `everflow.operators`."""
+    workers by pickle. One that gives every intermediate result on demand has a field
+    ``emit_every_update``. The operators that exist: `everflow.operators`."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
-    @property
-    def key_serde(self) -> Serde:
-        """Of the stored keys, without their windows or sessions."""
+    def run(self, inputs: Inputs) -> TasksResult:
+        """Results and changes of several tasks' records, and the tasks' new stream times. Writes
+        nothing. It costs what the records cost, not the tasks. Raises UserFunctionError,
+        SerdeError."""
+        raise NotImplementedError
+
+    def advance(self, ticks: EdgeBatch, inputs: Inputs) -> TasksResult | None:
+        """Results of tasks whose stream time reaches that of their row in ``ticks``, which lies
+        behind all records and is none: its key and value are null (note 025). ``inputs``: the
+        batch's records, which the operator has had; stores show what became of them, those of other
+        tables as before the batch; stream times are those after them. None: nothing waits here."""
+        return None
 
     @property
-    def value_serde(self) -> Serde:
-        """Of the stored values, which are also the changelog's."""
-
-    @property
-    def result_key(self) -> pa.DataType:
-        """Arrow type of the output's key."""
-
-    @property
-    def result(self) -> pa.DataType:
-        """Arrow type of the output's value."""
-
-    @property
-    def emit_every_update(self) -> bool:
-        """Whether it gives every intermediate result, instead of the last one per key (and
-        window) of a batch."""
-
-    def process_tasks(
-        self,
-        batch: EdgeBatch,
-        stores: Mapping[int, Mapping[str, StoreView]],
-        stream_times: Mapping[int, int],
-    ) -> TasksResult:
-        """Results and changes of several tasks' records, told apart by their partitions, which come
-        in merge order; writes nothing. It costs what the records cost, not the tasks.
-
-        ``stores`` of each task, by name: committed content and the batch's earlier changes.
-        ``stream_times``: the highest record time (ms) that this operator has seen in each task, -1
-        = none yet; the result carries the new ones. Raises UserFunctionError, SerdeError.
-        """
-
-    def decode_result(self, data: bytes) -> Any:
-        """What the table shows for stored value bytes (without the 8-byte timestamp), as a Python
-        value."""
-
-    @property
-    def results(self) -> ResultDecoder:
-        """`decode_result` in columns, for those who read the table's store."""
-
-
-@runtime_checkable
-class TimedOperator(Protocol):
-    """An operator that gives results, or ends entries, when stream time moves on: one that can be
-    told so without a record (note 025)."""
-
-    def advance_tasks(
-        self,
-        ticks: EdgeBatch,
-        sides: Sequence[EdgeBatch],
-        stores: Mapping[int, Mapping[str, StoreView]],
-        stream_times: Mapping[int, int],
-    ) -> TasksResult:
-        """What becomes of tasks whose stream time reaches that of their row in ``ticks``, which
-        lies behind all records and is none: its key and value are null. ``sides``: the batch's
-        records, which the operator has had; ``stores`` show what became of them, those of other
-        tables as before the batch; ``stream_times``: after them."""
-
-
-@runtime_checkable
-class LookupOperator(Protocol):
-    """What a `StatefulNode` runs that looks records up in global tables (note 026), which are whole
-    on every instance: one input, no store of its own. Frozen, travels by pickle."""
-
-    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
-
-    @property
-    def looks_up(self) -> tuple[StoreSpec, ...]:
-        """The stores of the global tables, which bind it to no sub-topology."""
+    def joins(self) -> bool:
+        """Whether the records of all its sides make results, in one order (a join). Else those
+        behind the first side are updates of tables that it looks up."""
+        return False
 
     @property
     def takes_null_keys(self) -> bool:
         """Whether a record without a key gives a result (KIP-962)."""
-
-    def look_up(self, batch: EdgeBatch, stores: Mapping[str, StoreView]) -> TasksResult:
-        """Results of several tasks' records. ``stores`` by name: the global tables, which are the
-        same for each task. Raises UserFunctionError, SerdeError."""
-
-    def decode_result(self, data: bytes) -> Any:
-        """It has no store."""
-
-
-@runtime_checkable
-class JoinOperator(Protocol):
-    """What a `StatefulNode` with two inputs runs: a join (note 020). Frozen, travels by pickle."""
-
-    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
-
-    @property
-    def takes_null_keys(self) -> bool:
-        """Whether a record without a key gives a result (KIP-962)."""
-
-    def join_tasks(
-        self,
-        left: EdgeBatch,
-        right: EdgeBatch,
-        stores: Mapping[int, Mapping[str, StoreView]],
-        stream_times: Mapping[int, int],
-    ) -> TasksResult:
-        """Results and changes of several tasks' records, told apart by their partitions; each
-        side's come in merge order, and ``seq`` tells the order of both. Writes nothing.
-
-        ``stores`` of each task, by name: its own, and those of the tables that it reads, which show
-        what they held *before* the batch; the batch's changes of a table are the records of its
-        side. Raises UserFunctionError, SerdeError.
-        """
-
-    def decode_result(self, data: bytes) -> Any:
-        """The bytes of its own stores as they are: no table shows them."""
-
-
-class Storeless:
-    """For operators that keep nothing."""
-
-    def decode_result(self, data: bytes) -> Any:
-        """Nobody asks: there is no store."""
-        raise AssertionError(f"a {type(self).__name__} has no store of its own")
-
-
-@runtime_checkable
-class WaitingOperator(Protocol):
-    """What a `StatefulNode` runs that lets records wait for what they look up (note 027): one
-    input, the records, or a second one, the updates of a table of the same tasks. Frozen, travels
-    by pickle."""
-
-    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+        return False
 
     @property
     def looks_up(self) -> tuple[StoreSpec, ...]:
-        """See `LookupOperator`."""
-
-    @property
-    def takes_null_keys(self) -> bool:
-        """See `LookupOperator`."""
+        """The stores of global tables that it reads, which bind it to no sub-topology."""
+        return ()
 
     @property
     def look_every_ms(self) -> int | None:
         """How often every task is run by the wall clock, with records or without; None: never."""
+        return None
 
     @property
     def marks(self) -> tuple[str, ...]:
         """Names of the numbers that it keeps beside its stream times."""
+        return ()
 
-    def wait_tasks(
-        self,
-        sides: Sequence[EdgeBatch],
-        stores: Mapping[int, Mapping[str, StoreView]],
-        stream_times: Mapping[int, int],
-        clocks: Mapping[int, Mapping[str, int]],
-        now_ms: int,
-    ) -> TasksResult:
-        """As `JoinOperator.join_tasks`; ``stores`` have the global tables, too, which are
-        `WholeView`; ``clocks``: of each task the ``marks`` (-1 = none yet); ``now_ms``: the wall
-        clock."""
+    @property
+    def one_result(self) -> bool:
+        """Whether a record gives one result at most."""
+        return False
 
-    def decode_result(self, data: bytes) -> Any:
-        """See `JoinOperator`."""
+    @property
+    def row_by_row(self) -> bool:
+        """Whether its sides are one flow of records: row by row what the one is about, and what was
+        looked up for each of its records."""
+        return False
 
-
-@runtime_checkable
-class AlignedOperator(Protocol):
-    """What a `StatefulNode` runs whose inputs lie row by row: what the one is about, and what was
-    looked up for each of its records. Frozen, travels by pickle."""
-
-    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
-
-    def put_together(self, sides: Sequence[EdgeBatch]) -> TasksResult:
-        """Results of several tasks' records. It has no store."""
+    @property
+    def passes_on(self) -> bool:
+        """Whether its results are updates of the table that it reads."""
+        return False
 
     def decode_result(self, data: bytes) -> Any:
-        """It has no store."""
+        """What the table shows for stored value bytes (without the 8-byte timestamp), as a Python
+        value; the bytes as they are where no table shows them."""
+        return data
+
+
+class TableOperator(Operator):
+    """An `Operator` whose results are a table, which it keeps in its store."""
+
+    if TYPE_CHECKING:  # dataclass fields in some operators, properties in others
+
+        @property
+        def key_serde(self) -> Serde:
+            """Of the stored keys, without their windows or sessions."""
+
+        @property
+        def value_serde(self) -> Serde:
+            """Of the stored values, which are also the changelog's."""
+
+        @property
+        def result_key(self) -> pa.DataType:
+            """Arrow type of the output's key."""
+
+        @property
+        def result(self) -> pa.DataType:
+            """Arrow type of the output's value."""
+
+    @property
+    def results(self) -> ResultDecoder:
+        """`decode_result` in columns, for those who read the table's store."""
+        return self.value_serde
 
 
 class Surroundings(NamedTuple):
@@ -449,49 +384,37 @@ class SharingProcessor:
     idle: Mapping[int, int] = field(default_factory=dict)
 
 
-@runtime_checkable
-class ProcessorOperator(Protocol):
-    """What a `StatefulNode` of the processor API runs (notes 023, 040). Its first input are its
-    records, the others the tables that it reads. Frozen, travels by pickle."""
+class ProcessorOperator(Operator):
+    """A processor (notes 023, 040). Its first input are its records, the others the tables that it
+    reads. It runs with all that share stores with it, so `run_together` takes the place of `run`
+    and `advance`."""
 
-    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+    if TYPE_CHECKING:
+
+        @property
+        def children(self) -> tuple[str, ...]:
+            """The names of the streams behind it that it can choose."""
+
+        @property
+        def wall_clocks(self) -> Mapping[str, int]:
+            """The methods that the wall clock calls, and how often (ms)."""
 
     @property
-    def wall_clocks(self) -> Mapping[str, int]:
-        """The methods that the wall clock calls, and how often (ms): every task of a batch is run,
-        with records or without."""
+    def marks(self) -> tuple[str, ...]:
+        """See `Operator`: when each of its methods was last called."""
+        return tuple(self.wall_clocks)
 
     @property
-    def children(self) -> tuple[str, ...]:
-        """The names of the streams behind it that it can choose."""
-
-    @property
-    def looks_up(self) -> tuple[StoreSpec, ...]:
-        """The stores of the global tables that it reads."""
+    def look_every_ms(self) -> int | None:
+        """See `Operator`."""
+        return min(self.wall_clocks.values(), default=None)
 
     def run_together(
         self, members: Sequence[SharingProcessor], surroundings: Surroundings
     ) -> list[TasksResult]:
         """Run all processors that share stores, this one among them, record by record, in the order
-        in which a record reaches them; the results of each. As `StatefulOperator.process_tasks`,
-        with headers."""
-
-
-NodeOperator = (
-    StatefulOperator
-    | AlignedOperator
-    | JoinOperator
-    | LookupOperator
-    | ProcessorOperator
-    | WaitingOperator
-)
-
-
-def clocks_of(operator: NodeOperator) -> tuple[str, ...]:
-    """Under which names an operator keeps times and numbers beside its stream times."""
-    if isinstance(operator, ProcessorOperator):
-        return tuple(operator.wall_clocks)
-    return operator.marks if isinstance(operator, WaitingOperator) else ()
+        in which a record reaches them; the results of each. As `Operator.run`, with headers."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -509,7 +432,7 @@ class StatefulNode(Node):
     """A stateful operator, runs in a step. A join has two inputs, left and right."""
 
     label: str  # AGGREGATE, REDUCE, TOTABLE, SOURCE (table), JOIN ...
-    operator: NodeOperator
+    operator: Operator
     stores: tuple[StoreSpec, ...] = ()
     reads: tuple[StoreSpec, ...] = ()
     """Stores of tables that it reads and others write."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from everflow.errors import TopologyError
-from everflow.topology.graph import Graph, Node, SourceNode, StatefulNode, clocks_of
+from everflow.topology.graph import Graph, Node, SourceNode, StatefulNode
 from everflow.topology.sources.idle_sources import IdleSource, idle_sources
 from everflow.topology.subtopologies import SubTopology, cut
 
@@ -59,4 +59,4 @@ def _timed(node: Node, idle: _Idle) -> list[str]:
         return [*node.partition_times().values(), *moved]
     if not isinstance(node, StatefulNode):
         return []
-    return [node.name, *(f"{node.name}/{one}" for one in clocks_of(node.operator))]
+    return [node.name, *(f"{node.name}/{one}" for one in node.operator.marks)]

@@ -23,17 +23,13 @@ from everflow.topology.arrival import Ways
 from everflow.topology.graph import (
     ColumnExpr,
     EdgeType,
-    JoinOperator,
     Link,
     LoadedTableNode,
-    LookupOperator,
-    NodeOperator,
+    Operator,
     ProcessorOperator,
     ProjectNode,
     SinkNode,
     SourceNode,
-    WaitingOperator,
-    clocks_of,
 )
 from everflow.topology.partitioners import KeyPartitioner
 from everflow.topology.sources.idle_sources import IdleSource
@@ -221,7 +217,7 @@ class StatefulOp:
     """A StatefulNode: runs per task of ``subtopology``."""
 
     name: str
-    operator: NodeOperator
+    operator: Operator
     stores: tuple[StoreSpec, ...]
     reads: tuple[StoreSpec, ...]
     """Stores that it reads as they were before the batch."""
@@ -247,21 +243,17 @@ class StatefulOp:
     @property
     def looks_up(self) -> tuple[StoreSpec, ...]:
         """Stores of global tables that it reads."""
-        if not isinstance(self.operator, LookupOperator | WaitingOperator | ProcessorOperator):
-            return ()
         return self.operator.looks_up
 
     @property
     def clocks(self) -> tuple[str, ...]:
-        """See `clocks_of`."""
-        return clocks_of(self.operator)
+        """See `Operator.marks`."""
+        return self.operator.marks
 
     @property
     def look_every_ms(self) -> int | None:
         """How often the wall clock has to look at its tasks; None: never."""
-        if isinstance(self.operator, ProcessorOperator):
-            return min(self.operator.wall_clocks.values(), default=None)
-        return self.operator.look_every_ms if isinstance(self.operator, WaitingOperator) else None
+        return self.operator.look_every_ms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -464,7 +456,7 @@ def shown_by(op: StatefulOp, spec: StoreSpec) -> ResultDecoder:
 
 def _beside(op: StatefulOp, spec: StoreSpec) -> bool:
     """Whether it is a store beside the one that an operator's table shows."""
-    return spec is not op.stores[0] and not isinstance(op.operator, JoinOperator)
+    return spec is not op.stores[0] and not op.operator.joins
 
 
 def _has_function(value: Any) -> bool:

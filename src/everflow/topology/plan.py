@@ -28,10 +28,8 @@ from everflow.topology.graph import (
     FunctionNode,
     GlobalTableNode,
     Graph,
-    JoinOperator,
     Link,
     LoadedTableNode,
-    LookupOperator,
     MergeNode,
     Node,
     PrintNode,
@@ -42,7 +40,6 @@ from everflow.topology.graph import (
     StatefulNode,
     TakeNode,
     UnnestNode,
-    WaitingOperator,
 )
 from everflow.topology.partitioners import key_partitioners, keyed_sources, usual
 from everflow.topology.physical_plan import (
@@ -421,10 +418,7 @@ class _Planner:
             behind.add(node.name)
             if isinstance(node, SinkNode) and node.kind == "repartition":
                 topics.add(node.topic)
-            operator = node.operator if isinstance(node, StatefulNode) else None
-            if not isinstance(operator, JoinOperator | LookupOperator | WaitingOperator):
-                continue
-            if operator.takes_null_keys:
+            if isinstance(node, StatefulNode) and node.operator.takes_null_keys:
                 return True
         return False
 

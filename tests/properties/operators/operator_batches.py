@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from everflow.records import EdgeBatch, StoreChanges
 from everflow.state.store import StoreView
-from everflow.topology.graph import StatefulOperator
+from everflow.topology.graph import Inputs, TableOperator
 
 
 def edge_batch(
@@ -44,10 +44,10 @@ ONE_TASK = 3
 
 
 def done_by_one_task(
-    spec: StatefulOperator, batch: EdgeBatch, store: StoreView, stream_time: int
+    spec: TableOperator, batch: EdgeBatch, store: StoreView, stream_time: int
 ) -> TaskResult:
     """The operator run with all records as those of task `ONE_TASK`, whose only store is ``s``."""
     mine = replace(batch, partition=np.full(len(batch), ONE_TASK, np.int32))
-    done = spec.process_tasks(mine, {ONE_TASK: {"s": store}}, {ONE_TASK: stream_time})
+    done = spec.run(Inputs((mine,), {ONE_TASK: {"s": store}}, {ONE_TASK: stream_time}))
     changes = done.changes.get(ONE_TASK, [])
     return TaskResult(done.output, changes, done.stream_times[ONE_TASK], done.dropped)

@@ -14,6 +14,7 @@ from everflow.operators.joins import JoinKind
 from everflow.operators.joins.asof import AsOfJoin
 from everflow.operators.joins.held_back import HeldBack
 from everflow.state.store import InMemoryStore, StoreSpec
+from everflow.topology.graph import Inputs
 from properties.operators.test_joins import (
     CUTS,
     KEY,
@@ -67,7 +68,7 @@ def run(
     stores = {task: {"r": InMemoryStore(right), "w": InMemoryStore(waits)} for task in TASKS}
     times, found, dropped = dict.fromkeys(TASKS, -1), list[Result](), dict[str, int]()
     for batch in batches(rows, cuts):
-        done = join.join_tasks(side(batch, True), side(batch, False), stores, times)
+        done = join.run(Inputs((side(batch, True), side(batch, False)), stores, times))
         times |= done.stream_times
         for task, listed in done.changes.items():
             for changes in listed:

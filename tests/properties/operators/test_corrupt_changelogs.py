@@ -30,7 +30,7 @@ from everflow.runtime.step.checked_stores import UNREADABLE, CheckedAccess
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec, memory_store
 from everflow.state.versions import record_as_of
-from everflow.topology.graph import StatefulOperator
+from everflow.topology.graph import TableOperator
 from everflow.windows import SessionWindows, TimeWindows
 from properties.operators.operator_batches import done_by_one_task, edge_batch
 from properties.test_corrupt_bytes import COUNT, SEED, corrupt
@@ -73,7 +73,7 @@ def store_spec(kind: str) -> StoreSpec:
 
 def good_entries(kind: str) -> list[Entry]:
     """What the operator writes for a key ``bad`` and a key ``good``."""
-    spec: StatefulOperator = SPECS[kind]
+    spec: TableOperator = SPECS[kind]
     rows = [(key, {"x": 1.5}, 5_000) for key in ("bad", "good")]
     done = done_by_one_task(spec, edge_batch(rows, INPUT, 0), memory_store(store_spec(kind)), -1)
     (changes,) = done.changes

@@ -26,6 +26,7 @@ from everflow.operators.table import TableSpec
 from everflow.operators.table_changes import HeldRows, PreviousValues
 from everflow.records import EdgeBatch
 from everflow.state.store import InMemoryStore, StoreSpec
+from everflow.topology.graph import Inputs
 from everflow.topology.hops import appended
 from properties.operators.operator_batches import edge_batch
 
@@ -80,7 +81,7 @@ class Join:
             foreign_serde=TEXT,
             kept=kind.keeps_left,
         )
-        self.held = HeldRows(table=orders, as_of=False, table_first=True, takes_null_keys=False)
+        self.held = HeldRows(table=orders, as_of=False, table_first=True, null_keys=False)
         self.joined = Answers(table=orders, value_serde=ORDER, kind=kind, emit_every_update=every)
         self.asks: dict[str | None, list[EdgeBatch]] = {"ann": [], "an": [], None: []}
         self.answers = list[EdgeBatch]()
@@ -112,8 +113,8 @@ class Join:
         answers = [self._sent(one) for one in self._next(self.answers, count)]
         rows = [first, self._rows("orders", after)]
         updates, store = self._table("orders", rows)
-        old = self.before.process_tasks(updates, self._views("orders"), {0: -1}).output
-        asks = [self.asking.join_tasks(selected(old), selected(updates), {}, {}).output]
+        old = self.before.run(Inputs((updates,), self._views("orders"), {0: -1})).output
+        asks = [self.asking.run(Inputs((selected(old), selected(updates)), {}, {})).output]
         for one in answers:
             done, again = self._results(updates, one)
             self.shown.update(zip(done.key.to_pylist(), done.value.to_pylist(), strict=True))
@@ -130,12 +131,12 @@ class Join:
         """What is shown, and what is asked again."""
         views = self._views("orders")
         if self.kind.keeps_left:
-            return self.joined.join_tasks(updates, answers, views, {}).output, []
-        held = self.held.join_tasks(answers, updates, views, {}).output
-        stale = selected(StaleNulls("orders", ORDER).put_together([held, answers]).output)
+            return self.joined.run(Inputs((updates, answers), views, {})).output, []
+        held = self.held.run(Inputs((answers, updates), views, {})).output
+        stale = selected(StaleNulls("orders", ORDER).run(Inputs([held, answers])).output)
         rows = AnswersOfRows(answers=self.joined, emit_every_update=self.every)
-        again = AskAgain(TEXT, ORDER).join_tasks(selected(updates), stale, {}, {}).output
-        return rows.put_together([held, stale, answers]).output, [again]
+        again = AskAgain(TEXT, ORDER).run(Inputs((selected(updates), stale), {}, {})).output
+        return rows.run(Inputs([held, stale, answers])).output, [again]
 
     def _next(self, queue: list[EdgeBatch], count: int) -> list[EdgeBatch]:
         """The next records of a topic, in one batch; none where there are none."""
@@ -156,7 +157,7 @@ class Join:
 
     def _table(self, name: str, rows: list[EdgeBatch]) -> tuple[EdgeBatch, Any]:
         """A table's updates, and what changes in its store behind the batch."""
-        done = self.specs[name].process_tasks(appended(rows), self._views(name), {0: -1})
+        done = self.specs[name].run(Inputs((appended(rows),), self._views(name), {0: -1}))
         return done.output, next(iter(done.changes.get(0, [])), None)
 
     def _sent(self, batch: EdgeBatch) -> EdgeBatch:
@@ -168,10 +169,12 @@ class Join:
     def _answer(self, asks: EdgeBatch | None, updates: EdgeBatch | None) -> None:
         none = edge_batch([], pa.string(), 0)
         if asks is None:
-            empty = self.asking.join_tasks(*[edge_batch([], WANTED, 0)] * 2, {}, {})  # type: ignore[arg-type,call-arg]
+            empty = self.asking.run(Inputs([edge_batch([], WANTED, 0)] * 2))
             asks = empty.output
-        done = self.answering.join_tasks(
-            asks, none if updates is None else updates, self._views("asks", "people"), {0: -1}
+        done = self.answering.run(
+            Inputs(
+                (asks, none if updates is None else updates), self._views("asks", "people"), {0: -1}
+            )
         )
         for changes in done.changes.get(0, []):
             self.stores["asks"].apply(changes)
@@ -293,8 +296,8 @@ def asked(rows: list[Any], cuts: list[int]) -> tuple[list[Any], list[Any]]:
         asks = placed([one for one in part if len(one[1][1]) == 4], None)
         updates = placed([one for one in part if len(one[1][1]) == 2], pa.string())
         times = dict.fromkeys(TASKS, -1)
-        table = spec.process_tasks(updates, stores, times)
-        done = answering.join_tasks(asks, table.output, stores, times)
+        table = spec.run(Inputs((updates,), stores, times))
+        done = answering.run(Inputs((asks, table.output), stores, times))
         for changes in (table.changes, done.changes):
             for task, listed in changes.items():
                 for one in listed:

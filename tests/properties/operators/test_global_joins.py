@@ -18,6 +18,7 @@ from everflow.operators.joins.stream_global import StreamGlobalJoin
 from everflow.records import StoreChanges
 from everflow.runtime.step.step_stores import WholeTable
 from everflow.state.store import InMemoryStore, StoreSpec
+from everflow.topology.graph import Inputs
 from properties.operators.operator_batches import edge_batch
 
 KEY, VALUE = serdes.string(), serdes.long()
@@ -82,7 +83,7 @@ def test_each_record_meets_the_entry_of_its_mapped_key(
         for at, (key, fk, value, time) in enumerate(rows)
     ]
     batch = edge_batch(made, TYPE, 0)
-    done = StreamGlobalJoin(TABLE, kind, mapped).look_up(batch, {"g": whole})
+    done = StreamGlobalJoin(TABLE, kind, mapped).run(Inputs((batch,), {0: {"g": whole}}))
     found = [
         (key, (value["left"], value["right"], value.get("mapped")), time)
         for key, value, time in zip(

@@ -17,6 +17,7 @@ from everflow.operators.lookups import GlobalLookupJoin, LookupJoin, WaitingRoom
 from everflow.records import StoreChanges
 from everflow.runtime.step.step_stores import WholeTable
 from everflow.state.store import InMemoryStore, StoreSpec
+from everflow.topology.graph import Inputs
 from properties.operators.test_joins import (
     CUTS,
     KEY,
@@ -104,7 +105,7 @@ def joined(
             )
         )
         views: Stores = {task: {"g": whole, "w": stores[task]} for task in TASKS}
-        done = join.wait_tasks([given], views, times, clocks, now_ms)
+        done = join.run(Inputs([given], views, times, clocks, now_ms))
         times = done.stream_times
         for task, marks in done.clocks.items():
             clocks[task] = marks
@@ -219,7 +220,7 @@ def test_the_clock_ends_the_wait_for_a_table_of_the_same_tasks(
         came |= {row.value: now_ms for _, row in batch if row.left and row.value is not None}
         updates, apply = table.changed(side(batch, left=False))
         views = {task: {"t": table.stores[task], "w": stores[task]} for task in TASKS}
-        done = join.wait_tasks([side(batch, left=True), updates], views, times, {}, now_ms)
+        done = join.run(Inputs([side(batch, left=True), updates], views, times, {}, now_ms))
         apply()
         for task, listed in done.changes.items():
             for changes in listed:

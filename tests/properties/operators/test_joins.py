@@ -22,6 +22,7 @@ from everflow.operators.joins import (
 from everflow.operators.table import TableSpec
 from everflow.records import EdgeBatch
 from everflow.state.store import InMemoryStore, StoreSpec
+from everflow.topology.graph import Inputs
 from everflow.windows import JoinWindows
 from properties.operators.operator_batches import edge_batch
 
@@ -110,7 +111,7 @@ class Table:
     def changed(self, batch: EdgeBatch) -> tuple[EdgeBatch, Callable[[], None]]:
         """The table's updates, and what applies them to its store."""
         views = {task: {self.name: store} for task, store in self.stores.items()}
-        done = self.operator.process_tasks(batch, views, dict.fromkeys(TASKS, -1))
+        done = self.operator.run(Inputs((batch,), views, dict.fromkeys(TASKS, -1)))
 
         def apply() -> None:
             for task, listed in done.changes.items():
@@ -126,7 +127,7 @@ def stream_table(kind: JoinKind, rows: Sequence[Row], cuts: Sequence[int]) -> li
     for batch in batches(rows, cuts):
         updates, apply = table.changed(side(batch, left=False))
         views = {task: {"t": store} for task, store in table.stores.items()}
-        done = join.join_tasks(side(batch, left=True), updates, views, dict.fromkeys(TASKS, -1))
+        done = join.run(Inputs((side(batch, left=True), updates), views, dict.fromkeys(TASKS, -1)))
         apply()
         found += results(done.output)
     return found
@@ -168,7 +169,7 @@ def table_table(
         lefts, apply_left = left.changed(side(batch, left=True))
         rights, apply_right = right.changed(side(batch, left=False))
         views = {task: {"l": left.stores[task], "r": right.stores[task]} for task in TASKS}
-        done = join.join_tasks(lefts, rights, views, dict.fromkeys(TASKS, -1))
+        done = join.run(Inputs((lefts, rights), views, dict.fromkeys(TASKS, -1)))
         apply_left()
         apply_right()
         found.append(results(done.output))
@@ -344,11 +345,12 @@ class StreamJoin:
 
     def run(self, batch: Sequence[tuple[int, Row]]) -> list[Result]:
         there = {row.partition for _, row in batch}
-        done = self.operator.join_tasks(
-            side(batch, left=True),
-            side(batch, left=False),
-            {task: self.stores[task] for task in there},
-            {task: self.times[task] for task in there},
+        done = self.operator.run(
+            Inputs(
+                (side(batch, left=True), side(batch, left=False)),
+                {task: self.stores[task] for task in there},
+                {task: self.times[task] for task in there},
+            )
         )
         self.times.update(done.stream_times)
         for task, listed in done.changes.items():

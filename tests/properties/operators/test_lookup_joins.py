@@ -13,6 +13,7 @@ from everflow import serdes
 from everflow.operators.joins import JoinKind
 from everflow.operators.lookups import LookupJoin, WaitingRoom
 from everflow.state.store import InMemoryStore, StoreSpec
+from everflow.topology.graph import Inputs
 from properties.operators.test_joins import (
     CUTS,
     KEY,
@@ -50,7 +51,7 @@ def looked_up(
     for batch in batches(rows, cuts):
         updates, apply = table.changed(side(batch, left=False))
         views = {task: {"t": table.stores[task], "w": stores[task]} for task in TASKS}
-        done = join.wait_tasks([side(batch, left=True), updates], views, times, {}, 0)
+        done = join.run(Inputs([side(batch, left=True), updates], views, times, {}, 0))
         apply()
         times = done.stream_times
         for task, listed in done.changes.items():
@@ -158,6 +159,6 @@ def test_an_empty_batch_gives_nothing() -> None:
     views = {task: {"t": table.stores[task], "w": InMemoryStore(WAITING)} for task in TASKS}
     updates, _ = table.changed(side([], left=False))
     times = dict.fromkeys(TASKS, -1)
-    done = join.wait_tasks([side([], left=True), updates], views, times, {}, 0)
+    done = join.run(Inputs([side([], left=True), updates], views, times, {}, 0))
     assert (len(done.output), done.changes, done.dropped) == (0, {}, {})
     assert done.output.value.type == pa.struct([("left", pa.int64()), ("right", pa.int64())])

@@ -18,6 +18,7 @@ from everflow.operators.suppress import BufferBounds, SuppressSpec
 from everflow.records import EdgeBatch, StoreChanges
 from everflow.serdes.windowed import windowed_key_type
 from everflow.state.store import InMemoryStore
+from everflow.topology.graph import Inputs
 
 TASKS = (0, 1)
 SIZE_MS = 10
@@ -119,10 +120,12 @@ def test_it_gives_what_one_update_after_the_other_gives(
             for found in models[row[3]].feed(seq + at, key, data, row[1], row[2])
         ]
         there = sorted({row[3] for row in rows})
-        done = operator.process_tasks(
-            batch_of(rows, keys, seq),
-            {task: {"s": stores[task]} for task in there},
-            {task: times[task] for task in there},
+        done = operator.run(
+            Inputs(
+                (batch_of(rows, keys, seq),),
+                {task: {"s": stores[task]} for task in there},
+                {task: times[task] for task in there},
+            )
         )
         seq += len(rows)
         output = done.output
@@ -150,8 +153,10 @@ def test_it_gives_what_one_update_after_the_other_gives(
         keys = keys_of(list(last), by_window)
         key_bytes = operator.table_key_serde.encode_array(keys)[0].as_py()
         wanted = model.feed(seq, keys[0].as_py(), key_bytes, None, 1_000)
-        done = operator.process_tasks(
-            batch_of(list(last), keys, seq), {task: {"s": stores[task]}}, {task: times[task]}
+        done = operator.run(
+            Inputs(
+                (batch_of(list(last), keys, seq),), {task: {"s": stores[task]}}, {task: times[task]}
+            )
         )
         assert done.output.value.to_pylist() == [one[2] for one in wanted]
 
@@ -161,7 +166,7 @@ def test_a_full_buffer_that_is_to_stop_says_where_and_what_to_do() -> None:
     rows = [("a", 1, 5, 0), ("b", 2, 5, 0)]
     batch = batch_of(rows, keys_of(rows, True), 0)
     with pytest.raises(BufferFullError, match="emit_early_when_full") as error:
-        operator.process_tasks(batch, {0: {"s": InMemoryStore()}}, {0: -1})
+        operator.run(Inputs((batch,), {0: {"s": InMemoryStore()}}, {0: -1}))
     assert "'s' of suppress (program.py:1) holds 2 records" in str(error.value)
     assert "may hold 1 records in a task" in str(error.value)
 
@@ -173,7 +178,7 @@ HELD, BOOKED = b"\x00", b"\x02"
 def put(operator: SuppressSpec, store: InMemoryStore, rows: list[Any]) -> list[Any]:
     """The values that come out with these rows of task 0."""
     batch = batch_of(rows, keys_of(rows, operator.by_window), 0)
-    done = operator.process_tasks(batch, {0: {"s": store}}, {0: -1})
+    done = operator.run(Inputs((batch,), {0: {"s": store}}, {0: -1}))
     for changes in done.changes.get(0, []):
         store.apply(changes)
     return list(done.output.value.to_pylist())

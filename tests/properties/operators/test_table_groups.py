@@ -22,6 +22,7 @@ from everflow.operators.table_aggregate import PythonTableAggregator, TableAggre
 from everflow.operators.table_changes import PreviousValues, TableChanges
 from everflow.records import EdgeBatch
 from everflow.state.store import InMemoryStore, StoreSpec
+from everflow.topology.graph import Inputs
 from properties.operators.operator_batches import edge_batch
 
 ENTRY = pa.struct([("group", pa.string()), ("x", pa.int64())])
@@ -69,16 +70,16 @@ class Table:
         batch = replace(batch, partition=np.zeros(len(batch), np.int32))
         self.seq += len(rows)
         held = {0: {"t": self.stores["t"]}}
-        table = self.table.process_tasks(batch, held, {0: -1})
-        old = self.before.process_tasks(table.output, held, {0: -1}).output
+        table = self.table.run(Inputs((batch,), held, {0: -1}))
+        old = self.before.run(Inputs((table.output,), held, {0: -1})).output
         sides = selected(old), selected(table.output)
-        changes = TableChanges(serdes.string()).join_tasks(*sides, {}, {}).output
+        changes = TableChanges(serdes.string()).run(Inputs(sides)).output
         self._apply(table.changes)
         # As behind the repartition topic, where each change is a record of its own.
         changes = replace(changes, seq=np.arange(len(changes), dtype=np.int64))
         old, new = (inputs(changes, side) for side in ("old", "new"))
-        made = self.built_in.join_tasks(old, new, {0: {"n": self.stores["n"]}}, {0: -1})
-        called = self.functions.process_tasks(changes, {0: {"f": self.stores["f"]}}, {0: -1})
+        made = self.built_in.run(Inputs((old, new), {0: {"n": self.stores["n"]}}, {0: -1}))
+        called = self.functions.run(Inputs((changes,), {0: {"f": self.stores["f"]}}, {0: -1}))
         self._apply(made.changes)
         self._apply(called.changes)
         assert made.dropped == called.dropped == {}

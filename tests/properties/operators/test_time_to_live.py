@@ -21,6 +21,7 @@ from everflow.operators import (
 )
 from everflow.operators.time_to_live import TimeToLiveSpec
 from everflow.state.store import InMemoryStore
+from everflow.topology.graph import Inputs
 from properties.operators.operator_batches import ONE_TASK, edge_batch
 
 Update = tuple[int, str, Any, int]
@@ -93,7 +94,7 @@ def check(spec: TimeToLiveSpec, model: Model, split: Any, type_: pa.DataType) ->
         batch = edge_batch(rows, type_, seq)
         batch.partition[:] = ONE_TASK
         stores = {ONE_TASK: {"s": store, "s-ttl": index}}
-        done = spec.process_tasks(batch, stores, {ONE_TASK: stream_time})
+        done = spec.run(Inputs((batch,), stores, {ONE_TASK: stream_time}))
         columns = (
             done.output.seq.tolist(),
             done.output.key.to_pylist(),

@@ -3,7 +3,7 @@ record after the other (KIP-889, KIP-914, KIP-923)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,13 +15,13 @@ from everflow import serdes
 from everflow.operators.joins import JoinedTable, JoinKind, StreamTableJoin
 from everflow.operators.joins.grace_join import GraceWait
 from everflow.operators.joins.held_back import HeldBack
-from everflow.operators.joins.joined_values import Stores
 from everflow.operators.joins.stream_table import StreamTableRows
 from everflow.operators.joins.versions_as_of import NONE, Versions, latest_before
 from everflow.operators.table_changes import HeldRows
 from everflow.operators.versioned_table import LatestUpdates, VersionedTableSpec
 from everflow.records import EdgeBatch, TasksResult
 from everflow.state.store import InMemoryStore, StoreSpec, memory_store
+from everflow.topology.graph import Inputs
 from properties.operators.test_joins import (
     CUTS,
     KEY,
@@ -58,14 +58,13 @@ class GraceJoin:
     kind: JoinKind
     held: HeldBack
 
-    def join_tasks(
-        self, left: EdgeBatch, right: EdgeBatch, stores: Stores, stream_times: Mapping[int, int]
-    ) -> TasksResult:
+    def run(self, inputs: Inputs) -> TasksResult:
+        (left, right), stores, stream_times, *_ = inputs
         kept = self.kind.keeps_left
-        waited = GraceWait(self.held, kept).wait_tasks([left], stores, stream_times, {}, 0)
-        rows = HeldRows(table=self.table, as_of=True, table_first=True, takes_null_keys=kept)
-        held = rows.join_tasks(waited.output, right, stores, stream_times).output
-        output = StreamTableRows(self.kind).put_together([waited.output, held]).output
+        waited = GraceWait(self.held, kept).run(Inputs([left], stores, stream_times, {}, 0))
+        rows = HeldRows(table=self.table, as_of=True, table_first=True, null_keys=kept)
+        held = rows.run(Inputs((waited.output, right), stores, stream_times)).output
+        output = StreamTableRows(self.kind).run(Inputs([waited.output, held])).output
         return TasksResult(output, waited.changes, waited.stream_times, waited.dropped)
 
 
@@ -91,7 +90,7 @@ class Table:
 
     def changed(self, batch: EdgeBatch) -> tuple[EdgeBatch, Callable[[], None]]:
         views = {task: {"t": store} for task, store in self.stores.items()}
-        done = self.operator.process_tasks(batch, views, self.stream_times)
+        done = self.operator.run(Inputs((batch,), views, self.stream_times))
         self.late += done.dropped.get("late", 0)
 
         def apply() -> None:
@@ -145,7 +144,7 @@ def run(
     for batch in batches(rows, cuts):
         updates, apply = table.changed(side(batch, left=False))
         views = {task: {"t": table.stores[task], **buffers[task]} for task in TASKS}
-        done: TasksResult = operator.join_tasks(side(batch, left=True), updates, views, times)
+        done: TasksResult = operator.run(Inputs((side(batch, left=True), updates), views, times))
         times |= done.stream_times
         for task, listed in done.changes.items():
             for changes in listed:
@@ -241,7 +240,7 @@ def test_only_the_latest_updates_reach_what_works_on_latest_values(
     for batch in batches(rows, cuts):
         updates, apply = table.changed(side(batch, left=False))
         views = {task: {"t": one} for task, one in table.stores.items()}
-        done = latest.process_tasks(updates, views, dict.fromkeys(TASKS, -1))
+        done = latest.run(Inputs((updates,), views, dict.fromkeys(TASKS, -1)))
         apply()
         dropped += done.dropped.get("out-of-order", 0)
         out = done.output

@@ -22,6 +22,7 @@ from everflow.runtime.worker.worker_ports import WorkerPorts
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
 from everflow.state.store_meta import Owner
+from everflow.topology.graph import Inputs
 from everflow.windows import JoinWindows
 
 KEY, VALUE = serdes.string(), serdes.json("n bigint, text string")
@@ -109,7 +110,7 @@ def main(folder: Path, keys: int, size: int, held_bytes: int) -> None:
                 name: stack.enter_context(LmdbStore.open(path).snapshot())
                 for name, path in paths.items()
             }
-            done = join.join_tasks(left, right, {0: views}, times)
+            done = join.run(Inputs((left, right), {0: views}, times))
         times = done.stream_times
         results += len(done.output)
         for changes in done.changes[0]:

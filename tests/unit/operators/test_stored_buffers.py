@@ -24,6 +24,7 @@ from everflow.operators.time_to_live import TimeToLiveSpec
 from everflow.records import HEADERS, EdgeBatch, StoreChanges, TasksResult
 from everflow.serdes.windowed import windowed_key_type
 from everflow.state.store import InMemoryStore, StoreSpec
+from everflow.topology.graph import Inputs
 from everflow.windows import JoinWindows
 
 FIXTURE = Path(__file__).with_name("stored_buffers.json")
@@ -66,7 +67,7 @@ Run = Callable[[list[Row], Views, Mapping[int, int]], TasksResult]
 
 def in_grace(rows: list[Row], views: Views, times: Mapping[int, int]) -> TasksResult:
     held = HeldBack(store=spec("w"), key_serde=KEY, value_serde=VALUE, grace_ms=10)
-    return GraceWait(held, True).wait_tasks([batch_of(rows)], views, times, {}, 0)
+    return GraceWait(held, True).run(Inputs([batch_of(rows)], views, times, {}, 0))
 
 
 def lookup(timeout_ms: int | None) -> Run:
@@ -88,7 +89,7 @@ def lookup(timeout_ms: int | None) -> Run:
         there = {0: {**views[0], "t": InMemoryStore(table)}}
         left = [row for row in rows if row[1] is not None]
         now_ms = 1_000 + 10 * len(rows)
-        return join.wait_tasks([batch_of(left), updates], there, times, {}, now_ms)
+        return join.run(Inputs([batch_of(left), updates], there, times, {}, now_ms))
 
     return run
 
@@ -105,7 +106,7 @@ def unmatched(rows: list[Row], views: Views, times: Mapping[int, int]) -> TasksR
     whole = batch_of(rows)
     of_right = np.array([row[1] > 2 for row in rows])
     sides = [whole.take(np.flatnonzero(one)) for one in (~of_right, of_right)]
-    return join.join_tasks(sides[0], sides[1], views, times)
+    return join.run(Inputs((sides[0], sides[1]), views, times))
 
 
 def suppressed(by_window: bool, bounds: BufferBounds, early: EarlyResults | None = None) -> Run:
@@ -132,14 +133,14 @@ def suppressed(by_window: bool, bounds: BufferBounds, early: EarlyResults | None
                 for row, start in zip(rows, starts, strict=True)
             ]
             batch = batch.with_columns(key=pa.array(keys, windowed_key_type(pa.string())))
-        return operator.process_tasks(batch, views, times)
+        return operator.run(Inputs((batch,), views, times))
 
     return run
 
 
 def ending(rows: list[Row], views: Views, times: Mapping[int, int]) -> TasksResult:
     operator = TimeToLiveSpec(inner=TableSpec("w", KEY, VALUE), ttl_ms=20)
-    return operator.process_tasks(batch_of(rows), views, times)
+    return operator.run(Inputs((batch_of(rows),), views, times))
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ from everflow.topology.graph import (
     Node,
     ProjectNode,
     StatefulNode,
-    StatefulOperator,
+    TableOperator,
 )
 from everflow.topology.types import type_text
 from everflow.windows import CountWindows, SessionWindows, SlidingWindows, TimeWindows
@@ -218,7 +218,7 @@ class Aggregation:
             raise TopologyError(
                 f"aggregate in store {self.store!r}: {error}", where=self.where
             ) from None
-        spec: StatefulOperator = built_in
+        spec: TableOperator = built_in
         if self.sessions is not None:
             spec = SessionAggregateSpec(built_in, self.sessions, retention_ms=self.retention_ms)
         elif self.sliding is not None:
@@ -295,7 +295,7 @@ class Aggregation:
             aggregator=aggregator,
             window=self._cut,
         )
-        spec: StatefulOperator = functions
+        spec: TableOperator = functions
         if self.sessions is not None:
             spec = SessionFunctionSpec(
                 functions, self.sessions, merger, retention_ms=self.retention_ms
@@ -358,7 +358,7 @@ class Aggregation:
 
     def _add(
         self,
-        spec: StatefulOperator,
+        spec: TableOperator,
         inputs: ColumnExpr | None,
         value_serde: Serde | None,
         folds: tuple[str, ...] = (),
@@ -426,7 +426,7 @@ class Aggregation:
         cut = self._cut
         return inner if cut is None else serdes.time_windowed(inner, cut.size_ms)
 
-    def _store_spec(self, spec: StatefulOperator, folds: tuple[str, ...]) -> StoreSpec:
+    def _store_spec(self, spec: TableOperator, folds: tuple[str, ...]) -> StoreSpec:
         kind, size_ms, key_serde = "key_value", None, spec.key_serde
         if self.windows is not None:
             kind, size_ms = "window", self.windows.size_ms

@@ -59,7 +59,6 @@ from everflow.topology.graph import (
     EdgeType,
     FunctionNode,
     GlobalTableNode,
-    JoinOperator,
     Node,
     Part,
     ProcessorOperator,
@@ -233,8 +232,8 @@ def _table(
     """A table, which gives every update from now on, as one that is joined."""
     assert isinstance(node, StatefulNode)
     inner: Any = node.operator
-    others = JoinOperator | ProcessorOperator | SuppressSpec | DeduplicateSpec
-    if isinstance(inner, others) or node.stores[0].name != name:
+    others = ProcessorOperator | SuppressSpec | DeduplicateSpec
+    if inner.joins or isinstance(inner, others) or node.stores[0].name != name:
         raise TopologyError(
             f"{operator}: {name!r} is a store of {node.label.lower()} alone, in a form of its own; "
             f"processors read the stores of tables",
@@ -299,7 +298,7 @@ class ProcessorCall:
             supplier=made_by,
             specs=tuple(kept.specs),
             tables=tuple(kept.tables),
-            looks_up=tuple(kept.global_tables),
+            global_stores=tuple(kept.global_tables),
             out=edge.type,
             children=children,
             keeps_key=keeps_key,

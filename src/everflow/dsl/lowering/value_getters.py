@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import cast
 
 from pyspark.sql import functions as F
 
@@ -31,7 +30,7 @@ from everflow.topology.graph import (
     Node,
     ProjectNode,
     StatefulNode,
-    StatefulOperator,
+    TableOperator,
 )
 
 _OF_THE_RECORD = frozenset({"topic", "partition", "offset", "headers"})
@@ -131,7 +130,7 @@ class RowAsker:
                 table=table,
                 as_of=self.as_of,
                 table_first=graph.reaches_first(node.name, self.comes or self.node),
-                takes_null_keys=self.takes_null_keys,
+                null_keys=self.takes_null_keys,
             ),
             reads=(table.spec,),
         )
@@ -198,10 +197,9 @@ def _before_stateful(
         return replace(node, operator=replace(operator, was=True), label=PREPARE, parts=())
     if isinstance(operator, TableTableRows):
         return _before_rows(graph, node, operator, forced)
-    if not node.stores or not hasattr(operator, "process_tasks") or node.stores[0].versioned:
+    if not node.stores or not isinstance(operator, TableOperator) or node.stores[0].versioned:
         return None
-    results = cast(StatefulOperator, operator).results
-    return _looked_up(node, JoinedTable(node.stores[0], results, node.out.value), called)
+    return _looked_up(node, JoinedTable(node.stores[0], operator.results, node.out.value), called)
 
 
 def _before_rows(

@@ -12,13 +12,14 @@ from everflow.operators.python_aggregate import PythonAggregateSpec
 from everflow.serdes import Serde
 from everflow.serdes.base import ResultDecoder
 from everflow.serdes.windowed import windowed_key_type
+from everflow.topology.graph import TableOperator
 
 Layout = TypeVar("Layout", bound=AggregateSpec | PythonAggregateSpec)
 
 
 @dataclass(frozen=True)
-class OverLayout(Generic[Layout]):
-    """Part of a `StatefulOperator`; ``layout`` is an aggregate as it is without these windows."""
+class OverLayout(TableOperator, Generic[Layout]):
+    """Part of a `TableOperator`; ``layout`` is an aggregate as it is without these windows."""
 
     layout: Layout
 
@@ -53,5 +54,5 @@ class OverLayout(Generic[Layout]):
 
     @property
     def results(self) -> ResultDecoder:
-        """See `StatefulOperator`."""
+        """See `TableOperator`."""
         return self.layout.results

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -15,7 +14,6 @@ from everflow.operators.joins.foreign_keys import Order, hashes, hashes_equal, s
 from everflow.operators.joins.joined_table import JoinedTable
 from everflow.operators.joins.joined_values import (
     JoinKind,
-    Stores,
     first_and_last,
     joined,
     task_codes,
@@ -23,12 +21,12 @@ from everflow.operators.joins.joined_values import (
 from everflow.operators.user_code import written_bytes
 from everflow.records import EdgeBatch, TasksResult
 from everflow.serdes import Serde
-from everflow.topology.graph import Storeless
+from everflow.topology.graph import Inputs, Operator
 from everflow.topology.hops import appended
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answers(Storeless):
+class Answers(Operator):
     """The left side are the updates of the table that asked, the right side the answers. One for a
     value that is not the entry's any more is stale and left out; the others give the joined value,
     or a deletion where there is nothing to join.
@@ -40,17 +38,12 @@ class Answers(Storeless):
     value_serde: Serde
     kind: JoinKind
     emit_every_update: bool = False
+    joins: ClassVar[bool] = True
 
-    @property
-    def takes_null_keys(self) -> bool:
-        """See `JoinOperator`."""
-        return False
-
-    def join_tasks(
-        self, left: EdgeBatch, right: EdgeBatch, stores: Stores, stream_times: Mapping[int, int]
-    ) -> TasksResult:
-        """See `JoinOperator`."""
-        return self.joined(self.table.when(right, left, stores, first=True).values, right)
+    def run(self, inputs: Inputs) -> TasksResult:
+        """See `Operator`."""
+        left, right = inputs.sides
+        return self.joined(self.table.when(right, left, inputs.stores, first=True).values, right)
 
     def joined(
         self, held: pa.Array, answers: EdgeBatch, keyless: Flags | None = None
@@ -73,7 +66,7 @@ class Answers(Storeless):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnswersOfRows(Storeless):
+class AnswersOfRows(Operator):
     """As ``answers``, where the sides are what the table holds for each answer, row by row, and the
     answers: of a table without a store, and of an inner join, which has between them the entries of
     `StaleNulls`, each with its foreign key (`selected_type`)."""
@@ -82,16 +75,16 @@ class AnswersOfRows(Storeless):
     emit_every_update: bool = False
     row_by_row: ClassVar[bool] = True
 
-    def put_together(self, sides: Sequence[EdgeBatch]) -> TasksResult:
-        """See `AlignedOperator`."""
-        held, *stale, answers = sides
+    def run(self, inputs: Inputs) -> TasksResult:
+        """See `Operator`."""
+        held, *stale, answers = inputs.sides
         every = replace(self.answers, emit_every_update=self.emit_every_update)
         keyless = ~valid(stale[0].value.flatten()[0]) if stale else None
         return every.joined(held.value, answers, keyless)
 
 
 @dataclass(frozen=True)
-class StaleNulls(Storeless):
+class StaleNulls(Operator):
     """For each answer what its entry is now, if the answer says that there is nothing, and says so
     to what the entry is not any more; null for all others. The sides are what the table holds for
     each answer, row by row, and the answers; a time is the later of both."""
@@ -101,9 +94,9 @@ class StaleNulls(Storeless):
     one_result: ClassVar[bool] = True
     row_by_row: ClassVar[bool] = True
 
-    def put_together(self, sides: Sequence[EdgeBatch]) -> TasksResult:
-        """See `AlignedOperator`."""
-        held, answers = sides
+    def run(self, inputs: Inputs) -> TasksResult:
+        """See `Operator`."""
+        held, answers = inputs.sides
         asked, found = answers.value.flatten()
         rows = np.flatnonzero(valid(held.value) & ~valid(found))
         index = pa.array(rows)
@@ -116,7 +109,7 @@ class StaleNulls(Storeless):
 
 
 @dataclass(frozen=True)
-class AskAgain(Storeless):
+class AskAgain(Operator):
     """Asks again for what the entries of stale answers are now: the right side is what they were
     when these came (`StaleNulls`), the left side their changes in the batch, both as
     `selected_type`.
@@ -127,17 +120,12 @@ class AskAgain(Storeless):
 
     key_serde: Serde
     value_serde: Serde
+    joins: ClassVar[bool] = True
 
-    @property
-    def takes_null_keys(self) -> bool:
-        """See `JoinOperator`: tables have none."""
-        return False
-
-    def join_tasks(
-        self, left: EdgeBatch, right: EdgeBatch, stores: Stores, stream_times: Mapping[int, int]
-    ) -> TasksResult:
-        """See `JoinOperator`: one question for each entry. Where it has no foreign key any more,
+    def run(self, inputs: Inputs) -> TasksResult:
+        """See `Operator`: one question for each entry. Where it has no foreign key any more,
         the one that it had is told to forget it, and answers that there is nothing."""
+        left, right = inputs.sides
         stale = right.take(np.flatnonzero(valid(right.value.flatten()[0])))
         both = appended([stale, left if len(stale) else left.take(np.empty(0, np.int64))])
         entries = written_bytes(self.key_serde, both.key, "subscriptions", both)

@@ -6,9 +6,9 @@ and grace behind it: a left record that is not later than the grace finds all it
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -25,11 +25,12 @@ from everflow.operators.user_code import written_bytes
 from everflow.records import ByteColumn, EdgeBatch, Int32, Int64, StoreChanges, TasksResult
 from everflow.serdes.windowed import window_store_keys
 from everflow.state.store import StoreSpec
+from everflow.topology.graph import Inputs, Operator
 from everflow.topology.hops import appended
 
 
 @dataclass(frozen=True, kw_only=True)
-class AsOfJoin:
+class AsOfJoin(Operator):
     """Inner or left. A left record at t meets, of the right records with its key from
     t - ``tolerance_ms`` to t, the latest (of one time the one that came last), as far as they have
     come when stream time has reached t and the grace (``held``; without one: when it comes itself).
@@ -47,10 +48,11 @@ class AsOfJoin:
     held: HeldBack | None
     left_first: bool = True
     """Which side takes an input record first that is on both."""
+    joins: ClassVar[bool] = True
 
     @property
     def takes_null_keys(self) -> bool:
-        """See `JoinOperator`."""
+        """See `Operator`."""
         return self.kind.keeps_left
 
     @property
@@ -58,20 +60,19 @@ class AsOfJoin:
         """How far behind stream time right records are of use."""
         return self.tolerance_ms + (0 if self.held is None else self.held.grace_ms)
 
-    def join_tasks(
-        self, left: EdgeBatch, right: EdgeBatch, stores: Stores, stream_times: Mapping[int, int]
-    ) -> TasksResult:
-        """See `JoinOperator`."""
-        events = _Events.of(left, right, stream_times, self.kind.keeps_left, self.left_first)
+    def run(self, inputs: Inputs) -> TasksResult:
+        """See `Operator`."""
+        left, right = inputs.sides
+        events = _Events.of(left, right, inputs.stream_times, self.kind.keeps_left, self.left_first)
         rights = right.take(events.rows[events.of_right])
         open_ = rights.timestamp >= events.running[events.of_right] - self.kept_ms
         came, puts = events.of_right[open_], rights.take(np.flatnonzero(open_))
         keys = written_bytes(self.right.key_serde, puts.key, self.right.name, puts)
         changes = self._puts(puts, keys)
-        released = self._released(left.take(events.rows[events.asking]), events, stores)
+        released = self._released(left.take(events.rows[events.asking]), events, inputs.stores)
         for partition, listed in released.changes.items():
             changes.setdefault(partition, []).extend(listed)
-        found = self._found(released, events, puts, keys, came, stores)
+        found = self._found(released, events, puts, keys, came, inputs.stores)
         shown = np.arange(len(found)) if self.kind.keeps_left else np.flatnonzero(valid(found))
         by = events.both.take(released.at)
         output = come_out(by, released, joined(released.value, found)).take(shown)
@@ -87,31 +88,21 @@ class AsOfJoin:
             {reason: count for reason, count in dropped.items() if count},
         )
 
-    def advance_tasks(
-        self,
-        ticks: EdgeBatch,
-        sides: Sequence[EdgeBatch],
-        stores: Stores,
-        stream_times: Mapping[int, int],
-    ) -> TasksResult:
-        """See `TimedOperator`: left records are not held back any more."""
+    def advance(self, ticks: EdgeBatch, inputs: Inputs) -> TasksResult:
+        """See `Operator`: left records are not held back any more."""
         none = np.empty(0, np.int64)
-        asking, puts = ticks.take(none), sides[1].take(none)
-        events = _Events.of_ticks(ticks, stream_times)
+        asking, puts = ticks.take(none), inputs.sides[1].take(none)
+        events = _Events.of_ticks(ticks, inputs.stream_times)
         if self.held is None:
             return TasksResult(
                 asking.with_columns(value=joined(asking.value, pa.nulls(0, self.type))), {}, {}, {}
             )
-        released = self._released(asking, events, stores)
+        released = self._released(asking, events, inputs.stores)
         keys = written_bytes(self.right.key_serde, puts.key, self.right.name, puts)
-        found = self._found(released, events, puts, keys, none, stores)
+        found = self._found(released, events, puts, keys, none, inputs.stores)
         shown = np.arange(len(found)) if self.kind.keeps_left else np.flatnonzero(valid(found))
         output = come_out(ticks.take(released.at), released, joined(released.value, found))
         return TasksResult(output.take(shown), released.changes, {}, {})
-
-    def decode_result(self, data: bytes) -> Any:
-        """The bytes of its own stores as they are: no table shows them."""
-        return data
 
     def _puts(self, puts: EdgeBatch, keys: pa.Array) -> dict[int, list[StoreChanges]]:
         """The right records, under key and time."""

@@ -7,7 +7,6 @@ back, so that one for a value that is gone is known as stale.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, ClassVar
@@ -19,14 +18,13 @@ import pyarrow.compute as pc
 from everflow.operators.fold import valid
 from everflow.operators.joins.joined_values import (
     JoinKind,
-    Stores,
     first_and_last,
     task_codes,
 )
 from everflow.operators.user_code import written_alike, written_bytes
 from everflow.records import EdgeBatch, Int64, TasksResult
 from everflow.serdes import Serde
-from everflow.topology.graph import Storeless
+from everflow.topology.graph import Inputs, Operator
 
 HASH_BYTES = 16
 SUBSCRIPTION = pa.struct([("entry", pa.binary()), ("hash", pa.binary()), ("order", pa.int32())])
@@ -74,7 +72,7 @@ def hashes(values: pa.Array) -> pa.Array:
 
 
 @dataclass(frozen=True)
-class ForeignKeys(Storeless):
+class ForeignKeys(Operator):
     """The subscriptions that changes of a table's entries ask for: the left side is what an entry
     was, the right side what it is, row by row, both as `selected_type`.
 
@@ -89,16 +87,11 @@ class ForeignKeys(Storeless):
     kind: JoinKind
     emit_every_update: bool = False
     row_by_row: ClassVar[bool] = True
+    joins: ClassVar[bool] = True
 
-    @property
-    def takes_null_keys(self) -> bool:
-        """See `JoinOperator`."""
-        return False
-
-    def join_tasks(
-        self, left: EdgeBatch, right: EdgeBatch, stores: Stores, stream_times: Mapping[int, int]
-    ) -> TasksResult:
-        """See `JoinOperator`: what the old foreign key is told comes first."""
+    def run(self, inputs: Inputs) -> TasksResult:
+        """See `Operator`: what the old foreign key is told comes first."""
+        left, right = inputs.sides
         dropped = 0 if self.kind.keeps_left else _without_foreign_key(right)
         entries = written_bytes(self.key_serde, right.key, "subscriptions", right)
         if not self.emit_every_update:

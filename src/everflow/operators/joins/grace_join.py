@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from everflow.operators.fold import valid
 from everflow.operators.grouping import stream_times as running_times
 from everflow.operators.joins.held_back import HeldBack, Released, TimeMakers, come_out
-from everflow.operators.joins.joined_values import Stores
 from everflow.records import EdgeBatch, Int64, TasksResult
-from everflow.state.store import StoreSpec
+from everflow.topology.graph import Inputs, Operator
 from everflow.topology.hops import appended
 
 
 @dataclass(frozen=True)
-class GraceWait:
+class GraceWait(Operator):
     """A record goes on when the stream's own stream time has reached its time and the grace; one
     that is later than that at once, and so does one without a key, where those are ``kept``. What
     the table then holds as of its time is looked up behind (`HeldRows`). It goes on at the place of
@@ -30,44 +27,22 @@ class GraceWait:
 
     @property
     def takes_null_keys(self) -> bool:
-        """See `WaitingOperator`."""
+        """See `Operator`."""
         return self.kept
 
-    @property
-    def looks_up(self) -> tuple[StoreSpec, ...]:
-        """See `WaitingOperator`."""
-        return ()
-
-    @property
-    def look_every_ms(self) -> int | None:
-        """See `WaitingOperator`: it waits by stream time alone."""
-        return None
-
-    @property
-    def marks(self) -> tuple[str, ...]:
-        """See `WaitingOperator`."""
-        return ()
-
-    def wait_tasks(
-        self,
-        sides: Sequence[EdgeBatch],
-        stores: Stores,
-        stream_times: Mapping[int, int],
-        clocks: Mapping[int, Mapping[str, int]],
-        now_ms: int,
-    ) -> TasksResult:
-        """See `WaitingOperator`."""
-        (stream,) = sides
+    def run(self, inputs: Inputs) -> TasksResult:
+        """See `Operator`."""
+        (stream,) = inputs.sides
         keyed, valued = valid(stream.key), valid(stream.value)
         rows = np.flatnonzero(keyed & valued)
         asking = stream.take(rows)
-        running, after = running_times(asking.timestamp, asking.partition, stream_times)
+        running, after = running_times(asking.timestamp, asking.partition, inputs.stream_times)
         released = self.held.release(
             asking,
             np.arange(len(rows), dtype=np.int64),
             TimeMakers(asking.partition, running),
-            stream_times,
-            stores,
+            inputs.stream_times,
+            inputs.stores,
         )
         output = _out(asking.take(released.at), released)
         dropped = {"null-value": int(np.count_nonzero(~valued))}
@@ -79,22 +54,14 @@ class GraceWait:
         counted = {reason: count for reason, count in dropped.items() if count}
         return TasksResult(output, released.changes, after, counted)
 
-    def advance_tasks(
-        self,
-        ticks: EdgeBatch,
-        sides: Sequence[EdgeBatch],
-        stores: Stores,
-        stream_times: Mapping[int, int],
-    ) -> TasksResult:
-        """See `TimedOperator`."""
+    def advance(self, ticks: EdgeBatch, inputs: Inputs) -> TasksResult:
+        """See `Operator`."""
         none = np.empty(0, np.int64)
         clock = TimeMakers(ticks.partition, ticks.timestamp)
-        released = self.held.release(ticks.take(none), none, clock, stream_times, stores)
+        released = self.held.release(
+            ticks.take(none), none, clock, inputs.stream_times, inputs.stores
+        )
         return TasksResult(_out(ticks.take(released.at), released), released.changes, {}, {})
-
-    def decode_result(self, data: bytes) -> Any:
-        """The bytes of its own store as they are: no table shows them."""
-        return data
 
 
 def _out(by: EdgeBatch, released: Released) -> EdgeBatch:

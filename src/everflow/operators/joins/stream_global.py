@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -16,7 +15,7 @@ from everflow.operators.joins.joined_values import JoinKind, joined
 from everflow.operators.user_code import written_bytes
 from everflow.records import EdgeBatch, Int64, TasksResult
 from everflow.state.store import StoreSpec, StoreView
-from everflow.topology.graph import Storeless
+from everflow.topology.graph import Inputs, Operator
 from everflow.topology.hops import spread
 
 
@@ -35,7 +34,7 @@ def looked_up(table: JoinedTable, keys: pa.Array, view: StoreView) -> pa.Array:
 
 
 @dataclass(frozen=True)
-class StreamGlobalJoin(Storeless):
+class StreamGlobalJoin(Operator):
     """Inner or left join (KStream-GlobalKTable) of values ``struct<fk, value>``, ``fk`` the mapped
     key (see `everflow.operators.joins.foreign_keys.selected_type`).
 
@@ -51,16 +50,17 @@ class StreamGlobalJoin(Storeless):
 
     @property
     def looks_up(self) -> tuple[StoreSpec, ...]:
-        """See `LookupOperator`."""
+        """See `Operator`."""
         return (self.table.spec,)
 
     @property
     def takes_null_keys(self) -> bool:
-        """See `LookupOperator`."""
+        """See `Operator`."""
         return self.kind.keeps_left
 
-    def look_up(self, batch: EdgeBatch, stores: Mapping[str, StoreView]) -> TasksResult:
-        """See `LookupOperator`."""
+    def run(self, inputs: Inputs) -> TasksResult:
+        """See `Operator`."""
+        (batch,) = inputs.sides
         keys, values = batch.value.flatten()
         valued, mapped = valid(values), valid(keys)
         taken = valued if self.kind.keeps_left else valued & mapped
@@ -69,7 +69,8 @@ class StreamGlobalJoin(Storeless):
             "null-key": int(np.count_nonzero(valued & ~taken)),
         }
         rows = np.flatnonzero(taken)
-        found = self._entries(batch, keys, rows, stores)
+        whole = next(iter(inputs.stores.values()))[self.table.spec.name]
+        found = self._entries(batch, keys, rows, whole)
         if not self.kind.keeps_left and found.null_count:
             there = valid(found)
             rows, found = rows[there], found.filter(pa.array(there))
@@ -80,14 +81,12 @@ class StreamGlobalJoin(Storeless):
             output, {}, {}, {reason: count for reason, count in dropped.items() if count}
         )
 
-    def _entries(
-        self, batch: EdgeBatch, keys: pa.Array, rows: Int64, stores: Mapping[str, StoreView]
-    ) -> pa.Array:
+    def _entries(self, batch: EdgeBatch, keys: pa.Array, rows: Int64, whole: StoreView) -> pa.Array:
         """What the table holds for the mapped keys of ``rows``."""
         keyed = rows[valid(keys)[rows]]
         spec = self.table.spec
         written = written_bytes(spec.key_serde, keys.take(pa.array(keyed)), spec.name, batch, keyed)
-        found = looked_up(self.table, written, stores[spec.name])
+        found = looked_up(self.table, written, whole)
         if len(keyed) == len(rows):
             return found
         return spread(found, np.searchsorted(rows, keyed), len(rows))

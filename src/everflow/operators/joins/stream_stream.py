@@ -11,9 +11,8 @@ meets it later.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -27,11 +26,12 @@ from everflow.operators.joins.waiting_records import NEVER, Met, WaitingRecords
 from everflow.records import LATE_UNMATCHED, ByteColumn, EdgeBatch, Int64, StoreChanges, TasksResult
 from everflow.serdes.windowed import window_store_keys
 from everflow.state.store import StoreSpec
+from everflow.topology.graph import Inputs, Operator
 from everflow.windows import JoinWindows
 
 
 @dataclass(frozen=True)
-class StreamStreamJoin:
+class StreamStreamJoin(Operator):
     """Inner, left or outer join in windows; make it with `of`.
 
     A record without a value is dropped. One without a key is dropped, or gives its result without a
@@ -45,6 +45,7 @@ class StreamStreamJoin:
     """Records of kept sides that nothing has met yet; None where no side is."""
     left_first: bool = True
     """Which side takes an input record first that is on both."""
+    joins: ClassVar[bool] = True
 
     @staticmethod
     def of(
@@ -78,17 +79,16 @@ class StreamStreamJoin:
 
     @property
     def takes_null_keys(self) -> bool:
-        """See `JoinOperator`."""
+        """See `Operator`."""
         return self.left.kept or self.right.kept
 
-    def join_tasks(
-        self, left: EdgeBatch, right: EdgeBatch, stores: Stores, stream_times: Mapping[int, int]
-    ) -> TasksResult:
-        """See `JoinOperator`."""
+    def run(self, inputs: Inputs) -> TasksResult:
+        """See `Operator`."""
+        left, right = inputs.sides
         newest = {
             side is self.left: {
-                partition: stores[partition][side.store.name].newest_ms
-                for partition in stream_times
+                partition: inputs.stores[partition][side.store.name].newest_ms
+                for partition in inputs.stream_times
             }
             for side in (self.left, self.right)
         }
@@ -97,7 +97,7 @@ class StreamStreamJoin:
             self.right,
             left,
             right,
-            before=stream_times,
+            before=inputs.stream_times,
             newest=newest,
             left_first=self.left_first,
         )
@@ -105,13 +105,13 @@ class StreamStreamJoin:
         results.without_match(records.keyless)
         met = Met.nothing(len(records))
         for mine, theirs in ((self.left, self.right), (self.right, self.left)):
-            self._meet(records, mine, theirs, stores, results, met)
+            self._meet(records, mine, theirs, inputs.stores, results, met)
         changes: dict[int, list[StoreChanges]] = {partition: [] for partition in records.after}
         for side in (self.left, self.right):
-            _keep(records, side, stores, changes)
+            _keep(records, side, inputs.stores, changes)
         if self.waiting is not None:
             waiting = WaitingRecords(self.waiting, {True: self.left, False: self.right})
-            waiting.settle(records, met, stores, results, changes)
+            waiting.settle(records, met, inputs.stores, results, changes)
         dropped = records.dropped | self._late(records, met, results)
         return TasksResult(results.in_order(), changes, records.after, dropped)
 
@@ -126,27 +126,17 @@ class StreamStreamJoin:
         counts = {LATE_UNMATCHED: len(at_once), "late": lost}
         return {reason: count for reason, count in counts.items() if count}
 
-    def advance_tasks(
-        self,
-        ticks: EdgeBatch,
-        sides: Sequence[EdgeBatch],
-        stores: Stores,
-        stream_times: Mapping[int, int],
-    ) -> TasksResult:
-        """See `TimedOperator`: windows of records close that nothing has met."""
-        nothing = sides[1].take(np.empty(0, np.int64))
-        records = BatchRecords.of_ticks(self.left, self.right, ticks, nothing, stream_times)
+    def advance(self, ticks: EdgeBatch, inputs: Inputs) -> TasksResult:
+        """See `Operator`: windows of records close that nothing has met."""
+        nothing = inputs.sides[1].take(np.empty(0, np.int64))
+        records = BatchRecords.of_ticks(self.left, self.right, ticks, nothing, inputs.stream_times)
         results = JoinedResults(records, ticks, nothing)
         results.without_match(records.keyless)
         changes: dict[int, list[StoreChanges]] = {partition: [] for partition in records.after}
         if self.waiting is not None:
             waiting = WaitingRecords(self.waiting, {True: self.left, False: self.right})
-            waiting.settle(records, Met.nothing(len(records)), stores, results, changes)
+            waiting.settle(records, Met.nothing(len(records)), inputs.stores, results, changes)
         return TasksResult(results.in_order(), changes, {}, {})
-
-    def decode_result(self, data: bytes) -> Any:
-        """See `JoinOperator`."""
-        return data
 
     def _meet(
         self,

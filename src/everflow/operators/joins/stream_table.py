@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,14 +11,14 @@ import pyarrow as pa
 from everflow.operators.fold import valid
 from everflow.operators.joins.batch_records import Flags
 from everflow.operators.joins.joined_table import JoinedTable
-from everflow.operators.joins.joined_values import JoinKind, Stores, joined
+from everflow.operators.joins.joined_values import JoinKind, joined
 from everflow.operators.joins.versions_as_of import held_at
 from everflow.records import EdgeBatch, TasksResult
-from everflow.topology.graph import Storeless
+from everflow.topology.graph import Inputs, Operator
 
 
 @dataclass(frozen=True)
-class StreamTableJoin(Storeless):
+class StreamTableJoin(Operator):
     """Inner or left join (KStream-KTable): records of the stream give results, changes of the table
     do not.
 
@@ -34,38 +33,34 @@ class StreamTableJoin(Storeless):
     """Whether an input record that is on both sides changes the table first."""
 
     one_result: ClassVar[bool] = True
+    joins: ClassVar[bool] = True
 
     @property
     def takes_null_keys(self) -> bool:
-        """See `JoinOperator`."""
+        """See `Operator`."""
         return self.kind.keeps_left
 
-    def join_tasks(
-        self,
-        left: EdgeBatch,
-        right: EdgeBatch,
-        stores: Stores,
-        stream_times: Mapping[int, int],
-    ) -> TasksResult:
-        """See `JoinOperator`."""
+    def run(self, inputs: Inputs) -> TasksResult:
+        """See `Operator`."""
+        left, right = inputs.sides
         keyed, valued = valid(left.key), valid(left.value)
         taken = valued if self.kind.keeps_left else valued & keyed
         asking = left if taken.all() else left.take(np.flatnonzero(taken))
-        held = held_at(self.table, asking, right, stores, first=self.table_first)
+        held = held_at(self.table, asking, right, inputs.stores, first=self.table_first)
         return _enriched(self.kind, asking, held.values, _dropped(valued, taken))
 
 
 @dataclass(frozen=True)
-class StreamTableRows(Storeless):
+class StreamTableRows(Operator):
     """As `StreamTableJoin`; the right side is what the table holds for each record of the left."""
 
     kind: JoinKind
     one_result: ClassVar[bool] = True
     row_by_row: ClassVar[bool] = True
 
-    def put_together(self, sides: Sequence[EdgeBatch]) -> TasksResult:
-        """See `AlignedOperator`."""
-        left, right = sides
+    def run(self, inputs: Inputs) -> TasksResult:
+        """See `Operator`."""
+        left, right = inputs.sides
         keyed, valued = valid(left.key), valid(left.value)
         taken = valued if self.kind.keeps_left else valued & keyed
         rows = np.flatnonzero(taken)

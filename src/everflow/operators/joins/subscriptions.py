@@ -8,9 +8,9 @@ hash of the entry's value.
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -20,14 +20,14 @@ from everflow.operators.fold import valid
 from everflow.operators.joins.batch_records import Flags
 from everflow.operators.joins.foreign_keys import SUBSCRIPTION, Order, answer_type
 from everflow.operators.joins.joined_table import NEVER, Held, JoinedTable
-from everflow.operators.joins.joined_values import Stores, first_and_last
+from everflow.operators.joins.joined_values import first_and_last
 from everflow.operators.user_code import written_bytes
 from everflow.records import ByteColumn, EdgeBatch, Int32, Int64, StoreChanges, TasksResult
 from everflow.serdes import Serde
 from everflow.serdes.base import binary_from_matrix
 from everflow.state.changelog import unpack_value
 from everflow.state.store import StoreView
-from everflow.topology.graph import Storeless
+from everflow.topology.graph import Inputs, Operator
 from everflow.topology.hops import appended
 
 _LENGTH = struct.Struct(">I")
@@ -35,7 +35,7 @@ _LAST = b"\xff"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subscriptions:
+class Subscriptions(Operator):
     """The left side are subscriptions, the right side the updates of the table of foreign keys.
     Results have the asking entry's key and the value `answer_type`; their time is the later of the
     subscription's and the found entry's, or the update's."""
@@ -50,41 +50,37 @@ class Subscriptions:
     in_rows: bool = False
     """Whether the subscriptions come with what the table holds for each (`AskedRows`): a table
     without a store."""
+    joins: ClassVar[bool] = True
 
     @property
     def takes_null_keys(self) -> bool:
-        """See `JoinOperator`."""
+        """See `Operator`."""
         return self.kept
 
-    def join_tasks(
-        self, left: EdgeBatch, right: EdgeBatch, stores: Stores, stream_times: Mapping[int, int]
-    ) -> TasksResult:
-        """See `JoinOperator`."""
+    def run(self, inputs: Inputs) -> TasksResult:
+        """See `Operator`."""
+        left, right = inputs.sides
         if self.in_rows:
             left, held = AskedRows.taken_apart(left)
         else:
-            held = self.table.when(left, right, stores, first=True)
+            held = self.table.when(left, right, inputs.stores, first=True)
         asks, updates = self._asks(left), self._updates(right)
         told = [
             one
-            for partition, views in stores.items()
+            for partition, views in inputs.stores.items()
             for one in self._told(partition, views[self.store], asks, updates)
         ]
         changes = {
             partition: [made]
-            for partition in stores
+            for partition in inputs.stores
             if len(made := asks.changes(self.store, partition))
         }
         output = self._answered(left, right, held, asks, told)
         after = {
             partition: max([before, *(_latest(side, partition) for side in (left, right))])
-            for partition, before in stream_times.items()
+            for partition, before in inputs.stream_times.items()
         }
         return TasksResult(output, changes, after, {})
-
-    def decode_result(self, data: bytes) -> Any:
-        """See `JoinOperator`."""
-        return data
 
     def _asks(self, left: EdgeBatch) -> _Asks:
         entries, hashes, orders = left.value.flatten()
@@ -168,7 +164,7 @@ class Subscriptions:
 
 
 @dataclass(frozen=True)
-class AskedRows(Storeless):
+class AskedRows(Operator):
     """Puts subscriptions and what a table holds for each, row by row, into one value: ``struct<ask,
     found, time>``."""
 
@@ -180,9 +176,9 @@ class AskedRows(Storeless):
         """The value's type, of a table of ``found``."""
         return pa.struct([("ask", SUBSCRIPTION), ("found", found), ("time", pa.int64())])
 
-    def put_together(self, sides: Sequence[EdgeBatch]) -> TasksResult:
-        """See `AlignedOperator`."""
-        asks, held = sides
+    def run(self, inputs: Inputs) -> TasksResult:
+        """See `Operator`."""
+        asks, held = inputs.sides
         value = pa.StructArray.from_arrays(
             [asks.value, held.value, pa.array(held.timestamp)],
             fields=list(self.type_of(held.value.type)),

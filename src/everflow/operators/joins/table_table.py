@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -13,18 +12,17 @@ from everflow.operators.fold import valid
 from everflow.operators.joins.joined_table import NEVER, Held, JoinedTable
 from everflow.operators.joins.joined_values import (
     JoinKind,
-    Stores,
     first_and_last,
     joined,
     task_codes,
 )
 from everflow.records import EdgeBatch, TasksResult
-from everflow.topology.graph import Storeless
+from everflow.topology.graph import Inputs, Operator
 from everflow.topology.hops import concat
 
 
 @dataclass(frozen=True, kw_only=True)
-class TableTableJoin(Storeless):
+class TableTableJoin(Operator):
     """Inner, left or outer join of two tables by primary key (KTable-KTable).
 
     Each change gives a result, or a deletion where there is none any more. It gives nothing where
@@ -46,21 +44,16 @@ class TableTableJoin(Storeless):
     """Whether the values are not the results, but what each was before it."""
     emit_every_update: bool = False
     one_result: ClassVar[bool] = True
+    joins: ClassVar[bool] = True
 
-    @property
-    def takes_null_keys(self) -> bool:
-        """See `JoinOperator`: tables have none."""
-        return False
-
-    def join_tasks(
-        self, left: EdgeBatch, right: EdgeBatch, stores: Stores, stream_times: Mapping[int, int]
-    ) -> TasksResult:
-        """See `JoinOperator`."""
+    def run(self, inputs: Inputs) -> TasksResult:
+        """See `Operator`."""
+        left, right = inputs.sides
         keeps = self.kind.keeps_left, self.kind.keeps_right
-        on_right = self.right.when(left, right, stores, first=self.right_known)
-        on_left = self.left.when(right, left, stores, first=self.left_known)
+        on_right = self.right.when(left, right, inputs.stores, first=self.right_known)
+        on_left = self.left.when(right, left, inputs.stores, first=self.left_known)
         befores = [
-            table.before(side, stores) if keep or self.was else None
+            table.before(side, inputs.stores) if keep or self.was else None
             for table, side, keep in zip((self.left, self.right), (left, right), keeps, strict=True)
         ]
         results = [
@@ -72,7 +65,7 @@ class TableTableJoin(Storeless):
 
 
 @dataclass(frozen=True)
-class TableRows(Storeless):
+class TableRows(Operator):
     """The results of one table's changes in a join with another: what that one holds, row by row;
     where the ``kind`` keeps this one, or for what ``was``, what it held itself; and last the
     changes. ``of_left``: whether it is the left table."""
@@ -84,9 +77,9 @@ class TableRows(Storeless):
     one_result: ClassVar[bool] = True
     row_by_row: ClassVar[bool] = True
 
-    def put_together(self, sides: Sequence[EdgeBatch]) -> TasksResult:
-        """See `AlignedOperator`."""
-        other, *was, own = sides
+    def run(self, inputs: Inputs) -> TasksResult:
+        """See `Operator`."""
+        other, *was, own = inputs.sides
         keeps = self.kind.keeps_left, self.kind.keeps_right
         keeps = keeps if self.of_left else keeps[::-1]
         changes = _Changes(own, _held(other), *keeps, of_left=self.of_left)
@@ -95,7 +88,7 @@ class TableRows(Storeless):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TableTableRows(Storeless):
+class TableTableRows(Operator):
     """As `TableTableJoin`, of tables of which one has no store; the sides are the results of either
     table's changes (`TableRows`). ``keys`` writes the keys."""
 
@@ -106,22 +99,17 @@ class TableTableRows(Storeless):
     """See `TableTableJoin`."""
     emit_every_update: bool = False
     one_result: ClassVar[bool] = True
+    joins: ClassVar[bool] = True
 
-    @property
-    def takes_null_keys(self) -> bool:
-        """See `JoinOperator`: tables have none."""
-        return False
-
-    def join_tasks(
-        self, left: EdgeBatch, right: EdgeBatch, stores: Stores, stream_times: Mapping[int, int]
-    ) -> TasksResult:
-        """See `JoinOperator`."""
+    def run(self, inputs: Inputs) -> TasksResult:
+        """See `Operator`."""
+        left, right = inputs.sides
         both = concat([left, right] if self.left_first else [right, left])
         return TasksResult(_told(both, self.keys, self.emit_every_update, self.was), {}, {}, {})
 
 
 @dataclass(frozen=True)
-class JoinedRows(Storeless):
+class JoinedRows(Operator):
     """What a join of two tables holds for each record that asks: the sides are what either table
     holds for it."""
 
@@ -129,9 +117,9 @@ class JoinedRows(Storeless):
     one_result: ClassVar[bool] = True
     row_by_row: ClassVar[bool] = True
 
-    def put_together(self, sides: Sequence[EdgeBatch]) -> TasksResult:
-        """See `AlignedOperator`."""
-        left, right = sides
+    def run(self, inputs: Inputs) -> TasksResult:
+        """See `Operator`."""
+        left, right = inputs.sides
         own, other = valid(left.value), valid(right.value)
         shown = (own | self.kind.keeps_right) & (other | self.kind.keeps_left) & (own | other)
         rows = np.arange(len(left), dtype=np.int64)

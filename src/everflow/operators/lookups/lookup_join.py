@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +20,7 @@ from everflow.operators.lookups.waiting_room import BEFORE_ALL, NO_ROW, TaskEven
 from everflow.operators.user_code import written_bytes
 from everflow.records import EdgeBatch, Int64, TasksResult
 from everflow.state.store import StoreSpec, WholeView
+from everflow.topology.graph import Inputs, Operator
 
 LOOK_MS = 1_000
 """How often records that wait are looked at where nothing else makes a batch."""
@@ -42,7 +43,7 @@ class _Asked:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Waiting:
+class _Waiting(Operator):
     """What both joins are. A record without an entry waits in ``room``: until an update of the
     table brings it, or until its time is over. Then it is given with a null right, where the
     ``kind`` keeps it, or dropped. Results have their records' times.
@@ -54,23 +55,13 @@ class _Waiting:
 
     @property
     def takes_null_keys(self) -> bool:
-        """See `WaitingOperator`."""
+        """See `Operator`."""
         return self.kind.keeps_left
 
-    def decode_result(self, data: bytes) -> Any:
-        """The bytes of its own store as they are: no table shows them."""
-        return data
-
-    def advance_tasks(
-        self,
-        ticks: EdgeBatch,
-        sides: Sequence[EdgeBatch],
-        stores: Stores,
-        stream_times: Mapping[int, int],
-    ) -> TasksResult:
-        """See `TimedOperator`: who waits by stream time waits no longer."""
+    def advance(self, ticks: EdgeBatch, inputs: Inputs) -> TasksResult:
+        """See `Operator`: who waits by stream time waits no longer."""
         none = np.empty(0, np.int64)
-        asking = self._asking(sides[0]).take(none)
+        asking = self._asking(inputs.sides[0]).take(none)
         told = ToldRecords(
             room=self.room,
             asking=asking,
@@ -89,7 +80,9 @@ class _Waiting:
                 updates=(),
                 stream_time=int(at[0]),
             )
-            told.add(partition, self.room.settle(events, stores[partition][self.room.store.name]))
+            told.add(
+                partition, self.room.settle(events, inputs.stores[partition][self.room.store.name])
+            )
         output = told.output(none, pa.nulls(0, self.table.type), kept=self.kind.keeps_left)
         missing = told.dropped(kept=self.kind.keeps_left)
         return TasksResult(output, told.changes, {}, {"not-found": missing} if missing else {})
@@ -103,13 +96,12 @@ class _Waiting:
         asked: _Asked,
         updates: _Updates,
         told: ToldRecords,
-        stores: Stores,
-        stream_times: Mapping[int, int],
-        now_ms: int,
+        inputs: Inputs,
     ) -> TasksResult:
         """``told``: empty, to take who waits no longer."""
         asking, held = asked.records, asked.held
-        running, after = running_times(asking.timestamp, asking.partition, stream_times)
+        stores, now_ms = inputs.stores, inputs.now_ms
+        running, after = running_times(asking.timestamp, asking.partition, inputs.stream_times)
         there = valid(held)
         missing = np.flatnonzero(~there[asked.keyed])
         missing_keys = asked.keys.take(pa.array(missing)).to_pylist()
@@ -160,35 +152,18 @@ class LookupJoin(_Waiting):
     table without a store."""
 
     @property
-    def looks_up(self) -> tuple[StoreSpec, ...]:
-        """See `WaitingOperator`."""
-        return ()
-
-    @property
     def look_every_ms(self) -> int | None:
-        """See `WaitingOperator`."""
+        """See `Operator`."""
         return _interval_of(self.room)
 
-    @property
-    def marks(self) -> tuple[str, ...]:
-        """See `WaitingOperator`."""
-        return ()
-
-    def wait_tasks(
-        self,
-        sides: Sequence[EdgeBatch],
-        stores: Stores,
-        stream_times: Mapping[int, int],
-        clocks: Mapping[int, Mapping[str, int]],
-        now_ms: int,
-    ) -> TasksResult:
-        """See `WaitingOperator`; the sides are the stream and the table's updates."""
-        left, right = sides
+    def run(self, inputs: Inputs) -> TasksResult:
+        """See `Operator`; the sides are the stream and the table's updates."""
+        left, right = inputs.sides
         asking, without = _valued(left, left.value)
         if self.in_rows:
             held, asking = asking.value.flatten()[1], self._asking(asking)
         else:
-            held = self.table.when(asking, right, stores, first=self.table_first).values
+            held = self.table.when(asking, right, inputs.stores, first=self.table_first).values
         keyed = np.flatnonzero(valid(asking.key))
         coming = np.flatnonzero(valid(right.key) & valid(right.value))
         coming_keys = self.table.keys_of(right.take(coming)).to_pylist()
@@ -216,7 +191,7 @@ class LookupJoin(_Waiting):
             found=right.value.cast(self.table.type),
             by=right,
         )
-        return _counted(self._settled(asked, updates, told, stores, stream_times, now_ms), without)
+        return _counted(self._settled(asked, updates, told, inputs), without)
 
     def _asking(self, side: EdgeBatch) -> EdgeBatch:
         return side.with_columns(value=side.value.flatten()[0]) if self.in_rows else side
@@ -228,41 +203,31 @@ class GlobalLookupJoin(_Waiting):
     are no events of the task: where it is another one than a task's records were looked up in, all
     that wait are looked up before the batch's records."""
 
+    marks: ClassVar[tuple[str, ...]] = (SEEN,)
+
     @property
     def looks_up(self) -> tuple[StoreSpec, ...]:
-        """See `WaitingOperator`."""
+        """See `Operator`."""
         return (self.table.spec,)
 
     @property
     def look_every_ms(self) -> int | None:
-        """See `WaitingOperator`."""
+        """See `Operator`."""
         return _interval_of(self.room) or LOOK_MS
 
-    @property
-    def marks(self) -> tuple[str, ...]:
-        """See `WaitingOperator`."""
-        return (SEEN,)
-
-    def wait_tasks(
-        self,
-        sides: Sequence[EdgeBatch],
-        stores: Stores,
-        stream_times: Mapping[int, int],
-        clocks: Mapping[int, Mapping[str, int]],
-        now_ms: int,
-    ) -> TasksResult:
-        """See `WaitingOperator`; the side is the stream."""
-        (side,), spec = sides, self.table.spec
-        if not stores:
+    def run(self, inputs: Inputs) -> TasksResult:
+        """See `Operator`; the side is the stream."""
+        (side,), spec = inputs.sides, self.table.spec
+        if not inputs.stores:
             raise AssertionError("a lookup join is asked for its tasks")
         keys, values = side.value.flatten()
         asking, without = _valued(self._asking(side), values)
         keys = keys.filter(pa.array(valid(values)))
         keyed = np.flatnonzero(valid(keys))
         written = written_bytes(spec.key_serde, keys.take(keyed), spec.name, asking, keyed)
-        whole = next(iter(stores.values()))[spec.name]
+        whole = next(iter(inputs.stores.values()))[spec.name]
         assert isinstance(whole, WholeView)
-        waited = self._waited(stores, clocks, whole.mark)
+        waited = self._waited(inputs.stores, inputs.clocks, whole.mark)
         every = sorted({key for listed in waited.values() for key in listed})
         found = looked_up(
             self.table, pa.concat_arrays([pa.array(every, pa.binary()), written]), whole
@@ -286,7 +251,7 @@ class GlobalLookupJoin(_Waiting):
             found=brought,
             by=asking.take(np.empty(0, np.int64)),
         )
-        done = self._settled(asked, updates, told, stores, stream_times, now_ms)
+        done = self._settled(asked, updates, told, inputs)
         seen = {*waited, *done.changes}
         done.clocks.update({partition: {SEEN: whole.mark} for partition in seen})
         return _counted(done, without)

@@ -61,19 +61,19 @@ from everflow.serdes import Serde
 from everflow.serdes.fitting import column_of
 from everflow.serdes.windowed import python_keys
 from everflow.state.store import StoreSpec, StoreView
-from everflow.topology.graph import EdgeType, SharingProcessor, Surroundings
+from everflow.topology.graph import EdgeType, ProcessorOperator, SharingProcessor, Surroundings
 from everflow.user_texts import error_text
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProcessSpec:
+class ProcessSpec(ProcessorOperator):
     """A processor: what makes one, its stores, the types of what it forwards.
 
     ``children``: names of the streams behind it that can be chosen; where there are some, the
     output's value is ``struct<child: int32, value>`` (child null: all of them). ``keeps_key``: what
     it forwards has the key of the record that it was given. ``key_serde``: of the records' keys; a
     store that has the same is asked for them at once. ``tables``: those it reads, in the order of
-    the node's inputs; ``looks_up``: global ones. ``transforms``: it makes values of a table.
+    the node's inputs; ``global_stores``: global ones. ``transforms``: it makes values of a table.
     """
 
     supplier: Callable[[], Processor]
@@ -84,8 +84,13 @@ class ProcessSpec:
     punctuations: tuple[Punctuation, ...] = ()
     key_serde: Serde | None = None
     tables: tuple[ReadTable, ...] = ()
-    looks_up: tuple[StoreSpec, ...] = ()
+    global_stores: tuple[StoreSpec, ...] = ()
     transforms: bool = False
+
+    @property
+    def looks_up(self) -> tuple[StoreSpec, ...]:
+        """See `Operator`."""
+        return self.global_stores
 
     @property
     def wall_clocks(self) -> Mapping[str, int]:

@@ -9,7 +9,7 @@ they came: a new window begins with a copy of another's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +27,7 @@ from everflow.operators.turns import Turns, turns_of
 from everflow.operators.user_code import function_failure, require_users
 from everflow.records import EdgeBatch, Int64, StoreChanges, TasksResult
 from everflow.serdes.windowed import python_keys, window_store_keys, windowed_key_type
-from everflow.state.store import StoreView
+from everflow.topology.graph import Inputs
 from everflow.windows import SlidingWindows
 
 _LOG_ENTRIES = 1 << 18
@@ -44,16 +44,14 @@ class _Sliding(OverLayout[Layout]):
     """Of the store: what it does not show any more is not extended, as in Kafka Streams."""
     emit_every_update: bool = field(default=False, kw_only=True)
 
-    def process_tasks(
-        self,
-        batch: EdgeBatch,
-        stores: Mapping[int, Mapping[str, StoreView]],
-        stream_times: Mapping[int, int],
-    ) -> TasksResult:
-        """See `StatefulOperator`: folds the records into the stored windows; the last result per
+    def run(self, inputs: Inputs) -> TasksResult:
+        """See `Operator`: folds the records into the stored windows; the last result per
         window, or every one."""
-        views = {partition: views[self.store] for partition, views in stores.items()}
-        return self._results(_Run.begin(batch, self, Tasks(batch.partition, views, stream_times)))
+        (batch,) = inputs.sides
+        views = {partition: views[self.store] for partition, views in inputs.stores.items()}
+        return self._results(
+            _Run.begin(batch, self, Tasks(batch.partition, views, inputs.stream_times))
+        )
 
     def _results(self, run: _Run) -> TasksResult:
         raise NotImplementedError

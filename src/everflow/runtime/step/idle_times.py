@@ -10,7 +10,7 @@ import pyarrow as pa
 from everflow.records import LAST_SEQ, EdgeBatch, Int64, TaskId, TasksResult, TopicPartition
 from everflow.runtime.commit.batch import BatchRequest
 from everflow.runtime.step.step_stores import TaskStores
-from everflow.topology.graph import LookupOperator, ProcessorOperator, TimedOperator
+from everflow.topology.graph import Inputs, ProcessorOperator
 from everflow.topology.hops import HopInput, appended
 from everflow.topology.physical_plan import Source, StatefulOp
 
@@ -78,7 +78,7 @@ def advanced(
 ) -> TasksResult:
     """``done``, with what an operator gives when its stream time is moved to ``times`` behind the
     batch's records. One that has had no record has no stream time, and nothing that could end."""
-    if isinstance(op.operator, LookupOperator | ProcessorOperator):
+    if isinstance(op.operator, ProcessorOperator):
         return done
     tasks = {partition: TaskId(op.subtopology, partition) for partition in times}
     before = {
@@ -87,9 +87,6 @@ def advanced(
     }
     before = {partition: time for partition, time in before.items() if 0 <= time < times[partition]}
     if not before:
-        return done
-    if not isinstance(op.operator, TimedOperator):
-        done.stream_times.update({partition: times[partition] for partition in before})
         return done
     views = {
         partition: {
@@ -100,12 +97,14 @@ def advanced(
         for partition in before
     }
     ticks = _ticks(sides[0], {partition: times[partition] for partition in before})
-    more = op.operator.advance_tasks(ticks, sides, views, before)
+    more = op.operator.advance(ticks, Inputs(sides, views, before))
+    done.stream_times.update({partition: times[partition] for partition in before})
+    if more is None:
+        return done
     for partition, listed in more.changes.items():
         done.changes.setdefault(partition, []).extend(listed)
         for changes in listed:
             stores.remember(tasks[partition], changes)
-    done.stream_times.update({partition: times[partition] for partition in before})
     for reason, count in more.dropped.items():
         done.dropped[reason] = done.dropped.get(reason, 0) + count
     done.output = _both(done.output, more.output)

@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 from everflow.records import EdgeBatch, Int64
 from everflow.topology.arrival import DIGIT, Way, Ways
-from everflow.topology.graph import JoinOperator
 from everflow.topology.hops import appended, concat, empty_like, in_order
 from everflow.topology.physical_plan import (
     FunctionOp,
@@ -151,7 +150,7 @@ class DepthFirst:
         if not batches:
             return _Side(empty_like(op.type.key, op.type.value), _NOTHING, came)
         put = _NOTHING
-        if isinstance(op.operator, JoinOperator) or number:
+        if op.operator.joins or number:
             put = np.concatenate(
                 [
                     _without(self._path(batch.seq), way.told)
@@ -159,7 +158,7 @@ class DepthFirst:
                 ]
             )
         aligned = self._ways[op.name].aligned
-        if number and not aligned and not isinstance(op.operator, JoinOperator):
+        if number and not aligned and not op.operator.joins:
             put, came = _NOTHING, put  # it only looks the table up
         return _Side(appended(batches), put, came)
 

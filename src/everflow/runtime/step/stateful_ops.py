@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -26,13 +25,10 @@ from everflow.runtime.step.user_line import innermost_line
 from everflow.serdes import SerdeError
 from everflow.state.store import StoreView
 from everflow.topology.graph import (
-    AlignedOperator,
-    JoinOperator,
-    LookupOperator,
+    Inputs,
     ProcessorOperator,
     SharingProcessor,
     Surroundings,
-    WaitingOperator,
 )
 from everflow.topology.hops import empty_like
 from everflow.topology.physical_plan import Source, StatefulOp
@@ -205,9 +201,11 @@ class _GroupRun:
         records, nor where records wait for the clock."""
         for op, mine in zip(self.group, sides, strict=True):
             operator = op.operator
-            if isinstance(operator, LookupOperator | AlignedOperator | WaitingOperator):
+            processes = isinstance(operator, ProcessorOperator)
+            waits = operator.looks_up or operator.look_every_ms is not None
+            if operator.row_by_row or (waits and not processes):
                 return False
-            updated = not isinstance(operator, ProcessorOperator) or any(map(len, mine[1:]))
+            updated = not processes or any(map(len, mine[1:]))
             if any(spec.versioned for spec in op.stores) or (op.reads and updated):
                 return False
         return True
@@ -354,38 +352,23 @@ def _run(
     stores: TaskStores,
     now_ms: int,
 ) -> TasksResult:
-    operator = op.operator
-    if isinstance(operator, LookupOperator):
-        return operator.look_up(sides[0], stores.whole(op.looks_up))
-    if isinstance(operator, AlignedOperator):
-        return operator.put_together(sides)
-    views, times = _views(op, tasks, stores), _times(op, tasks, stores)
+    inputs = Inputs(
+        sides,
+        _views(op, tasks, stores),
+        _times(op, tasks, stores),
+        _clocks(op, tasks, stores),
+        now_ms,
+    )
     try:
-        return _run_on(op, sides, views, times, _clocks(op, tasks, stores), now_ms)
+        return op.operator.run(inputs)
     except (SerdeError, struct.error) as error:
         # Records are decoded by now, and what cannot be written fails as its record's: these bytes
         # are a store's, of a layout that only the operator knows.
-        if isinstance(stores.access, CheckedAccess) and not is_outage(error):
+        read = (*op.stores, *op.reads)
+        if read and isinstance(stores.access, CheckedAccess) and not is_outage(error):
             owners = [stores.tasks[task] for task in tasks.values()]
-            raise stores.access.unread(owners, (*op.stores, *op.reads), error) from error
+            raise stores.access.unread(owners, read, error) from error
         raise
-
-
-def _run_on(
-    op: StatefulOp,
-    sides: Sequence[EdgeBatch],
-    views: _Views,
-    times: Mapping[int, int],
-    clocks: Mapping[int, Mapping[str, int]],
-    now_ms: int,
-) -> TasksResult:
-    operator: Any = op.operator
-    if isinstance(operator, WaitingOperator):
-        return operator.wait_tasks(sides, views, times, clocks, now_ms)
-    if isinstance(operator, JoinOperator):
-        return operator.join_tasks(sides[0], sides[1], views, times)
-    done: TasksResult = operator.process_tasks(sides[0], views, times)
-    return done
 
 
 def _run_processors(
