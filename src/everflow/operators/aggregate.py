@@ -14,13 +14,12 @@ import pyarrow.compute as pc
 from everflow import serdes
 from everflow.errors import TopologyError
 from everflow.operators.agg import Aggregator, result_type
-from everflow.operators.fold import Bounds, ColumnFold, StateColumn
-from everflow.operators.folds.folding import BESIDE, FOLDS, fold, parts, running
-from everflow.operators.folds.items import Items
+from everflow.operators.fold import Bounds, StateColumn
+from everflow.operators.folds.folding import BESIDE, fold_columns
 from everflow.operators.folds.lists import ListFullError
 from everflow.operators.folds.packed_lists import pack, unpack
 from everflow.operators.folds.sketch import estimates, precision_of
-from everflow.operators.grouping import Groups, KeyedOperator, Stored, Tasks, group, read, result
+from everflow.operators.grouping import Groups, KeyedOperator, Tasks, group, read, result
 from everflow.operators.user_code import UserFunctionError
 from everflow.records import EdgeBatch, Int64, TasksResult
 from everflow.serdes import Serde
@@ -113,8 +112,14 @@ class AggregateSpec(KeyedOperator):
         states = self.state_columns_of(stored.values)
         inputs = self.inputs_of(batch.value, groups.take)
         with self.failing(batch, groups.rows):
-            final = self._folded(groups, stored, states, inputs)
-            shown_states = self._running(groups, stored, states, inputs)
+            final, shown_states = fold_columns(
+                self.columns,
+                states,
+                stored.present,
+                groups.codes,
+                inputs,
+                every=self.emit_every_update,
+            )
         times = batch.timestamp[groups.rows]
         timestamps = stored.timestamps
         running = _running_max(timestamps, groups.codes, times) if self.emit_every_update else None
@@ -180,52 +185,6 @@ class AggregateSpec(KeyedOperator):
                 if name in wanted:
                     fields[name] = take(column)
         return [fields[column.field] for column in self.columns]
-
-    def _folded(
-        self,
-        groups: Groups,
-        stored: Stored,
-        states: list[pa.Array],
-        inputs: list[pa.Array | None],
-    ) -> list[pa.Array]:
-        """The state columns of all groups after the batch."""
-        final: list[pa.Array] = []
-        for part in parts(self.columns):
-            columns = self.columns[part]
-            if columns[0].op in FOLDS:
-                items = Items.of_groups(states[part], groups.codes, _given(inputs[part]))
-                final += fold(columns, items)
-            else:
-                final.append(self._column_fold(part.start, groups, stored, states, inputs).final())
-        return final
-
-    def _running(
-        self,
-        groups: Groups,
-        stored: Stored,
-        states: list[pa.Array],
-        inputs: list[pa.Array | None],
-    ) -> list[pa.Array]:
-        """The state columns after each contribution, where those are emitted."""
-        found: list[pa.Array] = []
-        for part in parts(self.columns) if self.emit_every_update else []:
-            columns = self.columns[part]
-            if columns[0].op in FOLDS:
-                found += running(columns, states[part], groups.codes, _given(inputs[part]))
-            else:
-                one = self._column_fold(part.start, groups, stored, states, inputs)
-                found.append(one.running())
-        return found
-
-    def _column_fold(
-        self,
-        at: int,
-        groups: Groups,
-        stored: Stored,
-        states: list[pa.Array],
-        inputs: list[pa.Array | None],
-    ) -> ColumnFold:
-        return ColumnFold(self.columns[at], states[at], stored.present, groups.codes, inputs[at])
 
     @contextmanager
     def failing(self, batch: EdgeBatch, rows: Sequence[int] | Int64) -> Iterator[None]:
@@ -306,10 +265,6 @@ def _state_columns(
         StateColumn(f"{label}.value", type_, kind, field, bounds),
         StateColumn(f"{label}.by", beside, BESIDE, aggregator.by, bounds),
     )
-
-
-def _given(inputs: Sequence[pa.Array | None]) -> list[pa.Array]:
-    return [one for one in inputs if one is not None]
 
 
 def _running_max(stored: Int64, codes: Int64, times: Int64) -> Int64:

@@ -19,7 +19,6 @@ import pyarrow as pa
 from everflow import serdes
 from everflow.operators.aggregate import AggregateSpec
 from everflow.operators.fold import valid
-from everflow.operators.folds.over_layout import OverLayout
 from everflow.operators.grouping import (
     Groups,
     KeyedRows,
@@ -30,6 +29,7 @@ from everflow.operators.grouping import (
 )
 from everflow.operators.python_aggregate import PythonAggregateSpec
 from everflow.operators.user_code import written_bytes
+from everflow.operators.windowed_aggregate import WindowedAggregate
 from everflow.records import EdgeBatch, Int64, StoreChanges, TasksResult
 from everflow.serdes.windowed import START_BYTES, STORE_SUFFIX_BYTES
 from everflow.state.store import StoreView
@@ -41,7 +41,7 @@ EACH_UPDATE = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class CountWindowSpec(OverLayout[AggregateSpec | PythonAggregateSpec]):
+class CountWindowSpec(WindowedAggregate[AggregateSpec | PythonAggregateSpec]):
     """``layout``: the aggregate, whose windows are over record numbers; ``numbers``: the store of
     how many records of each key there were.
 

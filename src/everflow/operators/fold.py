@@ -8,8 +8,10 @@ floating-point sums included.
 from __future__ import annotations
 
 import decimal
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,13 +67,23 @@ class StateColumn:
         return f"{self.op} {self.limit}{kind}" if self.op in _CUT else f"{self.op}{kind}"
 
 
-@dataclass
+class Merge(NamedTuple):
+    """Groups ``parents`` (in order of time) that became the new group ``group`` in front of the
+    contribution ``at``, which is the new group's."""
+
+    at: int
+    group: int
+    parents: tuple[int, ...]
+
+
+@dataclass(kw_only=True)
 class ColumnFold:
     """One state column of all groups of a batch, and the values that go into it.
 
     ``stored``: per group, null where the group is new (``present`` False); ``codes``: the group of
     each contribution, in processing order; ``values``: their values, None where records are
-    counted.
+    counted. ``merges``: of groups, in order: their states are folded in the order of the parents.
+    So a result is the same as if records came one by one, floating-point sums included.
     """
 
     column: StateColumn
@@ -79,71 +91,123 @@ class ColumnFold:
     present: _Bools
     codes: Int64
     values: pa.Array | None
+    merges: Sequence[Merge] = ()
 
     def final(self) -> pa.Array:
-        """The state per group after the batch."""
+        """The state per group after the batch; of one that was merged into another, before that."""
         op, codes, groups = self.column.op, self.codes, len(self.present)
-        if op in ("first", "last"):
+        if op == "first":
+            return self._picked(self._firsts())
+        if op == "last":
             at = np.arange(groups)
-            positions = groups + np.arange(len(codes), dtype=np.int64)
-            if op == "last":
-                at[codes] = positions  # the last assignment wins
-            else:
-                new = ~self.present[codes]
-                at[codes[new][::-1]] = positions[new][::-1]
-            return pa.concat_arrays([self.stored, self._values()]).take(pa.array(at))
-        if op == "count":
+            at[codes] = groups + np.arange(len(codes))  # the last assignment wins
+            return self._picked(at)
+        if op == "count" and not self.merges:
             counts = self.stored.fill_null(0).to_numpy().copy()
             np.add.at(counts, codes if self.values is None else codes[valid(self.values)], 1)
             return pa.array(counts, pa.int64())
-        numbers, back = as_numbers(self.column, self.stored, self._values())
-        has = valid(self.stored).copy()
-        used = valid(self._values())
-        has[codes[used]] = True
-        state = numbers[:groups].copy()
+        fold = self._numbers()
+        used = np.flatnonzero(fold.used)
+        stops = [merge.at for merge in self.merges]
+        bounds = [0, *np.searchsorted(used, np.array(stops, np.int64)).tolist(), len(used)]
         with decimal.localcontext(DIGITS), np.errstate(invalid="ignore", over="ignore"):
-            UFUNC[op, numbers.dtype.kind].at(state, codes[used], numbers[groups:][used])
-        return back(state, has)
+            for number, (begin, end) in enumerate(pairwise(bounds)):
+                if number:
+                    fold.merge(self.merges[number - 1])
+                fold.add(used[begin:end])
+        return fold.back(fold.state, fold.has)
 
     def running(self) -> pa.Array:
         """The state of the contribution's group after each contribution (a loop: for
         `emit_every_update`)."""
-        op, groups = self.column.op, len(self.present)
-        if op in ("first", "last"):
-            at = np.arange(len(self.codes), dtype=np.int64) + groups
-            if op == "first":
-                origin = np.where(self.present, np.arange(groups), -1).tolist()
-                for index, code in enumerate(self.codes.tolist()):
-                    if origin[code] < 0:
-                        origin[code] = groups + index
-                    at[index] = origin[code]
-            return pa.concat_arrays([self.stored, self._values()]).take(pa.array(at))
-        if op == "count":
+        op, groups, count = self.column.op, len(self.present), len(self.codes)
+        if op == "first":
+            return self._picked(self._firsts()[self.codes])
+        if op == "last":
+            return self._picked(groups + np.arange(count))
+        if op == "count" and not self.merges:
             counts = self.stored.fill_null(0).to_pylist()
-            counted = np.ones(len(self.codes), bool) if self.values is None else valid(self.values)
-            found = []
+            counted = np.ones(count, bool) if self.values is None else valid(self.values)
+            told = []
             for code, used in zip(self.codes.tolist(), counted.tolist(), strict=True):
                 counts[code] += used
-                found.append(counts[code])
-            return pa.array(found, pa.int64())
-        numbers, back = as_numbers(self.column, self.stored, self._values())
-        state, has = numbers[:groups].copy(), valid(self.stored).copy()
-        ufunc = UFUNC[op, numbers.dtype.kind]
-        result = np.empty(len(self.codes), numbers.dtype)
-        result_has = np.zeros(len(self.codes), bool)
+                told.append(counts[code])
+            return pa.array(told, pa.int64())
+        fold, merges = self._numbers(), {merge.at: merge for merge in self.merges}
+        state, has, values, ufunc = fold.state, fold.has, fold.values, fold.ufunc
+        found, found_has = np.empty(count, state.dtype), np.zeros(count, bool)
         with decimal.localcontext(DIGITS), np.errstate(invalid="ignore", over="ignore"):
-            for index, (code, used) in enumerate(
-                zip(self.codes, valid(self._values()), strict=True)
-            ):
+            for index, (code, used) in enumerate(zip(self.codes, fold.used, strict=True)):
+                if index in merges:
+                    fold.merge(merges[index])
                 if used:
-                    state[code] = ufunc(state[code], numbers[groups + index])
+                    state[code] = ufunc(state[code], values[index])
                     has[code] = True
-                result[index], result_has[index] = state[code], has[code]
-        return back(result, result_has)
+                found[index], found_has[index] = state[code], has[code]
+        return fold.back(found, found_has)
 
-    def _values(self) -> pa.Array:
+    def _picked(self, at: Int64) -> pa.Array:
+        """Places in the stored states followed by the values."""
         assert self.values is not None
-        return as_operands(self.column, self.values)
+        values = as_operands(self.column, self.values)
+        return pa.concat_arrays([self.stored, values]).take(pa.array(at))
+
+    def _firsts(self) -> Int64:
+        """Where the first of each group is, as `_picked` takes it."""
+        groups = len(self.present)
+        at = np.arange(groups)
+        new = np.flatnonzero(~self.present[self.codes])
+        at[self.codes[new][::-1]] = groups + new[::-1]
+        for merge in self.merges:  # it began where the earliest of its parents began
+            at[merge.group] = at[merge.parents[0]]
+        return at
+
+    def _numbers(self) -> _Numbers:
+        column, stored = self.column, self.stored
+        if column.op == "count":  # a sum of ones that begins with 0
+            column, stored = replace(column, op="sum"), stored.fill_null(0)
+            mask = None if self.values is None else ~valid(self.values)
+            values = pa.array(np.ones(len(self.codes), np.int64), mask=mask)
+        else:
+            assert self.values is not None
+            values = as_operands(column, self.values)
+        numbers, back = as_numbers(column, stored, values)
+        groups = len(self.present)
+        return _Numbers(
+            codes=self.codes,
+            state=numbers[:groups].copy(),
+            has=valid(stored).copy(),
+            values=numbers[groups:],
+            used=valid(values),
+            ufunc=UFUNC[column.op, numbers.dtype.kind],
+            back=back,
+        )
+
+
+@dataclass(kw_only=True)
+class _Numbers:
+    """States of groups, and whether there are any, and values of contributions, as numbers;
+    ``used``: which values are not null."""
+
+    codes: Int64
+    state: npt.NDArray[Any]
+    has: _Bools
+    values: npt.NDArray[Any]
+    used: _Bools
+    ufunc: np.ufunc
+    back: _Back
+
+    def add(self, at: Int64) -> None:
+        """Fold in the contributions ``at``."""
+        self.ufunc.at(self.state, self.codes[at], self.values[at])
+        self.has[self.codes[at]] = True
+
+    def merge(self, merge: Merge) -> None:
+        """Fold the parents' states into that of the new group."""
+        parents = [parent for parent in merge.parents if self.has[parent]]
+        if parents:
+            self.state[merge.group] = reduce(self.ufunc, (self.state[one] for one in parents))
+            self.has[merge.group] = True
 
 
 DIGITS = decimal.Context(prec=76)  # Python's default of 28 digits would round decimals of 38

@@ -17,17 +17,14 @@ import numpy as np
 import pyarrow as pa
 
 from everflow.operators.aggregate import AggregateSpec
-from everflow.operators.folds.folding import FOLDS, fold, parts, running
-from everflow.operators.folds.items import Items
-from everflow.operators.folds.over_layout import Layout, OverLayout
+from everflow.operators.folds.folding import fold_columns
 from everflow.operators.grouping import Tasks
 from everflow.operators.python_aggregate import PythonAggregateSpec
 from everflow.operators.session_book import SessionBook, read_sessions
-from everflow.operators.session_fold import SessionFold
 from everflow.operators.turns import TaskTurn, turns_of
-from everflow.operators.user_code import function_failure, require_users
+from everflow.operators.windowed_aggregate import FunctionFold, Step, WindowedAggregate, WindowFold
 from everflow.records import EdgeBatch, Int64, StoreChanges, TasksResult
-from everflow.serdes.windowed import python_keys, session_key, split_session_key, windowed_key_type
+from everflow.serdes.windowed import session_key, split_session_key, windowed_key_type
 from everflow.state.changelog import TIMESTAMP_BYTES
 from everflow.state.store import StoreView
 from everflow.topology.graph import Inputs
@@ -37,130 +34,93 @@ TOMBSTONE = -1
 
 
 @dataclass(frozen=True)
-class _Sessions(OverLayout[Layout]):
-    """What both have in common: ``layout`` is the same aggregate without sessions."""
+class SessionAggregateSpec(WindowedAggregate[AggregateSpec | PythonAggregateSpec]):
+    """Aggregates per key and session. Null keys are skipped, null values are not, as in time
+    windows. Where sessions merge, their aggregates are folded in order of time: ``first`` is the
+    earliest one's.
+
+    Functions of the user: ``merger(key, one, two)`` is called where sessions merge; unlike the
+    original it is not called to merge with a fresh aggregate. None = the session is deleted.
+    """
 
     windows: SessionWindows
+    merger: Callable[[Any, Any, Any], Any] | None = None
     retention_ms: int | None = field(default=None, kw_only=True)
     """Of the store, None = that of the windows: what it does not show any more is not extended, as
     in Kafka Streams."""
     emit_every_update: bool = field(default=False, kw_only=True)
 
     def run(self, inputs: Inputs) -> TasksResult:
-        """See `Operator`: folds the records into the stored sessions; the last result per
-        window, or every one."""
+        """See `Operator`: folds the records into the stored sessions; the last result per window,
+        or every one."""
         (batch,) = inputs.sides
         views = {partition: views[self.store] for partition, views in inputs.stores.items()}
         tasks = Tasks(batch.partition, views, inputs.stream_times)
-        return self._results(_Run.begin(batch, self, tasks, self.emit_every_update))
-
-    def _results(self, run: _Run) -> TasksResult:
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class SessionAggregateSpec(_Sessions[AggregateSpec]):
-    """Built-in aggregates per key and session. Null keys are skipped, null values are not, as in
-    time windows. Where sessions merge, their states are folded in order of time: ``first`` is the
-    earliest one's."""
-
-    def _results(self, run: _Run) -> TasksResult:
-        run.take_records()
-        layout = self.layout
-        book = run.book
-        known = layout.value_serde.decode_array(pa.array(run.stored, pa.binary()))
-        states = pa.concat_arrays([known, pa.nulls(len(book.keys) - len(known), known.type)])
-        codes = np.array(book.codes, np.int64)
-        inputs = layout.inputs_of(
-            run.batch.value, lambda column: column.take(pa.array(run.rows, pa.int64()))
-        )
-        columns = layout.state_columns_of(states)
-        with layout.failing(run.batch, run.rows):
-            folded, every = self._folded(run, columns, codes, inputs)
+        run = _Run.begin(batch, self, tasks, self.emit_every_update)
+        fold = self._fold(run)
+        for row in run.take_each_record():
+            fold.take(row)
         final = run.final()
-        sessions = pa.array(final.sessions, pa.int64())
-        after = [column.take(sessions) for column in folded]
-        changes = run.changes(
-            self.store, final, layout.value_serde.encode_array(layout.state_of(after)).to_pylist()
-        )
+        values, shown = fold.results(final.sessions, [run.rows[at] for at in final.at])
+        changes = run.changes(self.store, final, values)
         if self.emit_every_update:
-            return run.every_result(changes, layout.finish(every))
-        return run.last_results(changes, final, layout.finish(after))
+            return run.every_result(changes, shown)
+        return run.last_results(changes, final, shown)
 
-    def _folded(
-        self, run: _Run, states: list[pa.Array], codes: Int64, inputs: list[pa.Array | None]
-    ) -> tuple[list[pa.Array], list[pa.Array]]:
-        """The state columns of all sessions, and, where those are emitted, after each
-        contribution."""
-        final: list[pa.Array] = []
-        every: list[pa.Array] = []
-        for part in parts(self.layout.columns):
-            columns, stored = self.layout.columns[part], states[part]
-            if columns[0].op in FOLDS:
-                values = [one for one in inputs[part] if one is not None]
-                final += fold(columns, Items.of_sessions(stored, codes, values, run.book.merges))
-                if self.emit_every_update:
-                    every += running(columns, stored, codes, values, run.book.merges)
-                continue
-            one = SessionFold(
-                column=columns[0],
-                stored=stored[0],
-                known=run.book.stored,
-                codes=codes,
-                merges=run.book.merges,
-                values=inputs[part.start],
-            )
-            final.append(one.final())
-            if self.emit_every_update:
-                every.append(one.running())
-        return final, every
+    def _fold(self, run: _Run) -> WindowFold:
+        layout, every = self.layout, self.emit_every_update
+        if isinstance(layout, AggregateSpec):
+            return _Columns(layout, run, every)
+        return FunctionFold(
+            layout,
+            run.batch,
+            run.stored,
+            steps=run.steps,
+            begin=self._merged,
+            remove=run.remove,
+            every=every,
+            write_each=True,
+        )
+
+    def _merged(self, key: Any, parents: list[Any]) -> Any:
+        assert self.merger is not None
+        return reduce(partial(self.merger, key), parents)
 
 
 @dataclass(frozen=True)
-class SessionFunctionSpec(_Sessions[PythonAggregateSpec]):
-    """Functions of the user per key and session. ``merger(key, one, two)`` is called where sessions
-    merge, in order of time; unlike the original it is not called to merge with a fresh aggregate.
-    None = the session is deleted. Raises UserFunctionError naming the record."""
+class _Columns:
+    """Built-in aggregates of sessions, folded once all records are in theirs: a `WindowFold`."""
 
-    merger: Callable[[Any, Any, Any], Any]
+    layout: AggregateSpec
+    run: _Run
+    every: bool
 
-    def _results(self, run: _Run) -> TasksResult:
-        """Calls the functions record by record."""
-        batch = run.batch
-        states: dict[int, Any] = dict(
-            enumerate(self.value_serde.decode_array(pa.array(run.stored, pa.binary())).to_pylist())
-        )
-        every: list[bytes | None] = []
-        written: dict[int, bytes | None] = {}
-        keys, values = python_keys(batch.key), batch.value.to_pylist()
-        book = run.book
-        for at, row in enumerate(run.take_each_record()):
-            session, key = book.codes[-1], keys[row]
-            try:
-                if book.merges and book.merges[-1].at == at:
-                    parents = [states.pop(parent) for parent in book.merges[-1].parents]
-                    states[session] = reduce(partial(self.merger, key), parents)
-                states[session] = self.layout.aggregator(key, values[row], states.get(session))
-                # an aggregate may be changed in place, so each result is written down at once
-                written[session] = self.value_serde.encode(states[session])
-            except BaseException as error:
-                require_users(error)
-                raise function_failure(self.store, batch, row, error) from error
-            if states[session] is None:
-                book.remove(book.keys[session], session)
-            if self.emit_every_update:
-                every.append(written[session])
-        final = run.final()
-        after = [written[session] for session in final.sessions]
-        changes = run.changes(self.store, final, after)
-        decoded = self.value_serde.decode_array(
-            pa.array(every if self.emit_every_update else after, pa.binary())
-        )
-        return (
-            run.every_result(changes, decoded)
-            if self.emit_every_update
-            else run.last_results(changes, final, decoded)
-        )
+    def take(self, row: int) -> None:
+        """See `WindowFold`."""
+
+    def results(
+        self, windows: Sequence[int], rows: Sequence[int]
+    ) -> tuple[Sequence[bytes | None], pa.Array]:
+        """See `WindowFold`."""
+        layout, run, book = self.layout, self.run, self.run.book
+        known = layout.value_serde.decode_array(pa.array(run.stored, pa.binary()))
+        count = len(book.keys)
+        states = pa.concat_arrays([known, pa.nulls(count - len(known), known.type)])
+        at = pa.array(run.rows, pa.int64())
+        with layout.failing(run.batch, run.rows):
+            folded, every = fold_columns(
+                layout.columns,
+                layout.state_columns_of(states),
+                np.arange(count) < book.stored,
+                np.array(book.codes, np.int64),
+                layout.inputs_of(run.batch.value, lambda column: column.take(at)),
+                book.merges,
+                every=self.every,
+            )
+        sessions = pa.array(windows, pa.int64())
+        after = [column.take(sessions) for column in folded]
+        written = layout.value_serde.encode_array(layout.state_of(after)).to_pylist()
+        return written, layout.finish(every if self.every else after)
 
 
 @dataclass(frozen=True)
@@ -207,7 +167,7 @@ class _Run:
     dropped: dict[str, int]
 
     @staticmethod
-    def begin(batch: EdgeBatch, spec: _Sessions[Any], tasks: Tasks, every: bool) -> _Run:
+    def begin(batch: EdgeBatch, spec: SessionAggregateSpec, tasks: Tasks, every: bool) -> _Run:
         """Tell the keys apart and read what is stored of them."""
         found = turns_of(batch, spec.key_serde, spec.store, tasks, skip_null_values=False)
         run = _Run(
@@ -240,14 +200,19 @@ class _Run:
             self.stored_keys.append(key)
             self.stored.append(value[TIMESTAMP_BYTES:])
 
-    def take_records(self) -> None:
-        """Put every record into its session; the late ones are counted."""
-        for _ in self.take_each_record():
-            pass
+    def steps(self) -> list[Step]:
+        """Of the record that was taken last."""
+        book, at = self.book, len(self.rows) - 1
+        merged = book.merges and book.merges[-1].at == at
+        return [Step(book.codes[-1], book.merges[-1].parents if merged else ())]
+
+    def remove(self, session: int) -> None:
+        """A session whose aggregate has become None."""
+        self.book.remove(self.book.keys[session], session)
 
     def take_each_record(self) -> Iterator[int]:
-        """`take_records`, one row after the other: yields each that is not late, once it is in its
-        session."""
+        """Put every record into its session, and count the late ones; yields the row of each that
+        is not late, once it is in its session."""
         late = 0
         for turn in self.turns:
             self.book.stream_time = self.stream_times[turn.partition]

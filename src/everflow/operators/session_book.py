@@ -2,15 +2,15 @@
 
 Records are taken one by one in processing order, as Kafka Streams takes them: what a record finds
 depends on all before it. Aggregates are folded over the result, see
-`everflow.operators.session_fold` and `everflow.operators.session_aggregate`.
+`everflow.operators.session_aggregate`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
-from typing import NamedTuple
 
+from everflow.operators.fold import Merge
 from everflow.operators.session_order import SessionOrder
 from everflow.serdes.windowed import SESSION_SUFFIX_BYTES, session_key, split_session_key
 from everflow.state.store import Entry, StoreView
@@ -18,16 +18,6 @@ from everflow.windows import SessionWindows
 
 _FAR_FUTURE_MS = (1 << 56) - 1
 """Two million years: the highest time whose first byte is 0."""
-
-
-class Merge(NamedTuple):
-    """Sessions ``parents`` (in order of time) that became the new session ``session`` with the
-    contribution ``at``, the record that lies between them: a merged session always has a
-    contribution of its own."""
-
-    at: int
-    session: int
-    parents: tuple[int, ...]
 
 
 class SessionBook:

@@ -18,7 +18,6 @@ from everflow.operators import (
     PythonAggregator,
     PythonReducer,
     SessionAggregateSpec,
-    SessionFunctionSpec,
     agg,
 )
 from everflow.operators.session_aggregate import ReducerMerger
@@ -294,7 +293,7 @@ def test_functions_that_delete_and_change_in_place(
         value_serde=serdes.json("items array<string>"),
         aggregator=functions,
     )
-    spec = SessionFunctionSpec(layout, windows, merger, emit_every_update=every)
+    spec = SessionAggregateSpec(layout, windows, merger, emit_every_update=every)
     model = Model(windows, step, lambda a, b: {"items": [*a["items"], "+", *b["items"]]})
     check(spec, model, split, pa.int64(), spec.value_serde.decode)
 
@@ -318,5 +317,5 @@ def test_a_reducer_reduces_sessions_too(
         value_serde=serdes.string(),
         aggregator=PythonReducer(reducer),
     )
-    spec = SessionFunctionSpec(layout, windows, ReducerMerger(reducer), emit_every_update=every)
+    spec = SessionAggregateSpec(layout, windows, ReducerMerger(reducer), emit_every_update=every)
     check(spec, Model(windows, step, reducer), split, pa.string(), spec.value_serde.decode)

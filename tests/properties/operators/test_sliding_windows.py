@@ -19,7 +19,6 @@ from everflow.operators import (
     PythonAggregator,
     PythonReducer,
     SlidingAggregateSpec,
-    SlidingFunctionSpec,
     agg,
 )
 from everflow.operators.sliding import sliding_aggregate
@@ -352,7 +351,7 @@ def test_functions_that_delete_and_change_in_place(
         aggregator=PythonAggregator(lambda: {"items": []}, aggregator),
     )
     retention_ms = windows.retention_ms
-    spec = SlidingFunctionSpec(layout, windows, retention_ms, emit_every_update=every)
+    spec = SlidingAggregateSpec(layout, windows, retention_ms, emit_every_update=every)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sliding_aggregate, "_LOG_ENTRIES", entries)
         model = Model(windows, retention_ms, step)
@@ -377,5 +376,5 @@ def test_a_reducer_takes_the_first_value_as_it_is(
         aggregator=PythonReducer(reducer),
     )
     retention_ms = windows.retention_ms
-    spec = SlidingFunctionSpec(layout, windows, retention_ms, emit_every_update=every)
+    spec = SlidingAggregateSpec(layout, windows, retention_ms, emit_every_update=every)
     check(spec, Model(windows, retention_ms, step), split, pa.string(), spec.value_serde.decode)

@@ -20,11 +20,11 @@ from everflow.operators.python_aggregate import PythonAggregateSpec, PythonReduc
 from everflow.operators.session_aggregate import (
     ReducerMerger,
     SessionAggregateSpec,
-    SessionFunctionSpec,
 )
 from everflow.operators.table import TableSpec
 from everflow.records import EdgeBatch, TasksResult
 from everflow.state.store import InMemoryStore, StoreSpec
+from everflow.topology.graph import Inputs, Operator
 from everflow.windows import SessionWindows, TimeWindows
 from properties.operators.operator_batches import edge_batch
 
@@ -80,7 +80,7 @@ def _reduced_sessions(every: bool) -> Any:
     merger = ReducerMerger(
         lambda one, two: one if two is None else two if one is None else one + two
     )
-    return SessionFunctionSpec(reduced, SESSIONS, merger, emit_every_update=every)
+    return SessionAggregateSpec(reduced, SESSIONS, merger, emit_every_update=every)
 
 
 def _deduplicated(every: bool) -> Any:
@@ -140,12 +140,14 @@ class Stores:
         self.stores = {partition: InMemoryStore(kept) for partition in range(5)}
         self.times = dict.fromkeys(range(5), -1)
 
-    def run(self, process: Callable[..., TasksResult], batch: EdgeBatch) -> TasksResult:
+    def run(self, spec: Operator, batch: EdgeBatch) -> TasksResult:
         there = np.unique(batch.partition).tolist()
-        done = process(
-            batch,
-            {partition: {"s": self.stores[partition]} for partition in there},
-            {partition: self.times[partition] for partition in there},
+        done = spec.run(
+            Inputs(
+                (batch,),
+                {partition: {"s": self.stores[partition]} for partition in there},
+                {partition: self.times[partition] for partition in there},
+            )
         )
         for partition, listed in done.changes.items():
             for changes in listed:
@@ -190,8 +192,8 @@ def test_together_is_as_one_after_the_other(batches: Any, every: bool, make: Mak
         shown = [(key, VALUES[make](value), time) for key, value, time in rows]
         batch = edge_batch(shown, TYPES[make], seq)
         seq += len(rows)
-        one = together.run(spec.process_tasks, batch)
-        others = [apart.run(spec.process_tasks, part) for part in by_partition(batch)]
+        one = together.run(spec, batch)
+        others = [apart.run(spec, part) for part in by_partition(batch)]
         assert told(one.output) == sorted(
             (record for other in others for record in told(other.output)), key=itemgetter(3)
         )

@@ -9,7 +9,7 @@ import pytest
 
 from everflow import SessionWindows, StreamsBuilder, agg, serdes
 from everflow.dsl.streams import SessionWindowedKStream
-from everflow.operators import SessionAggregateSpec, SessionFunctionSpec
+from everflow.operators import PythonAggregateSpec, SessionAggregateSpec
 from everflow.topology.graph import StatefulNode
 
 SESSIONS = SessionWindows.of_inactivity_gap("5 minutes").grace("1 minute")
@@ -67,7 +67,9 @@ def test_functions_may_do_without_the_key(
         returns="bigint",
     )
     spec = last(builder).operator
-    assert isinstance(spec, SessionFunctionSpec)
+    assert isinstance(spec, SessionAggregateSpec)
+    assert isinstance(spec.layout, PythonAggregateSpec)
+    assert spec.merger is not None
     assert spec.merger("k", 3, 4) == 7
     assert spec.layout.aggregator("k", {}, None) == 1
 
@@ -84,7 +86,8 @@ def test_a_reducer_merges_sessions_earlier_first(
 ) -> None:
     sessions.reduce(lambda one, two: [*one, *two], store="r")
     spec = last(builder).operator
-    assert isinstance(spec, SessionFunctionSpec)
+    assert isinstance(spec, SessionAggregateSpec)
+    assert spec.merger is not None
     assert spec.merger("k", [1], [2]) == [1, 2]
 
 
@@ -95,5 +98,6 @@ def test_a_built_in_function_merges_the_aggregates_not_the_key(
         initializer=int, aggregator=lambda value, n: n + 1, merger=max, store="n", returns="bigint"
     )
     spec = last(builder).operator
-    assert isinstance(spec, SessionFunctionSpec)
+    assert isinstance(spec, SessionAggregateSpec)
+    assert spec.merger is not None
     assert spec.merger("k", 3, 4) == 4

@@ -58,9 +58,8 @@ from everflow.operators.python_aggregate import (
 from everflow.operators.session_aggregate import (
     ReducerMerger,
     SessionAggregateSpec,
-    SessionFunctionSpec,
 )
-from everflow.operators.sliding.sliding_aggregate import SlidingAggregateSpec, SlidingFunctionSpec
+from everflow.operators.sliding.sliding_aggregate import SlidingAggregateSpec
 from everflow.operators.suppress import BufferBounds
 from everflow.operators.table_aggregate import (
     PythonTableAggregator,
@@ -218,13 +217,7 @@ class Aggregation:
             raise TopologyError(
                 f"aggregate in store {self.store!r}: {error}", where=self.where
             ) from None
-        spec: TableOperator = built_in
-        if self.sessions is not None:
-            spec = SessionAggregateSpec(built_in, self.sessions, retention_ms=self.retention_ms)
-        elif self.sliding is not None:
-            spec = SlidingAggregateSpec(built_in, self.sliding, self.retention_ms)
-        elif self.counts is not None:
-            spec = self._of_counts(built_in)
+        spec = self._over_windows(built_in)
         value_serde = spec.value_serde if bare else default_serde(spec.result)
         folds = tuple(column.words for column in built_in.columns)
         return self._add(spec, inputs, value_serde, folds)
@@ -295,16 +288,21 @@ class Aggregation:
             aggregator=aggregator,
             window=self._cut,
         )
-        spec: TableOperator = functions
+        return self._add(self._over_windows(functions, merger), None, value_serde)
+
+    def _over_windows(
+        self,
+        layout: AggregateSpec | PythonAggregateSpec,
+        merger: Callable[[Any, Any, Any], Any] | None = None,
+    ) -> TableOperator:
+        """The aggregate in its windows; in time windows, or without any, it is its own operator."""
         if self.sessions is not None:
-            spec = SessionFunctionSpec(
-                functions, self.sessions, merger, retention_ms=self.retention_ms
+            return SessionAggregateSpec(
+                layout, self.sessions, merger, retention_ms=self.retention_ms
             )
-        elif self.sliding is not None:
-            spec = SlidingFunctionSpec(functions, self.sliding, self.retention_ms)
-        elif self.counts is not None:
-            spec = self._of_counts(functions)
-        return self._add(spec, None, value_serde)
+        if self.sliding is not None:
+            return SlidingAggregateSpec(layout, self.sliding, self.retention_ms)
+        return layout if self.counts is None else self._of_counts(layout)
 
     @property
     def _cut(self) -> TimeWindows | None:

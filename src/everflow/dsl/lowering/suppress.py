@@ -15,8 +15,8 @@ from everflow.errors import TopologyError
 from everflow.operators.aggregate import AggregateSpec
 from everflow.operators.count_windows import CountWindowSpec
 from everflow.operators.python_aggregate import PythonAggregateSpec
-from everflow.operators.session_aggregate import SessionAggregateSpec, SessionFunctionSpec
-from everflow.operators.sliding.sliding_aggregate import SlidingAggregateSpec, SlidingFunctionSpec
+from everflow.operators.session_aggregate import SessionAggregateSpec
+from everflow.operators.sliding.sliding_aggregate import SlidingAggregateSpec
 from everflow.operators.suppress import BufferBounds, EarlyResults, SuppressSpec
 from everflow.state.store import StoreSpec
 from everflow.topology.graph import FunctionNode, Node, ProjectNode, StatefulNode
@@ -120,9 +120,9 @@ def closes_after_ms(graph: GraphBuilder, name: str) -> int | None:
     longest of all windows that the table is made of; None where there are none."""
     node = graph.node(name)
     operator: Any = node.operator if isinstance(node, StatefulNode) else None
-    if isinstance(operator, SessionAggregateSpec | SessionFunctionSpec):
+    if isinstance(operator, SessionAggregateSpec):
         return operator.windows.retention_ms
-    if isinstance(operator, SlidingAggregateSpec | SlidingFunctionSpec):
+    if isinstance(operator, SlidingAggregateSpec):
         return operator.windows.grace_ms
     if isinstance(operator, AggregateSpec | PythonAggregateSpec) and operator.window is not None:
         return operator.window.grace_ms

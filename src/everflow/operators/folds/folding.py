@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from everflow.operators.fold import StateColumn
+from everflow.operators.fold import ColumnFold, Merge, StateColumn
 from everflow.operators.folds.by_order import max_by, min_by
 from everflow.operators.folds.items import Items
 from everflow.operators.folds.lists import (
@@ -18,7 +19,6 @@ from everflow.operators.folds.lists import (
     smallest,
 )
 from everflow.operators.folds.sketch import distinct
-from everflow.operators.session_book import Merge
 from everflow.records import Int64
 
 Fold = Callable[[Sequence[StateColumn], Items], list[pa.Array]]
@@ -45,6 +45,43 @@ def parts(columns: Sequence[StateColumn]) -> list[slice]:
     ]
 
 
+def fold_columns(
+    columns: Sequence[StateColumn],
+    stored: Sequence[pa.Array],
+    present: npt.NDArray[np.bool_],
+    codes: Int64,
+    values: Sequence[pa.Array | None],
+    merges: Sequence[Merge] = (),
+    *,
+    every: bool,
+) -> tuple[list[pa.Array], list[pa.Array]]:
+    """The state columns of each group after the batch, and, with ``every``, those of the group of
+    each contribution after it. ``values``: for each column, None where records are counted; for the
+    rest see `ColumnFold`. `ListFullError` for a list that may hold no more and is told to fail."""
+    final: list[pa.Array] = []
+    each: list[pa.Array] = []
+    for part in parts(columns):
+        some = columns[part]
+        if some[0].op in FOLDS:
+            given = [one for one in values[part] if one is not None]
+            final += fold(some, Items.of_groups(stored[part], codes, given, merges))
+            if every:
+                each += running(some, stored[part], codes, given, merges)
+            continue
+        one = ColumnFold(
+            column=some[0],
+            stored=stored[part.start],
+            present=present,
+            codes=codes,
+            values=values[part.start],
+            merges=merges,
+        )
+        final.append(one.final())
+        if every:
+            each.append(one.running())
+    return final, each
+
+
 def fold(columns: Sequence[StateColumn], items: Items) -> list[pa.Array]:
     """The state columns of each group after its items; `ListFullError` for a list that may hold no
     more and is told to fail."""
@@ -58,8 +95,8 @@ def running(
     values: Sequence[pa.Array],
     merges: Sequence[Merge] = (),
 ) -> list[pa.Array]:
-    """The state columns of the group (or session) of each value after it: a loop, for
-    `emit_every_update`. ``stored``: by group; ``codes``: the group of each value."""
+    """The state columns of the group of each value after it: a loop, for `emit_every_update`.
+    ``stored``: by group; ``codes``: the group of each value."""
     parents = {merge.at: merge.parents for merge in merges}
     states: dict[int, list[pa.Array]] = {}
     found = [[state.slice(0, 0)] for state in stored]

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from everflow.operators.session_book import Merge
+from everflow.operators.fold import Merge
 from everflow.records import Int64
 
 
@@ -32,46 +32,33 @@ class Items:
     value_order: Int64
 
     @staticmethod
-    def of_groups(stored: Sequence[pa.Array], codes: Int64, values: Sequence[pa.Array]) -> Items:
-        """A state for each group, and behind it the values, in processing order."""
-        groups, count = len(stored[0]), len(codes)
-        return Items(
-            groups=groups,
-            states=stored,
-            state_groups=np.arange(groups, dtype=np.int64),
-            state_order=np.arange(groups, dtype=np.int64),
-            values=values,
-            value_groups=codes,
-            value_order=np.arange(groups, groups + count, dtype=np.int64),
-        )
-
-    @staticmethod
-    def of_sessions(
+    def of_groups(
         stored: Sequence[pa.Array],
         codes: Int64,
         values: Sequence[pa.Array],
-        merges: Sequence[Merge],
+        merges: Sequence[Merge] = (),
     ) -> Items:
-        """A state for each session, the values of each, and which sessions became one: their items
-        are those of the parents in order of time, and behind them those of its own."""
-        sessions = len(stored[0])
-        roots, ranks = _places(sessions, merges)
-        order = np.lexsort(
-            (
-                np.concatenate([np.full(sessions, -1), np.arange(len(codes))]),
-                np.concatenate([ranks, ranks[codes]]),
+        """A state for each group, and behind it the values, in processing order; of groups that
+        became one the items of the parents in order of time, and behind them those of its own."""
+        groups, count = len(stored[0]), len(codes)
+        roots, place = np.arange(groups), np.arange(groups + count)
+        if merges:
+            roots, ranks = _places(groups, merges)
+            order = np.lexsort(
+                (
+                    np.concatenate([np.full(groups, -1), np.arange(count)]),
+                    np.concatenate([ranks, ranks[codes]]),
+                )
             )
-        )
-        place = np.empty(len(order), np.int64)
-        place[order] = np.arange(len(order))
+            place[order] = np.arange(len(order))
         return Items(
-            groups=sessions,
+            groups=groups,
             states=stored,
             state_groups=roots,
-            state_order=place[:sessions],
+            state_order=place[:groups],
             values=values,
             value_groups=roots[codes],
-            value_order=place[sessions:],
+            value_order=place[groups:],
         )
 
     def columns(self) -> list[pa.Array]:
@@ -92,16 +79,16 @@ class Items:
         return np.concatenate([self.state_order, self.value_order])
 
 
-def _places(sessions: int, merges: Sequence[Merge]) -> tuple[Int64, Int64]:
-    """The session that each has become part of in the end, and its place among all: behind those
-    that it was made of."""
-    parents = {merge.session: merge.parents for merge in merges}
-    roots = np.arange(sessions)
-    ranks = np.empty(sessions, np.int64)
+def _places(groups: int, merges: Sequence[Merge]) -> tuple[Int64, Int64]:
+    """The group that each has become part of in the end, and its place among all: behind those that
+    it was made of."""
+    parents = {merge.group: merge.parents for merge in merges}
+    roots = np.arange(groups)
+    ranks = np.empty(groups, np.int64)
     swallowed = {parent for merge in merges for parent in merge.parents}
-    rank = sessions
-    # Backwards: a session stands behind its parents, the last of which is nearest.
-    for root in range(sessions):
+    rank = groups
+    # Backwards: a group stands behind its parents, the last of which is nearest.
+    for root in range(groups):
         if root in swallowed:
             continue
         waiting = [root]

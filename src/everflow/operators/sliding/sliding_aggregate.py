@@ -11,22 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from everflow.operators.aggregate import AggregateSpec
-from everflow.operators.folds.folding import parts
-from everflow.operators.folds.over_layout import Layout, OverLayout
 from everflow.operators.grouping import Tasks
 from everflow.operators.python_aggregate import PythonAggregateSpec
 from everflow.operators.sliding.sliding_book import SlidingBook, stored_windows
 from everflow.operators.sliding.sliding_fold import Contributions, SlidingFold, in_turn, updates_of
 from everflow.operators.turns import Turns, turns_of
-from everflow.operators.user_code import function_failure, require_users
+from everflow.operators.windowed_aggregate import FunctionFold, Step, WindowedAggregate, WindowFold
 from everflow.records import EdgeBatch, Int64, StoreChanges, TasksResult
-from everflow.serdes.windowed import python_keys, window_store_keys, windowed_key_type
+from everflow.serdes.windowed import window_store_keys, windowed_key_type
 from everflow.topology.graph import Inputs
 from everflow.windows import SlidingWindows
 
@@ -36,8 +33,9 @@ the log of a whole batch of one key would take gigabytes."""
 
 
 @dataclass(frozen=True)
-class _Sliding(OverLayout[Layout]):
-    """What both have in common: ``layout`` is the same aggregate without windows."""
+class SlidingAggregateSpec(WindowedAggregate[AggregateSpec | PythonAggregateSpec]):
+    """Aggregates per key and sliding window. A function of the user is called once per record and
+    window; None = the window is deleted."""
 
     windows: SlidingWindows
     retention_ms: int
@@ -45,110 +43,71 @@ class _Sliding(OverLayout[Layout]):
     emit_every_update: bool = field(default=False, kw_only=True)
 
     def run(self, inputs: Inputs) -> TasksResult:
-        """See `Operator`: folds the records into the stored windows; the last result per
-        window, or every one."""
+        """See `Operator`: folds the records into the stored windows; the last result per window, or
+        every one."""
         (batch,) = inputs.sides
         views = {partition: views[self.store] for partition, views in inputs.stores.items()}
-        return self._results(
-            _Run.begin(batch, self, Tasks(batch.partition, views, inputs.stream_times))
+        run = _Run.begin(batch, self, Tasks(batch.partition, views, inputs.stream_times))
+        columns = _Columns(self.layout, run) if isinstance(self.layout, AggregateSpec) else None
+        fold = columns or self._functions(run)
+        for row in run.take_each_record():
+            fold.take(row)
+            if len(run.book.windows) >= _LOG_ENTRIES:
+                run.end_log(columns)
+        run.end_log(columns)
+        final = run.final()
+        values, shown = fold.results(final.tolist(), run.last_rows[final].tolist())
+        changes = run.changes(self.store, final, values)
+        if self.emit_every_update:
+            return run.every_result(changes, shown)
+        return run.last_results(changes, final, shown)
+
+    def _functions(self, run: _Run) -> WindowFold:
+        layout, serde = self.layout, self.value_serde
+        assert isinstance(layout, PythonAggregateSpec)
+        return FunctionFold(
+            layout,
+            run.batch,
+            run.stored,
+            steps=run.steps,
+            # Aggregates may be changed in place, so a copy is read from bytes.
+            begin=lambda _, parents: serde.decode(serde.encode(parents[0])),
+            remove=run.book.remove,
+            every=self.emit_every_update,
         )
 
-    def _results(self, run: _Run) -> TasksResult:
-        raise NotImplementedError
 
+class _Columns:
+    """Built-in aggregates of sliding windows, folded as often as the book's log ends: a
+    `WindowFold`."""
 
-@dataclass(frozen=True)
-class SlidingAggregateSpec(_Sliding[AggregateSpec]):
-    """Built-in aggregates per key and sliding window."""
-
-    def _results(self, run: _Run) -> TasksResult:
-        layout, book = self.layout, run.book
+    def __init__(self, layout: AggregateSpec, run: _Run) -> None:
         known = layout.value_serde.decode_array(pa.array(run.stored, pa.binary()))
         inputs = layout.inputs_of(run.batch.value, lambda column: column)
-        states = layout.state_columns_of(known)
-        folds = [
-            SlidingFold(layout.columns[part], states[part], inputs[part])
-            for part in parts(layout.columns)
-        ]
-        every: list[pa.Array] = []
-        for _ in run.take_each_record():
-            if len(book.windows) >= _LOG_ENTRIES:
-                self._fold(run, folds, every)
-        self._fold(run, folds, every)
-        final = run.final()
-        after = [state.take(pa.array(final)) for one in folds for state in one.states]
-        written = layout.value_serde.encode_array(layout.state_of(after)).to_pylist()
-        changes = run.changes(self.store, final, written)
-        if self.emit_every_update:
-            return run.every_result(changes, pa.concat_arrays(every))
-        return run.last_results(changes, final, layout.finish(after))
+        self._fold = SlidingFold(layout.columns, layout.state_columns_of(known), inputs)
+        self._layout, self._run = layout, run
+        self._every: list[pa.Array] = []
 
-    def _fold(self, run: _Run, folds: list[SlidingFold], every: list[pa.Array]) -> None:
-        """Fold the book's log into the states; what its updates show comes to ``every``."""
-        run.note_updates()
-        log = Contributions.of(run.book, len(folds[0].states[0]))
-        shown: list[pa.Array] = []
-        with self.layout.failing(run.batch, log.rows):
-            for one in folds:
-                shown += one.take(log, len(run.book.keys), every=run.every)
+    def take(self, row: int) -> None:
+        """See `WindowFold`."""
+
+    def take_log(self) -> None:
+        """Fold the book's log into the states."""
+        run, layout = self._run, self._layout
+        log = Contributions.of(run.book, len(self._fold.states[0]))
+        with layout.failing(run.batch, log.rows):
+            shown = self._fold.take(log, len(run.book.keys), every=run.every)
         if run.every:
-            every.append(self.layout.finish(shown))
-        run.book.begin_log()
+            self._every.append(layout.finish(shown))
 
-
-@dataclass(frozen=True)
-class SlidingFunctionSpec(_Sliding[PythonAggregateSpec]):
-    """Functions of the user per key and sliding window, one call per record and window. None = the
-    window is deleted. Raises UserFunctionError naming the record."""
-
-    def _results(self, run: _Run) -> TasksResult:
-        """Calls the functions record by record."""
-        batch, book, serde = run.batch, run.book, self.value_serde
-        known = serde.decode_array(pa.array(run.stored, pa.binary())).to_pylist()
-        states: dict[int, Any] = dict(enumerate(known))
-        every: list[bytes | None] = []
-        keys, values = python_keys(batch.key), batch.value.to_pylist()
-        aggregator = self.layout.aggregator
-        logged = copied = 0
-        for row in run.take_each_record():
-            try:
-                for copy in book.copies[copied:]:
-                    # Aggregates may be changed in place, so a copy is read from bytes.
-                    states[copy.child] = serde.decode(serde.encode(states[copy.parent]))
-                for window, is_copy in in_turn(book, logged, copied):
-                    if not is_copy:
-                        before = states.get(window)
-                        states[window] = after = aggregator(keys[row], values[row], before)
-                        if after is None:
-                            book.remove(window)
-                    if self.emit_every_update:
-                        every.append(serde.encode(states[window]))
-            except BaseException as error:
-                require_users(error)
-                raise function_failure(self.store, batch, row, error) from error
-            logged, copied = len(book.windows), len(book.copies)
-            if logged >= _LOG_ENTRIES:
-                run.note_updates()
-                book.begin_log()
-                logged = copied = 0
-        run.note_updates()
-        final = run.final()
-        after = self._written(run, final, [states[window] for window in final.tolist()])
-        changes = run.changes(self.store, final, after)
-        if self.emit_every_update:
-            return run.every_result(changes, serde.decode_array(pa.array(every, pa.binary())))
-        return run.last_results(changes, final, serde.decode_array(pa.array(after, pa.binary())))
-
-    def _written(self, run: _Run, final: Int64, states: list[Any]) -> list[bytes | None]:
-        found: list[bytes | None] = []
-        try:
-            for state in states:
-                found.append(self.value_serde.encode(state))
-        except BaseException as error:
-            require_users(error)
-            row = int(run.last_rows[final[len(found)]])
-            raise function_failure(self.store, run.batch, row, error) from error
-        return found
+    def results(
+        self, windows: Sequence[int], rows: Sequence[int]
+    ) -> tuple[Sequence[bytes | None], pa.Array]:
+        """See `WindowFold`."""
+        layout, at = self._layout, pa.array(windows, pa.int64())
+        after = [state.take(at) for state in self._fold.states]
+        written = layout.value_serde.encode_array(layout.state_of(after)).to_pylist()
+        return written, pa.concat_arrays(self._every) if self._every else layout.finish(after)
 
 
 @dataclass(kw_only=True)
@@ -157,8 +116,9 @@ class _Run:
 
     ``stored``: stored value bytes, by window. ``last_rows``, ``last_times`` and ``last_turns``: of
     the last update of each window, its record, the window's latest record time, and its number
-    among all updates, -1 = none. ``shown``: windows, rows and times of all updates, kept where
-    every one is given.
+    among all updates, -1 = none. ``logged``, ``copied``: entries and copies of the book's log whose
+    steps were taken. ``shown``: windows, rows and times of all updates, kept where every one is
+    given.
     """
 
     batch: EdgeBatch
@@ -173,10 +133,12 @@ class _Run:
     last_times: Int64
     last_turns: Int64
     updates: int = 0
+    logged: int = 0
+    copied: int = 0
     shown: list[Int64] = field(default_factory=list)
 
     @staticmethod
-    def begin(batch: EdgeBatch, spec: _Sliding[Any], tasks: Tasks) -> _Run:
+    def begin(batch: EdgeBatch, spec: SlidingAggregateSpec, tasks: Tasks) -> _Run:
         """Tell the keys apart and read what is stored of them."""
         found = turns_of(batch, spec.key_serde, spec.store, tasks, skip_null_values=True)
         book = SlidingBook(spec.windows, spec.retention_ms, len(found.keys))
@@ -211,7 +173,26 @@ class _Run:
                 yield row
             self.stream_times[turn.partition] = book.stream_time
 
-    def note_updates(self) -> None:
+    def steps(self) -> list[Step]:
+        """Of the record that was taken last."""
+        book, logged, copied = self.book, self.logged, self.copied
+        self.logged, self.copied = len(book.windows), len(book.copies)
+        begun = [
+            Step(copy.child, (copy.parent,), takes=False, shown=False)
+            for copy in book.copies[copied:]
+        ]
+        taken = in_turn(book, logged, copied)
+        return begun + [Step(window, takes=not is_copy) for window, is_copy in taken]
+
+    def end_log(self, columns: _Columns | None) -> None:
+        """Begin another log, when the updates in this one are noted and folded."""
+        self._note_updates()
+        if columns is not None:
+            columns.take_log()
+        self.book.begin_log()
+        self.logged = self.copied = 0
+
+    def _note_updates(self) -> None:
         """Remember the updates in the book's log: the last one of each window, or all."""
         windows, rows, times = updates = updates_of(self.book)
         more = len(self.book.keys) - len(self.last_rows)

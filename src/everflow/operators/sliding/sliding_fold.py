@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from everflow.operators.fold import ColumnFold, StateColumn
-from everflow.operators.folds.folding import FOLDS, fold, running
-from everflow.operators.folds.items import Items
+from everflow.operators.fold import StateColumn
+from everflow.operators.folds.folding import fold_columns
 from everflow.operators.sliding.sliding_book import SlidingBook
 from everflow.records import Int64
 
@@ -119,7 +118,7 @@ def _shown(book: SlidingBook) -> tuple[Int64, Int64]:
 
 
 class SlidingFold:
-    """State columns that are folded together, of all windows of a batch: ``states``, by window."""
+    """The state columns of all windows of a batch: ``states``, by window."""
 
     def __init__(
         self,
@@ -138,7 +137,9 @@ class SlidingFold:
         stored = [state.take(roots) for state in self.states]
         rows = pa.array(log.rows)
         values = [None if one is None else one.take(rows) for one in self._values]
-        after, shown = self._folded(stored, log, values, every=every)
+        after, shown = fold_columns(
+            self._columns, stored, log.roots >= 0, log.codes, values, every=every
+        )
         if every:
             known = len(log.codes) - 1 - log.updates
             at = pa.array(np.where(log.updates < 0, known, log.updates))
@@ -154,21 +155,3 @@ class SlidingFold:
             for state, new in zip(self.states, after, strict=True)
         ]
         return shown
-
-    def _folded(
-        self,
-        stored: list[pa.Array],
-        log: Contributions,
-        values: Sequence[pa.Array | None],
-        *,
-        every: bool,
-    ) -> tuple[list[pa.Array], list[pa.Array]]:
-        """The columns of each of the log's windows, and, with ``every``, after each
-        contribution."""
-        columns = self._columns
-        if columns[0].op in FOLDS:
-            given = [one for one in values if one is not None]
-            after = fold(columns, Items.of_groups(stored, log.codes, given))
-            return after, running(columns, stored, log.codes, given) if every else []
-        one = ColumnFold(columns[0], stored[0], log.roots >= 0, log.codes, values[0])
-        return [one.final()], [one.running()] if every else []
