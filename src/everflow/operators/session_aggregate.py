@@ -200,11 +200,11 @@ class _Run:
             self.stored_keys.append(key)
             self.stored.append(value[TIMESTAMP_BYTES:])
 
-    def steps(self) -> list[Step]:
+    def steps(self) -> tuple[Step, ...]:
         """Of the record that was taken last."""
-        book, at = self.book, len(self.rows) - 1
-        merged = book.merges and book.merges[-1].at == at
-        return [Step(book.codes[-1], book.merges[-1].parents if merged else ())]
+        codes, merges = self.book.codes, self.book.merges
+        merged = merges and merges[-1].at == len(codes) - 1
+        return ((codes[-1], merges[-1].parents if merged else (), True, True),)
 
     def remove(self, session: int) -> None:
         """A session whose aggregate has become None."""

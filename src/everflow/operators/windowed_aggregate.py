@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 import pyarrow as pa
 
@@ -78,15 +78,10 @@ class WindowFold(Protocol):
         emitted that of each update. ``rows``: of the last record of each window."""
 
 
-class Step(NamedTuple):
-    """What a record does to a window: which windows' aggregates it begins with, if it is new
-    (``parents``), whether the record goes into it (``takes``), and whether it is an update that is
-    shown."""
-
-    window: int
-    parents: tuple[int, ...] = ()
-    takes: bool = True
-    shown: bool = True
+Step: TypeAlias = tuple[int, tuple[int, ...], bool, bool]
+"""What a record does to a window, a plain tuple as there is one for each record: the window; the
+windows whose aggregates it begins with, if it is new; whether the record goes into it; and whether
+it is an update that is shown."""
 
 
 class FunctionFold:
@@ -110,7 +105,8 @@ class FunctionFold:
         whose aggregate has become None; ``every``: each update is emitted; ``write_each``: an
         aggregate that cannot be written fails at the record that made it so, not at its last."""
         known = layout.value_serde.decode_array(pa.array(stored, pa.binary())).to_pylist()
-        self._layout, self._batch = layout, batch
+        self._layout, self._batch, self._aggregator = layout, batch, layout.aggregator
+        self._encode = layout.value_serde.encode
         self._states: dict[int, Any] = dict(enumerate(known))
         self._keys, self._values = python_keys(batch.key), batch.value.to_pylist()
         self._steps, self._begin, self._remove = steps, begin, remove
@@ -119,25 +115,23 @@ class FunctionFold:
 
     def take(self, row: int) -> None:
         """See `WindowFold`."""
-        states, key, encode = self._states, self._keys[row], self._layout.value_serde.encode
-        every, written = self._every, self._written
+        states, every, written = self._states, self._every, self._written
+        key, value, aggregator = self._keys[row], self._values[row], self._aggregator
         try:
             for window, parents, takes, shown in self._steps():
                 if parents:
                     states[window] = self._begin(key, [states[one] for one in parents])
                 if takes:
-                    before = states.get(window)
-                    after = self._layout.aggregator(key, self._values[row], before)
-                    states[window] = after
+                    states[window] = after = aggregator(key, value, states.get(window))
                     if after is None:
                         self._remove(window)
                 # An aggregate may be changed in place, so each result is written down at once.
                 if written is not None:
-                    written[window] = data = encode(states[window])
+                    written[window] = data = self._encode(states[window])
                     if every is not None:
                         every.append(data)
                 elif every is not None and shown:
-                    every.append(encode(states[window]))
+                    every.append(self._encode(states[window]))
         except BaseException as error:
             require_users(error)
             raise function_failure(self._layout.store, self._batch, row, error) from error
@@ -157,7 +151,7 @@ class FunctionFold:
         found: list[bytes | None] = []
         try:
             for window in windows:
-                found.append(self._layout.value_serde.encode(self._states[window]))
+                found.append(self._encode(self._states[window]))
         except BaseException as error:
             require_users(error)
             row = rows[len(found)]

@@ -239,3 +239,14 @@ def test_the_fixture_has_entries_of_each_buffer() -> None:
     known = json.loads(FIXTURE.read_text())
     assert list(known) == list(BUFFERS)
     assert all(known[name]["stored"]["w"] and known[name]["then"] for name in known)
+
+
+def test_a_negative_time_waits_in_the_grace_as_zero_does() -> None:
+    stores = filled(BUFFERS["grace"], {})
+    first = in_grace([("a", 1, -5)], {0: stores}, {0: -1})
+    apply(stores, first)
+    assert len(first.output) == 0
+    times = first.stream_times
+    assert shown(in_grace([("b", 2, 9)], {0: stores}, times)) == []
+    then = in_grace([("b", 2, 10)], {0: stores}, times)
+    assert [row[:3] for row in shown(then)] == [["a", 1, -5]]

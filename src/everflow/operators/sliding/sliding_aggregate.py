@@ -19,7 +19,12 @@ from everflow.operators.aggregate import AggregateSpec
 from everflow.operators.grouping import Tasks
 from everflow.operators.python_aggregate import PythonAggregateSpec
 from everflow.operators.sliding.sliding_book import SlidingBook, stored_windows
-from everflow.operators.sliding.sliding_fold import Contributions, SlidingFold, in_turn, updates_of
+from everflow.operators.sliding.sliding_fold import (
+    Contributions,
+    SlidingFold,
+    steps_from,
+    updates_of,
+)
 from everflow.operators.turns import Turns, turns_of
 from everflow.operators.windowed_aggregate import FunctionFold, Step, WindowedAggregate, WindowFold
 from everflow.records import EdgeBatch, Int64, StoreChanges, TasksResult
@@ -177,12 +182,7 @@ class _Run:
         """Of the record that was taken last."""
         book, logged, copied = self.book, self.logged, self.copied
         self.logged, self.copied = len(book.windows), len(book.copies)
-        begun = [
-            Step(copy.child, (copy.parent,), takes=False, shown=False)
-            for copy in book.copies[copied:]
-        ]
-        taken = in_turn(book, logged, copied)
-        return begun + [Step(window, takes=not is_copy) for window, is_copy in taken]
+        return steps_from(book, logged, copied)
 
     def end_log(self, columns: _Columns | None) -> None:
         """Begin another log, when the updates in this one are noted and folded."""

@@ -11,6 +11,7 @@ import pyarrow as pa
 from everflow.operators.fold import StateColumn
 from everflow.operators.folds.folding import fold_columns
 from everflow.operators.sliding.sliding_book import SlidingBook
+from everflow.operators.windowed_aggregate import Step
 from everflow.records import Int64
 
 
@@ -94,16 +95,19 @@ def updates_of(book: SlidingBook) -> tuple[Int64, Int64, Int64]:
     return columns[0], columns[1], columns[2]
 
 
-def in_turn(book: SlidingBook, logged: int, copied: int) -> list[tuple[int, bool]]:
-    """Window of each update, in order, and whether it is a copy: no record goes into it. From the
-    entry ``logged`` and the copy ``copied`` on."""
-    found = []
-    copies = [copy for copy in book.copies[copied:] if copy.shown is not None]
+def steps_from(book: SlidingBook, logged: int, copied: int) -> list[Step]:
+    """From the entry ``logged`` and the copy ``copied`` on: which windows begin with what another
+    held, then the updates in order; no record goes into a copy."""
+    copies = book.copies[copied:]
+    if not copies:
+        return [(window, (), True, True) for window in book.windows[logged:]]
+    found: list[Step] = [(copy.child, (copy.parent,), False, False) for copy in copies]
+    shown = [copy for copy in copies if copy.shown is not None]
     for at, window in enumerate(book.windows[logged:], logged):
-        while copies and copies[0].at == at:
-            found.append((copies.pop(0).child, True))
-        found.append((window, False))
-    return found + [(copy.child, True) for copy in copies]
+        while shown and shown[0].at == at:
+            found.append((shown.pop(0).child, (), False, True))
+        found.append((window, (), True, True))
+    return found + [(copy.child, (), False, True) for copy in shown]
 
 
 def _shown(book: SlidingBook) -> tuple[Int64, Int64]:
