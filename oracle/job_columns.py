@@ -1,4 +1,4 @@
-"""Computes segments by Spark jobs over rows at hand.
+"""Computes Columns of a plan by Spark jobs over rows at hand.
 
 The truth that the service without jobs is held to (note 014).
 """
@@ -9,27 +9,28 @@ from typing import Any
 
 import pyarrow as pa
 
-from everflow.spark.segments import computed_slots, rows_into_segment, spark_schema
+from everflow.spark.segments import column_rows, computed_slots, struct_type
 from everflow.spark.session import get_session
 from everflow.topology.physical_plan import PhysicalPlan
 
 
 class JobColumns:
-    """A `ColumnComputer` for the segments of a plan, whose numbers are their levels. Uses the
-    shared session; owned by the thread that makes it."""
+    """A `ColumnComputer` for the Columns of a plan, whose numbers are their places in
+    `PhysicalPlan.columns`. Uses the shared session; owned by the thread that makes it."""
 
     def __init__(self, plan: PhysicalPlan) -> None:
         self._plan, self._session = plan, get_session()
 
     def run(self, number: Any, rows: pa.RecordBatch, made: pa.Schema) -> pa.Table:
         """See `ColumnComputer`; raises PySparkException for what fails."""
-        schema = spark_schema(rows_into_segment(self._plan, number))
+        op = self._plan.columns[number]
+        schema = struct_type(column_rows(self._plan, op).given_schema())
         frame = self._session.createDataFrame(pa.Table.from_batches([rows]), schema)
         # One partition: the rows keep their order.
-        return computed_slots(frame.coalesce(1), self._plan, number).toArrow()
+        return computed_slots(frame.coalesce(1), self._plan, op).toArrow()
 
     def ask(self, number: int, message: pa.Buffer | memoryview) -> bytes:
-        """Of nobody: a job calls Python functions itself, so no segment of one asks."""
+        """Of nobody: a job calls Python functions itself."""
         raise AssertionError("a Spark job calls Python functions itself")
 
     def close(self) -> None:

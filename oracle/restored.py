@@ -14,7 +14,7 @@ import numpy as np
 from everflow import Topology
 from everflow.records import Int64, StoreChanges
 from everflow.runtime.commit.batch import BatchRequest, BatchResult, StorePlace
-from everflow.runtime.step.task_step import StepResult, TaskStep
+from everflow.runtime.step.task_step import StepResult
 from everflow.runtime.worker.kafka_sink import left_out_entries
 from everflow.state.left_out import Chunk, KeptEntry, corrected
 from everflow.state.store import StoreSpec, memory_store
@@ -45,9 +45,8 @@ class RestoringDriver(TopologyTestDriver):
         self._left_out: dict[str, dict[bytes, KeptEntry]] = {}
         super().__init__(topology, **options)
 
-    def _new_steps(self) -> list[TaskStep]:
-        self._sink = _Sink(self)
-        return super()._new_steps()
+    def _new_sink(self) -> _MemorySink:
+        return _Sink(self)
 
     def _forget(self) -> None:
         self._logs.clear()
@@ -103,7 +102,7 @@ class RestoringDriver(TopologyTestDriver):
         self._tables.filled(
             [record for topic in self._tables.topics for record in self._logs.get(topic, ())]
         )
-        self._steps = self._new_steps()
+        self._step = self._as_travelled(self._step)
 
     def _chunks(self, spec: StoreSpec, drawn: random.Random) -> Iterator[Chunk]:
         topic = spec.source_topic or self._changelog(spec.name)

@@ -7,7 +7,6 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +16,7 @@ from pyspark.sql import functions as F
 
 from contracts.test_resident_contract import (
     Record,
-    by_a_job,
+    by_jobs,
     columns,
     decoded,
     planned,
@@ -27,13 +26,12 @@ from everflow import StreamsBuilder, serdes
 from everflow.records import EdgeBatch
 from everflow.runtime.commit.batch import BatchFailure
 from everflow.runtime.step.step_failure import SparkSays
-from everflow.runtime.thread.road import resident_road, service_segment
+from everflow.runtime.step.task_step import PreparedColumns, Records
+from everflow.runtime.thread.columns import prepared_columns, spark_columns
 from everflow.runtime.worker.column_client import ColumnClient
-from everflow.runtime.worker.resident_segments import ResidentSegment, TwinSegment
+from everflow.runtime.worker.columns import ArrowColumns
 from everflow.sockets import MOST_MESSAGE_BYTES
-from everflow.spark.segments import slots_of_segment
-from everflow.topology.hops import HopInput, HopSchema, read_hop, write_hop
-from everflow.topology.physical_plan import DEAD_LETTER_TYPE, PhysicalPlan
+from everflow.topology.physical_plan import PhysicalPlan
 
 pytestmark = pytest.mark.spark
 
@@ -95,31 +93,34 @@ def plan(request: pytest.FixtureRequest) -> PhysicalPlan:
     return planned(request.param)
 
 
+Run = Callable[[Records], dict[int, EdgeBatch]]
+
+
 @pytest.fixture(params=["service", "default"])
-def run(
-    plan: PhysicalPlan, request: pytest.FixtureRequest
-) -> Iterator[Callable[[list[Record]], HopInput]]:
-    """Segment 0 as a resident step runs it: all of it in the JVM, and by the road it takes."""
+def run(plan: PhysicalPlan, request: pytest.FixtureRequest) -> Iterator[Run]:
+    """A plan's Columns as a worker runs them: all of them in the JVM, and by what computes them."""
     with served(plan, service=request.param == "service") as run:
-        yield lambda records: run(decoded(plan, records))
+        yield run
 
 
 @contextmanager
-def served(
-    plan: PhysicalPlan, level: int = 0, *, service: bool = True
-) -> Iterator[Callable[[HopInput], HopInput]]:
-    """A segment of a plan on a connection to where its Columns are computed; ``service``: all of
-    them, those with Arrow twins too."""
-    segment: ResidentSegment
+def served(plan: PhysicalPlan, *, service: bool = True) -> Iterator[Run]:
+    """The Columns of a plan on a connection to where they are computed; ``service``: all of them,
+    those with Arrow expressions too."""
+    columns: list[PreparedColumns] = []
+    path = ""
     if service:
-        path, segment = service_segment(plan, level)
+        for op in plan.columns:
+            path, one = spark_columns(plan, op)
+            columns.append(one)
     else:
-        road = resident_road(plan)
-        path, segment = road.columns, road.segments[level]
+        found = prepared_columns(plan)
+        path, columns = found.path, [*found.prepared]
 
-    def run(hop: HopInput) -> HopInput:
-        made = replace(hop, batches=dict(hop.batches), rows=dict(hop.rows))
-        segment.run(made, client)
+    def run(records: Records) -> dict[int, EdgeBatch]:
+        made = dict(records)
+        for one in columns:
+            one.run(made, client)
         return made
 
     with closing(ColumnClient(path)) as client:
@@ -135,22 +136,21 @@ def records(topic: str = "in") -> list[Record]:
 
 @pytest.mark.parametrize("count", [len(ROWS), 1, 0])
 def test_columns_are_what_a_spark_job_makes_of_them(
-    plan: PhysicalPlan, run: Callable[[list[Record]], HopInput], count: int
+    plan: PhysicalPlan, run: Run, count: int
 ) -> None:
-    given = records()[:count]
-    same(run(given), by_a_job(plan, decoded(plan, given)))
+    given = decoded(plan, records()[:count]).batches
+    same(plan, run(given), by_jobs(plan, given))
 
 
-def test_batch_after_batch_on_one_connection(
-    plan: PhysicalPlan, run: Callable[[list[Record]], HopInput]
-) -> None:
+def test_batch_after_batch_on_one_connection(plan: PhysicalPlan, run: Run) -> None:
     """Its memory is used again: nothing of a larger batch is seen in a smaller one."""
-    for given in (records() * 50, records()[:2], records() * 3, records()[:1]):
+    for listed in (records() * 50, records()[:2], records() * 3, records()[:1]):
         numbered = [
             Record((*record.place[:2], offset), record.data, record.time, record.head)
-            for offset, record in enumerate(given)
+            for offset, record in enumerate(listed)
         ]
-        same(run(numbered), by_a_job(plan, decoded(plan, numbered)))
+        given = decoded(plan, numbered).batches
+        same(plan, run(given), by_jobs(plan, given))
 
 
 def later(builder: StreamsBuilder) -> None:
@@ -161,9 +161,9 @@ def later(builder: StreamsBuilder) -> None:
     )
 
 
-def test_columns_behind_a_step(spark: SparkSession) -> None:
+def test_columns_behind_an_operator(spark: SparkSession) -> None:
     plan = planned(later)
-    (slot,) = (slot for slot in plan.out_of_step(0) if pa.types.is_int64(slot.type.value))
+    op = plan.columns[-1]
     rows = EdgeBatch(
         key=pa.array(["a", None, "c"]),
         value=pa.array([1, 2, 3], pa.int64()),
@@ -173,16 +173,12 @@ def test_columns_behind_a_step(spark: SparkSession) -> None:
         partition=np.array([0, 1, 0], np.int32),
         offset=np.array([7, 8, 9]),
     )
-    schema = HopSchema(plan.out_of_step(0), plan.headers)
-    empty = rows.take(np.empty(0, np.int64))
-    letters = empty.with_columns(pa.array([], pa.binary()), pa.array([], DEAD_LETTER_TYPE.value))
-    given = {found.id: rows if found.id == slot.id else letters for found in schema.slots}
-    hop = read_hop(write_hop(given, schema, '{"of": "step 0"}'), schema)
+    given = {**decoded(plan, []).batches, op.input: rows}
     for service in (True, False):
-        with served(plan, 1, service=service) as run:
-            made = run(hop)
-        assert made.control == '{"of": "step 0"}'
-        same(made, by_a_job(plan, hop, 1))
+        with served(plan, service=service) as run:
+            made = run(given)
+        same(plan, made, by_jobs(plan, given))
+        assert made[op.outputs[0]].seq.tolist() == [4, 9]
 
 
 def failing(builder: StreamsBuilder) -> None:
@@ -190,12 +186,10 @@ def failing(builder: StreamsBuilder) -> None:
     stream.map_values(F.col("value").cast("bigint")).to("out")
 
 
-def refused(
-    run: Callable[[HopInput], HopInput], hop: HopInput, place: tuple[str, int, int], code: str
-) -> BatchFailure:
-    """What Spark says of the one record in ``hop`` for which a Column fails."""
+def refused(run: Run, given: Records, place: tuple[str, int, int], code: str) -> BatchFailure:
+    """What Spark says of the one record of ``given`` for which a Column fails."""
     with pytest.raises(SparkSays) as failure:
-        run(hop)
+        run(given)
     said = failure.value.failure
     assert said.record is not None
     assert said.record.place == place
@@ -207,15 +201,16 @@ def test_a_column_that_fails_names_its_record_and_the_connection_goes_on() -> No
     plan = planned(failing)
     given = [Record(("in", 0, 7 + i), (b"k", v), 0) for i, v in enumerate((b"1", b"one", b"2"))]
     with served(plan) as run:
-        said = refused(run, decoded(plan, given), ("in", 0, 8), "[CAST_INVALID_INPUT]")
+        said = refused(run, decoded(plan, given).batches, ("in", 0, 8), "[CAST_INVALID_INPUT]")
         assert said.where[0].startswith(__file__)
-        good = run(decoded(plan, [given[0], given[2]]))
-    (slot,) = slots_of_segment(plan, 0).slots
-    assert good.batches[slot.id].value.to_pylist() == [1, 2]
+        good = run(decoded(plan, [given[0], given[2]]).batches)
+    (slot,) = plan.columns[0].outputs
+    assert good[slot].value.to_pylist() == [1, 2]
 
 
 def test_the_service_refuses_a_question_that_is_too_large_and_hangs_up() -> None:
-    path, _ = service_segment(planned(filtered), 0)
+    plan = planned(filtered)
+    path, _ = spark_columns(plan, plan.columns[0])
     for size in (-1, MOST_MESSAGE_BYTES + 1):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
             asking.settimeout(60)
@@ -238,13 +233,13 @@ def test_where_arrow_fails_spark_says_what_and_for_which_record(spark: SparkSess
     given = [
         Record(("in", 0, 7 + i), (b"k", v.to_bytes(8, "big")), 0) for i, v in enumerate(values)
     ]
-    assert isinstance(resident_road(plan).segments[0], TwinSegment)
+    assert isinstance(prepared_columns(plan).prepared[0], ArrowColumns)
     with served(plan, service=False) as run:
-        refused(run, decoded(plan, given), ("in", 0, 8), "[ARITHMETIC_OVERFLOW]")
-        good = run(decoded(plan, [given[0], given[2], given[3]]))
-    (slot,) = slots_of_segment(plan, 0).slots
-    assert good.batches[slot.id].value.to_pylist() == [6, 8]
-    assert good.rows[slot.id].tolist() == [0, 2]
+        refused(run, decoded(plan, given).batches, ("in", 0, 8), "[ARITHMETIC_OVERFLOW]")
+        good = run(decoded(plan, [given[0], given[2], given[3]]).batches)
+    (slot,) = plan.columns[0].outputs
+    assert good[slot].value.to_pylist() == [6, 8]
+    assert good[slot].seq.tolist() == [0, 2]
 
 
 def test_threads_have_expressions_of_their_own(spark: SparkSession) -> None:
@@ -252,13 +247,13 @@ def test_threads_have_expressions_of_their_own(spark: SparkSession) -> None:
     plan = planned(shaped_as_json)
     given = records() * 200
     with served(plan) as run:
-        expected = columns_of_all(run(decoded(plan, given)))
+        expected = columns_of_all(run(decoded(plan, given).batches))
     outcomes: list[object] = []
 
     def work() -> None:
         with served(plan) as run:
             outcomes.extend(
-                columns_of_all(run(decoded(plan, given))) == expected for _ in range(20)
+                columns_of_all(run(decoded(plan, given).batches)) == expected for _ in range(20)
             )
 
     threads = [threading.Thread(target=work) for _ in range(4)]
@@ -274,5 +269,5 @@ def shaped_as_json(builder: StreamsBuilder) -> None:
     stream.map_values(F.to_json("value")).to("out")
 
 
-def columns_of_all(hop: HopInput) -> list[object]:
-    return [columns(batch) for _, batch in sorted(hop.batches.items())]
+def columns_of_all(records: Records) -> list[object]:
+    return [columns(batch) for _, batch in sorted(records.items())]

@@ -17,17 +17,15 @@ from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as st
 
-from contracts.test_resident_contract import Record, decoded, planned
+from contracts.test_resident_contract import Record, by_worker, decoded, planned
 from everflow import KStream, StreamsBuilder, agg, serdes
 from everflow.records import EdgeBatch
 from everflow.runtime.step.step_failure import SparkSays
 from everflow.runtime.step.step_functions import RecordFailure
-from everflow.runtime.thread.road import ResidentRoad, resident_road
-from everflow.runtime.worker.column_client import ColumnClient
-from everflow.runtime.worker.resident_segments import ResidentSegment, seen
+from everflow.runtime.thread.columns import ColumnsOfPlan, prepared_columns
+from everflow.runtime.worker.columns import seen
 from everflow.spark.session import get_session
-from everflow.topology.hops import HopInput
-from everflow.topology.physical_plan import PhysicalPlan, Projection
+from everflow.topology.physical_plan import PhysicalPlan
 from everflow.travel.parcel import Parcel
 
 pytestmark = pytest.mark.spark
@@ -176,54 +174,34 @@ def _started(spark: SparkSession) -> None:
 
 
 class Run:
-    """A program's first segment over records; what its last projection makes."""
+    """A program's Columns over records; what the last of them makes."""
 
     def __init__(self, program: Callable[[KStream], object]) -> None:
         def build(builder: StreamsBuilder) -> None:
             program(builder.stream("in", key=serdes.string(), value=VALUE))
 
         self.plan = planned(build)
-        road: ResidentRoad = Parcel.of(resident_road(self.plan)).copy()  # as a worker has it
-        self._segment, self._path = road.segments[0], road.columns
+        columns: ColumnsOfPlan = Parcel.of(prepared_columns(self.plan)).copy()  # as a worker has it
+        self._columns, self._path = columns.prepared, columns.path
 
-    def __call__(self, rows: Rows) -> HopInput:
-        return run(self._segment, given(self.plan, rows), self._path)
+    def __call__(self, rows: Rows) -> dict[int, EdgeBatch]:
+        return by_worker(self.plan, self._columns, self._path, given(self.plan, rows))
 
     def made(self, rows: Rows) -> EdgeBatch:
-        last = [
-            found for found in self.plan.segments[0].projections if isinstance(found, Projection)
-        ][-1]
-        return self(rows).batches[last.output]
+        return self(rows)[self.plan.columns[-1].outputs[-1]]
 
 
-def run(segment: ResidentSegment, hop: HopInput, path: str) -> HopInput:
-    columns = ColumnClient(path)
-    try:
-        segment.run(hop, columns)
-    finally:
-        columns.close()
-    return hop
-
-
-def source_slot(plan: PhysicalPlan) -> int:
-    (slot,) = (slot.id for slot in plan.slots if slot.level == -1 and slot.type.value == VALUE.type)
-    return slot
-
-
-def given(plan: PhysicalPlan, rows: Rows) -> HopInput:
-    return decoded(
-        plan,
-        [
-            Record(("in", 0, 10 + row), data, 1_000 * row, [("h", b"%d" % row)] if row % 2 else [])
-            for row, data in enumerate(rows)
-        ],
-    )
+def given(plan: PhysicalPlan, rows: Rows) -> dict[int, EdgeBatch]:
+    records = [
+        Record(("in", 0, 10 + row), data, 1_000 * row, [("h", b"%d" % row)] if row % 2 else [])
+        for row, data in enumerate(rows)
+    ]
+    return decoded(plan, records).batches
 
 
 def frame_of(plan: PhysicalPlan) -> Any:
     """The same records as a DataFrame."""
-    hop = given(plan, ROWS)
-    batch = hop.batches[source_slot(plan)]
+    batch = given(plan, ROWS)[plan.sources[0].slot]
     names = ("key", "value", "timestamp", "topic", "partition", "offset")
     kinds = (batch.key.type, batch.value.type, pa.int64(), pa.string(), pa.int32(), pa.int64())
     reads = pa.schema(list(zip(names, kinds, strict=True)))
@@ -246,7 +224,7 @@ def test_a_column_with_functions_is_what_a_data_frame_makes_of_it(name: str) -> 
     expected = frame_of(run.plan).select(COLUMNS[name]().alias("made")).toArrow()["made"]
     found = run.made(ROWS).value
     assert repr(found.to_pylist()) == repr(expected.to_pylist())
-    assert found.type == run.plan.segments[0].projections[-1].node.out.value
+    assert found.type == run.plan.slots[run.plan.columns[-1].outputs[-1]].type.value
 
 
 def test_a_predicate_and_a_key() -> None:
@@ -295,13 +273,11 @@ def test_a_table_s_deleted_keys_are_no_arguments() -> None:
             .for_each(ignored)
         )
     )
-    road = resident_road(plan)
-    (slot,) = (slot for slot in plan.out_of_step(0) if slot.type.value == VALUE.type)
-    first = source_slot(plan)
-    hop = given(plan, [(b"k", b'{"a": 9}'), (b"k", None), (b"l", b'{"a": 8}')])
-    hop.batches[slot.id], hop.rows[slot.id] = hop.batches[first], hop.rows[first]
-    run(road.segments[1], hop, road.columns)
-    made = hop.batches[plan.segments[1].projections[0].output]
+    found = prepared_columns(plan)
+    op = plan.columns[0]
+    records = given(plan, [(b"k", b'{"a": 9}'), (b"k", None), (b"l", b'{"a": 8}')])
+    records[op.input] = records[plan.sources[0].slot]
+    made = by_worker(plan, found.prepared, found.path, records)[op.outputs[0]]
     assert made.value.to_pylist() == [50, None, 100]
     assert made.key.to_pylist() == ["k", "k", "l"]
 
@@ -405,11 +381,11 @@ def test_an_aggregate_of_what_functions_make() -> None:
             .aggregate(total=agg.sum(only_positive("value.a")), store="s")
         )
     )
-    road = resident_road(plan)
+    found = prepared_columns(plan)
     rows = [(b"k", b'{"a": 9}'), (b"k", None), (b"k", b'{"a": 8}')]
-    hop = run(road.segments[0], given(plan, rows), road.columns)
-    (slot,) = plan.steps[0].ops[0].inputs
-    assert [row and list(row.values()) for row in hop.batches[slot].value.to_pylist()] == [
+    records = by_worker(plan, found.prepared, found.path, given(plan, rows))
+    (slot,) = plan.stateful[0].inputs
+    assert [row and list(row.values()) for row in records[slot].value.to_pylist()] == [
         [50],
         None,
         [100],

@@ -1,9 +1,10 @@
-"""One contract, two ways to a segment's slots: a Spark job over the decoded records, and the Arrow
-twin."""
+"""One contract, two ways to compute Columns: a Spark job over the decoded records, and Arrow."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,11 @@ from everflow import StreamsBuilder, TimeWindows, agg, serdes
 from everflow.handlers.given import Handlers
 from everflow.kafka.reading.log_columns import LogColumns
 from everflow.records import HEADERS, EdgeBatch, TopicPartition
-from everflow.runtime.thread.road import computed_segment, resident_road
+from everflow.runtime.step.task_step import PreparedColumns, Records
+from everflow.runtime.thread.columns import prepared_columns, spark_columns_at
 from everflow.runtime.worker.column_client import ColumnClient
+from everflow.runtime.worker.columns import ArrowColumns
 from everflow.runtime.worker.log_decoder import LogDecoder
-from everflow.runtime.worker.resident_segments import TwinSegment
 from everflow.runtime.worker.set_aside import Judge
 from everflow.topology.hops import HopInput
 from everflow.topology.physical_plan import DEAD_LETTER_SLOT, PhysicalPlan
@@ -152,35 +154,45 @@ def decoded(plan: PhysicalPlan, records: list[Record]) -> HopInput:
     return LogDecoder.of(plan, Handlers()).run(logs, Judge())
 
 
-def by_a_job(plan: PhysicalPlan, hop: HopInput, level: int = 0) -> HopInput:
-    """What a Spark job adds to the hop."""
-    made = replace(hop, batches=dict(hop.batches), rows=dict(hop.rows))
-    computed_segment(plan, level, level).run(made, JobColumns(plan))
+def by_jobs(plan: PhysicalPlan, records: Records) -> dict[int, EdgeBatch]:
+    """The records, and what Spark jobs make of them by all Columns of the plan."""
+    made = dict(records)
+    for number in range(len(plan.columns)):
+        spark_columns_at(plan, plan.columns[number], number).run(made, JobColumns(plan))
     return made
 
 
-def same(given: HopInput, expected: HopInput) -> None:
-    """The same slots, with the same records of the same types in the same rows."""
-    assert given.batches.keys() == expected.batches.keys()
-    for slot, there in expected.batches.items():
-        here = given.batches[slot]
+def by_worker(
+    plan: PhysicalPlan, columns: Sequence[PreparedColumns], path: str, records: Records
+) -> dict[int, EdgeBatch]:
+    """The same, by Columns that were prepared for a worker."""
+    made = dict(records)
+    with closing(ColumnClient(path)) as client:
+        for one in columns:
+            one.run(made, client)
+    return made
+
+
+def same(plan: PhysicalPlan, given: Records, expected: Records) -> None:
+    """The same records of the same types, in all slots that somebody reads."""
+    read = {slot for op in plan.columns for slot in op.outputs}
+    assert read <= given.keys() & expected.keys()
+    for slot in read:
+        here, there = given[slot], expected[slot]
         assert columns(here) == columns(there), slot
         assert (here.key.type, here.value.type) == (there.key.type, there.value.type)
-        np.testing.assert_array_equal(given.rows[slot], expected.rows[slot])
 
 
 @pytest.mark.parametrize("program", [windowed, summed], ids=lambda program: program.__name__)
 @pytest.mark.parametrize("rows", [7, 1, 0])
 def test_the_twin_gives_what_a_job_gives(spark: SparkSession, program: object, rows: int) -> None:
     found, messages = planned(program), records(program)[:rows]
-    twin = resident_road(found).segments[0]
-    assert isinstance(twin, TwinSegment)
-    assert twin.projections
-    assert twin.spark is None
-    given = decoded(found, messages)
-    expected = by_a_job(found, given)
-    twin.run(given, ColumnClient(""))
-    same(given, expected)
+    prepared = prepared_columns(found)
+    for one in prepared.prepared:
+        assert isinstance(one, ArrowColumns)
+        assert one.spark is None
+    given = decoded(found, messages).batches
+    same(found, by_worker(found, prepared.prepared, prepared.path, given), by_jobs(found, given))
 
 
 def test_a_number_that_is_too_large_for_its_type_is_no_infinity() -> None:

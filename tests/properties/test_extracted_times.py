@@ -161,7 +161,6 @@ def read(inputs: list[Input], ranges: dict[TopicPartition, OffsetRange]) -> HopI
         partition=np.empty(0, np.int32),
         offset=np.empty(0, np.int64),
         timestamp=np.empty(0, np.int64),
-        control="{}",
     )
     for number, one in enumerate(inputs):
         start, end = ranges[TopicPartition(topic(number), 0)]

@@ -86,7 +86,6 @@ def hop_of(inputs: list[Input]) -> Hop:
             partition=zeros,
             offset=offset,
             timestamp=times,
-            control="{}",
         ),
         ranges,
         log_ends,

@@ -228,7 +228,7 @@ def describe(
     with _errors_for_people(debug):
         from everflow.cli.cluster import own_status
         from everflow.cli.program import LOAD_SILENT_S, load_topology
-        from everflow.runtime.thread.road import physical_road
+        from everflow.runtime.thread.columns import physical_description
         from everflow.spark.session import get_context
         from everflow.topology import describe as described
         from everflow.topology import describe_physical as computed
@@ -248,7 +248,9 @@ def describe(
             status.waiting(f"loading {target}", after_s=LOAD_SILENT_S),
         ):
             topology = load_topology(target, start_spark=get_context)
-            shown = physical_road(topology, roads[form]) if physical else forms[form](topology)
+            shown = (
+                physical_description(topology, roads[form]) if physical else forms[form](topology)
+            )
         typer.echo(shown.rstrip())
 
 

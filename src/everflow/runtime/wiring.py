@@ -257,7 +257,7 @@ def lost_writers_of(dependencies: Dependencies) -> LostWriters:
 def job_opener(context: Any, dependencies: Dependencies) -> OpenJob:
     """Opens the Spark jobs of stream threads. TopologyError with the user's line for a Column that
     they cannot compute, or a function that cannot travel."""
-    from everflow.runtime.thread.road import resident_road
+    from everflow.runtime.thread.columns import prepared_columns
     from everflow.runtime.thread.thread_job import JobSettings, ThreadJob, pack
 
     config, blueprint = dependencies.config, dependencies.blueprint
@@ -271,7 +271,7 @@ def job_opener(context: Any, dependencies: Dependencies) -> OpenJob:
         ahead_bytes=config.memory.worker(config.num_stream_threads).ahead,
     )
     # Once for all threads: what the program's variables are now is what the workers get.
-    work = pack(blueprint.plan, settings, resident_road(blueprint.plan))
+    work = pack(blueprint.plan, settings, prepared_columns(blueprint.plan))
     client = client_id(config, dependencies.directory.process_id)
     within = some([str(index) for index in sorted(blueprint.inputs)], 12)
 

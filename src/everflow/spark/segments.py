@@ -1,14 +1,13 @@
-"""Segments: the stateless Column operators of one level as one Catalyst projection (design D2).
+"""Makes Catalyst's projections of Columns (design D2).
 
-A segment turns rows (Kafka records on level 0, hop rows later) into hop rows. Every slot lives in
-columns ``p<id>`` (live), ``p<id>_k`` and ``p<id>_x`` (value); expressions of the user run guarded
-by their slot's live flag, so that a row that an earlier filter removed is never evaluated.
+Every slot lives in columns ``p<id>`` (live), ``p<id>_k`` and ``p<id>_x`` (value); expressions of
+the user run guarded by their slot's live flag, so that a row that an earlier filter removed is
+never evaluated: one row in is one row out, and the row for which a Column fails names the record.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
@@ -17,14 +16,8 @@ from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import DataType, StringType, StructField, StructType
 
 from everflow.topology.graph import ColumnExpr, joined_sides
-from everflow.topology.hops import HopSchema
-from everflow.topology.physical_plan import (
-    Choice,
-    PhysicalPlan,
-    Projection,
-    Segment,
-    Slot,
-)
+from everflow.topology.hops import ColumnRows
+from everflow.topology.physical_plan import Choice, ColumnsOp, PhysicalPlan, Projection, Slot
 
 
 def spark_type(kind: pa.DataType) -> DataType:
@@ -38,63 +31,43 @@ def struct_type(fields: pa.Schema) -> StructType:
     return StructType([StructField(field.name, spark_type(field.type)) for field in fields])
 
 
-def spark_schema(schema: HopSchema) -> StructType:
-    """A hop's schema as Spark sees it."""
-    return struct_type(schema.arrow())
-
-
-def rows_into_segment(plan: PhysicalPlan, level: int) -> HopSchema:
-    """Schema of the rows that segment ``level`` is given where it is computed without a job: the
-    slots that its projections read."""
-    read = {projection.input for projection in plan.segments[level].projections}
-    slots = tuple(slot for slot in plan.out_of_step(level - 1) if slot.id in read)
-    return HopSchema(slots, plan.segments[level].reads_headers, bare=True)
-
-
-def slots_of_segment(plan: PhysicalPlan, level: int) -> HopSchema:
-    """The slots that segment ``level`` makes of such rows."""
-    made = {projection.output for projection in plan.segments[level].projections}
-    slots = tuple(slot for slot in plan.into_step(level) if slot.id in made)
-    return HopSchema(slots, plan.segments[level].reads_headers, bare=True)
-
-
-def computed_slots(rows: DataFrame, plan: PhysicalPlan, level: int) -> DataFrame:
-    """`rows_into_segment` -> the columns of `slots_of_segment` alone, without rows' metadata."""
-    made = slots_of_segment(plan, level)
-    frame = _projected(rows, plan, level, rows_into_segment(plan, level))
-    columns = [column for slot in made.slots for column in _slot_columns(slot)]
-    fields = [field for slot in made.slots for field in made.slot_fields(slot)]
-    return frame.select(
-        *[c.cast(spark_type(f.type)).alias(f.name) for c, f in zip(columns, fields, strict=True)]
+def column_rows(plan: PhysicalPlan, op: ColumnsOp) -> ColumnRows:
+    """The rows for which it is computed."""
+    return ColumnRows(
+        given=plan.slots[op.input],
+        made=tuple(plan.slots[slot] for slot in op.outputs),
+        uses=op.uses,
     )
 
 
-def _projected(rows: DataFrame, plan: PhysicalPlan, level: int, incoming: HopSchema) -> DataFrame:
-    columns = [F.col(field.name) for field in incoming.meta()]
-    for slot in incoming.slots:
-        columns += [
-            F.col(f"p{slot.id}"),
-            F.col(f"p{slot.id}_k"),
-            _assemble(slot).alias(f"p{slot.id}_x"),
+def computed_slots(frame: DataFrame, plan: PhysicalPlan, op: ColumnsOp) -> DataFrame:
+    """A frame of `ColumnRows` -> the columns of the slots that are made, row by row."""
+    rows = column_rows(plan, op)
+    topics = {source.index: source.topic for source in plan.sources}
+    given = rows.given
+    frame = frame.select(
+        *[F.col(field.name) for field in rows.meta().values()],
+        F.lit(True).alias(f"p{given.id}"),
+        F.col(f"p{given.id}_k"),
+        _assemble(given).alias(f"p{given.id}_x"),
+    )
+    for projection in op.projections:
+        frame = _projected(frame, projection, plan.slots[projection.input], rows, topics)
+    columns = [column for slot in rows.made for column in _slot_columns(slot)]
+    return frame.select(
+        *[
+            column.cast(spark_type(field.type)).alias(field.name)
+            for column, field in zip(columns, rows.made_schema(), strict=True)
         ]
-    return _run(rows.select(*columns), plan.segments[level], plan)
+    )
 
 
-# --- projections ----------------------------------------------------------------------------------
-
-
-def _run(frame: DataFrame, segment: Segment, plan: PhysicalPlan) -> DataFrame:
-    names = {source.index: source.topic for source in plan.sources}
-    for projection in segment.projections:
-        frame = _project(frame, projection, plan, names)
-    return frame
-
-
-def _project(
+def _projected(
     frame: DataFrame,
     projection: Projection | Choice,
-    plan: PhysicalPlan,
-    topics: dict[int, str],
+    given: Slot,
+    rows: ColumnRows,
+    topics: Mapping[int, str],
 ) -> DataFrame:
     """One node on one slot. The names the user sees (key, value, ...) exist only inside this
     selection."""
@@ -104,16 +77,11 @@ def _project(
         "*",
         F.col(f"p{i}_k").alias("key"),
         F.col(f"p{i}_x").alias("value"),
-        F.col("_ts").alias("timestamp"),
-        _topic_name(topics).alias("topic"),
-        F.col("_part").alias("partition"),
-        F.col("_off").alias("offset"),
-        (
-            F.col("_hdr")
-            if "_hdr" in before
-            else F.lit(None).cast("array<struct<key:string,value:binary>>")
-        ).alias("headers"),
-        *[F.col(f"p{i}_x")[side].alias(side) for side in joined_sides(plan.slots[i].type.value)],
+        *[
+            (_topic_name(topics) if name == "topic" else F.col(field.name)).alias(name)
+            for name, field in rows.meta().items()
+        ],
+        *[F.col(f"p{i}_x")[side].alias(side) for side in joined_sides(given.type.value)],
     )
     live = F.coalesce(F.col(f"p{i}"), F.lit(False))
     if isinstance(projection, Choice):
@@ -149,21 +117,19 @@ def _column(given: ColumnExpr | None, name: str) -> Column:
     under ``name``."""
     if given is None:
         return F.col(name)
-    return F.expr(given.column) if isinstance(given.column, str) else cast(Column, given.column)
+    column: Column = F.expr(given.column) if isinstance(given.column, str) else given.column
+    return column
 
 
-def _topic_name(topics: dict[int, str]) -> Column:
+def _topic_name(topics: Mapping[int, str]) -> Column:
     name = F.lit(None).cast("string")
     for index, topic in topics.items():
         name = F.when(F.col("_src") == index, F.lit(topic)).otherwise(name)
     return name
 
 
-# --- hop rows -------------------------------------------------------------------------------------
-
-
 def _assemble(slot: Slot) -> Column:
-    """A slot's value from its flat hop columns."""
+    """A slot's value from its flat columns."""
     name = f"p{slot.id}"
     if not pa.types.is_struct(slot.type.value):
         return F.col(f"{name}_v")

@@ -1,6 +1,6 @@
 """`TopologyTestDriver`: runs a topology without a broker, record by record, and shows its stores.
 
-It runs the very segments and steps that an instance runs, in this process (Columns in the Spark of
+It runs the very operators that an instance runs, in this process (Columns in the Spark of
 the test run, which starts where there are some), with stores in memory. Functions have gone through
 the same pickle as on their way to a worker, so what cannot travel fails here too, and what a
 function changes in a variable is changed in its own copy. Like Kafka Streams' driver it passes
@@ -41,20 +41,15 @@ from everflow.runtime.step.step_failure import EarlierStepFailed, SparkSays
 from everflow.runtime.step.step_functions import RecordFailure, UndecodableRecord
 from everflow.runtime.step.task_step import SinkOutput, StepResult, TaskStep
 from everflow.runtime.thread.batch_counts import misplaced_keys
+from everflow.runtime.thread.columns import prepared_columns
 from everflow.runtime.thread.failure_text import ending
 from everflow.runtime.thread.packing import packed
-from everflow.runtime.thread.road import resident_road
 from everflow.runtime.thread.table_printer import tables
 from everflow.runtime.topics.idle_sources import Moves
 from everflow.runtime.worker.column_client import ColumnClient
 from everflow.runtime.worker.dead_letters import letter_headers, take_letters
 from everflow.runtime.worker.isolation import Isolated, Trial, stores_of, trial_of
 from everflow.runtime.worker.log_decoder import LogDecoder
-from everflow.runtime.worker.resident_segments import (
-    ColumnComputer,
-    ResidentSegment,
-    run_levels,
-)
 from everflow.serdes import Serde
 from everflow.snapshots.query_errors import StoreKindError, StoreNotFoundError
 from everflow.state.store import InMemoryStore, StoreSpec
@@ -154,35 +149,33 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         self._silence = DriverSilence(self._plan, self._stream_times, self._topics.inputs)
         self._inputs: list[InputTopic] = []
         self._misplaced = set[str]()
-        self._sink = _MemorySink(self._topics.count)
+        self._sink = self._new_sink()
         self._decoder = LogDecoder.of(self._plan, handlers, self._topics.counts)
-        self._segments, self._columns = _prepared(self._plan)
+        with waiting("preparing the Columns of this topology in Spark"):
+            columns = prepared_columns(self._plan)
+        self._columns = ColumnClient(columns.path)
         self._closed = False
         self._request: BatchRequest | None = None
         # As the workers get them: what cannot travel is refused here too, and a variable that a
         # function changes is its own copy.
-        self._packed = packed(
-            (self._plan.sources, [step.ops for step in self._plan.steps]), self._plan
+        step = TaskStep.of(
+            self._plan,
+            columns.prepared,
+            MemoryAccess(self._stores),
+            self._sink,
+            handlers=handlers,
         )
-        self._steps = self._new_steps()
+        self._packed = packed((step.sources, step.times, step.ops), self._plan)
+        self._step = self._as_travelled(step)
         self._tables.load(self._wall_clock_ms)
 
-    def _new_steps(self) -> list[TaskStep]:
-        sources, operators = self._packed.copy()
-        steps = [
-            TaskStep.of(
-                self._plan,
-                level,
-                MemoryAccess(self._stores),
-                self._sink,
-                handlers=self._handlers,
-            )
-            for level in range(self._plan.levels)
-        ]
-        return [
-            replace(step, ops=ops, sources=sources)
-            for step, ops in zip(steps, operators, strict=True)
-        ]
+    def _as_travelled(self, step: TaskStep) -> TaskStep:
+        """With operators as a worker gets them."""
+        sources, times, ops = self._packed.copy()
+        return replace(step, sources=sources, times=times, ops=ops)
+
+    def _new_sink(self) -> _MemorySink:
+        return _MemorySink(self._topics.count)
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -199,7 +192,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         topics and stores stay valid. IllegalStateError once the driver is closed."""
         self._require_open()
         self._forget()
-        self._steps = self._new_steps()
+        self._step = self._as_travelled(self._step)
         self._tables.load(self._wall_clock_ms)
 
     def _forget(self) -> None:
@@ -424,7 +417,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
     def _step_result(self, rows: Sequence[tuple[RawRecord, int]]) -> StepResult:
         try:
             read = log_columns(rows, self._plan.headers)
-            batch = Isolated(self._decoder, stores_of(self._steps))
+            batch = Isolated(self._decoder, stores_of(self._step))
             batch.run(self._current(), read, self._computed)
         except (RecordFailure, UndecodableRecord, EarlierStepFailed) as error:
             raise ending(error.failure, 1, "") from (error.__cause__ or error)
@@ -432,9 +425,11 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
             raise ending(failure_of_said(error.failure), 1, "") from error
         return self._sink.take()
 
-    def _computed(self, request: BatchRequest, hop: HopInput, trial: Trial | None) -> str:
-        steps = self._steps if trial is None else trial_of(self._steps, trial)
-        return run_levels(self._segments, steps, self._columns, request, hop, {})
+    def _computed(
+        self, request: BatchRequest, decoded: HopInput, trial: Trial | None
+    ) -> BatchResult:
+        step = self._step if trial is None else trial_of(self._step, trial)
+        return step.run(request, decoded, self._columns, {})
 
     def _deliver(self, result: StepResult) -> list[RawRecord]:
         looped: list[RawRecord] = []
@@ -533,13 +528,6 @@ class _Outputs:
         self.produced.clear()
         for records in self._written.values():
             records.clear()
-
-
-def _prepared(plan: PhysicalPlan) -> tuple[Sequence[ResidentSegment], ColumnComputer]:
-    """The segments of a plan, and where they are computed."""
-    with waiting("preparing the Columns of this topology in Spark"):
-        road = resident_road(plan)
-        return road.segments, ColumnClient(road.columns)
 
 
 def _partitioned(output: SinkOutput, count: Callable[[str], int]) -> tuple[SinkOutput, Int64]:

@@ -13,25 +13,28 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple
 
-import pyarrow as pa
-
 from everflow.topology.graph import PREPARE, ColumnExpr
 from everflow.topology.physical_plan import (
+    ARROW,
+    PYTHON,
     Choice,
+    ColumnsOp,
     FunctionOp,
     PhysicalPlan,
+    PlanOp,
     PrintOp,
     Projection,
     SinkOp,
     StatefulOp,
-    StepOp,
     TakeOp,
     TimeOp,
     UnnestOp,
+    columns_of,
+    computed_by,
+    why_not_arrow,
 )
 from everflow.topology.timestamps import TimeFunction
 
-ARROW, CATALYST, PYTHON = "Arrow", "Catalyst", "Python"
 BY_RECORD = "by_record"
 """The kind of a serde of the user that takes one value at a time."""
 
@@ -51,11 +54,8 @@ def roads(plan: PhysicalPlan) -> list[Road]:
         Road(source.node, *_serdes("reads", source.key_serde, source.value_serde), None)
         for source in plan.sources
     ]
-    for segment, step in zip(plan.segments, plan.steps, strict=True):
-        for projection in segment.projections:
-            found += _of_projection(projection)
-        for op in step.ops:
-            found += _of_op(op)
+    for op in (*plan.times, *plan.ops):
+        found += _of_op(op)
     return list(dict.fromkeys(found))  # behind a merge a node is there once per path
 
 
@@ -90,49 +90,24 @@ def summary(listed: list[Road]) -> str:
     return ", ".join(f"{name} {count}" for name, count in counts.most_common()) + " nodes"
 
 
-def has_twin(found: Projection | Choice) -> bool:
-    """Whether Arrow computes all of its Columns."""
-    return not any(map(_why_none, _parts(found)))
-
-
-def _parts(found: Projection | Choice) -> list[tuple[ColumnExpr, pa.DataType]]:
-    """Its Columns, with the types of what is made of them."""
-    if isinstance(found, Choice):
-        return [(found.column, found.type)]
-    node = found.node
-    listed = (
-        (node.predicate, pa.bool_()),
-        (node.key, node.out.key),
-        (node.value, node.out.value),
-    )
-    return [(given, kind) for given, kind in listed if given is not None]
-
-
-def _why_none(part: tuple[ColumnExpr, pa.DataType]) -> str:
-    given, kind = part
-    if given.twin is not None and not given.type.equals(kind):
-        return f"{given.type} becomes {kind}"
-    return given.why if given.twin is None else ""
-
-
-def _of_projection(found: Projection | Choice) -> Iterator[Road]:
-    parts = _parts(found)
-    why = ", ".join(_column_text(given) for given, _ in parts)
+def _of_projection(found: Projection | Choice) -> Road:
+    columns = columns_of(found)
+    why = ", ".join(_column_text(column) for column, _ in columns)
     if isinstance(found, Projection) and found.node.label == PREPARE:
         why = "prepares values"
     if isinstance(found, Choice):
         why = f"the {found.what} is {why}"
-    reasons = list(dict.fromkeys(filter(None, map(_why_none, parts))))
-    road = CATALYST
-    if not reasons:
-        road = ARROW
-    elif any(given.calls for given, _ in parts):
-        road, why, reasons = PYTHON, f"calls functions for columns of records: {why}", []
-    yield Road(found.node.name, road, "; ".join([why, *reasons]), found.node.where)
+    reasons = list(dict.fromkeys(filter(None, (why_not_arrow(*one) for one in columns))))
+    by = computed_by(found)
+    if by == PYTHON:
+        why, reasons = f"calls functions for columns of records: {why}", []
+    return Road(found.node.name, by, "; ".join([why, *reasons]), found.node.where)
 
 
-def _of_op(op: StepOp) -> Iterator[Road]:
+def _of_op(op: PlanOp | TimeOp) -> Iterator[Road]:
     match op:
+        case ColumnsOp():
+            yield from map(_of_projection, op.projections)
         case TimeOp(extractor=TimeFunction() as extractor):
             yield Road(op.name, PYTHON, f"calls {_texts(extractor.fn)} for times", op.where)
         case TimeOp(extractor=extractor) if extractor is not None:

@@ -1,22 +1,14 @@
-"""Hop rows: one Arrow schema carries records on several slots between JVM and workers (design D2).
-
-One row per input record (a *wide row*): metadata, and for every slot that crosses a live flag and
-its key and value as flat nullable columns. The last row of every hop is the end marker (``_src`` =
--1); its ``_ctl`` column carries the job's control text. Matching of columns is by position in
-Spark, so every batch is built and read here, with names checked (scenario 35).
-"""
+"""Batches of records by slot, what joins them, and the rows of records that the JVM computes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from everflow.errors import EverflowError
 from everflow.records import (
     HEADERS,
     EdgeBatch,
@@ -28,61 +20,21 @@ from everflow.records import (
 from everflow.topology.known_results import KnownResults
 from everflow.topology.physical_plan import Slot
 
-MARKER = -1
-
-
-class HopError(EverflowError):
-    """A hop's rows do not look as the plan says, or ended without the end marker: an upstream stage
-    failed."""
-
-    code = "EF-HOP"
-
-
-@dataclass(frozen=True)
-class HopSchema:
-    """Columns of one hop: metadata, then per slot ``p<id>`` (live), ``p<id>_k`` and the value:
-    ``p<id>_v`` or, for structs, one column per field ``p<id>_v<i>`` after ``p<id>_vn`` (value
-    present)."""
-
-    slots: tuple[Slot, ...]
-    headers: bool
-    bare: bool = False
-    """Rows for Columns alone have no order and no control text: two columns less for every
-    record."""
-
-    def meta(self) -> list[pa.Field]:
-        fields = [
-            pa.field("_src", pa.int32()),
-            pa.field("_part", pa.int32()),
-            pa.field("_off", pa.int64()),
-            pa.field("_ts", pa.int64()),
-        ]
-        if not self.bare:
-            fields += [pa.field("_seq", pa.int64()), pa.field("_ctl", pa.string())]
-        return fields + ([pa.field("_hdr", HEADERS)] if self.headers else [])
-
-    def slot_fields(self, slot: Slot) -> list[pa.Field]:
-        name = f"p{slot.id}"
-        fields = [pa.field(name, pa.bool_()), pa.field(f"{name}_k", slot.type.key)]
-        if pa.types.is_struct(slot.type.value):
-            fields.append(pa.field(f"{name}_vn", pa.bool_()))
-            return fields + [
-                pa.field(f"{name}_v{i}", slot.type.value.field(i).type)
-                for i in range(slot.type.value.num_fields)
-            ]
-        return [*fields, pa.field(f"{name}_v", slot.type.value)]
-
-    def arrow(self) -> pa.Schema:
-        """The whole schema, in order."""
-        return pa.schema(
-            self.meta() + [field for slot in self.slots for field in self.slot_fields(slot)]
-        )
+_META = {
+    "topic": pa.field("_src", pa.int32()),
+    "partition": pa.field("_part", pa.int32()),
+    "offset": pa.field("_off", pa.int64()),
+    "timestamp": pa.field("_ts", pa.int64()),
+    "headers": pa.field("_hdr", HEADERS),
+}
+"""By what a user sees beside key and value, the columns of `ColumnRows`; of the topic the index of
+its source."""
 
 
 @dataclass(kw_only=True)
 class HopInput:
-    """One hop's rows, read to the end: records by slot id (and the rows they stand in), the
-    metadata of all rows, and the marker's control text."""
+    """Decoded records of a micro-batch by slot (and the rows of the batch in which they stand), and
+    the metadata of all rows."""
 
     batches: dict[int, EdgeBatch]
     rows: dict[int, Int64]
@@ -90,149 +42,94 @@ class HopInput:
     partition: np.ndarray
     offset: Int64
     timestamp: Int64
-    control: str
     bytes: int = 0
-    """Of the records of the log that were read; step 0 tells it."""
+    """Of the records of the log that were read."""
     known: KnownResults | None = None
-    ran: dict[str, Any] | None = None
-    """By name the operators that have run in all steps, for
-    `everflow.runtime.step.independent_failures`, where one process runs them all."""
     """What functions gave for these records before; None where nobody computes them again."""
     keys: Sequence[KeyPlaces] = ()
-    """Where keys of these lie; step 0 tells it."""
+    """Where keys of these lie."""
 
 
-def ends_hop(batch: pa.RecordBatch) -> bool:
-    """Whether its last row is the end marker."""
-    return (
-        batch.num_rows > 0
-        and "_src" in batch.schema.names
-        and batch.column("_src")[-1].as_py() == MARKER
-    )
+@dataclass(frozen=True, kw_only=True)
+class ColumnRows:
+    """The rows of records for which Spark's code computes Columns, one for each record of a slot.
 
-
-def read_hop(batches: Iterable[pa.RecordBatch], schema: HopSchema) -> HopInput:
-    """Read a hop to its marker.
-
-    Raises HopError if the marker is missing: then the input was cut short by a failure upstream and
-    nothing of it may be committed (scenario 33). Text that is not UTF-8 gets U+FFFD for its bad
-    bytes, as Java's StringDeserializer does.
+    They have what the Columns use of `_META`, key (``p<id>_k``) and value: ``p<id>_v`` or, for
+    structs, one column per field ``p<id>_v<i>`` after ``p<id>_vn`` (value present). For each slot
+    that is made the same comes back, row by row, behind ``p<id>`` (whether the record is there).
     """
-    expected = schema.arrow()
-    collected = []
-    for batch in batches:
-        if batch.schema.names != expected.names:
-            raise HopError(
-                f"hop columns differ: expected {expected.names}, got {batch.schema.names}"
-            )
-        collected.append(batch)
-    if not collected:
-        raise HopError("the input of a step ended without its end marker: an upstream stage failed")
-    filled = [batch for batch in collected if batch.num_rows]
-    if not filled or not ends_hop(filled[-1]):
-        raise HopError("the input of a step ended without its end marker: an upstream stage failed")
-    last = filled.pop()
-    control = last.column("_ctl")[-1].as_py() or "{}"
-    if last.num_rows > 1:
-        filled.append(last.slice(0, last.num_rows - 1))
-    # mostly one batch and then the marker alone: what is joined is copied
-    body = pa.Table.from_batches(filled, last.schema).combine_chunks()
-    source = _numpy(body, "_src")
-    if (source == MARKER).any():
-        raise HopError("the input of a step has more than one end marker")
-    meta = HopInput(
-        batches={},
-        rows={},
-        source=source,
-        partition=_numpy(body, "_part"),
-        offset=_numpy(body, "_off"),
-        timestamp=_numpy(body, "_ts"),
-        control=control,
-    )
-    seq = _numpy(body, "_seq")
-    for slot in schema.slots:
-        meta.batches[slot.id], meta.rows[slot.id] = _read_slot(
-            body, slot, meta, seq, schema.headers
-        )
-    return meta
+
+    given: Slot
+    made: tuple[Slot, ...]
+    uses: frozenset[str]
+
+    def meta(self) -> dict[str, pa.Field]:
+        """Of `_META`, by what a user sees."""
+        return {name: field for name, field in _META.items() if name in self.uses}
+
+    def given_schema(self) -> pa.Schema:
+        """Of the rows."""
+        return pa.schema([*self.meta().values(), *_fields(self.given)])
+
+    def made_schema(self) -> pa.Schema:
+        """Of what comes back."""
+        return pa.schema([field for slot in self.made for field in made_fields(slot)])
+
+    def of(self, batch: EdgeBatch) -> pa.RecordBatch:
+        """The rows of these records."""
+        count, schema = len(batch), self.given_schema()
+        found = {
+            "topic": batch.source,
+            "partition": batch.partition,
+            "offset": batch.offset,
+            "timestamp": batch.timestamp,
+            "headers": no_headers(count) if batch.headers is None else batch.headers,
+        }
+        columns = [found[name] for name in self.meta()]
+        columns += [batch.key]
+        if pa.types.is_struct(self.given.type.value):
+            columns.append(pc.is_valid(batch.value))
+            columns += [
+                pc.struct_field(batch.value, [i]) for i in range(self.given.type.value.num_fields)
+            ]
+        else:
+            columns.append(batch.value)
+        arrays = [_typed(column, field) for column, field in zip(columns, schema, strict=True)]
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    def records(self, batch: EdgeBatch, table: pa.Table) -> Iterator[tuple[int, EdgeBatch]]:
+        """Slot id and records of what was made of the rows of ``batch``."""
+        for slot in self.made:
+            fields = made_fields(slot)
+            live = _chunk(table, fields[0].name)
+            columns = {
+                field.name: readable(_as(_chunk(table, field.name), field.type))
+                for field in fields[1:]
+            }
+            kept = batch
+            if live.null_count or pc.sum(live).as_py() != len(live):
+                there = pc.fill_null(live, False).to_numpy(zero_copy_only=False)
+                keep = np.flatnonzero(there)
+                index = pa.array(keep, pa.int64())
+                kept = batch.take(keep)
+                columns = {name: column.take(index) for name, column in columns.items()}
+            key = columns[f"p{slot.id}_k"]
+            yield slot.id, kept.with_columns(key, _assemble(columns, slot))
 
 
-def narrowed(hop: HopInput, schema: HopSchema) -> tuple[HopInput, Int64]:
-    """``hop`` with the slots of ``schema`` and the rows on which one of them is live alone, and
-    which rows of it those are."""
-    slots = [slot.id for slot in schema.slots]
-    live = np.zeros(len(hop.source), bool)
-    for slot in slots:
-        live[hop.rows[slot]] = True
-    rows = np.flatnonzero(live)
-    place = np.cumsum(live) - 1
-    part = HopInput(
-        batches={slot: hop.batches[slot] for slot in slots},
-        rows={slot: place[hop.rows[slot]] for slot in slots},
-        source=hop.source[rows],
-        partition=hop.partition[rows],
-        offset=hop.offset[rows],
-        timestamp=hop.timestamp[rows],
-        control=hop.control,
-    )
-    return part, rows
+def _fields(slot: Slot) -> list[pa.Field]:
+    """Of key and value."""
+    name, kind = f"p{slot.id}", slot.type.value
+    fields = [pa.field(f"{name}_k", slot.type.key)]
+    if not pa.types.is_struct(kind):
+        return [*fields, pa.field(f"{name}_v", kind)]
+    fields.append(pa.field(f"{name}_vn", pa.bool_()))
+    return fields + [pa.field(f"{name}_v{i}", kind.field(i).type) for i in range(kind.num_fields)]
 
 
-def wide_rows(hop: HopInput, schema: HopSchema, headers: pa.Array | None) -> pa.RecordBatch:
-    """All rows of ``hop`` with the slots of ``schema``, which is bare."""
-    count = len(hop.source)
-    columns = [
-        pa.array(column, kind)
-        for column, kind in (
-            (hop.source, pa.int32()),
-            (hop.partition, pa.int32()),
-            (hop.offset, pa.int64()),
-            (hop.timestamp, pa.int64()),
-        )
-    ]
-    if schema.headers:
-        columns.append(no_headers(count) if headers is None else headers)
-    for slot in schema.slots:
-        given = _slot_columns(hop.batches[slot.id], slot)
-        scattered = _scattered(hop.rows[slot.id], count)
-        columns += [column if scattered is None else column.take(scattered) for column in given]
-    arrow = schema.arrow()
-    return pa.RecordBatch.from_arrays(
-        [_typed(c, field, count) for c, field in zip(columns, arrow, strict=True)], schema=arrow
-    )
-
-
-def slots_of(
-    hop: HopInput, table: pa.Table, schema: HopSchema, headers: pa.Array | None
-) -> Iterator[tuple[int, EdgeBatch, Int64]]:
-    """Slot id, records and their rows of the slots of ``schema`` from ``table``, which has one row
-    for each row of ``hop``."""
-    if headers is not None:
-        table = table.append_column(pa.field("_hdr", HEADERS), headers)
-    seq = np.zeros(len(hop.source), np.int64)
-    for slot_id, batch in hop.batches.items():
-        seq[hop.rows[slot_id]] = batch.seq
-    for slot in schema.slots:
-        yield slot.id, *_read_slot(table, slot, hop, seq, headers is not None)
-
-
-def headers_of(hop: HopInput) -> pa.Array | None:
-    """Of every row, from the slots that have it; None where no record has any."""
-    if all(batch.headers is None for batch in hop.batches.values()):
-        return None
-    found = pa.nulls(len(hop.source), HEADERS)
-    for slot_id, batch in hop.batches.items():
-        if batch.headers is not None:
-            scattered = _scattered(hop.rows[slot_id], len(hop.source))
-            mine = batch.headers if scattered is None else batch.headers.take(scattered)
-            found = mine if found.null_count == len(found) else pc.coalesce(found, mine)
-    return pc.coalesce(found, no_headers(len(found))) if found.null_count else found
-
-
-def _scattered(rows: Int64, count: int) -> pa.Array | None:
-    """For each of ``count`` rows the index of its record in a slot that has ``rows``, null where it
-    has none. None: in order."""
-    return None if len(rows) == count else _places(rows, count)
+def made_fields(slot: Slot) -> list[pa.Field]:
+    """Of a slot that comes back (`ColumnRows`)."""
+    return [pa.field(f"p{slot.id}", pa.bool_()), *_fields(slot)]
 
 
 def _places(rows: Int64, count: int) -> pa.Array:
@@ -248,64 +145,11 @@ def spread(column: pa.Array, rows: Int64, count: int) -> pa.Array:
     return column.take(_places(rows, count))
 
 
-def _slot_columns(batch: EdgeBatch, slot: Slot) -> list[pa.Array]:
-    """The columns of `HopSchema.slot_fields`."""
-    live = pa.array(np.ones(len(batch), dtype=bool))
-    if not pa.types.is_struct(slot.type.value):
-        return [live, batch.key, batch.value]
-    fields = [pc.struct_field(batch.value, [i]) for i in range(slot.type.value.num_fields)]
-    return [live, batch.key, pc.is_valid(batch.value), *fields]
-
-
-def _numpy(table: pa.Table, name: str) -> np.ndarray:
-    column = table.column(name)
-    array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-    if isinstance(array, pa.ChunkedArray):
-        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
-    found: np.ndarray = array.to_numpy(zero_copy_only=False)
-    return found
-
-
 def _chunk(table: pa.Table, name: str) -> pa.Array:
     column = table.column(name)
     if column.num_chunks == 1:
         return column.chunk(0)
     return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
-
-
-def _read_slot(
-    body: pa.Table, slot: Slot, meta: HopInput, seq: Int64, headers: bool
-) -> tuple[EdgeBatch, Int64]:
-    name = f"p{slot.id}"
-    live = _chunk(body, name)
-    names = [field.name for field in HopSchema((slot,), headers).slot_fields(slot)][1:]
-    types = {field.name: field.type for field in HopSchema((slot,), headers).slot_fields(slot)}
-    columns = {column: readable(_as(_chunk(body, column), types[column])) for column in names}
-    header = _chunk(body, "_hdr") if headers else None
-    total = len(live)
-    if pc.sum(live).as_py() == total and live.null_count == 0:
-        keep = None
-    else:
-        keep = np.flatnonzero(pc.fill_null(live, False).to_numpy(zero_copy_only=False))
-        index = pa.array(keep, pa.int64())
-        columns = {column: array.take(index) for column, array in columns.items()}
-        header = header.take(index) if header is not None else None
-    value = _assemble(columns, name, slot)
-
-    def pick(array: np.ndarray) -> np.ndarray:
-        return array if keep is None else array[keep]
-
-    batch = EdgeBatch(
-        key=columns[f"{name}_k"],
-        value=value,
-        timestamp=pick(meta.timestamp),
-        seq=pick(seq),
-        source=pick(meta.source),
-        partition=pick(meta.partition),
-        offset=pick(meta.offset),
-        headers=header,
-    )
-    return batch, np.arange(total, dtype=np.int64) if keep is None else keep
 
 
 def _as(array: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -337,10 +181,10 @@ def as_text(raw: pa.Array) -> pa.Array:
         return pa.array(decoded, pa.string())
 
 
-def _assemble(columns: dict[str, pa.Array], name: str, slot: Slot) -> pa.Array:
-    if not pa.types.is_struct(slot.type.value):
+def _assemble(columns: dict[str, pa.Array], slot: Slot) -> pa.Array:
+    name, kind = f"p{slot.id}", slot.type.value
+    if not pa.types.is_struct(kind):
         return columns[f"{name}_v"]
-    kind = slot.type.value
     present = pc.fill_null(columns[f"{name}_vn"], False)
     fields = [columns[f"{name}_v{i}"] for i in range(kind.num_fields)]
     if not fields:
@@ -348,53 +192,11 @@ def _assemble(columns: dict[str, pa.Array], name: str, slot: Slot) -> pa.Array:
     return pa.StructArray.from_arrays(fields, fields=list(kind), mask=pc.invert(present))
 
 
-def write_hop(
-    records: dict[int, EdgeBatch], schema: HopSchema, control: str
-) -> list[pa.RecordBatch]:
-    """Rows of a step's output: one row per record and slot, then the marker with ``control``."""
-    arrow = schema.arrow()
-    out = [
-        _slot_rows(batch, slot, schema, arrow)
-        for slot in schema.slots
-        if len(batch := records[slot.id])
-    ]
-    marker = {
-        "_src": [MARKER],
-        "_part": [0],
-        "_off": [0],
-        "_ts": [0],
-        "_seq": [0],
-        "_ctl": [control],
-    }
-    nulls = [
-        pa.array(marker[f.name], f.type) if f.name in marker else pa.nulls(1, f.type) for f in arrow
-    ]
-    return [*out, pa.RecordBatch.from_arrays(nulls, schema=arrow)]
-
-
-def _slot_rows(batch: EdgeBatch, slot: Slot, schema: HopSchema, arrow: pa.Schema) -> pa.RecordBatch:
-    rows = len(batch)
-    columns: dict[str, pa.Array] = {
-        "_src": pa.array(batch.source, pa.int32()),
-        "_part": pa.array(batch.partition, pa.int32()),
-        "_off": pa.array(batch.offset, pa.int64()),
-        "_ts": pa.array(batch.timestamp, pa.int64()),
-        "_seq": pa.array(batch.seq, pa.int64()),
-        "_ctl": pa.nulls(rows, pa.string()),
-    }
-    if schema.headers:
-        columns["_hdr"] = no_headers(rows) if batch.headers is None else batch.headers
-    fields = [field.name for field in schema.slot_fields(slot)]
-    columns.update(zip(fields, _slot_columns(batch, slot), strict=True))
-    arrays = [_typed(columns.get(field.name), field, rows) for field in arrow]
-    return pa.RecordBatch.from_arrays(arrays, schema=arrow)
-
-
-def _typed(column: pa.Array | None, field: pa.Field, rows: int) -> pa.Array:
-    """Exactly the type of the hop: Spark refuses int32 for int64, dictionaries, other time
+def _typed(column: pa.Array | np.ndarray, field: pa.Field) -> pa.Array:
+    """Exactly the type of the field: Spark refuses int32 for int64, dictionaries, other time
     units."""
-    if column is None:
-        return pa.nulls(rows, field.type)
+    if isinstance(column, np.ndarray):
+        return pa.array(column, field.type)
     return column if column.type.equals(field.type) else column.cast(field.type)
 
 

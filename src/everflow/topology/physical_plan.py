@@ -1,9 +1,7 @@
-"""The records of a physical plan (design D2): sources, slots, segments, steps; `plan` makes them.
+"""The parts of a physical plan (design D2): sources, slots, operators in order; `plan` makes them.
 
 A *slot* is one value stream inside the plan: the output of a source, of one projection, or of one
-step operator. A slot that crosses a stage boundary is carried in the hop row
-(`everflow.topology.hops`). `everflow.spark.segments` turns segments into Columns,
-`everflow.runtime.step.task_step` runs steps.
+operator. `everflow.runtime.step.task_step` runs the operators.
 """
 
 from __future__ import annotations
@@ -66,8 +64,8 @@ class Source:
     offset_reset: str | None
     kind: str
     merged: bool
-    """True where the sub-topology reads several topics, so that the step has to merge partitions by
-    time (D3)."""
+    """True where the sub-topology reads several topics, so that its partitions are merged by time
+    (D3)."""
     slot: int
     """The slot of its decoded records."""
     own_times: bool = True
@@ -80,28 +78,14 @@ class Source:
     not matter, or this application writes the topic."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Slot:
-    """One value stream of the plan. ``level``/``in_step`` say where it is produced (decoding is
-    the step of level -1), ``last_step`` the last step that reads it and ``last_segment`` the last
-    segment that does (-1 = none)."""
+    """One value stream of the plan: the records that a source, a projection or an operator
+    gives."""
 
     id: int
     name: str
     type: EdgeType
-    level: int
-    in_step: bool
-    last_step: int = -1
-    last_segment: int = -1
-
-    def crosses_into_step(self, level: int) -> bool:
-        """Whether the hop from segment ``level`` to step ``level`` carries this slot."""
-        produced = self.level < level or (self.level == level and not self.in_step)
-        return produced and (self.last_step >= level or self.last_segment > level)
-
-    def crosses_out_of_step(self, level: int) -> bool:
-        """Whether the hop from step ``level`` to segment ``level + 1`` carries this slot."""
-        return self.level <= level and (self.last_step > level or self.last_segment > level)
 
 
 @dataclass(frozen=True)
@@ -126,29 +110,68 @@ class Choice:
     output: int
 
 
-@dataclass(frozen=True)
-class Segment:
-    """What Spark's code computes on one level, in order."""
+ARROW, CATALYST, PYTHON = "Arrow", "Catalyst", "Python"
+"""What computes a Column: an Arrow expression, Spark's generated code, a Python function."""
 
-    level: int
+
+def columns_of(found: Projection | Choice) -> tuple[tuple[ColumnExpr, pa.DataType], ...]:
+    """Its Columns, with the types of what is made of them."""
+    if isinstance(found, Choice):
+        return ((found.column, found.type),)
+    node = found.node
+    listed = (
+        (node.predicate, pa.bool_()),
+        (node.key, node.out.key),
+        (node.value, node.out.value),
+    )
+    return tuple((given, kind) for given, kind in listed if given is not None)
+
+
+def why_not_arrow(column: ColumnExpr, kind: pa.DataType) -> str:
+    """Why Arrow does not compute a Column of which a ``kind`` is made; empty where it does."""
+    if column.twin is not None and not column.type.equals(kind):
+        return f"{column.type} becomes {kind}"
+    return column.why if column.twin is None else ""
+
+
+def computed_by(found: Projection | Choice) -> str:
+    """`ARROW`, `CATALYST` or `PYTHON`."""
+    columns = columns_of(found)
+    if not any(why_not_arrow(*one) for one in columns):
+        return ARROW
+    return PYTHON if any(column.calls for column, _ in columns) else CATALYST
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnsOp:
+    """Columns over the records of slot ``input``: projections of them, or of what an earlier one
+    of these projections gives, which are computed together (one alone, if it calls functions)."""
+
     projections: tuple[Projection | Choice, ...]
+    input: int
+    outputs: tuple[int, ...] = ()
+    """The slots that other operators read."""
 
     @property
-    def reads_headers(self) -> bool:
-        """Whether a Column of the user does."""
-        found: list[ColumnExpr | None] = []
-        for one in self.projections:
-            node = one.node
-            if isinstance(one, Choice):
-                found.append(one.column)
-            elif isinstance(node, ProjectNode):
-                found += [node.predicate, node.key, node.value]
-        return any("headers" in expr.uses for expr in found if expr is not None)
+    def name(self) -> str:
+        """Of the first node."""
+        return self.projections[0].node.name
+
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        """Its input."""
+        return (self.input,)
+
+    @property
+    def uses(self) -> frozenset[str]:
+        """Which of what a user sees its Columns read."""
+        columns = (column for one in self.projections for column, _ in columns_of(one))
+        return frozenset(name for column in columns for name in column.uses)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimeOp:
-    """Gives the records of one topic of a SourceNode their times, before step 0 merges its inputs.
+    """Gives the records of one topic of a SourceNode their times, before inputs are merged.
     ``extractor`` None: the input's value is ``struct<time, value>``."""
 
     name: str
@@ -273,19 +296,26 @@ class SinkOp:
     where: str | None
 
 
-StepOp = TimeOp | FunctionOp | TakeOp | UnnestOp | PrintOp | StatefulOp | SinkOp
+StepOp = FunctionOp | TakeOp | UnnestOp | PrintOp | StatefulOp | SinkOp
+PlanOp = ColumnsOp | StepOp
 
 
-def in_turn(ops: Sequence[StepOp]) -> tuple[StepOp, ...]:
-    """A step's operators, each behind those it reads, and those that run together side by side."""
-    makers = {op.output: op for op in ops if not isinstance(op, SinkOp | PrintOp)}
+def _made(op: PlanOp) -> tuple[int, ...]:
+    if isinstance(op, ColumnsOp):
+        return tuple(projection.output for projection in op.projections)
+    return () if isinstance(op, SinkOp | PrintOp) else (op.output,)
+
+
+def in_turn(ops: Sequence[PlanOp]) -> tuple[PlanOp, ...]:
+    """Operators, each behind those it reads, and those that run together side by side."""
+    makers = {slot: op for op in ops for slot in _made(op)}
     by_name = {op.name: op for op in ops if isinstance(op, StatefulOp)}
-    found: dict[int, StepOp] = {}
+    found: dict[int, PlanOp] = {}
 
-    def put(op: StepOp) -> None:
+    def put(op: PlanOp) -> None:
         if id(op) in found:
             return
-        group = [op]
+        group: list[PlanOp] = [op]
         if isinstance(op, StatefulOp) and op.together:
             group = [by_name[name] for name in op.together]
         for one in group:
@@ -297,14 +327,6 @@ def in_turn(ops: Sequence[StepOp]) -> tuple[StepOp, ...]:
     for op in ops:
         put(op)
     return tuple(found.values())
-
-
-@dataclass(frozen=True)
-class PlannedStep:
-    """What one Python hop does, in order."""
-
-    level: int
-    ops: tuple[StepOp, ...]
 
 
 @dataclass(frozen=True)
@@ -337,17 +359,17 @@ class LoadedTable:
 
 @dataclass(frozen=True, kw_only=True)
 class PhysicalPlan:
-    """Segments and steps of the whole application; the same for every stream thread."""
+    """The operators of the whole application; the same for every stream thread."""
 
     application_id: str
     sources: tuple[Source, ...]
     slots: tuple[Slot, ...]
-    segments: tuple[Segment, ...]
-    steps: tuple[PlannedStep, ...]
+    times: tuple[ColumnsOp | TimeOp, ...]
+    """What gives records their times, before the inputs of tasks are merged."""
+    ops: tuple[PlanOp, ...]
+    """Behind that, each behind those whose records it reads."""
     headers: bool
-    changelog_slots: Mapping[str, int]
-    """Store -> slot of its changes (key and value bytes), which travel to the sink in the last
-    step."""
+    """Whether anybody reads or forwards records' headers."""
     global_tables: tuple[GlobalTable, ...] = ()
     loaded_tables: tuple[LoadedTable, ...] = ()
     ways: Mapping[str, Ways] = field(default_factory=dict)
@@ -355,27 +377,20 @@ class PhysicalPlan:
     031)."""
 
     @property
-    def levels(self) -> int:
-        """Number of Python hops of a micro-batch."""
-        return len(self.steps)
+    def columns(self) -> tuple[ColumnsOp, ...]:
+        """All that compute Columns, in the order in which they run."""
+        return tuple(op for op in (*self.times, *self.ops) if isinstance(op, ColumnsOp))
 
-    def into_step(self, level: int) -> tuple[Slot, ...]:
-        """Slots carried from segment ``level`` into step ``level``."""
-        return tuple(slot for slot in self.slots if slot.crosses_into_step(level))
-
-    def out_of_step(self, level: int) -> tuple[Slot, ...]:
-        """Slots carried from step ``level`` (-1: decoding) into segment ``level + 1``."""
-        return tuple(slot for slot in self.slots if slot.crosses_out_of_step(level))
+    @property
+    def stateful(self) -> tuple[StatefulOp, ...]:
+        """All that may have stores."""
+        return tuple(op for op in self.ops if isinstance(op, StatefulOp))
 
     def stores(self) -> dict[int, tuple[StoreSpec, ...]]:
         """Stores by sub-topology."""
         found: dict[int, dict[str, StoreSpec]] = {}
-        for step in self.steps:
-            for op in step.ops:
-                if isinstance(op, StatefulOp):
-                    found.setdefault(op.subtopology, {}).update(
-                        {spec.name: spec for spec in op.stores}
-                    )
+        for op in self.stateful:
+            found.setdefault(op.subtopology, {}).update({spec.name: spec for spec in op.stores})
         return {sub: tuple(specs.values()) for sub, specs in found.items()}
 
     def whole_stores(self) -> tuple[StoreSpec, ...]:
@@ -388,19 +403,16 @@ class PhysicalPlan:
     @property
     def functions(self) -> bool:
         """Whether it calls the user's Python functions: nobody knows what a call costs."""
-        columns = (one for segment in self.segments for one in segment.projections)
-        return any(map(_has_function, (*(op for step in self.steps for op in step.ops), *columns)))
+        return any(map(_has_function, (*self.times, *self.ops)))
 
     @property
     def wall_clocks(self) -> Mapping[int, int]:
         """Sub-topologies that the wall clock has to look at, and how often (ms): as often as the
         fastest of their operators."""
         found: dict[int, int] = {}
-        for step in self.steps:
-            for op in step.ops:
-                every_ms = op.look_every_ms if isinstance(op, StatefulOp) else None
-                if isinstance(op, StatefulOp) and every_ms is not None:
-                    found[op.subtopology] = min(every_ms, found.get(op.subtopology, every_ms))
+        for op in self.stateful:
+            if (every_ms := op.look_every_ms) is not None:
+                found[op.subtopology] = min(every_ms, found.get(op.subtopology, every_ms))
         return found
 
     @property
@@ -435,11 +447,10 @@ class PhysicalPlan:
 
     def _owner(self, store: str) -> tuple[StatefulOp, StoreSpec]:
         """The first operator that keeps a store."""
-        for step in self.steps:
-            for op in step.ops:
-                for spec in op.stores if isinstance(op, StatefulOp) else ():
-                    if spec.name == store and isinstance(op, StatefulOp):
-                        return op, spec
+        for op in self.stateful:
+            for spec in op.stores:
+                if spec.name == store:
+                    return op, spec
         raise KeyError(store)
 
 

@@ -1,18 +1,13 @@
-"""The planner cuts a topology into segments (Catalyst) and steps (Python), design D2. Pure.
+"""The planner puts the operators of a topology in one order, Columns among them (design D2). Pure.
 
-Decides where each node runs and which records cross from one stage to the next (`physical_plan` has
-what comes out).
 Merges are dissolved: a projection behind a merge exists once per input path, and an operator behind
-it has several input slots.
-
-Level of a node: segment L is Spark's code, then step L is Python. Step -1 decodes. A Column behind
-a Python operator of level L opens level L+1; everything else stays as low as its inputs allow.
-Operators that share a store run in one step (D5), sinks in the last.
+it has several input slots. Projections that are computed by the same means, over the same records,
+are one operator.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -43,17 +38,16 @@ from everflow.topology.graph import (
 )
 from everflow.topology.partitioners import key_partitioners, keyed_sources, usual
 from everflow.topology.physical_plan import (
-    DEAD_LETTER_SLOT,
     DEAD_LETTER_TYPE,
+    PYTHON,
     Choice,
+    ColumnsOp,
     FunctionOp,
     GlobalTable,
     LoadedTable,
     PhysicalPlan,
-    PlannedStep,
     PrintOp,
     Projection,
-    Segment,
     SinkOp,
     Slot,
     Source,
@@ -62,6 +56,7 @@ from everflow.topology.physical_plan import (
     TakeOp,
     TimeOp,
     UnnestOp,
+    computed_by,
     in_turn,
 )
 from everflow.topology.shared_stores import together, ways_to
@@ -70,28 +65,13 @@ from everflow.topology.timestamps import TimeFunction, TimestampExtractor
 
 _Graph = TypeVar("_Graph", bound=Graph)
 
-DECODING = -1
-"""The level of the step that decodes, before everything."""
-
 
 def plan(topology: Graph, subtopology_of: Mapping[str, int], application_id: str) -> PhysicalPlan:
-    """Cut ``topology`` into segments and steps.
-
-    ``subtopology_of`` maps node names to sub-topology numbers. Raises TopologyError where operators
-    on one store cannot run in one step.
-    """
-    floor: dict[str, int] = {}
-    for _ in range(len(topology.nodes) + 1):
-        builder = _Planner(topology, subtopology_of, application_id, floor)
-        builder.place_all()
-        raised = _raised_floor(builder, floor)
-        if raised == floor:
-            return builder.finish()
-        floor = raised
-    raise TopologyError(
-        "operators that share a store depend on each other through Columns; use Python functions "
-        "between them"
-    )
+    """The operators of ``topology`` in order. ``subtopology_of`` maps node names to sub-topology
+    numbers."""
+    planner = _Planner(topology, subtopology_of, application_id)
+    planner.place_all()
+    return planner.finish()
 
 
 def emitting_every_update(topology: Graph) -> Graph:
@@ -119,78 +99,65 @@ def with_default_extractor(topology: _Graph, extractor: TimestampExtractor | Non
     return replace(topology, nodes=tuple(changed(node) for node in topology.nodes))
 
 
-def _raised_floor(planner: _Planner, floor: dict[str, int]) -> dict[str, int]:
-    """Minimum levels for the next round: sharers of a store together, sinks in the last step."""
-    raised = dict(floor)
-    last = max((level for _, level in planner.step_ops), default=0)
-    by_store: dict[str, int] = {}
-    for op, level in planner.step_ops:
-        if isinstance(op, StatefulOp):
-            for spec in op.stores:
-                by_store[spec.name] = max(by_store.get(spec.name, 0), level)
-    for op, level in planner.step_ops:
-        wanted = level
-        if isinstance(op, SinkOp):
-            wanted = last
-        elif isinstance(op, StatefulOp):
-            wanted = max([by_store[spec.name] for spec in op.stores], default=level)
-        if wanted > floor.get(op.name, 0):
-            raised[op.name] = wanted
-    return raised
+class _Columns:
+    """Projections that become one `ColumnsOp`."""
+
+    def __init__(self, given: int) -> None:
+        self.input = given
+        self.projections: list[Projection | Choice] = []
+
+    def op(self, read: Collection[int]) -> ColumnsOp:
+        """``read``: the slots that operators read."""
+        made = (projection.output for projection in self.projections)
+        return ColumnsOp(
+            projections=tuple(self.projections),
+            input=self.input,
+            outputs=tuple(slot for slot in made if slot in read),
+        )
 
 
 class _Planner:
-    """One pass over the nodes in topological order; ``floor`` holds minimum levels found by earlier
-    passes."""
+    """One pass over the nodes in topological order."""
 
-    def __init__(
-        self, topology: Graph, subtopology_of: Mapping[str, int], app: str, floor: Mapping[str, int]
-    ) -> None:
+    def __init__(self, topology: Graph, subtopology_of: Mapping[str, int], app: str) -> None:
         self._topology = topology
         self._sub = subtopology_of
         self._app = app
-        self._floor = floor
         self._together = together(topology)
         self._idle = idle_sources(topology, app)
         self._partitioners = key_partitioners(topology)
         self._keyed = keyed_sources(topology)
         self._slots: list[Slot] = []
-        self._slot("dead-letters", DEAD_LETTER_TYPE, DECODING, in_step=True)
+        self._slot("dead-letters", DEAD_LETTER_TYPE)
         self._outputs: dict[str, tuple[int, ...]] = {}
         self._sources: list[Source] = []
         self._global_tables: list[GlobalTable] = []
         self._loaded_tables: list[LoadedTable] = []
-        self._segments: dict[int, list[Projection | Choice]] = {}
-        self.step_ops: list[tuple[StepOp, int]] = []
-        self.level_of: dict[str, int] = {}
+        self._times: list[_Columns | TimeOp] = []
+        self._ops: list[_Columns | StepOp] = []
+        self._columns: dict[tuple[int, str], _Columns] = {}
+        """By a slot, and by what computes them, the Columns over it that others may join."""
         self._sides: dict[str, tuple[tuple[str, ...], ...]] = {}
         """The nodes that each side of an operator or a sink reads."""
 
     # -- slots -------------------------------------------------------------------------------------
 
-    def _slot(self, name: str, edge: EdgeType, level: int, in_step: bool) -> int:
-        self._slots.append(
-            Slot(id=len(self._slots), name=name, type=edge, level=level, in_step=in_step)
-        )
+    def _slot(self, name: str, edge: EdgeType) -> int:
+        self._slots.append(Slot(len(self._slots), name, edge))
         return len(self._slots) - 1
 
-    def _read_in_step(self, slot: int, level: int) -> None:
-        self._slots[slot] = replace(
-            self._slots[slot], last_step=max(self._slots[slot].last_step, level)
-        )
-
-    def _read_in_segment(self, slot: int, level: int) -> None:
-        self._slots[slot] = replace(
-            self._slots[slot], last_segment=max(self._slots[slot].last_segment, level)
-        )
-
-    def _segment(self, level: int) -> list[Projection | Choice]:
-        return self._segments.setdefault(level, [])
-
-    def _segment_level(self, slot: int) -> int:
-        """Level of the first segment that can read ``slot``."""
-        found = self._slots[slot]
-        return found.level + 1 if found.in_step else found.level
+    def _project(self, found: Projection | Choice, ops: list[Any]) -> int:
+        """Put a projection to those that are computed with it, or behind ``ops``; its output."""
+        by = computed_by(found)
+        columns = self._columns.get((found.input, by))
+        if columns is None:
+            columns = _Columns(found.input)
+            ops.append(columns)
+        columns.projections.append(found)
+        if by != PYTHON:  # a call would see what a filter beside it drops
+            self._columns.setdefault((columns.input, by), columns)
+            self._columns[found.output, by] = columns
+        return found.output
 
     def _inputs(self, node: Node) -> tuple[int, ...]:
         return tuple(slot for name in node.inputs for slot in self._outputs[name])
@@ -230,9 +197,8 @@ class _Planner:
                 )
 
     def _place_source(self, node: SourceNode) -> Iterator[int]:
-        self.level_of[node.name] = 0
         for topic in node.topics:
-            slot = self._slot(node.name, node.out, DECODING, in_step=True)
+            slot = self._slot(node.name, node.out)
             self._sources.append(
                 Source(
                     index=len(self._sources),
@@ -260,9 +226,8 @@ class _Planner:
         """The slot of a topic's records with the times that the source's extractor gives them."""
         extractor = node.extractor
         if isinstance(extractor, ColumnExpr):
-            slot = self._choice(node, "time", extractor, pa.int64(), slot)
-        self._read_in_step(slot, 0)
-        out = self._slot(node.name, node.out, 0, in_step=True)
+            slot = self._choice(node, "time", extractor, pa.int64(), slot, self._times)
+        out = self._slot(node.name, node.out)
         op = TimeOp(
             name=node.name,
             source=self._sources[-1].index,
@@ -273,7 +238,7 @@ class _Planner:
             output=out,
             where=node.where,
         )
-        self.step_ops.append((op, 0))
+        self._times.append(op)
         return out
 
     def _global_table(self, node: GlobalTableNode) -> GlobalTable:
@@ -292,19 +257,7 @@ class _Planner:
         return GlobalTable(source.subtopology, node.store, source)
 
     def _place_projection(self, node: ProjectNode, slot: int) -> int:
-        level = self._segment_level(slot)
-        self._read_in_segment(slot, level)
-        out = self._slot(node.name, node.out, level, in_step=False)
-        self._segment(level).append(Projection(node, slot, out))
-        self.level_of[node.name] = max(self.level_of.get(node.name, 0), level)
-        return out
-
-    def _step_level(self, name: str, inputs: tuple[int, ...]) -> int:
-        level = max([self._floor.get(name, 0), *(self._slots[slot].level for slot in inputs)])
-        self.level_of[name] = level
-        for slot in inputs:
-            self._read_in_step(slot, level)
-        return level
+        return self._project(Projection(node, slot, self._slot(node.name, node.out)), self._ops)
 
     def _place_step_op(
         self, node: FunctionNode | TakeNode | UnnestNode | StatefulNode
@@ -317,8 +270,7 @@ class _Planner:
         self._sides[node.name] = read
         sides = tuple(tuple(slot for name in side for slot in self._outputs[name]) for side in read)
         inputs = tuple(slot for side in sides for slot in side)
-        level = self._step_level(node.name, inputs)
-        out = self._slot(node.name, node.out, level, in_step=True)
+        out = self._slot(node.name, node.out)
         op: StepOp
         if isinstance(node, FunctionNode):
             op = FunctionOp(
@@ -349,7 +301,7 @@ class _Planner:
                 links=links,
                 idle=self._idle_names(node),
             )
-        self.step_ops.append((op, level))
+        self._ops.append(op)
         yield out
 
     def _idle_names(self, node: Node) -> tuple[str, ...]:
@@ -361,11 +313,10 @@ class _Planner:
     def _place_print(self, node: PrintNode) -> None:
         inputs = self._inputs(node)
         self._sides[node.name] = (node.inputs,)
-        level = self._step_level(node.name, inputs)
         op = PrintOp(
             name=node.name, title=node.title, rows=node.rows, inputs=inputs, where=node.where
         )
-        self.step_ops.append((op, level))
+        self._ops.append(op)
 
     def _place_sink(self, node: SinkNode) -> None:
         inputs = self._inputs(node)
@@ -375,7 +326,7 @@ class _Planner:
             topic = None
             chosen = node.topic
             inputs = tuple(
-                self._choice(node, "topic", chosen, pa.string(), slot) for slot in inputs
+                self._choice(node, "topic", chosen, pa.string(), slot, self._ops) for slot in inputs
             )
         elif isinstance(node.topic, FunctionExpr):
             topic = node.topic.fn
@@ -385,7 +336,7 @@ class _Planner:
         if isinstance(node.partitioner, ColumnExpr):
             said = node.partitioner
             inputs = tuple(
-                self._choice(node, "partition", said, said.type, slot) for slot in inputs
+                self._choice(node, "partition", said, said.type, slot, self._ops) for slot in inputs
             )
             partitioner = "column"
         elif isinstance(node.partitioner, FunctionExpr):
@@ -406,7 +357,7 @@ class _Planner:
             inputs=inputs,
             where=node.where,
         )
-        self.step_ops.append((op, self._step_level(op.name, inputs)))
+        self._ops.append(op)
 
     def _null_keys_are_taken(self, sink: SinkNode) -> bool:
         """Whether a join that takes null keys is anywhere behind the repartition topic."""
@@ -429,61 +380,52 @@ class _Planner:
         column: ColumnExpr,
         kind: pa.DataType,
         slot: int,
+        ops: list[Any],
     ) -> int:
         """The slot of an input's records with what a Column says of each beside its value."""
-        level = self._segment_level(slot)
-        self._read_in_segment(slot, level)
         edge = self._slots[slot].type
         value = pa.struct([(what, kind), ("value", edge.value)])
-        out = self._slot(node.name, EdgeType(edge.key, value), level, in_step=False)
-        self._segment(level).append(
-            Choice(node=node, what=what, column=column, type=kind, input=slot, output=out)
-        )
-        return out
+        out = self._slot(node.name, EdgeType(edge.key, value))
+        found = Choice(node=node, what=what, column=column, type=kind, input=slot, output=out)
+        return self._project(found, ops)
 
     # -- result ------------------------------------------------------------------------------------
 
     def finish(self) -> PhysicalPlan:
-        last = max((level for _, level in self.step_ops), default=0)
-        self._read_in_step(DEAD_LETTER_SLOT, last)
-        changelogs: dict[str, int] = {}
-        for op, level in self.step_ops:
-            for spec in op.stores if isinstance(op, StatefulOp) else ():
-                if spec.name not in changelogs:
-                    changelogs[spec.name] = self._slot(
-                        spec.changelog, EdgeType(pa.binary(), pa.binary()), level, in_step=True
-                    )
-                    self._read_in_step(changelogs[spec.name], last)
-        segments = tuple(Segment(level, tuple(self._segment(level))) for level in range(last + 1))
-        steps = tuple(
-            PlannedStep(level, in_turn([op for op, at in self.step_ops if at == level]))
-            for level in range(last + 1)
-        )
+        read = {
+            slot: op
+            for op in (*self._times, *self._ops)
+            for slot in ([op.input] if isinstance(op, _Columns) else op.inputs)
+        }
+        times = [one.op(read) if isinstance(one, _Columns) else one for one in self._times]
+        ops = [one.op(read) if isinstance(one, _Columns) else one for one in self._ops]
         topics_of: dict[int, int] = {}
         for source in self._sources:
             topics_of[source.subtopology] = topics_of.get(source.subtopology, 0) + 1
         sources = tuple(
             replace(source, merged=topics_of[source.subtopology] > 1) for source in self._sources
         )
-        headers = self._reads_headers(segments) or any(
-            map(self._forwards_headers, self._topology.nodes)
+        columns = (op for op in (*times, *ops) if isinstance(op, ColumnsOp))
+        headers = (
+            any("headers" in op.uses for op in columns)
+            or self._reads_headers()
+            or any(map(self._forwards_headers, self._topology.nodes))
         )
         return PhysicalPlan(
             application_id=self._app,
             sources=sources,
             slots=tuple(self._slots),
-            segments=segments,
-            steps=steps,
+            times=tuple(times),
+            ops=in_turn(ops),
             headers=headers,
-            changelog_slots=changelogs,
             global_tables=tuple(self._global_tables),
             loaded_tables=tuple(self._loaded_tables),
             ways=ways_in_turn(self._topology.nodes, self._sides, self._together, self._sub),
         )
 
-    def _reads_headers(self, segments: tuple[Segment, ...]) -> bool:
-        """Whether a Column, a processor or a timestamp function of the user may read headers."""
-        return any(segment.reads_headers for segment in segments) or any(
+    def _reads_headers(self) -> bool:
+        """Whether a processor or a timestamp function of the user may read headers."""
+        return any(
             (isinstance(node, StatefulNode) and isinstance(node.operator, ProcessorOperator))
             or (
                 isinstance(node, SourceNode)

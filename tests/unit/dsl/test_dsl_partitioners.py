@@ -79,7 +79,7 @@ def test_a_repartition_topic_is_spread_as_the_topic_that_it_meets(
         "clicked-repartition": "murmur2",
     }
     planned = plan(topology, cut(topology).index_of, "app")
-    sinks = {op.name: op.partitioner for op in planned.steps[-1].ops if isinstance(op, SinkOp)}
+    sinks = {op.name: op.partitioner for op in planned.ops if isinstance(op, SinkOp)}
     said = sinks["by-value-repartition-sink"]
     assert said == (KeyFunction(own, ("t",)) if by is own else None if by == "murmur2" else by)
     assert sinks["clicked-repartition-sink"] is None

@@ -191,7 +191,7 @@ def too_large(connection: socket.socket) -> None:
 def test_a_worker_refuses_a_request_that_is_too_large(tmp_path: Path) -> None:
     given: Any = Input()
     with listening(tmp_path / "r", too_large) as path:
-        step = ResidentStep(steps=(), input=given, segments=(), columns="", channel=lambda: path)
+        step = ResidentStep(step=given, input=given, columns="", channel=lambda: path)
         with pytest.raises(TooLargeError, match="the driver's request for a batch has 1,001 bytes"):
             step()
     assert not given.opened, "nothing is connected to for a request that is refused"

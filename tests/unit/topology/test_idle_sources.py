@@ -7,7 +7,7 @@ import pytest
 from everflow import StreamsBuilder, TimeWindows, serdes
 from everflow.errors import TopologyError
 from everflow.topology.offset_metadata import room_for_layouts
-from everflow.topology.physical_plan import PhysicalPlan, StatefulOp
+from everflow.topology.physical_plan import PhysicalPlan
 from everflow.topology.plan import plan
 from everflow.topology.sources.idle_sources import IdleSource
 from everflow.topology.subtopologies import cut
@@ -21,8 +21,7 @@ def planned(builder: StreamsBuilder) -> PhysicalPlan:
 
 
 def moved_by(found: PhysicalPlan) -> dict[str, tuple[str, ...]]:
-    ops = [op for step in found.steps for op in step.ops if isinstance(op, StatefulOp)]
-    return {op.stores[0].name: op.idle for op in ops if op.stores}
+    return {op.stores[0].name: op.idle for op in found.stateful if op.stores}
 
 
 def test_an_operator_is_moved_by_the_sources_whose_records_reach_it() -> None:

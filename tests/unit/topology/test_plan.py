@@ -1,5 +1,5 @@
-"""Where the planner puts each node: levels, dissolved merges, shared stores, sinks, changelogs
-(design D2, D5)."""
+"""Where the planner puts each node: Columns that are computed together, dissolved merges, shared
+stores, times (design D2, D5)."""
 
 from __future__ import annotations
 
@@ -8,17 +8,22 @@ from dataclasses import replace
 
 import pytest
 from pyspark.sql import functions as F
+from pyspark.sql.types import StringType
 
 from everflow import StreamsBuilder, TimeWindows, Topology, agg, serdes
 from everflow.dsl.streams import KStream
 from everflow.topology.graph import StatefulNode
 from everflow.topology.physical_plan import (
-    DEAD_LETTER_SLOT,
+    ARROW,
+    CATALYST,
+    PYTHON,
+    ColumnsOp,
     FunctionOp,
     PhysicalPlan,
-    Projection,
     SinkOp,
     StatefulOp,
+    TimeOp,
+    computed_by,
 )
 from everflow.topology.plan import emitting_every_update, plan
 from everflow.topology.subtopologies import cut
@@ -32,29 +37,49 @@ def planned(builder: StreamsBuilder | Topology) -> PhysicalPlan:
     return plan(topology, cut(topology).index_of, "app")
 
 
-def level_of(found: PhysicalPlan, kind: type) -> list[int]:
-    return [step.level for step in found.steps for op in step.ops if isinstance(op, kind)]
+def columns(*found: ColumnsOp) -> list[tuple[str, int]]:
+    """By what each is computed, and of how many projections."""
+    return [(computed_by(op.projections[0]), len(op.projections)) for op in found]
 
 
-def test_columns_before_functions_take_one_hop() -> None:
+def test_operators_stand_behind_those_whose_records_they_read() -> None:
     builder = StreamsBuilder()
     stream = builder.stream("in", key=TEXT, value=TEXT)
-    stream.filter(F.col("value") != "").map_values(lambda v: v + "!", returns="string").to("out")
+    kept = stream.filter(F.col("value") != "").map_values(lambda v: v + "!", returns="string")
+    kept.map_values(F.reverse("value")).to("out")
     found = planned(builder)
-    assert found.levels == 1
-    assert [type(op) for op in found.steps[0].ops] == [FunctionOp, SinkOp]
+    assert [type(op) for op in found.ops] == [ColumnsOp, FunctionOp, ColumnsOp, SinkOp]
+    assert columns(*found.columns) == [(ARROW, 1), (CATALYST, 1)]
+    assert [op.inputs for op in found.ops] == [
+        (found.sources[0].slot,),
+        found.columns[0].outputs,
+        (found.ops[1].output,),  # type: ignore[union-attr]
+        found.columns[1].outputs,
+    ]
 
 
-def test_a_column_behind_a_function_opens_a_level_and_sinks_are_last() -> None:
+def test_columns_that_the_same_means_compute_of_the_same_records_are_one_operator() -> None:
     builder = StreamsBuilder()
     stream = builder.stream("in", key=TEXT, value=TEXT)
-    stream.to("copy")
-    stream.map_values(lambda v: v + "!", returns="string").map_values(F.upper("value")).to("out")
+    up = stream.filter(F.col("value") != "")
+    up.map_values(F.upper("value")).to("up")
+    stream.map_values(F.lower("value")).to("low")
+    stream.map_values(F.reverse("value")).map_values(F.reverse("value")).to("same")
+    up.map_values(F.reverse("value")).to("back")
     found = planned(builder)
-    assert found.levels == 2
-    assert level_of(found, FunctionOp) == [0]
-    assert level_of(found, SinkOp) == [1, 1], "both sinks belong to the step that commits"
-    assert [type(p) for p in found.segments[1].projections] == [Projection]
+    assert columns(*found.columns) == [(ARROW, 3), (CATALYST, 2), (CATALYST, 1)]
+    first, _, last = found.columns
+    assert len(first.outputs) == 3, "one is read by other Columns, too"
+    assert last.input in first.outputs
+    assert len(found.columns[1].outputs) == 1, "what stands between the two is nobody's"
+
+
+def test_columns_that_call_functions_stand_alone() -> None:
+    called = F.udf(lambda value: value, StringType(), useArrow=True)
+    builder = StreamsBuilder()
+    stream = builder.stream("in", key=TEXT, value=TEXT).filter(F.col("value") != "")
+    stream.map_values(called("value")).map_values(called("value")).to("out")
+    assert columns(*planned(builder).columns) == [(ARROW, 1), (PYTHON, 1), (PYTHON, 1)]
 
 
 def test_a_merge_is_dissolved_and_what_is_behind_exists_once_per_path() -> None:
@@ -64,65 +89,36 @@ def test_a_merge_is_dissolved_and_what_is_behind_exists_once_per_path() -> None:
     merged.map_values(F.upper("value")).to("up")
     merged.for_each(lambda k, v: None)
     found = planned(builder)
-    assert len([p for p in found.segments[0].projections if isinstance(p, Projection)]) == 2
-    (function,) = [op for op in found.steps[0].ops if isinstance(op, FunctionOp)]
+    assert {op.input for op in found.columns} == {source.slot for source in found.sources}
+    (function,) = [op for op in found.ops if isinstance(op, FunctionOp)]
     assert len(function.inputs) == 2
     assert all(source.merged for source in found.sources)
 
 
-def test_a_merge_over_two_levels() -> None:
+def test_operators_on_one_store_may_have_columns_between_them() -> None:
     builder = StreamsBuilder()
     stream = builder.stream("in", key=TEXT, value=TEXT)
-    late = stream.map_values(lambda v: v, returns="string").map_values(F.upper("value"))
-    late.merge(stream).to_table(store="t")
-    found = planned(builder)
-    (table,) = [op for op in found.steps[1].ops if isinstance(op, StatefulOp)]
-    early_slot = found.sources[0].slot
-    assert early_slot in table.inputs
-    for schema in (found.into_step(0), found.out_of_step(0), found.into_step(1)):
-        assert early_slot in {slot.id for slot in schema}, "carried through the first step"
-
-
-def test_operators_on_one_store_share_a_step() -> None:
-    builder = StreamsBuilder()
-    stream = builder.stream("in", key=TEXT, value=TEXT)
-    stream.to_table(store="early")
-    stream.map_values(lambda v: v, returns="string").map_values(F.upper("value")).to_table(
-        store="late"
-    )
+    early = stream.to_table(store="early")
+    early.to_stream().map_values(F.upper("value")).to_table(store="late")
     topology = builder.build()
     stores = {n.stores[0].name: n.stores for n in topology.nodes if isinstance(n, StatefulNode)}
     shared = tuple(
         replace(n, stores=stores["early"]) if isinstance(n, StatefulNode) else n
         for n in topology.nodes
     )
-    apart, together = (
-        planned(topology),
-        plan(replace(topology, nodes=shared), cut(topology).index_of, "app"),
-    )
-    assert level_of(apart, StatefulOp) == [0, 1]
-    assert level_of(together, StatefulOp) == [1, 1]
+    found = plan(replace(topology, nodes=shared), cut(topology).index_of, "app")
+    assert [type(op) for op in found.ops] == [StatefulOp, ColumnsOp, StatefulOp]
+    assert found.stores() == {0: stores["early"]}
 
 
-def test_changes_of_an_early_step_travel_to_the_last() -> None:
+def test_columns_that_say_times_come_before_the_merge() -> None:
     builder = StreamsBuilder()
-    table = builder.stream("in", key=TEXT, value=TEXT).group_by_key().count(store="counts")
-    table.to_stream().map_values(F.col("value") + 1).to("out")
+    timed = builder.stream("in", key=TEXT, value=serdes.long(), timestamp=F.col("value"))
+    timed.filter(F.col("value") > 0).to("out")
     found = planned(builder)
-    slot = found.slots[found.changelog_slots["counts"]]
-    assert (slot.level, slot.in_step, slot.last_step) == (0, True, 1)
-    assert slot in found.out_of_step(0)
-    assert slot in found.into_step(1)
-    assert found.stores() == {0: found.steps[0].ops[0].stores}  # type: ignore[union-attr]
-
-
-def test_what_is_decoded_is_there_before_the_first_segment() -> None:
-    builder = StreamsBuilder()
-    builder.stream("in", key=TEXT, value=serdes.long()).filter(F.col("value") > 0).to("out")
-    found = planned(builder)
-    (source,) = found.sources
-    assert [slot.id for slot in found.out_of_step(-1)] == [DEAD_LETTER_SLOT, source.slot]
-    assert DEAD_LETTER_SLOT in {slot.id for slot in found.into_step(0)}
+    assert [type(op) for op in found.times] == [ColumnsOp, TimeOp]
+    assert [type(op) for op in found.ops] == [ColumnsOp, SinkOp]
+    assert [op.input for op in found.columns] == [found.sources[0].slot, found.times[1].output]  # type: ignore[union-attr]
 
 
 def test_headers_are_read_only_where_someone_needs_them() -> None:
@@ -146,7 +142,7 @@ def test_names_of_internal_topics_carry_the_application() -> None:
     builder.stream("in", key=TEXT, value=TEXT).repartition(name="r").to("out")
     found = planned(builder)
     assert [source.topic for source in found.sources] == ["in", "app-r-repartition"]
-    sinks = [op for op in found.steps[0].ops if isinstance(op, SinkOp)]
+    sinks = [op for op in found.ops if isinstance(op, SinkOp)]
     assert [(op.topic, op.drop_null_keys) for op in sinks] == [
         ("app-r-repartition", True),
         ("out", False),
@@ -157,7 +153,7 @@ def test_a_topology_without_consumers_has_a_plan() -> None:
     builder = StreamsBuilder()
     builder.stream("in", key=TEXT, value=TEXT)
     found = planned(builder)
-    assert (found.levels, [slot.id for slot in found.into_step(0)]) == (1, [DEAD_LETTER_SLOT])
+    assert (found.times, found.ops, len(found.sources)) == ((), (), 1)
 
 
 def test_emitting_every_update_changes_every_operator() -> None:

@@ -1,6 +1,6 @@
-"""The pure part of a hop: what a micro-batch's records become.
+"""What a micro-batch's records become. Pure.
 
-`task_step` runs a step's operators; `merge_order` puts its inputs in order, `step_functions`
+`task_step` runs the operators of a plan; `merge_order` puts its inputs in order, `step_functions`
 decodes and calls the user's functions, `step_stores` shows operators their stores. `step_failure`
 says why a step failed (`spark_failure` reads Spark's text), `user_line` where in the program.
 May import layers 0 and 1, the messages of

@@ -24,7 +24,7 @@ from everflow.serdes.base import ResultDecoder, SerdeError
 from everflow.state.changelog import SUFFIX_BYTES, TIMESTAMP_BYTES
 from everflow.state.store import Bounds, Entry, StoreSpec
 from everflow.state.versions import Version
-from everflow.topology.physical_plan import StatefulOp, StepOp, shown_by
+from everflow.topology.physical_plan import StatefulOp, shown_by
 from everflow.user_texts import error_text, shown
 
 _TOGETHER = 1_000
@@ -44,12 +44,11 @@ class CheckedAccess:
     nodes: Mapping[str, str]
 
     @staticmethod
-    def of(inner: StoreAccess, ops: Sequence[StepOp]) -> CheckedAccess:
-        """For the operators of a step."""
-        mine = [op for op in ops if isinstance(op, StatefulOp)]
-        decoders = {spec.name: shown_by(op, spec) for op in mine for spec in op.stores}
+    def of(inner: StoreAccess, ops: Sequence[StatefulOp]) -> CheckedAccess:
+        """For these operators."""
+        decoders = {spec.name: shown_by(op, spec) for op in ops for spec in op.stores}
         nodes: dict[str, list[str]] = {}
-        for op in mine:
+        for op in ops:
             for spec in (*op.stores, *op.reads, *op.looks_up):
                 nodes.setdefault(spec.name, []).append(op.name)
         return CheckedAccess(inner, decoders, {name: ", ".join(of) for name, of in nodes.items()})

@@ -136,7 +136,9 @@ def extract_times(
         hop.timestamp = hop.timestamp.copy()
     found = []
     for op in ops:
-        batch, rows = hop.batches.pop(op.input), hop.rows.pop(op.input)
+        slot = sources[op.source].slot  # another one than the input where a Column says the time
+        batch, rows = hop.batches.pop(op.input), hop.rows.pop(slot)
+        hop.batches.pop(slot, None)
         times = _times(op, batch, sources, request, every_failure)
         _require_near(op, batch, times, sources)
         topic = sources[op.source].topic

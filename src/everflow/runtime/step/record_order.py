@@ -8,7 +8,6 @@ by record, each record's results way by way: that is the same where one record g
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol
@@ -49,9 +48,6 @@ class RecordOrder(Protocol):
     def keep(self, op: StatefulOp | FunctionOp | TakeOp | UnnestOp, done: EdgeBatch) -> None:
         """Its results, in order."""
 
-    def told(self) -> str | None:
-        """What the next step has to know of it."""
-
 
 class InOrder:
     """By the places of the records that brought them, then way by way."""
@@ -79,21 +75,17 @@ class InOrder:
         """See `RecordOrder`."""
         self._records[op.output] = done
 
-    def told(self) -> str | None:
-        """See `RecordOrder`."""
-        return None
-
 
 class DepthFirst:
     """By their paths: the place of the record, and from there the edges and the numbers of the
     results, as bytes. An operator gets each of its records with a ``seq`` of its own, as if each
     had come by itself, which in the original it does."""
 
-    def __init__(self, records: Records, ways: Mapping[str, Ways], told: str | None) -> None:
+    def __init__(self, records: Records, ways: Mapping[str, Ways]) -> None:
         self._records, self._ways = records, ways
         self._otherwise = InOrder(records)
-        self._kept: list[Paths] = [] if told is None else [_untold(told)]
-        self._count = sum(map(len, self._kept))
+        self._kept: list[Paths] = []
+        self._count = 0
         self._came: dict[str, Paths] = {}
         """Of each operator that runs, the paths on which its records came, by their ``seq``."""
 
@@ -137,11 +129,6 @@ class DepthFirst:
             self._count += len(paths)
             done = replace(done, seq=np.arange(begin, begin + len(paths), dtype=np.int64), put=None)
         self._records[op.output] = done
-
-    def told(self) -> str:
-        """See `RecordOrder`."""
-        paths = self._known()
-        return f"{paths.dtype.itemsize} {base64.b64encode(paths.tobytes()).decode()}"
 
     def _side(self, op: StatefulOp, number: int) -> _Side:
         batches = [self._records[slot] for slot in op.sides[number]]
@@ -206,12 +193,6 @@ class _Side(NamedTuple):
         """The records in order, with these places."""
         batch = replace(self.batch, seq=came, put=put if len(put) else None)
         return batch.take(np.argsort(came))
-
-
-def _untold(told: str) -> Paths:
-    """The inverse of `DepthFirst.told`."""
-    size, _, raw = told.partition(" ")
-    return np.frombuffer(base64.b64decode(raw), f"S{size}")
 
 
 def _added(paths: Paths, edges: bytes) -> Paths:

@@ -1,13 +1,12 @@
-"""One step of a micro-batch: operators on Arrow, in a Spark Python worker or in the test driver.
+"""Runs the operators of a plan on a micro-batch, in a Spark Python worker or in the test driver.
 
-It knows neither Kafka nor Spark: the last step
-hands everything to a `Sink`.
+It knows neither Kafka nor Spark: Columns are computed by `PreparedColumns`, and everything that
+comes of the batch is handed to a `Sink`.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -36,21 +35,11 @@ from everflow.runtime.commit.batch import (
     BatchResult,
     LetterGroup,
     Printed,
-    as_json,
-    by_name,
-    by_partition,
-    by_task,
 )
-from everflow.runtime.step.changelog_rows import changes_from_rows, changes_to_rows
 from everflow.runtime.step.checked_stores import CheckedAccess
 from everflow.runtime.step.extracted_times import extract_times
-from everflow.runtime.step.idle_times import moved, source_times
-from everflow.runtime.step.independent_failures import (
-    RanOperator,
-    independent,
-    remembers,
-    sees_one_record,
-)
+from everflow.runtime.step.idle_times import Moved, moved, source_times
+from everflow.runtime.step.independent_failures import RanOperator, independent, sees_one_record
 from everflow.runtime.step.merge_order import merge_inputs, merge_tasks
 from everflow.runtime.step.partitioning import Partitions
 from everflow.runtime.step.printing import printed_of
@@ -74,16 +63,11 @@ from everflow.runtime.step.timings import timed
 from everflow.serdes import Serde
 from everflow.serdes.windowed import python_keys
 from everflow.topology.arrival import Ways
-from everflow.topology.hops import (
-    HopInput,
-    HopSchema,
-    empty_like,
-    in_order,
-    write_hop,
-)
+from everflow.topology.hops import HopInput, in_order
 from everflow.topology.known_results import KnownResults
 from everflow.topology.physical_plan import (
     DEAD_LETTER_SLOT,
+    ColumnsOp,
     FunctionOp,
     PhysicalPlan,
     PrintOp,
@@ -97,7 +81,29 @@ from everflow.topology.physical_plan import (
 )
 from everflow.user_texts import shown
 
-RESULT_SCHEMA = pa.schema([pa.field("result", pa.string())])
+Records = MutableMapping[int, EdgeBatch]
+"""Of a micro-batch, by slot."""
+
+
+class ColumnComputer(Protocol):
+    """Where Spark's code computes Columns; owned by one thread."""
+
+    def run(self, number: Any, rows: pa.RecordBatch, made: pa.Schema) -> pa.Table:
+        """What the Columns of this number (or ticket) make of ``rows``, row by row. Raises
+        ColumnsFailed."""
+
+    def ask(self, number: int, message: pa.Buffer | memoryview) -> bytes:
+        """The answer to a message of Python calls (`Call.pickled`). Raises ColumnsFailed."""
+
+    def close(self) -> None:
+        """Nothing more is asked."""
+
+
+class PreparedColumns(Protocol):
+    """A `ColumnsOp`, ready to run; picklable."""
+
+    def run(self, records: Records, computer: ColumnComputer) -> None:
+        """Add the slots that it makes to ``records``."""
 
 
 @dataclass(kw_only=True)
@@ -141,7 +147,7 @@ class StepResult:
     ages: list[Ages] = field(default_factory=list)
     printed: list[Printed] = field(default_factory=list)
     input_bytes: int = 0
-    """Arrow bytes of step 0's input: what ``max.batch.bytes`` bounds."""
+    """Arrow bytes of the input: what ``max.batch.bytes`` bounds."""
     keys: Sequence[KeyPlaces] = ()
     """Of its records, where keys lie."""
 
@@ -167,7 +173,7 @@ class StepResult:
 
 
 class Sink(Protocol):
-    """Makes a micro-batch's effects real. Picklable; called once per batch by the last step."""
+    """Makes a micro-batch's effects real. Picklable; called once per batch."""
 
     def __call__(
         self, request: BatchRequest, result: StepResult, sources: tuple[Source, ...]
@@ -176,16 +182,17 @@ class Sink(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class TaskStep:
-    """The function of one Python hop; picklable, free of Columns."""
+    """The operators of a plan; picklable.
 
-    level: int
-    ops: tuple[StepOp, ...]
-    hop_in: HopSchema
-    hop_out: HopSchema | None
+    ``times``: what gives records their times, before the inputs of tasks are merged; ``ops``: all
+    that comes behind.
+    """
+
+    times: tuple[TimeOp | PreparedColumns, ...]
+    ops: tuple[StepOp | PreparedColumns, ...]
     sources: tuple[Source, ...]
-    changelog_slots: Mapping[str, int]
     stores: StoreAccess
-    sink: Sink | None
+    sink: Sink
     ways: Mapping[str, Ways] = field(default_factory=dict)
     """See `PhysicalPlan.ways`."""
     every_failure: bool = False
@@ -193,160 +200,137 @@ class TaskStep:
     at once."""
     handlers: Handlers = field(default_factory=Handlers)
     """Asked here about calls of clocks that fail."""
-    remembered: bool = False
-    """Whether an operator of an earlier step keeps something of its records."""
-    ordered_by_users: bool = False
-    """Whether times that users' functions give decide the order of several inputs."""
 
     @staticmethod
     def of(
         plan: PhysicalPlan,
-        level: int,
+        columns: Sequence[PreparedColumns],
         stores: StoreAccess,
         sink: Sink,
         *,
         handlers: Handlers | None = None,
     ) -> TaskStep:
-        """The step of ``level`` of a plan; the last one gets the sink."""
-        last = level == plan.levels - 1
+        """Of a plan. ``columns``: its `PhysicalPlan.columns`, one by one."""
+        waiting = iter(columns)
+        times = tuple(next(waiting) if isinstance(op, ColumnsOp) else op for op in plan.times)
+        ops = tuple(next(waiting) if isinstance(op, ColumnsOp) else op for op in plan.ops)
         return TaskStep(
-            level=level,
-            ops=plan.steps[level].ops,
-            hop_in=HopSchema(plan.into_step(level), plan.headers),
-            hop_out=hop_out_of(plan, level),
+            times=times,
+            ops=ops,
             sources=plan.sources,
-            changelog_slots=plan.changelog_slots,
             stores=stores,
-            sink=sink if last else None,
+            sink=sink,
             ways=plan.ways,
             every_failure=handlers is not None and handlers.may_continue(PROCESSING),
             handlers=handlers or Handlers(),
-            remembered=any(
-                isinstance(op, StatefulOp) and remembers(op)
-                for step in plan.steps[:level]
-                for op in step.ops
-            ),
-            ordered_by_users=any(source.merged for source in plan.sources)
-            and any(isinstance(op, TimeOp) and op.extractor for op in plan.steps[0].ops),
+        )
+
+    @property
+    def stateful(self) -> tuple[StatefulOp, ...]:
+        """The operators that may have stores."""
+        return tuple(op for op in self.ops if isinstance(op, StatefulOp))
+
+    @property
+    def ordered_by_users(self) -> bool:
+        """Whether times that users' functions give decide the order of several inputs."""
+        return any(source.merged for source in self.sources) and any(
+            isinstance(op, TimeOp) and op.extractor for op in self.times
         )
 
     def run(
-        self, request: BatchRequest, hop: HopInput, timings: dict[str, float]
-    ) -> Iterator[pa.RecordBatch]:
-        """Run the operators on one hop's rows. Raises EarlierStepFailed for a
-        clock's call that stops the instance."""
+        self,
+        request: BatchRequest,
+        decoded: HopInput,
+        computer: ColumnComputer,
+        timings: dict[str, float],
+    ) -> BatchResult:
+        """Run the operators on decoded records. Raises EarlierStepFailed for a clock's call that
+        stops the instance, RecordFailure and SparkSays for a record."""
         try:
-            yield from self._run(request, hop, timings)
+            return self._run(request, decoded, computer, timings)
         except UncheckedCallError:  # nothing was written: the operators come before the sink
-            checked = replace(self, stores=CheckedAccess.of(self.stores, self.ops))
-            yield from checked._run(request, hop, timings)
+            checked = replace(self, stores=CheckedAccess.of(self.stores, self.stateful))
+            return checked._run(request, decoded, computer, timings)
 
     def _run(
-        self, request: BatchRequest, hop: HopInput, timings: dict[str, float]
-    ) -> Iterator[pa.RecordBatch]:
-        by_index = {source.index: source for source in self.sources}
-        by_name = {op.name: op for op in self.ops if isinstance(op, StatefulOp)}
-        hop.ran = ran = {} if hop.ran is None and not self.remembered else hop.ran
-        with _of_records_alone(not self.level):
-            records, result, told = self._begun(request, hop, by_index)
+        self,
+        request: BatchRequest,
+        decoded: HopInput,
+        computer: ColumnComputer,
+        timings: dict[str, float],
+    ) -> BatchResult:
+        with _of_records_alone(True):
+            records, result = self._merged(request, decoded, computer, timings)
         result.timings = timings
         idle = moved(request, self.sources, result.consumed)
-        judge = ClockJudge(
-            self.handlers,
-            request,
-            by_index,
-            isinstance(self.stores, CheckedAccess),
-            result.left_out,
-        )
-        order: RecordOrder = InOrder(records)
-        if self.ways:
-            order = DepthFirst(records, self.ways, told)
+        ran: dict[str, RanOperator] = {}
         with (
-            timed(timings, "operators"),
-            self.independent(hop),
+            self._independent(ran),
             TaskStores(
                 self.stores, request.tasks, self._shared_stores(bool(idle)), request.global_tasks
             ) as stores,
         ):
-            reads_stores = self.level > 0
-            for op in self.ops:
-                if isinstance(op, StatefulOp):
-                    reads_stores = True
-                    if op.output not in records:  # else it ran with those it shares stores with
-                        group = [by_name[name] for name in op.together] or [op]
-                        sides = order.sides(group)
-                        every = self.every_failure
-                        run = run_stateful(
-                            group, sides, stores, by_index, request, idle, judge, every
-                        )
-                        for one, given_to, done in zip(group, sides, run, strict=True):
-                            if ran is not None:
-                                ran[one.name] = RanOperator.of(one, given_to, done)
-                            result.add(one, done)
-                            order.keep(one, done.output)
-                elif isinstance(op, TimeOp):
-                    pass  # before the merge
-                elif isinstance(op, PrintOp):
-                    shown_rows = printed_of(op, merge_tasks(in_order(order.read(op))))
-                    result.printed += [shown_rows] if shown_rows.rows else []
-                elif isinstance(op, SinkOp):
-                    with _of_records_alone(not reads_stores):
-                        every = self.every_failure
-                        result.outputs += _to_outputs(op, order.read(op), by_index, every)
-                else:
-                    given = order.read(op)
-                    every, known = self.every_failure, hop.known
-                    with _of_records_alone(not reads_stores):
-                        order.keep(op, _run_stateless(op, given, by_index, every, known))
-        if self.sink is None:
-            assert self.hop_out is not None
-            yield from write_hop(
-                self._outgoing(records, result.changes),
-                self.hop_out,
-                _to_control(result, order.told()),
+            running = _Running(
+                step=self,
+                request=request,
+                records=records,
+                order=DepthFirst(records, self.ways) if self.ways else InOrder(records),
+                result=result,
+                stores=stores,
+                idle=idle,
+                known=decoded.known if self.every_failure else None,
+                ran=ran,
             )
-            return
-        for task, changes in self._arrived_changes(records):
-            result.changes.setdefault(task, []).append(changes)
+            reads_stores = False
+            for op in self.ops:
+                reads_stores = reads_stores or isinstance(op, StatefulOp)
+                with (
+                    timed(timings, "operators" if isinstance(op, StepOp) else "columns"),
+                    _of_records_alone(not reads_stores),
+                ):
+                    if isinstance(op, StepOp):
+                        running.run(op)
+                    else:
+                        op.run(records, computer)
         letters = records.get(DEAD_LETTER_SLOT)
         result.dead_letters = letters if letters is not None and len(letters) else None
-        yield _result_row(self.sink(request, result, self.sources))
+        return self.sink(request, result, self.sources)
 
     @contextmanager
-    def independent(self, hop: HopInput, *, function: bool = False) -> Iterator[None]:
+    def _independent(self, ran: Mapping[str, RanOperator]) -> Iterator[None]:
         """Of records that fail within the block those stay that fail without the others, too: the
-        first one where that is not known here, as an earlier step in another process has kept
-        something of them, or as the order of all may be another one without them. ``function``:
-        they fail in what sees one record alone."""
+        first one where the order of all may be another one without them."""
         try:
             yield
         except RecordFailure as error:
             if not error.others or error.before_state:
                 pass
-            elif self.ordered_by_users or (self.remembered and hop.ran is None):
+            elif self.ordered_by_users:
                 error.others = ()
             else:
-                together = {
-                    op.name
-                    for op in self.ops
-                    if isinstance(op, StatefulOp) and not sees_one_record(op)
-                }
                 record = error.failure.record
-                alone = function or (record is not None and record.node not in together)
+                together = {op.name for op in self.stateful if not sees_one_record(op)}
+                alone = record is not None and record.node not in together
                 failures = (error, *error.others)
-                ran = list((hop.ran or {}).values())
-                error.others = independent(failures, ran, self.sources, alone)[1:]
+                error.others = independent(failures, list(ran.values()), self.sources, alone)[1:]
             raise
 
-    def _begun(
-        self, request: BatchRequest, hop: HopInput, sources: dict[int, Source]
-    ) -> tuple[dict[int, EdgeBatch], StepResult, str | None]:
-        """The records to begin with, what has come of the batch so far, and what earlier steps tell
-        of the order of records."""
-        if self.level:
-            return dict(hop.batches), *_from_control(hop.control)
-        times = [op for op in self.ops if isinstance(op, TimeOp)]
-        extracted = extract_times(times, hop, sources, request, self.every_failure)
+    def _merged(
+        self,
+        request: BatchRequest,
+        decoded: HopInput,
+        computer: ColumnComputer,
+        timings: dict[str, float],
+    ) -> tuple[Records, StepResult]:
+        """The records of the batch with their times, in merge order, and what has come of them."""
+        hop = replace(decoded, batches=dict(decoded.batches), rows=dict(decoded.rows))
+        by_index = {source.index: source for source in self.sources}
+        for op in self.times:
+            if not isinstance(op, TimeOp):
+                with timed(timings, "columns"):
+                    op.run(hop.batches, computer)
+        times = [op for op in self.times if isinstance(op, TimeOp)]
+        extracted = extract_times(times, hop, by_index, request, self.every_failure)
         records, consumed = merge_inputs(
             hop, self.sources, request.ranges, request.log_ends, request.waits
         )
@@ -357,56 +341,85 @@ class TaskStep:
             consumed=consumed,
             stream_times=stream_times,
             dropped=extracted.dropped(consumed),
-            skipped=extracted.left_out(consumed, request, sources),
-            ages=ages_read(hop, sources, consumed, _newest(request)),
+            skipped=extracted.left_out(consumed, request, by_index),
+            ages=ages_read(hop, by_index, consumed, _newest(request)),
             input_bytes=hop.bytes,
             keys=hop.keys,
         )
-        return records, result, None
+        return records, result
 
     def _shared_stores(self, idle: bool) -> frozenset[str]:
-        """Stores that more than one operator of this step reads: those need the batch's own changes
+        """Stores that more than one operator reads: those need the batch's own changes
         on top (D5). So do those of operators whose stream time moves behind the batch's
         records (``idle``)."""
         users: dict[str, set[str]] = {}
         twice = set[str]()
-        for op in self.ops:
-            if isinstance(op, StatefulOp):
-                for spec in op.stores:  # processors that share one run as one operator
-                    users.setdefault(spec.name, set()).add((*op.together, op.name)[0])
-                    twice |= {spec.name} if idle and op.idle else set()
+        for op in self.stateful:
+            for spec in op.stores:  # processors that share one run as one operator
+                users.setdefault(spec.name, set()).add((*op.together, op.name)[0])
+                twice |= {spec.name} if idle and op.idle else set()
         return frozenset(twice.union(name for name, of in users.items() if len(of) > 1))
 
-    def _arrived_changes(
-        self, records: Mapping[int, EdgeBatch]
-    ) -> Iterator[tuple[TaskId, StoreChanges]]:
-        """Changes that earlier steps made arrive as rows of the changelog slots, which steps
-        between pass on unread."""
-        arrived = {slot.id for slot in self.hop_in.slots}
-        for store, slot in self.changelog_slots.items():
-            if slot in arrived:
-                yield from changes_from_rows(store, records[slot])
 
-    def _outgoing(
-        self, records: Mapping[int, EdgeBatch], changes: Mapping[TaskId, list[StoreChanges]]
-    ) -> dict[int, EdgeBatch]:
-        assert self.hop_out is not None
-        made = {change.store for listed in changes.values() for change in listed}
-        rows = {
-            slot: changes_to_rows(store, changes)
-            for store, slot in self.changelog_slots.items()
-            if store in made
-        }
-        written = {**records, **rows}
-        return {
-            slot.id: written.get(slot.id) or empty_like(slot.type.key, slot.type.value)
-            for slot in self.hop_out.slots
-        }
+@dataclass(frozen=True, kw_only=True)
+class _Running:
+    """One run of a step's operators."""
 
+    step: TaskStep
+    request: BatchRequest
+    records: Records
+    order: RecordOrder
+    result: StepResult
+    stores: TaskStores
+    idle: Moved
+    known: KnownResults | None
+    ran: dict[str, RanOperator]
 
-def hop_out_of(plan: PhysicalPlan, level: int) -> HopSchema | None:
-    """What the step of ``level`` writes; None for the last."""
-    return None if level == plan.levels - 1 else HopSchema(plan.out_of_step(level), plan.headers)
+    def run(self, op: StepOp) -> None:
+        """Run an operator on what is there, and keep what it gives."""
+        order, every = self.order, self.step.every_failure
+        by_index = {source.index: source for source in self.step.sources}
+        match op:
+            case StatefulOp():
+                if op.output not in self.records:  # else it ran with those it shares stores with
+                    self._run_stateful(op, by_index)
+            case PrintOp():
+                shown_rows = printed_of(op, merge_tasks(in_order(order.read(op))))
+                self.result.printed += [shown_rows] if shown_rows.rows else []
+            case SinkOp():
+                self.result.outputs += _to_outputs(op, order.read(op), by_index, every)
+            case FunctionOp():
+                order.keep(op, run_function(op, order.read(op), by_index, every, self.known))
+            case TakeOp():
+                order.keep(op, take(op, order.read(op)))
+            case UnnestOp():
+                order.keep(op, unnest(op, order.read(op)))
+
+    def _run_stateful(self, op: StatefulOp, by_index: dict[int, Source]) -> None:
+        by_name = {one.name: one for one in self.step.stateful}
+        group = [by_name[name] for name in op.together] or [op]
+        sides = self.order.sides(group)
+        judge = ClockJudge(
+            self.step.handlers,
+            self.request,
+            by_index,
+            isinstance(self.step.stores, CheckedAccess),
+            self.result.left_out,
+        )
+        run = run_stateful(
+            group,
+            sides,
+            self.stores,
+            by_index,
+            self.request,
+            self.idle,
+            judge,
+            self.step.every_failure,
+        )
+        for one, given, done in zip(group, sides, run, strict=True):
+            self.ran[one.name] = RanOperator.of(one, given, done)
+            self.result.add(one, done)
+            self.order.keep(one, done.output)
 
 
 # --- operators ------------------------------------------------------------------------------------
@@ -421,26 +434,6 @@ def _of_records_alone(said: bool) -> Iterator[None]:
     except RecordFailure as error:
         error.before_state = said
         raise
-
-
-def _run_stateless(
-    op: FunctionOp | TakeOp | UnnestOp,
-    batch: EdgeBatch,
-    sources: dict[int, Source],
-    every_failure: bool,
-    known: KnownResults | None,
-) -> EdgeBatch:
-    match op:
-        case FunctionOp():
-            return run_function(op, batch, sources, every_failure, known if every_failure else None)
-        case TakeOp():
-            return take(op, batch)
-        case UnnestOp():
-            return unnest(op, batch)
-
-
-def _result_row(result: BatchResult) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.array([result.to_json()])], schema=RESULT_SCHEMA)
 
 
 def _to_outputs(
@@ -568,51 +561,3 @@ def _unwritten(serde: Serde, column: pa.Array, start: int, end: int) -> BaseExce
 def _newest(request: BatchRequest) -> dict[TaskId, int]:
     """Stream times of the tasks that keep one."""
     return {task.task: max(task.stream_times.values(), default=-1) for task in request.tasks}
-
-
-# --- what travels beside the rows -----------------------------------------------------------------
-
-
-def _to_control(result: StepResult, ways: str | None) -> str:
-    return as_json(
-        {
-            "consumed": by_name(result.consumed),
-            "stream_times": by_name(result.stream_times),
-            "dropped": result.dropped,
-            "left_out": result.left_out,
-            "remarks": result.remarks,
-            "skipped": {
-                str(tp): [key.hex() for key in keys] for tp, keys in result.skipped.items()
-            },
-            "ages": result.ages,
-            "printed": result.printed,
-            "bytes": result.input_bytes,
-            "keys": result.keys,
-            **({} if ways is None else {"ways": ways}),
-        }
-    )
-
-
-def _from_control(control: str) -> tuple[StepResult, str | None]:
-    """What earlier steps have done, and what they tell of the order of records."""
-    data: dict[str, Any] = json.loads(control)
-    result = StepResult(
-        consumed=by_partition(data.get("consumed", {})),
-        stream_times=by_task(data.get("stream_times", {})),
-        dropped=data.get("dropped", {}),
-        left_out=data.get("left_out", []),
-        remarks=data.get("remarks", []),
-        skipped={
-            tp: [bytes.fromhex(key) for key in keys]
-            for tp, keys in by_partition(data.get("skipped", {})).items()
-        },
-        ages=[Ages(*ages) for ages in data.get("ages", ())],
-        printed=[Printed(*one) for one in data.get("printed", ())],
-        input_bytes=data.get("bytes", 0),
-        keys=_keys(data),
-    )
-    return result, data.get("ways")
-
-
-def _keys(data: Mapping[str, Any]) -> list[KeyPlaces]:
-    return [KeyPlaces(*one) for one in data.get("keys", ())]

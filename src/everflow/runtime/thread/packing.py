@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from everflow.topology.physical_plan import PhysicalPlan
+from everflow.topology.physical_plan import ColumnsOp, PhysicalPlan
 from everflow.travel.parcel import Parcel
 from everflow.travel.refusals import TravelCheck
 
@@ -17,7 +17,7 @@ def packed(content: Any, plan: PhysicalPlan) -> Parcel:
         return Parcel.of(content)
     except Exception:
         check = TravelCheck()
-        for step in plan.steps:
-            for op in step.ops:
+        for op in (*plan.times, *plan.ops):
+            if not isinstance(op, ColumnsOp):
                 check.require(vars(op), getattr(op, "op", op.name), getattr(op, "where", None))
         raise

@@ -18,9 +18,9 @@ from everflow.runtime.commit.batch import (
 )
 from everflow.runtime.step.spark_failure import failure_of_said, failure_of_text, says
 from everflow.runtime.step.task_step import TaskStep
+from everflow.runtime.thread.columns import ColumnsOfPlan
 from everflow.runtime.thread.packing import packed
 from everflow.runtime.thread.resident_job import ResidentJob
-from everflow.runtime.thread.road import ResidentRoad
 from everflow.runtime.worker.kafka_sink import KafkaSink
 from everflow.runtime.worker.log_decoder import LogDecoder
 from everflow.runtime.worker.log_input import LogInput
@@ -72,27 +72,18 @@ class PackedResident:
             resident()
 
 
-def pack(plan: PhysicalPlan, settings: JobSettings, road: ResidentRoad) -> Parcel:
+def pack(plan: PhysicalPlan, settings: JobSettings, columns: ColumnsOfPlan) -> Parcel:
     """The resident step of a plan as it is now. TopologyError with the user's line for what cannot
     travel."""
     sink = KafkaSink(settings.handlers.topic, WorkerPorts(settings.held_bytes), settings.layouts)
-    steps = tuple(
-        TaskStep.of(plan, level, LmdbAccess(), sink, handlers=settings.handlers)
-        for level in range(plan.levels)
-    )
+    step = TaskStep.of(plan, columns.prepared, LmdbAccess(), sink, handlers=settings.handlers)
     log = LogInput(
         decoder=LogDecoder.of(plan, settings.handlers, settings.partitions),
         group=f"{settings.application_id}-resident",
         read_committed=settings.read_committed,
         ahead_bytes=settings.ahead_bytes,
     )
-    resident = ResidentStep(
-        steps=steps,
-        input=log,
-        segments=road.segments,
-        columns=road.columns,
-        channel=resident_channel,
-    )
+    resident = ResidentStep(step=step, input=log, columns=columns.path, channel=resident_channel)
     return packed(resident, plan)
 
 

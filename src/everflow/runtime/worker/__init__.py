@@ -2,7 +2,7 @@
 
 `kafka_sink`: the commit of a micro-batch, order of steps and all, over ports; `worker_ports` makes
 them of Kafka, gate and LMDB.
-`resident_step`: a step that stays and reads for itself.
+`resident_step`: serves micro-batches, and reads for itself. `columns` computes Columns.
 `isolation` runs a batch without the records that it fails on; `set_aside` asks their handlers;
 `dead_letters` writes them. `large_records`: which record was too large. `crash_points`: where
 tests kill.

@@ -45,7 +45,7 @@ from everflow.runtime.worker.set_aside import Fault, Judge
 from everflow.serdes import SerdeError
 from everflow.topology.hops import HopInput
 from everflow.topology.known_results import KnownResults
-from everflow.topology.physical_plan import Source, StatefulOp
+from everflow.topology.physical_plan import Source
 
 HALVED_AFTER = 12
 """So many runs of a batch that found another record each, and it is made half as large: of records
@@ -310,21 +310,19 @@ def of_data(error: Exception) -> bool:
     return isinstance(error, _OF_DATA)
 
 
-def trial_of(steps: Sequence[TaskStep], trial: Trial) -> tuple[TaskStep, ...]:
-    """The same steps, of which nothing comes, and that look at what they read of stores."""
-    return tuple(
-        replace(
-            step,
-            sink=None if step.sink is None else partial(_weighed, trial),
-            stores=CheckedAccess.of(step.stores, step.ops),
-        )
-        for step in steps
+def trial_of(step: TaskStep, trial: Trial) -> TaskStep:
+    """The same operators, of which nothing comes, and that look at what they read of stores."""
+    return replace(
+        step,
+        sink=partial(_weighed, trial),
+        stores=CheckedAccess.of(step.stores, step.stateful),
     )
 
 
-def stores_of(steps: Sequence[TaskStep]) -> dict[str, str]:
-    """The stores that they read, and for each who does: its owner, where that is one of them."""
-    ops = [op for step in steps for op in step.ops if isinstance(op, StatefulOp)]
+def stores_of(step: TaskStep) -> dict[str, str]:
+    """The stores that it reads, and for each who does: its owner, where that is one of its
+    operators."""
+    ops = step.stateful
     readers = {spec.name: op.name for op in ops for spec in (*op.reads, *op.looks_up)}
     return readers | {spec.name: op.name for op in ops for spec in op.stores}
 

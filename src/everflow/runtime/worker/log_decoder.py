@@ -67,7 +67,6 @@ class LogDecoder:
             partition=np.repeat(np.array([tp.partition for tp in read], np.int32), lengths),
             offset=_joined([columns.offsets for columns in read.values()]),
             timestamp=_joined([columns.timestamps for columns in read.values()]),
-            control="{}",
         )
         letters, keys = [], []
         odd = odd_times(hop.timestamp)

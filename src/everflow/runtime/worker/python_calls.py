@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyspark import serializers as untyped_serializers
 from pyspark import worker as untyped_worker
 
-from everflow.runtime.worker.resident_segments import ColumnComputer
+from everflow.runtime.step.task_step import ColumnComputer
 from everflow.topology.column_stages import Call, Chain
 
 serializers: Any = untyped_serializers

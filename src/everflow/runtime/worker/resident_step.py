@@ -2,8 +2,8 @@
 
 A Spark job per micro-batch costs more than the work of a small one, and the way of a large one from
 Kafka through the JVM costs more than reading it in columns here. So the worker reads its input
-itself: it asks the driver for the next request over a socket, runs the plan's segments and steps,
-answers with the result, and goes on until it is told to stop.
+itself: it asks the driver for the next request over a socket, runs the plan's operators, answers
+with the result, and goes on until it is told to stop.
 """
 
 from __future__ import annotations
@@ -27,10 +27,6 @@ from everflow.runtime.step.timings import timed
 from everflow.runtime.worker.column_client import ColumnClient
 from everflow.runtime.worker.isolation import Isolated, Trial, stores_of, trial_of
 from everflow.runtime.worker.log_input import QUIET_S, LogInput, settle
-from everflow.runtime.worker.resident_segments import (
-    ResidentSegment,
-    run_levels,
-)
 from everflow.runtime.worker.worker_ports import announce, clients_of
 from everflow.sockets import read_line
 from everflow.topology.hops import HopInput
@@ -66,11 +62,10 @@ class ResidentStep:
     """What the resident job's only task does; picklable. ``channel`` reads the socket's path (a
     local property)."""
 
-    steps: tuple[TaskStep, ...]
+    step: TaskStep
     input: LogInput
-    segments: tuple[ResidentSegment, ...]
     columns: str
-    """The socket where Columns are computed; empty where no segment needs it."""
+    """The socket where Spark's code computes Columns; empty where none needs it."""
     channel: Callable[[], str]
 
     def __call__(self) -> None:
@@ -120,15 +115,15 @@ class ResidentStep:
                 self.input.warm_up(reader)
             request, read = self.input.read(reader, request)
 
-        def compute(request: BatchRequest, hop: HopInput, trial: Trial | None) -> str:
+        def compute(request: BatchRequest, decoded: HopInput, trial: Trial | None) -> BatchResult:
             reader.require_ids(QUIET_S)  # the brokers answer while the records are decoded
-            steps = self.steps if trial is None else trial_of(self.steps, trial)
-            return run_levels(self.segments, steps, columns, request, hop, timings)
+            step = self.step if trial is None else trial_of(self.step, trial)
+            return step.run(request, decoded, columns, timings)
 
-        isolated = Isolated(self.input.decoder, stores_of(self.steps), timings)
+        isolated = Isolated(self.input.decoder, stores_of(self.step), timings)
         answer = isolated.run(request, read, compute)
         settle(request)
-        return answer
+        return answer.to_json()
 
 
 def refuse(error: Exception, channel: Callable[[], str]) -> None:

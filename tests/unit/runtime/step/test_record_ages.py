@@ -55,7 +55,6 @@ def test_ages_are_those_of_a_plain_loop(
         partition=columns[1],
         offset=columns[2],
         timestamp=columns[3],
-        control="",
     )
     consumed = {TopicPartition(NAMES[s], p): read for s, p, _, read in runs}
     before = {TaskId(*task): ms for task, ms in newest.items()}

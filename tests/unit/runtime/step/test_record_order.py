@@ -94,16 +94,12 @@ def records() -> EdgeBatch:
     )
 
 
-def ran(found: PhysicalPlan, *, handed_on_behind: int = -1) -> dict[str, list[str]]:
-    """What the sinks get of a step's operators; behind so many of them another step begins, which
-    is told what this one knows."""
+def ran(found: PhysicalPlan) -> dict[str, list[str]]:
+    """What the sinks get of a plan's operators."""
     slots = {found.sources[0].slot: records()}
-    order: RecordOrder = DepthFirst(slots, found.ways, None) if found.ways else InOrder(slots)
+    order: RecordOrder = DepthFirst(slots, found.ways) if found.ways else InOrder(slots)
     results = {}
-    (step,) = found.steps
-    for number, op in enumerate(step.ops):
-        if number == handed_on_behind and found.ways:
-            order = DepthFirst(slots, found.ways, order.told())
+    for op in found.ops:
         if isinstance(op, SinkOp):
             results[op.name] = order.read(op).value.to_pylist()
         else:
@@ -117,9 +113,9 @@ def planned(graph: Graph) -> PhysicalPlan:
 
 
 @settings(max_examples=300, deadline=None)
-@given(graph=graphs(), behind=st.integers(-1, 8))
-def test_results_come_as_nodes_forward_them(graph: Graph, behind: int) -> None:
-    assert ran(planned(graph), handed_on_behind=behind) == forwarded(graph)
+@given(graph=graphs())
+def test_results_come_as_nodes_forward_them(graph: Graph) -> None:
+    assert ran(planned(graph)) == forwarded(graph)
 
 
 def test_where_one_result_goes_two_ways_nothing_is_kept_of_the_ways() -> None:

@@ -39,10 +39,10 @@ def test_a_variable_that_was_fine_then_and_is_not_now_is_told_with_the_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     program = planned()
-    assert packed(program.steps, program).copy() is not None
+    assert packed(program.ops, program).copy() is not None
     monkeypatch.setitem(globals(), "CLIENT", threading.Lock())
     with pytest.raises(
         TopologyError,
         match=r"peek: the function `ask` .* the variable `CLIENT`, of type lock, .*\n  at app.py:2",
     ):
-        packed(program.steps, program)
+        packed(program.ops, program)

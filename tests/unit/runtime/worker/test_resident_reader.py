@@ -56,9 +56,9 @@ def test_a_reader_rests_until_the_next_request(
     listener.listen(1)
     listener.settimeout(WAIT_S)
     given: Any = SimpleNamespace(reader=opened)
-    step = ResidentStep(
-        steps=(), input=given, segments=(), columns="", channel=lambda: str(tmp_path / "r")
-    )
+    nothing: Any = SimpleNamespace()
+    path = str(tmp_path / "r")
+    step = ResidentStep(step=nothing, input=given, columns="", channel=lambda: path)
     served = threading.Thread(target=step, daemon=True)
     served.start()
     connection, _ = listener.accept()
@@ -77,7 +77,7 @@ def test_a_reader_rests_until_the_next_request(
 def test_a_reader_does_not_rest_while_requests_come() -> None:
     reader = Reader()
     given: Any = SimpleNamespace()
-    step = ResidentStep(steps=(), input=given, segments=(), columns="", channel=lambda: "")
+    step = ResidentStep(step=given, input=given, columns="", channel=lambda: "")
     mine, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with mine, other:
         lines = mine.makefile("rwb")
