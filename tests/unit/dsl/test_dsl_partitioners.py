@@ -254,7 +254,7 @@ def test_a_topic_of_windowed_keys_is_read_as_it_is_written() -> None:
 
 def sinks_of(topology: Topology) -> dict[str, SinkOp]:
     planned = plan(topology, cut(topology).index_of, "app")
-    return {op.name: op for step in planned.steps for op in step.ops if isinstance(op, SinkOp)}
+    return {op.name: op for op in planned.ops if isinstance(op, SinkOp)}
 
 
 def partitions_said(sink: SinkOp, keys: list[Any], count: int) -> list[int]:
