@@ -23,7 +23,7 @@ class StoredRecords(NamedTuple):
     headers: Sequence[Headers]
 
 
-class RecordColumns(NamedTuple):
+class RecordParts(NamedTuple):
     """Keys, values and headers of records; headers None: no record has any."""
 
     key: pa.Array
@@ -33,7 +33,7 @@ class RecordColumns(NamedTuple):
 
 def beside_stored(
     batch: EdgeBatch, stored: StoredRecords, key_serde: Serde, value_serde: Serde, at: Int64
-) -> RecordColumns:
+) -> RecordParts:
     """The records ``at``, in that order: numbers from 0 on are rows of the batch, those from its
     length on are the stored records. SerdeError for bytes that cannot be read."""
     rows = pa.array(at)
@@ -41,7 +41,7 @@ def beside_stored(
     values = value_serde.decode_array(pa.array(stored.values, pa.binary()))
     listed = pa.array(stored.headers, HEADERS) if any(stored.headers) else None
     headers = joined_headers([(batch.headers, len(batch)), (listed, len(stored.headers))])
-    return RecordColumns(
+    return RecordParts(
         pa.concat_arrays([batch.key, keys.cast(batch.key.type)]).take(rows),
         pa.concat_arrays([batch.value, values.cast(batch.value.type)]).take(rows),
         None if headers is None else headers.take(rows),

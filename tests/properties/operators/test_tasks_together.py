@@ -142,13 +142,12 @@ class Stores:
 
     def run(self, spec: Operator, batch: EdgeBatch) -> TasksResult:
         there = np.unique(batch.partition).tolist()
-        done = spec.run(
-            Inputs(
-                (batch,),
-                {partition: {"s": self.stores[partition]} for partition in there},
-                {partition: self.times[partition] for partition in there},
-            )
+        inputs = Inputs(
+            (batch,),
+            {partition: {"s": self.stores[partition]} for partition in there},
+            {partition: self.times[partition] for partition in there},
         )
+        done = spec.run(inputs)
         for partition, listed in done.changes.items():
             for changes in listed:
                 self.stores[partition].apply(changes)

@@ -11,7 +11,7 @@ import pyarrow as pa
 from everflow.operators.joins.joined_values import joined
 from everflow.operators.lookups.waiting_room import NO_ROW, TaskWaits, Told, Waiter, WaitingRoom
 from everflow.operators.stored_records import (
-    RecordColumns,
+    RecordParts,
     StoredRecords,
     beside_stored,
     packed_record,
@@ -101,7 +101,7 @@ class ToldRecords:
             np.array([offset for _, offset in places], np.int64),
         )
 
-    def _records(self, waiters: Sequence[Waiter]) -> RecordColumns:
+    def _records(self, waiters: Sequence[Waiter]) -> RecordParts:
         parts = [unpacked_record(one.stored) for one in waiters if one.row < 0]
         stored = StoredRecords(
             [_key_of(listed) for listed, _ in parts],
