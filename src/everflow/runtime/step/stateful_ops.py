@@ -48,7 +48,7 @@ class UncheckedCallError(Exception):
 @dataclass(frozen=True)
 class ClockJudge:
     """Says what becomes of a clock's call that fails, in one run of a step (note 023). It has no
-    record (KIP-1033): it is judged where it runs, so every road does the same.
+    record (KIP-1033): it is judged where it runs.
 
     ``checked``: an entry that cannot be read says so by itself; ``told``: what there is to tell of
     the calls that were left out.

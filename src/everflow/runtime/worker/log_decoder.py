@@ -1,6 +1,6 @@
-"""Decodes the records of the log, on every road: a plan's step before all others.
+"""Decodes the records of the log, before all operators.
 
-One decoder per serde is one truth: what a record's bytes say does not depend on how the batch runs.
+One decoder per serde is one truth: what a record's bytes say does not depend on who reads them.
 """
 
 from __future__ import annotations
