@@ -60,16 +60,14 @@ class RestoringDriver(TopologyTestDriver):
 
     def _new_request(self, *given: Any) -> BatchRequest:
         request = super()._new_request(*given)
-        places = {
-            source.subtopology: (spec.name, StorePlace("", source.topic))
-            for source in self._plan.sources
-            for spec in self._specs.values()
-            if spec.source_topic == source.topic
-        }
+        places: dict[int, dict[str, StorePlace]] = {}
+        for source in self._plan.sources:
+            for spec in self._specs.values():
+                if spec.source_topic == source.topic:
+                    found = places.setdefault(source.subtopology, {})
+                    found[spec.name] = StorePlace("", source.topic)
         tasks = [
-            replace(task, stores=dict([places[task.task.subtopology]]))
-            if task.task.subtopology in places
-            else task
+            replace(task, stores=places.get(task.task.subtopology, task.stores))
             for task in request.tasks
         ]
         return replace(request, tasks=tasks)
