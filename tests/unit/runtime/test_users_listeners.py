@@ -113,7 +113,9 @@ def test_the_standby_update_listener_reaches_the_state_updater(
     def ports_with_an_updater(
         dependencies: Dependencies, context: object, standbys: object, *_: object
     ) -> None:
-        ports: Any = SimpleNamespace(_dependencies=dependencies, _standbys=standbys)
+        ports: Any = SimpleNamespace(
+            _dependencies=dependencies, _standbys=standbys, doubt_topics=lambda _: None
+        )
         instance: Any = SimpleNamespace(tracker=RestoreTracker(Metrics()), pause=Pause())
         updaters.append(ClusterPorts.updater(ports, instance))
         raise EnoughError

@@ -99,7 +99,7 @@ def ending(failure: BatchFailure, times: int, records: str) -> FatalError:
     few records of the batch, ``in-0@7``, or empty where there were many."""
     about = (*places(failure), *_cure(failure))
     record = failure.record
-    if record is not None and failure.kind not in ("column", "fatal", "refused"):
+    if record is not None and failure.kind not in ("column", "fatal"):
         return RecordError(
             failure.error,
             topic=record.topic,
@@ -108,7 +108,7 @@ def ending(failure: BatchFailure, times: int, records: str) -> FatalError:
             node=record.node,
             told=about,
         )
-    if failure.kind in ("fatal", "refused"):
+    if failure.kind == "fatal":
         return _FATAL.get(failure.code or "", FatalError)(
             "\n  ".join([failure.error, *places(failure)]), code=failure.code
         )

@@ -17,7 +17,7 @@ handler replaces it. The first row that applies decides.
 | | kinds of `_CERTAIN`, the second time, unless fewer records may help | end |
 | | kinds that do not pass, the third time after two seconds, likewise | end |
 | | ``retriable``, caused by some of several tasks | plan anew, without those that failed |
-| | ``hang``, ``column``, ``refused``; ``worker`` the second time | search in a smaller batch |
+| | ``hang``, ``column``; ``worker`` the second time | search in a smaller batch |
 | | any other, the second time, after a long attempt | retry half of the batch |
 | | any other | retry the same batch |
 | `batch_aborted` | the group's generation moved on | retry at once; tasks stay for one attempt |
@@ -93,9 +93,9 @@ LONGEST_REST_MS = 60_000.0
 _PASSING = frozenset({"migrated", "generation", "data-loss", "retriable"})
 """Kinds of failure that are retried under ``task.timeout.ms``."""
 _AT_ONCE = frozenset({"record", "undecodable", "fatal", "spark-gone"})
-_SMALLER = frozenset({"worker", "hang", "column", "refused"})
+_SMALLER = frozenset({"worker", "hang", "column"})
 """Kinds that fewer records may not meet, and that a single one may have caused."""
-_CERTAIN = frozenset({"hang", "column", "damaged", "refused"})
+_CERTAIN = frozenset({"hang", "column", "damaged"})
 """What waiting does not change: it has waited long enough, or it computes the same again, or the
 store has been rebuilt meanwhile."""
 _REPLACEABLE = (
@@ -664,7 +664,7 @@ class RetryPolicy:
             self.search = self.search or BadRecordSearch(planned.records, now_ms)
             self.search.left = planned.records
         self.size = self.size.bounded(records)
-        alone = failure.kind in ("column", "refused") and planned.smallest
+        alone = failure.kind == "column" and planned.smallest
         if alone and (parts := planned.parts(_inputs(tasks))):
             # Of one that does not fail the records are committed: the next one's turn.
             self._part += 1
@@ -675,7 +675,7 @@ class RetryPolicy:
     def _fewer(self, failure: BatchFailure, planned: PlannedBatch) -> int | None:
         """How many records the next attempt takes; None: as many."""
         repeated = planned.attempt > 1 or self.search is not None
-        if failure.kind in ("hang", "column", "refused") or (failure.kind == "worker" and repeated):
+        if failure.kind in ("hang", "column") or (failure.kind == "worker" and repeated):
             fewer = self.size.shrunk(planned.records).bound
             return min(fewer, self._fitting(planned)) if failure.kind == "hang" else fewer
         if repeated and self._failed_after_ms > self.limits.target_ms:

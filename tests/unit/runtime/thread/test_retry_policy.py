@@ -215,7 +215,7 @@ def test_pauses_double_up_to_five_seconds_and_begin_anew_with_progress() -> None
     assert decided(retries, of_kind("retriable"), batch()).pause_ms == 100
 
 
-@pytest.mark.parametrize("kind", ["hang", "column", "refused"])
+@pytest.mark.parametrize("kind", ["hang", "column"])
 def test_what_one_record_may_have_caused_is_searched_for_in_a_smaller_batch(kind: str) -> None:
     decision = decided(policy(), of_kind(kind), batch(160))
     assert decision.planned is not None
