@@ -50,11 +50,6 @@ class KeyedOperator(TableOperator):
         value itself."""
         return self.value_serde.decode(data)
 
-    @property
-    def results(self) -> ResultDecoder:
-        """See `Operator`: here the values themselves."""
-        return self.value_serde
-
     def run(self, inputs: Inputs) -> TasksResult:
         """See `Operator`. All tasks' records are grouped, read and folded together: a batch
         costs what its records cost, not its tasks."""

@@ -37,7 +37,7 @@ from everflow.runtime.client_state import IllegalStateError
 from everflow.runtime.commit.batch import COMMITTED, BatchRequest, BatchResult, TaskContext
 from everflow.runtime.step.partitioning import BY_KEY
 from everflow.runtime.step.spark_failure import failure_of_said
-from everflow.runtime.step.step_failure import EarlierStepFailed, SparkSays
+from everflow.runtime.step.step_failure import DescribedFailure, SparkSays
 from everflow.runtime.step.step_functions import RecordFailure, UndecodableRecord
 from everflow.runtime.step.task_step import SinkOutput, StepResult, TaskStep
 from everflow.runtime.thread.batch_counts import misplaced_keys
@@ -419,7 +419,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
             read = log_columns(rows, self._plan.headers)
             batch = Isolated(self._decoder, stores_of(self._step))
             batch.run(self._current(), read, self._computed)
-        except (RecordFailure, UndecodableRecord, EarlierStepFailed) as error:
+        except (RecordFailure, UndecodableRecord, DescribedFailure) as error:
             raise ending(error.failure, 1, "") from (error.__cause__ or error)
         except SparkSays as error:
             raise ending(failure_of_said(error.failure), 1, "") from error

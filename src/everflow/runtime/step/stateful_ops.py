@@ -18,7 +18,7 @@ from everflow.runtime.commit.batch import BadRecord, BatchFailure, BatchRequest
 from everflow.runtime.step.checked_stores import CheckedAccess, damage_in
 from everflow.runtime.step.failing_records import MOST_FAILING, failing_records
 from everflow.runtime.step.idle_times import Moved, advanced, times_of
-from everflow.runtime.step.step_failure import EarlierStepFailed, serde_outage, stack_of
+from everflow.runtime.step.step_failure import DescribedFailure, serde_outage, stack_of
 from everflow.runtime.step.step_functions import RecordFailure, raise_all
 from everflow.runtime.step.step_stores import PartStores, TaskStores
 from everflow.runtime.step.user_line import innermost_line
@@ -61,7 +61,7 @@ class ClockJudge:
     told: list[str] = field(default_factory=list)
 
     def judge(self, error: UserFunctionError, group: Sequence[StatefulOp]) -> None:
-        """Returns where the call is to be left out. EarlierStepFailed where it stops the instance,
+        """Returns where the call is to be left out. DescribedFailure where it stops the instance,
         RetriableError for RETRY and where a serde has no answer, DamagedEntryError."""
         call, cause = error.call, error.__cause__ or error
         assert call is not None
@@ -93,7 +93,7 @@ class ClockJudge:
         )
         response = self.handlers.answer(context, cause)
         if response is Response.FAIL:
-            raise EarlierStepFailed(
+            raise DescribedFailure(
                 BatchFailure(
                     kind="fatal",
                     error=text,

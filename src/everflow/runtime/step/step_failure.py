@@ -44,8 +44,9 @@ _KINDS: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], str],
 )
 
 
-class EarlierStepFailed(EverflowError):
-    """A step before this one could not go on; ``failure`` is what it said. Never shown to users."""
+class DescribedFailure(EverflowError):
+    """Ends a micro-batch whose ``failure`` is described already, such as a clock's call that stops
+    the instance. Never shown to users."""
 
     def __init__(self, failure: BatchFailure) -> None:
         super().__init__(failure.error)
@@ -87,7 +88,7 @@ def stack_of(error: BaseException) -> str:
 def failure_of(error: Exception) -> BatchFailure:
     """The failure that ``error`` stands for, with the user's line and the stack."""
     details = stack_of(error)
-    if isinstance(error, RecordFailure | UndecodableRecord | EarlierStepFailed | SparkSays):
+    if isinstance(error, RecordFailure | UndecodableRecord | DescribedFailure | SparkSays):
         return replace(error.failure, details=error.failure.details or details)
     kind = next(kind for classes, kind in _KINDS if isinstance(error, classes))
     own = isinstance(error, EverflowError)

@@ -244,7 +244,7 @@ class TaskStep:
         computer: ColumnComputer,
         timings: dict[str, float],
     ) -> BatchResult:
-        """Run the operators on decoded records. Raises EarlierStepFailed for a clock's call that
+        """Run the operators on decoded records. Raises DescribedFailure for a clock's call that
         stops the instance, RecordFailure and SparkSays for a record."""
         try:
             return self._run(request, decoded, computer, timings)

@@ -17,7 +17,7 @@ from everflow.handlers.given import Handlers
 from everflow.handlers.response import ErrorHandlerContext, Response
 from everflow.records import EdgeBatch, TaskId, TopicPartition
 from everflow.runtime.commit.batch import BatchFailure, BatchRequest, as_json
-from everflow.runtime.step.step_failure import EarlierStepFailed, SparkSays, stack_of
+from everflow.runtime.step.step_failure import DescribedFailure, SparkSays, stack_of
 from everflow.runtime.step.step_functions import RecordFailure
 from everflow.topology.physical_plan import DEAD_LETTER_TYPE, Source
 
@@ -155,7 +155,7 @@ def _judged(fault: Fault) -> Exception:
     if isinstance(fault.cause, RecordFailure):
         fault.cause.failure = failure
         return fault.cause
-    return EarlierStepFailed(failure)
+    return DescribedFailure(failure)
 
 
 def task_of(source: Source, batch: EdgeBatch, row: int) -> TaskId:

@@ -21,7 +21,7 @@ from everflow.handlers.response import ErrorHandlerContext, Response
 from everflow.kafka.reading.log_columns import LogColumns
 from everflow.records import OffsetRange, StoreChanges, TaskId, TopicPartition
 from everflow.runtime.commit.batch import BadRecord, BatchRequest, StorePlace, TaskContext
-from everflow.runtime.step.step_failure import EarlierStepFailed
+from everflow.runtime.step.step_failure import DescribedFailure
 from everflow.runtime.step.step_functions import RecordFailure
 from everflow.runtime.step.task_step import StepResult
 from everflow.runtime.step.timings import timed
@@ -336,7 +336,7 @@ def test_a_time_that_nothing_holds_leaves_its_record_out_in_its_place(
     assert letters.timestamp.tolist() == [kept[row] for row in bad]
     assert [one.timestamp for one in asked] == [times[row] for row in bad]
     assert hop.batches[1].timestamp.tolist() == [at for at in times if at < 10**16]
-    with pytest.raises(EarlierStepFailed) as failed:
+    with pytest.raises(DescribedFailure) as failed:
         LogDecoder(SOURCES[:1], False, Handlers()).run({A: columns}, Judge())
     assert failed.value.failure.code == "EF-RECORD-TIME"
     assert failed.value.failure.judged
