@@ -364,7 +364,7 @@ _WATCHING = _group(
     query_ssl_key_location=KeyText("File with the key of that certificate (PEM)", OURS),
     query_ssl_ca_location=KeyText(
         "File of the authority (PEM) that has signed the other instances' certificates: "
-        "[the page](page.md#all-instances-on-one-page) asks them how they do. Empty: the system's",
+        "[the page](page.md#all-instances) asks them how they do. Empty: the system's",
         OURS,
     ),
     otel_exporter_otlp_metrics_endpoint=KeyText(
