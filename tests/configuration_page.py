@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import tomllib
+from pathlib import Path
 from typing import Any
 
-from config_texts import GROUPS, OURS, PREFIXES, Group, KeyText
 from everflow.config import FIXED_BY_EVERFLOW, WITHOUT_EFFECT, StreamsConfig, dotted_name
 from everflow.setting_checks import INT32, INT64, LONGEST_MS, Between, OneOf
 
+TEXTS = tomllib.loads(Path(__file__).with_name("setting_texts.toml").read_text())
+"""By group, then by key: the meaning here, and what differs in Kafka Streams."""
+PREFIXES: dict[str, str] = TEXTS.pop("prefixes")
+OURS = "no such key"
 UNBOUNDED = (INT32, INT64, LONGEST_MS, 2**62)
 """Bounds that are only those of a number's width."""
 FIELDS = {
@@ -51,28 +56,29 @@ def default(name: str) -> str:
     return f"{value:,}" if isinstance(value, int) else f"`{value}`"
 
 
-def meaning(name: str, text: KeyText) -> str:
+def meaning(name: str, text: str) -> str:
     """What a key does, or what holds instead."""
     if name not in WITHOUT_EFFECT:
-        return text.meaning
-    return f"{text.meaning}. **No effect yet:** {WITHOUT_EFFECT[name]}"
+        return text
+    return f"{text}. **No effect yet:** {WITHOUT_EFFECT[name]}"
 
 
-def table(group: Group) -> str:
+def table(title: str, texts: dict[str, list[str]]) -> str:
     """One group's heading and table."""
     lines = [
-        f"\n## {group.title}\n",
+        f"\n## {title}\n",
         "| key | default | values | meaning | Kafka Streams |",
         "| --- | --- | --- | --- | --- |",
     ]
-    for name, text in group.keys.items():
-        own = " *(ours)*" if text.kafka_streams.startswith(OURS) else ""
+    for name, (text, *differs) in texts.items():
+        elsewhere = differs[0] if differs else "the same"
+        own = " *(ours)*" if elsewhere.startswith(OURS) else ""
         cells = (
             f"`{dotted_name(name)}`{own}",
             default(name),
             values(name),
             meaning(name, text),
-            text.kafka_streams,
+            elsewhere,
         )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
@@ -80,7 +86,7 @@ def table(group: Group) -> str:
 
 def keys() -> str:
     """The tables of all keys."""
-    return "".join(table(group) for group in GROUPS)
+    return "".join(table(title, texts) for title, texts in TEXTS.items())
 
 
 def prefixes() -> str:
