@@ -23,13 +23,14 @@ BASE = {"application_id": "app", "bootstrap_servers": "broker:9092"}
 
 def test_every_key_has_one_text_and_every_text_a_key() -> None:
     written = Counter(name for texts in TEXTS.values() for name in texts)
-    assert written == Counter(FIELDS.keys()), "write the key's text in tests/setting_texts.toml"
+    assert written == Counter(FIELDS.keys()), "write the key's text in tests/setting_texts.yaml"
 
 
 def test_texts_say_something_and_can_stand_in_a_table() -> None:
     for texts in TEXTS.values():
         for name, text in texts.items():
-            assert len(text) in (1, 2) and len(text[0].split()) >= 3, name
+            assert len(text) in (1, 2), name
+            assert len(text[0].split()) >= 3, name
             assert not set("|\n") & set("".join(text)), name
 
 
