@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from everflow import Windowed, serdes
 from everflow.serdes import SerdeError
+from everflow.serdes.arrow_types import column_of
 from everflow.serdes.base import value_reader
-from everflow.serdes.fitting import column_of
 from everflow.serdes.packed import by_column
 from everflow.serdes.windowed import python_keys
 

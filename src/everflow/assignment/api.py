@@ -23,8 +23,7 @@ from everflow.assignment.cluster_state import (
     validate_assignment,
 )
 from everflow.assignment.lags import Lags
-from everflow.assignment.prior import prior_placement
-from everflow.assignment.refine import Placement
+from everflow.assignment.refine import Placement, prior_placement
 from everflow.assignment.standbys import exchanged_standbys, place_standbys
 from everflow.assignment.target import Ideal, eligible, exchanged_actives
 from everflow.errors import FatalError

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 
 from everflow.assignment.cluster_state import Assignment, ClusterState, validate_assignment
 from everflow.assignment.lags import Lags
-from everflow.assignment.prior import prior_placement
-from everflow.assignment.refine import Placement, refine
+from everflow.assignment.refine import Placement, prior_placement, refine
 from everflow.assignment.target import Ideal, target
 from everflow.errors import FatalError
 from everflow.records import TaskId

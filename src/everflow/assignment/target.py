@@ -13,10 +13,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from everflow.assignment.cluster_state import ClusterState, Member
+from everflow.assignment.cluster_state import ClusterState, Member, RackCosts, costs_of
 from everflow.assignment.flow import Seats, Wish, cheapest
 from everflow.assignment.lags import Lags
-from everflow.assignment.racks import RackCosts, costs_of
 from everflow.assignment.standbys import place_standbys
 from everflow.records import TaskId
 

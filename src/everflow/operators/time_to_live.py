@@ -27,8 +27,8 @@ from everflow.serdes.base import ResultDecoder
 from everflow.state.changelog import TIMESTAMP_BYTES, pack_value
 from everflow.state.overlay import OverlayView
 from everflow.state.store import StoreView
+from everflow.topology.batches import appended, concat
 from everflow.topology.graph import Inputs, TableOperator
-from everflow.topology.hops import appended, concat
 
 ENDS = DueIndex(signed=True)
 """The index: the times at which entries are looked at, and their keys."""

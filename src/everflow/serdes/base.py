@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from everflow.errors import EverflowError
-from everflow.serdes.fitting import column_of
+from everflow.serdes.arrow_types import column_of
 from everflow.user_texts import shown
 
 REGISTRY_HEAD = 5

@@ -12,8 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from everflow.serdes.arrow_types import UnfitError, column_of
 from everflow.serdes.base import Serde, SerdeError
-from everflow.serdes.fitting import UnfitError, column_of
 from everflow.serdes.schema import arrow_type
 
 NEEDED = ("type", "encode", "decode")

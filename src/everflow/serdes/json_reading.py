@@ -23,9 +23,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from everflow.exact_texts import day, is_number, moment, number, whole
-from everflow.serdes.arrow_types import Misfit, field_step, type_text
+from everflow.serdes.arrow_types import BEYOND_FLOAT, Misfit, field_step, type_text
 from everflow.serdes.base import SerdeError, of_a_registry
-from everflow.serdes.fitting import BEYOND_FLOAT
 from everflow.serdes.json_writing import write
 from everflow.user_texts import writable
 

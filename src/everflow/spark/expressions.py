@@ -1,39 +1,203 @@
-"""Analyses Columns while the topology is built: type, what they read, whether they may run (D2).
+"""Analyses Columns while the topology is built: type, what they read, whether they may run.
 
-A segment is planned once and re-run for every micro-batch, on one partition of rows, in an order
-that is not the merge order. So only deterministic projections of one row are accepted; everything
-Catalyst would freeze (the clock), shuffle, multiply or number per batch is refused here, with what
-to write instead.
+A Column is planned once and computed for every micro-batch, in an order that is not the merge
+order. So only deterministic projections of one row are accepted; everything that Catalyst would
+freeze (the clock), shuffle, multiply or number per batch is refused here, with what to write
+instead.
+
+The analyser's answers are kept from one start to the next (note 017): until the first Column is
+analysed Spark loads and compiles its SQL, a third of a start's processor time.
+
+``F.lit(datetime(2024, 3, 10))`` is the moment that such a local time is on the machine that builds
+the program, and the Column no longer says how it was written. So those that would be another moment
+elsewhere are noted while PySpark converts them, and refused.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import itertools
 import json
+import os
 import re
+import tempfile
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta, timezone
 from functools import lru_cache
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+import pyspark
+from py4j import protocol
+from py4j.protocol import Py4JError
 from pyspark.errors import AnalysisException, ParseException
 from pyspark.logger import PySparkLogger
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import types as st
 from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
 
-from everflow.columns.computation import Twin
-from everflow.columns.kernels import NoTwinError
+from everflow.columns.computation import ArrowExpression, NotInArrowError
 from everflow.errors import TopologyError
-from everflow.spark.analysed import AnalysedPlan, ExpressionNode, column_read, reads_column
-from everflow.spark.analysis_cache import Analysis, keep, kept, key_of
-from everflow.spark.arrow_twins import twin_of
-from everflow.spark.naive_times import any_written, written_at
-from everflow.spark.session import get_session, letters_of
-from everflow.topology.graph import ColumnExpr, EdgeType, columns_in_sight, joined_sides
-from everflow.topology.types import column_names, normal_type, same_type, type_text
+from everflow.jvm import cache_root
+from everflow.serdes.arrow_types import normal_type, type_text
+from everflow.spark.arrow_expressions import (
+    AnalysedPlan,
+    ExpressionNode,
+    arrow_expression_of,
+    column_read,
+    reads_column,
+)
+from everflow.spark.session import SQL_SETTINGS, get_session, letters_of, plain_context, sql_runs
+from everflow.topology.graph import (
+    ColumnExpr,
+    EdgeType,
+    column_names,
+    columns_in_sight,
+    joined_sides,
+    same_type,
+)
 from everflow.user_texts import UNDECODED
 from everflow.waits import waiting
+
+MOST_KEPT = 2_000
+"""Files; of more the older half is deleted."""
+MOST_ADDED = 500
+"""That one process adds: a program has some dozen Columns, what makes up thousands is a test."""
+
+_added = itertools.count()
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """Of one Column over one schema. ``schema``: of the selection, as Spark's JSON; ``plan``: the
+    analysed plan, as Spark's JSON; ``sql``: the Column's text once it is resolved."""
+
+    schema: str
+    plan: str
+    sql: str
+    deterministic: bool
+
+
+def key_of(column: Column, schema: str) -> str | None:
+    """What the analysis follows from: the Column as Java writes it, not as it reads (``1`` may be a
+    text or a number), without the line of the program; the ``schema`` that it is resolved against,
+    Spark's version and our settings.
+
+    None where more could matter: in a Spark of the user's, or with extensions or catalogs of his,
+    and for a Column that Java cannot write.
+    """
+    context = plain_context()
+    if context is None:
+        return None
+    try:
+        java: Any = column._jc
+        jvm: Any = context._jvm
+        written = bytes(jvm.org.apache.spark.util.Utils.serialize(java.node().normalized()))
+    except (Py4JError, AttributeError):
+        return None
+    settings = json.dumps([pyspark.__version__, sorted(SQL_SETTINGS.items()), schema])
+    return hashlib.sha256(settings.encode() + written).hexdigest()
+
+
+def kept(key: str | None) -> Analysis | None:
+    """What was said of it before; None where nothing is known, and where Spark's SQL runs already:
+    then it is asked, and says what there is to say about the user's own session."""
+    if key is None or sql_runs():
+        return None
+    try:
+        found = json.loads(_file(key).read_text())
+        return Analysis(**found) if _is_whole(found) else None
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def keep(key: str | None, analysis: Analysis) -> None:
+    """For the next start. A folder that cannot be written is no failure."""
+    if key is None or next(_added) >= MOST_ADDED:
+        return
+    file = _file(key)
+    with contextlib.suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _make_room(file.parent)
+        handle, name = tempfile.mkstemp(dir=file.parent)
+        with os.fdopen(handle, "w") as out:
+            json.dump(asdict(analysis), out)
+        os.replace(name, file)
+
+
+def _file(key: str) -> Path:
+    return cache_root() / "columns" / f"{key}.json"
+
+
+def _is_whole(found: object) -> bool:
+    return (
+        isinstance(found, Mapping)
+        and all(isinstance(found.get(name), str) for name in ("schema", "plan", "sql"))
+        and isinstance(found.get("deterministic"), bool)
+    )
+
+
+def _make_room(folder: Path) -> None:
+    files = list(folder.iterdir())
+    if len(files) > MOST_KEPT:
+        for file in sorted(files, key=lambda each: each.stat().st_mtime)[: len(files) // 2]:
+            file.unlink(missing_ok=True)
+
+
+_MOST_WRITTEN = 10_000
+"""Moments that are kept; of more the oldest are forgotten."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_written: dict[int, datetime] = {}
+"""The datetime by its moment, in µs since 1970."""
+
+
+class _Watcher:
+    """A converter of py4j that converts nothing: it sees what PySpark converts."""
+
+    def can_convert(self, value: object) -> bool:
+        """Never."""
+        if isinstance(value, datetime) and value.tzinfo is None:
+            _keep(value)
+        return False
+
+    def convert(self, value: object, client: Any) -> Any:
+        """Is not called."""
+        raise NotImplementedError
+
+
+def _keep(value: datetime) -> None:
+    try:
+        local_s = int(time.mktime(value.timetuple()))
+    except (OverflowError, ValueError):  # PySpark says so
+        return
+    moment = local_s * 1_000_000 + value.microsecond
+    if moment == (value.replace(tzinfo=timezone.utc) - _EPOCH) // timedelta(microseconds=1):
+        return  # this machine is where UTC is: it is the same moment elsewhere
+    _written[moment] = value
+    while len(_written) > _MOST_WRITTEN:
+        _written.pop(next(iter(_written)), None)
+
+
+def any_written() -> bool:
+    """Whether there were any."""
+    return bool(_written)
+
+
+def written_at(moment_us: int) -> datetime | None:
+    """The datetime without a zone that became this moment on this machine, and would be another one
+    where the local time is UTC; None: there was none."""
+    return _written.get(moment_us)
+
+
+if not any(isinstance(one, _Watcher) for one in protocol.INPUT_CONVERTER):
+    protocol.register_input_converter(_Watcher(), prepend=True)
+
 
 _USE_TIMESTAMP = (
     "a prepared plan would freeze the time of its first batch; use "
@@ -173,14 +337,14 @@ def analyse(
     (read,) = analysed.expressions
     uses = frozenset(column_read(node) for node in read.walk() if reads_column(node))
     calls = any(node.kind == "PythonUDF" for node in read.walk())
-    twin, why = (
+    arrow, why = (
         (None, "it calls Python functions")
         if calls
-        else _twin(read, analysis.sql, columns_in_sight(edge, uses), type_)
+        else _in_arrow(read, analysis.sql, columns_in_sight(edge, uses), type_)
     )
     if known is None and not calls:
         keep(key, analysis)
-    return ColumnExpr(column=column, type=type_, uses=uses, calls=calls, twin=twin, why=why)
+    return ColumnExpr(column=column, type=type_, uses=uses, calls=calls, arrow=arrow, why=why)
 
 
 def _asked(column: Column, schema: str, text: str, edge: EdgeType, where: str | None) -> Analysis:
@@ -234,17 +398,20 @@ def _refuse_other_letters(plan: AnalysedPlan, text: str, where: str | None) -> N
         )
 
 
-def _twin(
+def _in_arrow(
     column: ExpressionNode, sql: str, reads: pa.Schema, made: pa.DataType
-) -> tuple[Twin | None, str]:
-    """The Column's Arrow twin; or why it has none. Whatever the translation stumbles over is
+) -> tuple[ArrowExpression | None, str]:
+    """The Column's Arrow expression; or why it has none. Whatever the translation stumbles over is
     Spark's: it has judged the Column, and computes it."""
     try:
-        return twin_of(column, sql, reads, made), ""
-    except NoTwinError as error:
-        return None, f"{error} has no Arrow twin"
+        return arrow_expression_of(column, sql, reads, made), ""
+    except NotInArrowError as error:
+        return None, f"{error} has no Arrow expression"
     except Exception as error:
-        return None, f"what is translated with {type(error).__name__}: {error} has no Arrow twin"
+        return (
+            None,
+            f"what is translated with {type(error).__name__}: {error} has no Arrow expression",
+        )
 
 
 def spark_type(type_: pa.DataType) -> st.DataType:

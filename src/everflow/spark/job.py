@@ -15,10 +15,8 @@ from pyspark.core.rdd import _prepare_for_python_RDD
 from pyspark.errors import PySparkException
 
 from everflow.errors import EverflowError, SetupError
-from everflow.spark.foreign import mark_as_ours
-from everflow.spark.later import running_context
 from everflow.spark.launch import daemon_ahead
-from everflow.spark.session import prepare_environment
+from everflow.spark.session import mark_as_ours, prepare_environment, running_context
 from everflow.travel.own_code import program_folders
 
 _AHEAD_S = 20.0

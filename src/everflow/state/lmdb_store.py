@@ -3,7 +3,7 @@
 A store is a folder with one LMDB environment: the database ``meta`` (one record, `StoreMeta`) and
 the data: one database for a key-value store, a ring of them for a window or session store, one per
 time segment, so that expired windows go by emptying a database instead of deleting keys; both for a
-versioned store, one for the latest versions and a ring for older ones (`versioned_writes`). The
+versioned store, one for the latest versions and a ring for older ones (`versioned_snapshot`). The
 ring has fixed names because databases that come and go would leave dead handles in the other
 processes that have the environment open.
 
@@ -34,12 +34,16 @@ from everflow.state import changelog, stored_keys
 from everflow.state.changelog import TIMESTAMP_BYTES, last_values
 from everflow.state.disk import disk_errors
 from everflow.state.lmdb_env import FLUSH_MARKER, StoreEnvironment
-from everflow.state.reading_ahead import ReadingAhead
 from everflow.state.store import VERSIONED
 from everflow.state.store_meta import NO_INPUTS, Owner, StoreMeta
-from everflow.state.store_snapshot import KEY_VALUE, SEGMENT_MS_MIN, StoreSnapshot, segments_of
-from everflow.state.versioned_snapshot import VersionedSnapshot
-from everflow.state.versioned_writes import EARLIER, version_changes
+from everflow.state.store_snapshot import (
+    KEY_VALUE,
+    SEGMENT_MS_MIN,
+    ReadingAhead,
+    StoreSnapshot,
+    segments_of,
+)
+from everflow.state.versioned_snapshot import EARLIER, VersionedSnapshot, version_changes
 
 
 class SortedEntries(NamedTuple):

@@ -10,7 +10,7 @@
         .removed/                tasks that were given up, until `sweep` has deleted them
         .loaded/                 global tables that Spark loads; nothing of it lasts over a start
 
-Stores in memory have the same layout elsewhere, see `memory_folder`; they are here from `open` to
+Stores in memory have the same layout elsewhere, see `disk`; they are here from `open` to
 `close`.
 
 The lock is fcntl's, not flock's: a child does not inherit it, so an orphaned worker cannot keep the
@@ -33,8 +33,7 @@ from typing import IO, Any
 
 from everflow.errors import ConfigError, StateDiskError, StateFormatError, StateLockedError
 from everflow.records import TaskId
-from everflow.state.disk import disk_errors, unusable
-from everflow.state.memory_folder import NOTHING_IN_MEMORY, MemoryFolder
+from everflow.state.disk import NOTHING_IN_MEMORY, MemoryFolder, disk_errors, unusable
 
 FORMAT = 1
 """Version of this layout; a higher one was written by a later release."""

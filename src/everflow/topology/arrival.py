@@ -1,26 +1,36 @@
-"""Which of two nodes a record reaches first: the order in which Kafka Streams forwards. Pure.
+"""The order in which a record reaches nodes, which is that in which Kafka Streams forwards. Pure.
 
 A record goes depth first: a node hands it to its first child, and to the next one when that child
 and all behind it are done; children are in the order in which they were added. Two sides of a join
 that come from one record therefore have an order, too (note 020).
-
 Where several results of one record come to one place by two ways, no order of the ways is right:
 the first result goes both ways, and then the second one. `ways_in_turn` finds such places, and says
 how a record comes to each operator, in bytes that have the order of arrival (note 031).
+
+Processors that share a store see it change record by record, so they run together, in one step
+(note 040). A processor that reads another one's results *directly* (through merges and children at
+most) is handed each while the other one still runs, as in Kafka Streams. Anything else between them
+takes the batch as a whole, and cannot run in the middle of a record.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cmp_to_key
 from itertools import combinations
+from types import MappingProxyType
 from typing import NamedTuple
 
+from everflow.errors import TopologyError
 from everflow.topology.graph import (
+    CHILD,
     FunctionNode,
+    Graph,
+    Link,
     MergeNode,
     Node,
+    ProcessorOperator,
     ProjectNode,
     SourceNode,
     StatefulNode,
@@ -118,7 +128,7 @@ def ways_in_turn(
 ) -> dict[str, Ways]:
     """The ways to the operators and sinks of sub-topologies that have a place to which several
     results of one record come by two ways; nothing of the others. ``sides_of``: the nodes that each
-    side of an operator or sink reads; ``together``: see `shared_stores.together`."""
+    side of an operator or sink reads; ``together``: see `together`."""
     listed = list(nodes)
     children, found = _children(listed), dict[str, tuple[Way, ...]]()
     read: dict[str, tuple[tuple[Way, ...], ...]] = {}
@@ -238,3 +248,87 @@ def _order(children: Mapping[str, list[str]], root: str) -> list[str]:
             found[name] = None
             todo += reversed(children[name])
     return list(found)
+
+
+def together(graph: Graph) -> Mapping[str, tuple[str, ...]]:
+    """Of each processor that shares a store, through others too: all that do, in the order in which
+    a record reaches them."""
+    groups: list[tuple[set[str], set[str]]] = []
+    for node in graph.nodes:
+        if not isinstance(node, StatefulNode) or not isinstance(node.operator, ProcessorOperator):
+            continue
+        names, stores = {node.name}, {spec.name for spec in node.stores}
+        for group in [one for one in groups if one[1] & stores]:
+            names, stores = names | group[0], stores | group[1]
+            groups.remove(group)
+        groups.append((names, stores))
+    found = {
+        name: tuple(sorted(names, key=cmp_to_key(order_of_arrival(graph.nodes))))
+        for names, _ in groups
+        if len(names) > 1
+        for name in names
+    }
+    return MappingProxyType(found)
+
+
+def ways_to(
+    graph: Graph, node: Node, group: Collection[str]
+) -> tuple[tuple[Link, ...], tuple[str, ...]]:
+    """How a processor's records come to it: from others of its ``group`` directly, and from which
+    other nodes."""
+    found = list(_results_of(graph, node.inputs[0], group, None))
+    return (
+        tuple(one for one in found if isinstance(one, Link)),
+        tuple(one for one in found if not isinstance(one, Link)),
+    )
+
+
+def require_direct(graph: Graph) -> None:
+    """TopologyError where something lies between processors that share stores."""
+    for name, group in together(graph).items():
+        node = graph.node(name)
+        _, others = ways_to(graph, node, group)
+        for given in (*others, *node.inputs[1:]):
+            behind = _ancestors(graph, given) & set(group)
+            if behind:
+                raise TopologyError(
+                    f"{name} shares a store with {sorted(behind)[0]} and reads its results through "
+                    f"{given}: both run record by record, and what lies between takes a whole "
+                    f"batch; do that in one of the two processors, or give them stores of their "
+                    f"own",
+                    where=node.where,
+                )
+
+
+def _results_of(
+    graph: Graph, name: str, group: Collection[str], child: int | None
+) -> Iterator[Link | str]:
+    node = graph.node(name)
+    if name in group:
+        yield Link(name, child)
+    elif isinstance(node, MergeNode):
+        for given in node.inputs:
+            yield from _results_of(graph, given, group, None)
+    elif isinstance(node, ProjectNode) and node.label == CHILD and node.inputs[0] in group:
+        yield Link(node.inputs[0], _number(graph, node))
+    elif isinstance(node, ProjectNode) and (node.predicate, node.key, node.value) == (None,) * 3:
+        yield from _results_of(graph, node.inputs[0], group, None)
+    else:
+        yield name
+
+
+def _number(graph: Graph, child: ProjectNode) -> int:
+    parent = graph.node(child.inputs[0])
+    assert isinstance(parent, StatefulNode)
+    assert isinstance(parent.operator, ProcessorOperator)
+    return parent.operator.children.index(child.name.removeprefix(f"{parent.name}-"))
+
+
+def _ancestors(graph: Graph, name: str) -> set[str]:
+    found, todo = set[str](), [name]
+    while todo:
+        one = todo.pop()
+        if one not in found:
+            found.add(one)
+            todo += graph.node(one).inputs
+    return found

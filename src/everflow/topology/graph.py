@@ -15,12 +15,94 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import pyarrow as pa
 
-from everflow.columns.computation import Twin
+from everflow.columns.computation import ArrowExpression
 from everflow.records import HEADERS, ClockCall, EdgeBatch, TasksResult
 from everflow.serdes import Serde
+from everflow.serdes.arrow_types import normal_type, type_text
 from everflow.serdes.base import ResultDecoder
 from everflow.state.store import StoreSpec, StoreView
-from everflow.topology.timestamps import FailOnInvalidTimestamp, TimestampExtractor
+
+
+class RecordContext(NamedTuple):
+    """Where a record of a source lies, its time in Kafka (ms) and its headers, in their order."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+
+
+@dataclass(frozen=True)
+class TimestampExtractor:
+    """Gives each record of a source its time, before the inputs of a task are merged by time."""
+
+    @property
+    def remembers(self) -> bool:
+        """Whether it needs the partition time: the highest time of the partition's records so far,
+        which is kept beside the committed offsets."""
+        return False
+
+
+class FailOnInvalidTimestamp(TimestampExtractor):
+    """The time of the record in Kafka; a negative one stops the application. The default."""
+
+
+class LogAndSkipOnInvalidTimestamp(TimestampExtractor):
+    """The time of the record in Kafka; one with a negative time is dropped, counted
+    (``negative-timestamp``) and told."""
+
+
+class UsePartitionTimeOnInvalidTimestamp(TimestampExtractor):
+    """The time of the record in Kafka; one with a negative time gets the highest time that its
+    partition has had so far. A first record without a time stops the application."""
+
+    @property
+    def remembers(self) -> bool:
+        """True: a record without a time gets that of its partition."""
+        return True
+
+
+class WallclockTimestampExtractor(TimestampExtractor):
+    """The time of the machine when the record's micro-batch was planned: all its records have the
+    same, and so they have when it is run again after a failure."""
+
+
+@dataclass(frozen=True)
+class TimeFunction(TimestampExtractor):
+    """A function of the user: ``fn(key, value, record, partition_time)``, of which it is given the
+    value, or the first ``takes``."""
+
+    fn: Callable[..., Any]
+    takes: int
+
+    @property
+    def remembers(self) -> bool:
+        """Whether the function is given the partition time."""
+        return self.takes > 3
+
+
+EXTRACTORS: Mapping[str, type[TimestampExtractor]] = MappingProxyType(
+    {
+        one.__name__: one
+        for one in (
+            FailOnInvalidTimestamp,
+            LogAndSkipOnInvalidTimestamp,
+            UsePartitionTimeOnInvalidTimestamp,
+            WallclockTimestampExtractor,
+        )
+    }
+)
+"""Those that a setting can name."""
+
+
+def extractor_named(text: str) -> TimestampExtractor | None:
+    """Of ``default.timestamp.extractor``: a class by its name, with or without a module or Java's
+    package before it; None for any other."""
+    name = text.replace(":", ".").rpartition(".")[2]
+    found = EXTRACTORS.get(name)
+    return None if found is None else found()
+
 
 PREPARE = "PREPARE"
 """Label of a projection that only prepares the value for the node behind it (inputs of an
@@ -78,10 +160,10 @@ class ColumnExpr:
     """Whether it calls Python functions (``F.udf``, ``F.pandas_udf``, ``F.arrow_udf``)."""
     skips_null: bool = False
     """Null where the record's value is, so that no function has to be called for it."""
-    twin: Twin | None = None
+    arrow: ArrowExpression | None = None
     """The same on Arrow, where that is exact (design note 016)."""
     why: str = ""
-    """Why it has no twin."""
+    """Why it has no Arrow expression."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +193,7 @@ class Reading:
         offset_reset: None: ``auto.offset.reset`` says it.
         timestamp: where the records' time comes from; None: ``default.timestamp.extractor`` says
             it. Those of a repartition topic have the time with which they were written.
-        pattern: which topics are read (`everflow.topology.sources.patterns`); None: those that
+        pattern: which topics are read (`everflow.topology.patterns`); None: those that
             are named.
         idle_ms: how long a partition is silent before its time goes on by the wall clock (note
             025); None: it never does.
@@ -522,3 +604,64 @@ class Graph:
     def consumers(self, name: str) -> tuple[Node, ...]:
         """Nodes that read from ``name``, in order."""
         return tuple(node for node in self.nodes if name in node.inputs)
+
+
+def same_type(left: pa.DataType, right: pa.DataType) -> bool:
+    """Whether two edges of these types can meet."""
+    return bool(normal_type(left) == normal_type(right))
+
+
+def write_alike(one: Serde | None, other: Serde | None) -> bool:
+    """Whether two serdes write equal values as equal bytes, so that equal keys meet: also where
+    they are not equal themselves. What they do not write tells them apart for nobody: the size of
+    time windows, which fields of a JSON type may be null."""
+    if one is None or other is None:
+        return one is other
+    if one == other:
+        return True
+    if one.kind != other.kind:
+        return False
+    mine, its = _inner(one), _inner(other)
+    if mine is not None and its is not None:
+        return write_alike(mine, its)
+    if one.kind in ("json", "packed"):
+        return same_type(one.type, other.type)
+    return _same_of_users(one, other)
+
+
+def _inner(serde: Any) -> Serde | None:
+    """The serde of a window's key or of a list's entries, which writes all that tells apart."""
+    inner = ("time_windowed", "session_windowed", "list")
+    found: Serde | None = getattr(serde, "inner", None) if serde.kind in inner else None
+    return found
+
+
+def _same_of_users(one: Any, other: Any) -> bool:
+    """Whether two serdes of the user's are of one class, with the same in them: a class seldom says
+    when its objects are equal."""
+    mine, its = getattr(one, "own", one), getattr(other, "own", other)
+    if type(mine) is not type(its) or not same_type(one.type, other.type):
+        return False
+    try:
+        return bool(vars(mine) == vars(its))
+    except Exception:  # without a __dict__, or with values that cannot be compared
+        return False
+
+
+def column_names(key: pa.DataType, value: pa.DataType) -> list[str]:
+    """What a Column on an edge may name, with types; struct fields are listed one level deep."""
+    names: list[str] = []
+    for root, type_ in (("key", key), ("value", value)):
+        names.append(
+            f"{root} {type_text(type_)}" if not pa.types.is_struct(type_) else f"{root} struct"
+        )
+        if pa.types.is_struct(type_):
+            names += [f"{root}.{field.name} {type_text(field.type)}" for field in type_]
+    return [
+        *names,
+        "timestamp bigint (ms)",
+        "topic string",
+        "partition int",
+        "offset bigint",
+        "headers array<struct<key:string,value:binary>>",
+    ]

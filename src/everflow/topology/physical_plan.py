@@ -1,7 +1,10 @@
-"""The parts of a physical plan (design D2): sources, slots, operators in order; `plan` makes them.
+"""The parts of a physical plan: sources, slots, operators in order; `plan` makes them.
 
 A *slot* is one value stream inside the plan: the output of a source, of one projection, or of one
 operator. `everflow.runtime.step.task_step` runs the operators.
+Columns that call Python functions are computed by stages, over all columns made so far. Spark's
+optimiser cuts a selection there: what the functions read, the functions, what is made of their
+results. `everflow.spark.columns.staged` finds the stages; a worker runs them.
 """
 
 from __future__ import annotations
@@ -28,10 +31,10 @@ from everflow.topology.graph import (
     ProjectNode,
     SinkNode,
     SourceNode,
+    TimestampExtractor,
 )
+from everflow.topology.idle_sources import IdleSource
 from everflow.topology.partitioners import KeyPartitioner
-from everflow.topology.sources.idle_sources import IdleSource
-from everflow.topology.timestamps import TimestampExtractor
 
 DEAD_LETTER_SLOT = 0
 """Slot of undecodable records: key = raw key, value = struct<value: raw value, error: text>."""
@@ -129,9 +132,9 @@ def columns_of(found: Projection | Choice) -> tuple[tuple[ColumnExpr, pa.DataTyp
 
 def why_not_arrow(column: ColumnExpr, kind: pa.DataType) -> str:
     """Why Arrow does not compute a Column of which a ``kind`` is made; empty where it does."""
-    if column.twin is not None and not column.type.equals(kind):
+    if column.arrow is not None and not column.type.equals(kind):
         return f"{column.type} becomes {kind}"
-    return column.why if column.twin is None else ""
+    return column.why if column.arrow is None else ""
 
 
 def computed_by(found: Projection | Choice) -> str:
@@ -481,3 +484,49 @@ def _has_function(value: Any) -> bool:
     if isinstance(value, tuple | list | Mapping):
         return any(map(_has_function, value.values() if isinstance(value, Mapping) else value))
     return is_dataclass(value) and any(map(_has_function, vars(value).values()))
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Spark's code makes the columns ``made`` in the instance's JVM, where it has this
+    ``number``."""
+
+    number: int
+    made: pa.Schema
+
+
+@dataclass(frozen=True)
+class Pick:
+    """Columns as they are, or fields of structs: each by its column and the ordinals inside."""
+
+    paths: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Chain:
+    """``g(f(x))``: functions with the Spark types of their results, the innermost first.
+    ``arguments``: the name of each (None: by position) and its column among the inputs."""
+
+    functions: tuple[tuple[Callable[..., Any], Any], ...]
+    arguments: tuple[tuple[str | None, int], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """Functions of one kind over the columns behind the first ``kept``. Their results ``made``
+    replace these."""
+
+    eval_type: int
+    """PySpark's `PythonEvalType`."""
+    chains: tuple[Chain, ...]
+    kept: int
+    settings: Mapping[str, str]
+    """What PySpark's workers are told of the session."""
+    given: str
+    """The inputs' types, Spark's JSON of a struct."""
+    made: pa.Schema
+    pickled: tuple[int, int] | None = None
+    """The JVM's numbers for pickled arguments and for results; None where both are Arrow."""
+
+
+Stage = Compute | Pick | Call

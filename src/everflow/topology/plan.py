@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from everflow.columns.key_partitions import MURMUR2
 from everflow.errors import TopologyError
-from everflow.topology.arrival import in_order_of_arrival, ways_in_turn
+from everflow.topology.arrival import in_order_of_arrival, together, ways_in_turn, ways_to
 from everflow.topology.graph import (
     ColumnExpr,
     EdgeType,
@@ -34,8 +34,11 @@ from everflow.topology.graph import (
     SourceNode,
     StatefulNode,
     TakeNode,
+    TimeFunction,
+    TimestampExtractor,
     UnnestNode,
 )
+from everflow.topology.idle_sources import idle_sources, sources_of
 from everflow.topology.partitioners import key_partitioners, keyed_sources, usual
 from everflow.topology.physical_plan import (
     DEAD_LETTER_TYPE,
@@ -59,9 +62,6 @@ from everflow.topology.physical_plan import (
     computed_by,
     in_turn,
 )
-from everflow.topology.shared_stores import together, ways_to
-from everflow.topology.sources.idle_sources import idle_sources, sources_of
-from everflow.topology.timestamps import TimeFunction, TimestampExtractor
 
 _Graph = TypeVar("_Graph", bound=Graph)
 

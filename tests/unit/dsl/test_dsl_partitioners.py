@@ -25,7 +25,6 @@ from everflow.columns.key_partitions import key_partitions
 from everflow.errors import StoreLayoutError
 from everflow.records import EdgeBatch
 from everflow.runtime.step.partitioning import BY_KEY, Partitions
-from everflow.topology.fingerprint import fingerprint
 from everflow.topology.graph import SinkNode
 from everflow.topology.partitioners import (
     OF_WINDOWS,
@@ -36,7 +35,7 @@ from everflow.topology.partitioners import (
 )
 from everflow.topology.physical_plan import SinkOp
 from everflow.topology.plan import plan
-from everflow.topology.store_layouts import layouts_to_keep
+from everflow.topology.store_layouts import fingerprint, layouts_to_keep
 from everflow.topology.subtopologies import cut
 
 pytestmark = pytest.mark.spark

@@ -9,9 +9,7 @@ import pytest
 
 from everflow.config import StreamsConfig
 from everflow.errors import ConfigError
-from everflow.memory.budget import MIB, least_budget, usual_budget
-from everflow.memory.machine import machine_memory
-from everflow.memory.peak import PeakMemory
+from everflow.memory import MIB, PeakMemory, least_budget, machine_memory, usual_budget
 
 GIB = 1 << 30
 LINUX = Path("/proc/self/clear_refs").exists()

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from everflow.memory.spare import EVERY_S, SpareMemory, trim_of_libc
+from everflow.memory import EVERY_S, SpareMemory, trim_of_libc
 from everflow.spark.job import worker_environment
 
 GLIBC = trim_of_libc() is not None and Path("/proc/self/status").exists()
 HELD = """
 import re, sys, threading
 from pathlib import Path
-from everflow.memory.spare import SpareMemory, share_one_area, trim_of_libc
+from everflow.memory import SpareMemory, share_one_area, trim_of_libc
 
 def held():
     return int(re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) >> 10

@@ -24,13 +24,13 @@ from everflow.runtime.step.step_stores import PartStores, TaskStores
 from everflow.runtime.step.user_line import innermost_line
 from everflow.serdes import SerdeError
 from everflow.state.store import StoreView
+from everflow.topology.batches import empty_like
 from everflow.topology.graph import (
     Inputs,
     ProcessorOperator,
     SharingProcessor,
     Surroundings,
 )
-from everflow.topology.hops import empty_like
 from everflow.topology.physical_plan import Source, StatefulOp
 from everflow.user_texts import class_of, error_text
 

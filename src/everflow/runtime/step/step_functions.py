@@ -15,9 +15,9 @@ from everflow.operators.user_code import require_users
 from everflow.records import EdgeBatch, Int64
 from everflow.runtime.commit.batch import BadRecord, BatchFailure
 from everflow.runtime.step.user_line import innermost_line
-from everflow.serdes.fitting import UnfitError, column_of
+from everflow.serdes.arrow_types import UnfitError, column_of
 from everflow.serdes.windowed import python_keys
-from everflow.topology.known_results import KnownResults, Made, joined
+from everflow.topology.batches import KnownResults, Made, joined
 from everflow.topology.physical_plan import FunctionOp, Source, TakeOp, UnnestOp
 from everflow.user_texts import (
     COLUMN_IN_FUNCTION,

@@ -23,7 +23,7 @@ from everflow.errors import (
     RecordRefusedError,
     RecordTooLargeError,
 )
-from everflow.memory.batch_memory import Taken
+from everflow.memory import Taken
 from everflow.records import (
     Bytes,
     Int64,

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from everflow.records import HEADERS, EdgeBatch
+from everflow.topology.batches import ColumnRows, concat, in_order
 from everflow.topology.graph import EdgeType
-from everflow.topology.hops import ColumnRows, concat, in_order
 from everflow.topology.physical_plan import Slot
 
 STRUCT = pa.struct([("a", pa.int64()), ("b", pa.list_(pa.string()))])
