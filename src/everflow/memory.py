@@ -66,7 +66,6 @@ class MemoryBudget:
 
     @property
     def beside_workers(self) -> int:
-        """What is no stream thread's."""
         return _TAKEN_ANYWAY + RESTORES * _HELD * self.restore_fetch
 
     def worker(self, threads: int) -> WorkerMemory:

@@ -44,7 +44,7 @@ class Lags:
 
     @staticmethod
     def known(cluster: ClusterState) -> bool:
-        """Whether the end of every task with changelogs is known (X2)."""
+        """True if the end of every task with changelogs is known (X2)."""
         if cluster.end_sums is None:
             return False
         return all(
@@ -68,11 +68,11 @@ class Lags:
         return self.end(task) if copies is None else copies.get(member_id, self.end(task))
 
     def hot(self, member_id: str, task: TaskId) -> bool:
-        """Whether the member could run the task at once."""
+        """True if the member could run the task at once."""
         return self.lag(member_id, task) <= self._acceptable
 
     def hot_without_copy(self, task: TaskId) -> bool:
-        """Whether anybody could run the task at once: it has no state, or less than may be
+        """True if anybody could run the task at once: it has no state, or less than may be
         missing."""
         return self.end(task) <= self._acceptable
 
@@ -86,7 +86,7 @@ class Lags:
         return next(iter(holders)) if len(holders) == 1 else None
 
     def restoring(self, member_id: str, task: TaskId) -> bool:
-        """Whether the member owns the task and still restores it."""
+        """True if the member owns the task and still restores it."""
         return member_id in self.owners.get(task, frozenset()) and not self.hot(member_id, task)
 
 

@@ -141,7 +141,6 @@ def digest(lines: Sequence[str]) -> str:
 
 
 def encode(data: UserData) -> bytes:
-    """The subscription's user data."""
     body = {
         "p": data.process_id,
         "n": data.nonce,

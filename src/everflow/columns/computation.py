@@ -38,7 +38,7 @@ def _is_floating(kind: pa.DataType) -> bool:
 
 
 def _is_ordered(kind: pa.DataType) -> bool:
-    """Whether Arrow's order is Spark's, NaN apart: texts and bytes byte by byte."""
+    """True if Arrow's order is Spark's, NaN apart: texts and bytes byte by byte."""
     return any(
         test(kind)
         for test in (
@@ -198,14 +198,14 @@ def _cast(kind: pa.DataType, given: Datum) -> Datum:
 
 
 def _fits_float(given: Datum) -> bool:
-    """Whether integers become the same numbers in 32 bits."""
+    """True if integers become the same numbers in 32 bits."""
     if isinstance(given, pa.Scalar):
         return not given.is_valid or abs(given.as_py()) <= 1 << 24
     return bool(given.type.bit_width <= 16)
 
 
 def widens(there: pa.DataType, kind: pa.DataType) -> bool:
-    """Whether a cast between these types of numbers cannot fail."""
+    """True if a cast between these types of numbers cannot fail."""
     return _is_floating(kind) or not _is_number(kind) or there.equals(kind)
 
 
@@ -411,11 +411,10 @@ class ComputationBuilder:
         """Of a condition, those that are true where it is."""
 
     def type_of(self, place: int) -> pa.DataType:
-        """Of what stands there."""
         return self._empty[place].type
 
     def never_null(self, place: int) -> bool:
-        """Whether what stands there is known to have no nulls."""
+        """True if what stands there is known to have no nulls."""
         return place in self._never_null
 
     def literal(self, value: Any, kind: pa.DataType) -> int:

@@ -99,7 +99,7 @@ class Misfit(NamedTuple):
 
 
 def holds(type_: pa.DataType, wanted: Callable[[pa.DataType], bool]) -> bool:
-    """Whether the type, or a type in it, is ``wanted``."""
+    """True if the type, or a type in it, is ``wanted``."""
     if wanted(type_):
         return True
     count = type_.num_fields if pa.types.is_nested(type_) else 0

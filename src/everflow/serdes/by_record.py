@@ -38,20 +38,16 @@ class ByRecord:
         return repr(self.own)
 
     def encode(self, value: Any) -> bytes | None:
-        """Bytes of one value."""
         data: bytes | None = self._column([value])[0].as_py()
         return data
 
     def decode(self, data: bytes | None) -> Any:
-        """The value."""
         return None if data is None else _each(self.own.decode, [data])[0]
 
     def encode_array(self, values: pa.Array) -> pa.Array:
-        """Row by row."""
         return self._column(values.to_pylist())
 
     def decode_array(self, data: pa.Array) -> pa.Array:
-        """Row by row."""
         decoded = _each(self.own.decode, data.to_pylist())
         try:
             return column_of(decoded, self.type)
@@ -94,7 +90,7 @@ def _each(one: Callable[[Any], Any], values: Collection[Any]) -> list[Any]:
 
 
 def is_serde(given: object) -> bool:
-    """Whether ``given`` has what a serde needs at least."""
+    """True if ``given`` has what a serde needs at least."""
     return not isinstance(given, type) and all(hasattr(given, name) for name in NEEDED)
 
 

@@ -169,7 +169,7 @@ def _follows(text: _Bytes, first: int, seconds: bytes) -> bool:
 
 
 def _digits_in_a_row(text: _Bytes) -> bool:
-    """Whether there may be `_LONG` digits in a row: those would cover two samples."""
+    """True if there may be `_LONG` digits in a row: those would cover two samples."""
     samples = _is_digit(text[:: _LONG // 2])
     return bool((samples[:-1] & samples[1:]).any())
 

@@ -59,7 +59,6 @@ def write(values: pa.Array) -> pa.Array:
 
 
 def write_rows(values: pa.Array) -> pa.Array:
-    """As `write`, value by value."""
     try:
         return _by_value(values)
     except _UNFIT as error:

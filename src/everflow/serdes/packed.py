@@ -138,7 +138,6 @@ class PackedSerde:
         return by_column(self, data) if read is None else read(data)
 
     def value_reader(self) -> Callable[[bytes], Any] | None:
-        """See `everflow.serdes.base.value_reader`."""
         return packed_reader(self)
 
     def encode_array(self, values: pa.Array) -> pa.Array:

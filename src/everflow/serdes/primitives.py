@@ -32,7 +32,6 @@ class _ReadAlone:
         raise NotImplementedError
 
     def value_reader(self) -> Callable[[bytes], Any]:
-        """See `everflow.serdes.base.value_reader`."""
         return self.decode
 
 

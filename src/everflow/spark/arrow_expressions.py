@@ -60,13 +60,12 @@ class AnalysedPlan(NamedTuple):
         )
 
     def walk(self) -> Iterator[ExpressionNode]:
-        """All expressions."""
         for expression in self.expressions:
             yield from expression.walk()
 
 
 def reads_column(node: ExpressionNode) -> bool:
-    """Whether it reads one of the columns in sight, which are called as `column_read` says."""
+    """True if it reads one of the columns in sight, which are called as `column_read` says."""
     return node.kind == "AttributeReference"
 
 
@@ -178,7 +177,6 @@ class _Translation:
         self._columns = {name: at for at, name in enumerate(reads.names)}
 
     def run(self, expression: ExpressionNode, made: pa.DataType) -> Computation:
-        """What it makes."""
         return self._builder.build([self._place(self._value(expression, None))], [made])
 
     def _value(self, node: ExpressionNode, guard: int | None) -> _Value:
@@ -394,7 +392,7 @@ class _Translation:
 
 
 def _is_reordered(node: ExpressionNode) -> bool:
-    """Whether Spark's optimiser (ReorderAssociativeOperator) computes a sum or product of integers
+    """True if Spark's optimiser (ReorderAssociativeOperator) computes a sum or product of integers
     in another order than it is written: one of another order overflows elsewhere."""
     if node.kind not in ("Add", "Multiply"):
         return False

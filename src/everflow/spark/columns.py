@@ -195,7 +195,6 @@ def nodes_of(frame: DataFrame, names: Collection[str]) -> tuple[Any, list[Any]]:
 
 
 def schema_of(plan: Any) -> StructType:
-    """What a plan node gives."""
     return cast(StructType, _parse_datatype_json_string(plan.schema().json()))
 
 

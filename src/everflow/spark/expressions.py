@@ -161,13 +161,11 @@ class _Watcher:
     """A converter of py4j that converts nothing: it sees what PySpark converts."""
 
     def can_convert(self, value: object) -> bool:
-        """Never."""
         if isinstance(value, datetime) and value.tzinfo is None:
             _keep(value)
         return False
 
     def convert(self, value: object, client: Any) -> Any:
-        """Is not called."""
         raise NotImplementedError
 
 
@@ -185,7 +183,6 @@ def _keep(value: datetime) -> None:
 
 
 def any_written() -> bool:
-    """Whether there were any."""
     return bool(_written)
 
 
@@ -348,7 +345,6 @@ def analyse(
 
 
 def _asked(column: Column, schema: str, text: str, edge: EdgeType, where: str | None) -> Analysis:
-    """What Spark's analyser says."""
     try:
         with without_error_log(), waiting("analysing a Column"):
             selected = _empty_frame(get_session(), schema).select(column)._jdf
@@ -526,7 +522,7 @@ def _doubled_field(type_: pa.DataType) -> str | None:
 
 
 def _stays_in_spark(type_: st.DataType) -> bool:
-    """Whether a part of it is a variant or a time of day: PySpark names an Arrow type for them, and
+    """True if a part of it is a variant or a time of day: PySpark names an Arrow type for them, and
     does not take what it made back."""
     if isinstance(type_, st.StructType):
         return any(_stays_in_spark(field.dataType) for field in type_)

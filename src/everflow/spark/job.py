@@ -95,7 +95,6 @@ class ServingJob:
         self._thread.start()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for its end."""
         return self.ended.wait(timeout_s)
 
     def _run(self) -> None:

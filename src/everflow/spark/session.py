@@ -438,7 +438,7 @@ def plain_context() -> SparkContext | None:
 
 
 def sql_runs() -> bool:
-    """Whether Spark SQL has been started, by everflow or by the user."""
+    """True if Spark SQL has been started, by everflow or by the user."""
     return SparkSession._instantiatedSession is not None
 
 
@@ -482,7 +482,7 @@ def _start(
 
 
 def is_plain(settings: Iterable[str]) -> bool:
-    """Whether a Spark with settings of these names has an SQL that only everflow has a say in; some
+    """True if a Spark with settings of these names has an SQL that only everflow has a say in; some
     may come from ``spark-defaults.conf``."""
     ours = {**context_settings(""), **DEFAULT_CONFIGS}
     return all(key in ours or not key.startswith(_SQL_MAY_DIFFER) for key in settings)
@@ -604,7 +604,6 @@ def _own_session(users: SparkSession) -> SparkSession:
 
 
 def _tell(users: SparkSession, own: SparkSession) -> None:
-    """``own`` has Spark's defaults still."""
     now = users.conf.getAll
     other = [
         f"{key}={now[key]}"

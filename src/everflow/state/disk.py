@@ -74,7 +74,7 @@ NOTHING_IN_MEMORY = MemoryFolder(Path(MEMORY_DIR))
 
 
 def lies_in_memory(path: Path) -> bool:
-    """Whether a store's folder is that of a store in memory."""
+    """True if a store's folder is that of a store in memory."""
     return f"{_PREFIX}{os.getuid()}" in path.parts
 
 

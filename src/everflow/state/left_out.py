@@ -44,7 +44,6 @@ class KeptEntry(NamedTuple):
         return KeptEntry(offset, value, time)
 
     def packed(self) -> bytes:
-        """The record's value."""
         return _HEAD.pack(self.offset, self.value is not None) + (self.value or b"")
 
 

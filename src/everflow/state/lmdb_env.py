@@ -108,12 +108,12 @@ class StoreEnvironment:
 
     @property
     def stale(self) -> bool:
-        """Whether the file behind this is gone or another one by now, or was opened by a parent
+        """True if the file behind this is gone or another one by now, or was opened by a parent
         process."""
         return not self.is_at(self.path)
 
     def is_at(self, path: str | os.PathLike[str]) -> bool:
-        """Whether the file behind this is the one in the folder ``path``, and this process has
+        """True if the file behind this is the one in the folder ``path``, and this process has
         opened it."""
         there = file_identity(path)
         return there is not None and there == self._identity and self._pid == os.getpid()

@@ -54,12 +54,10 @@ class SortedEntries(NamedTuple):
 
     @staticmethod
     def of(found: Mapping[bytes, bytes | None]) -> SortedEntries:
-        """From stored forms by key."""
         keys = sorted(found)
         return SortedEntries(keys, list(map(found.__getitem__, keys)))
 
     def where(self, chosen: npt.NDArray[np.bool_]) -> SortedEntries:
-        """Those that are chosen."""
         if chosen.all():
             return self
         rows = np.flatnonzero(chosen).tolist()
@@ -147,11 +145,11 @@ class LmdbStore:
 
     @property
     def retired(self) -> bool:
-        """Whether the files behind this object were removed or replaced: open the store again."""
+        """True if the files behind this object were removed or replaced: open the store again."""
         return self._env.stale
 
     def is_at(self, path: str | os.PathLike[str]) -> bool:
-        """Whether the files behind this object are those in the folder ``path``."""
+        """True if the files behind this object are those in the folder ``path``."""
         return self._env.is_at(path)
 
     @contextmanager

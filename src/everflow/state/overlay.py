@@ -34,7 +34,6 @@ class Overlay(Generic[T]):
         """Of the changed keys those that are below, without the `_uncounted` ones."""
 
     def __contains__(self, key: bytes) -> bool:
-        """Whether the key has changed."""
         return key in self._since
 
     def get(self, key: bytes) -> T | None:
@@ -125,7 +124,6 @@ class OverlayView(Overlay[bytes]):
         return self.below.newest_ms
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """See `StoreView`."""
         missing = [key for key in keys if key not in self]
         found = dict(zip(missing, self.below.get_many(missing), strict=True)) if missing else {}
         return [self.get(key) if key in self else found[key] for key in keys]
@@ -133,17 +131,14 @@ class OverlayView(Overlay[bytes]):
     def reversed_range(
         self, start: bytes | None, end: bytes | None
     ) -> Iterator[tuple[bytes, bytes]]:
-        """See `StoreView`."""
         return self.range(start, end, reverse=True)
 
     def range_many(self, bounds: Sequence[tuple[bytes, bytes]]) -> list[list[tuple[bytes, bytes]]]:
-        """See `StoreView`."""
         if not self._since:
             return self.below.range_many(bounds)
         return [list(self.range(start, end)) for start, end in bounds]
 
     def last_many(self, bounds: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes] | None]:
-        """See `StoreView`."""
         if not self._since:
             return self.below.last_many(bounds)
         return [next(self.reversed_range(start, end), None) for start, end in bounds]

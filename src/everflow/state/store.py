@@ -117,7 +117,6 @@ def versions_within(history: History, first: int, last: int) -> list[Version]:
 
 
 def begins_after(history: History, time: int) -> int:
-    """See `VersionsView`."""
     at = bisect_right(history, time, key=itemgetter(0))
     return history[at][0] if at < len(history) else OPEN
 
@@ -160,7 +159,7 @@ class StoreSpec:
     window_size_ms: int | None = None
     logging: bool = True
     in_memory: bool = False
-    """Whether it lies in memory, and ends with the instance."""
+    """True if it lies in memory, and ends with the instance."""
     topic_config: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     source_topic: str | None = None
     """The user's topic that is its changelog."""
@@ -170,13 +169,13 @@ class StoreSpec:
 
     @property
     def expires(self) -> bool:
-        """Whether its keys end with times and stream time leaves entries behind: windows and
+        """True if its keys end with times and stream time leaves entries behind: windows and
         sessions."""
         return self.kind in SUFFIX_BYTES
 
     @property
     def versioned(self) -> bool:
-        """Whether it keeps what a value was: its changes are versions, each with its time."""
+        """True if it keeps what a value was: its changes are versions, each with its time."""
         return self.kind == VERSIONED
 
     @property
@@ -243,7 +242,6 @@ class WholeView(StoreView, Protocol):
 
 
 def last_of_each(view: StoreView, bounds: Sequence[Bounds]) -> list[Entry | None]:
-    """`StoreView.last_many`, one by one."""
     return [next(view.reversed_range(start, end), None) for start, end in bounds]
 
 
@@ -289,7 +287,6 @@ class OrderedEntries(Generic[T]):
         return key in self._of
 
     def get(self, key: bytes) -> T | None:
-        """The value of a key."""
         return self._of.get(key)
 
     def put(self, key: bytes, value: T) -> None:
@@ -382,7 +379,6 @@ class InMemoryStore:
         return self._newest_ms
 
     def entries(self) -> int:
-        """See `StoreView`."""
         return len(self._entries)
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
@@ -395,14 +391,12 @@ class InMemoryStore:
     def reversed_range(
         self, start: bytes | None, end: bytes | None
     ) -> Iterator[tuple[bytes, bytes]]:
-        """See `range`."""
         return self._entries.range(start, end, reverse=True)
 
     def range_many(self, bounds: Sequence[tuple[bytes, bytes]]) -> list[list[tuple[bytes, bytes]]]:
         return [list(self.range(start, end)) for start, end in bounds]
 
     def last_many(self, bounds: Sequence[Bounds]) -> list[Entry | None]:
-        """See `StoreView`."""
         return last_of_each(self, bounds)
 
     def apply(self, changes: StoreChanges) -> None:
@@ -442,17 +436,14 @@ class InMemoryVersions(InMemoryStore):
         self.stream_time = -1
 
     def latest_many(self, keys: Sequence[bytes]) -> list[tuple[int, bytes | None] | None]:
-        """See `VersionsView`."""
         return [self._versions[key][-1] if key in self._versions else None for key in keys]
 
     def versions_many(self, asked: Sequence[tuple[bytes, int, int]]) -> list[list[Version]]:
-        """See `VersionsView`."""
         return [
             versions_within(self._versions.get(key, []), first, last) for key, first, last in asked
         ]
 
     def begins_after(self, key: bytes, time: int) -> int:
-        """See `VersionsView`."""
         return begins_after(self._versions.get(key, []), time)
 
     def apply(self, changes: StoreChanges) -> None:

@@ -99,7 +99,7 @@ class StoreSnapshot:
         self._databases = databases
         self.meta = meta
         self._one = meta.kind in _IN_ONE
-        """Whether all entries that it shows are in its first database."""
+        """True if all entries that it shows are in its first database."""
 
     @property
     def newest_ms(self) -> int:

@@ -253,7 +253,6 @@ class StateDirectory:
         return fresh
 
     def distrust(self, store_path: Path, reason: str) -> None:
-        """See `distrust`."""
         distrust(store_path, reason)
 
     def distrusted(self, task: TaskId, store: str) -> str | None:

@@ -47,11 +47,9 @@ class VersionedSnapshot(StoreSnapshot):
 
     @property
     def stream_time(self) -> int:
-        """See `VersionsView`."""
         return self.meta.stream_time
 
     def latest_many(self, keys: Sequence[bytes]) -> list[tuple[int, bytes | None] | None]:
-        """See `VersionsView`."""
         found: list[tuple[int, bytes | None] | None] = [
             None if entry is None else unpack_value(entry) for entry in self.get_many(keys)
         ]
@@ -62,7 +60,6 @@ class VersionedSnapshot(StoreSnapshot):
         return found
 
     def versions_many(self, asked: Sequence[tuple[bytes, int, int]]) -> list[list[Version]]:
-        """See `VersionsView`."""
         latest = self.latest_many([key for key, _, _ in asked])
         more = [
             at
@@ -78,7 +75,6 @@ class VersionedSnapshot(StoreSnapshot):
         return found
 
     def begins_after(self, key: bytes, time: int) -> int:
-        """See `VersionsView`."""
         first = max(time, self._expired)
         for segment, slot in self._segments():
             if (segment + 1) * (self.meta.segment_ms or SEGMENT_MS_MIN) <= first:

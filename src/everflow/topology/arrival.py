@@ -65,7 +65,7 @@ class Ways:
 
 
 def reaches_first(nodes: Iterable[Node], first: str, second: str) -> bool:
-    """Whether a record that reaches both nodes has been through ``first`` when a child that is
+    """True if a record that reaches both nodes has been through ``first`` when a child that is
     added to ``second`` now gets it. True where no record reaches both.
 
     That is so where ``first`` comes before ``second``, or behind it: behind a child that is there
@@ -76,7 +76,7 @@ def reaches_first(nodes: Iterable[Node], first: str, second: str) -> bool:
 
 
 def hands_on_first(nodes: Iterable[Node], first: str, second: str) -> bool:
-    """Whether a child that is added to both nodes now gets a record from ``first`` before it gets
+    """True if a child that is added to both nodes now gets a record from ``first`` before it gets
     the same from ``second``. True where no record reaches both."""
     children = _children(nodes)
     if first != second and second in _order(children, first):
@@ -112,7 +112,7 @@ def in_order_of_arrival(nodes: Iterable[Node], node: MergeNode) -> list[str]:
 
 
 def gives_several(node: Node) -> bool:
-    """Whether one record may give several results there: unless an operator says ``one_result``."""
+    """True if one record may give several results there: unless an operator says ``one_result``."""
     if isinstance(node, StatefulNode):
         return not node.operator.one_result
     if isinstance(node, FunctionNode):
@@ -183,7 +183,7 @@ def _aligned(node: Node) -> bool:
 
 
 def _passes_on(node: Node) -> bool:
-    """Whether its results are updates of the table that it reads."""
+    """True if its results are updates of the table that it reads."""
     return isinstance(node, StatefulNode) and node.operator.passes_on
 
 

@@ -72,15 +72,12 @@ class ColumnRows:
         return {name: field for name, field in _META.items() if name in self.uses}
 
     def given_schema(self) -> pa.Schema:
-        """Of the rows."""
         return pa.schema([*self.meta().values(), *_fields(self.given)])
 
     def made_schema(self) -> pa.Schema:
-        """Of what comes back."""
         return pa.schema([field for slot in self.made for field in made_fields(slot)])
 
     def of(self, batch: EdgeBatch) -> pa.RecordBatch:
-        """The rows of these records."""
         count, schema = len(batch), self.given_schema()
         found = {
             "topic": batch.source,
@@ -122,7 +119,6 @@ class ColumnRows:
 
 
 def _fields(slot: Slot) -> list[pa.Field]:
-    """Of key and value."""
     name, kind = f"p{slot.id}", slot.type.value
     fields = [pa.field(f"{name}_k", slot.type.key)]
     if not pa.types.is_struct(kind):
@@ -230,7 +226,6 @@ def appended(batches: Sequence[EdgeBatch]) -> EdgeBatch:
 
 
 def empty_like(key: pa.DataType, value: pa.DataType) -> EdgeBatch:
-    """No records of these types."""
     none64, none32 = np.empty(0, np.int64), np.empty(0, np.int32)
     return EdgeBatch(
         key=pa.array([], key),

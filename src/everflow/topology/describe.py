@@ -125,7 +125,6 @@ def as_mermaid(topology: Graph) -> str:
 
 
 def in_numbers(topology: Graph) -> list[SubTopology | GlobalSubTopology]:
-    """All sub-topologies, by their numbers."""
     subs = cut(topology)
     return sorted((*subs.subtopologies, *subs.global_tables), key=lambda sub: sub.index)
 
@@ -135,7 +134,6 @@ def _is_global(sub: SubTopology | GlobalSubTopology) -> bool:
 
 
 def topics_of(entry: Shown) -> tuple[str, ...]:
-    """What a source reads."""
     node = entry.node
     return _topics_of(node)
 

@@ -39,7 +39,7 @@ class TimestampExtractor:
 
     @property
     def remembers(self) -> bool:
-        """Whether it needs the partition time: the highest time of the partition's records so far,
+        """True if it needs the partition time: the highest time of the partition's records so far,
         which is kept beside the committed offsets."""
         return False
 
@@ -78,7 +78,7 @@ class TimeFunction(TimestampExtractor):
 
     @property
     def remembers(self) -> bool:
-        """Whether the function is given the partition time."""
+        """True if the function is given the partition time."""
         return self.takes > 3
 
 
@@ -157,7 +157,7 @@ class ColumnExpr:
     type: pa.DataType
     uses: frozenset[str] = frozenset()
     calls: bool = False
-    """Whether it calls Python functions (``F.udf``, ``F.pandas_udf``, ``F.arrow_udf``)."""
+    """True if it calls Python functions (``F.udf``, ``F.pandas_udf``, ``F.arrow_udf``)."""
     skips_null: bool = False
     """Null where the record's value is, so that no function has to be called for it."""
     arrow: ArrowExpression | None = None
@@ -353,13 +353,13 @@ class Operator:
 
     @property
     def joins(self) -> bool:
-        """Whether the records of all its sides make results, in one order (a join). Else those
+        """True if the records of all its sides make results, in one order (a join). Else those
         behind the first side are updates of tables that it looks up."""
         return False
 
     @property
     def takes_null_keys(self) -> bool:
-        """Whether a record without a key gives a result (KIP-962)."""
+        """True if a record without a key gives a result (KIP-962)."""
         return False
 
     @property
@@ -379,18 +379,18 @@ class Operator:
 
     @property
     def one_result(self) -> bool:
-        """Whether a record gives one result at most."""
+        """True if a record gives one result at most."""
         return False
 
     @property
     def row_by_row(self) -> bool:
-        """Whether its sides are one flow of records: row by row what the one is about, and what was
+        """True if its sides are one flow of records: row by row what the one is about, and what was
         looked up for each of its records."""
         return False
 
     @property
     def passes_on(self) -> bool:
-        """Whether its results are updates of the table that it reads."""
+        """True if its results are updates of the table that it reads."""
         return False
 
     def decode_result(self, data: bytes) -> Any:
@@ -488,7 +488,6 @@ class ProcessorOperator(Operator):
 
     @property
     def look_every_ms(self) -> int | None:
-        """See `Operator`."""
         return min(self.wall_clocks.values(), default=None)
 
     def run_together(
@@ -556,7 +555,6 @@ class LoadedTableNode(WholeTableNode):
 
     @property
     def told(self) -> str:
-        """How often, in words."""
         if self.refresh_ms is None:
             return "loaded at the start"
         return f"loaded every {self.refresh_ms / 1000:g} s"
@@ -607,12 +605,12 @@ class Graph:
 
 
 def same_type(left: pa.DataType, right: pa.DataType) -> bool:
-    """Whether two edges of these types can meet."""
+    """True if two edges of these types can meet."""
     return bool(normal_type(left) == normal_type(right))
 
 
 def write_alike(one: Serde | None, other: Serde | None) -> bool:
-    """Whether two serdes write equal values as equal bytes, so that equal keys meet: also where
+    """True if two serdes write equal values as equal bytes, so that equal keys meet: also where
     they are not equal themselves. What they do not write tells them apart for nobody: the size of
     time windows, which fields of a JSON type may be null."""
     if one is None or other is None:
@@ -637,7 +635,7 @@ def _inner(serde: Any) -> Serde | None:
 
 
 def _same_of_users(one: Any, other: Any) -> bool:
-    """Whether two serdes of the user's are of one class, with the same in them: a class seldom says
+    """True if two serdes of the user's are of one class, with the same in them: a class seldom says
     when its objects are equal."""
     mine, its = getattr(one, "own", one), getattr(other, "own", other)
     if type(mine) is not type(its) or not same_type(one.type, other.type):

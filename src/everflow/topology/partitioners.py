@@ -53,7 +53,6 @@ KeyPartitioner = str | KeyFunction
 
 
 def told(partitioner: KeyPartitioner) -> str:
-    """Its name, for people."""
     if partitioner == OF_WINDOWS:
         return "murmur2 of the keys without their windows"
     if isinstance(partitioner, str):

@@ -165,7 +165,7 @@ def resizable(topology: Graph) -> dict[str, SourceNode]:
 def may_grow(
     topology: Graph, counts: Mapping[str, int], topic: str, partitions: int, application_id: str
 ) -> bool:
-    """Whether the program reads more partitions of a topic while it runs."""
+    """True if the program reads more partitions of a topic while it runs."""
     if topic not in resizable(topology) or partitions <= counts[topic]:
         return False
     return not _differing(topology, counts, {topic: partitions}, application_id)
@@ -174,7 +174,7 @@ def may_grow(
 def _differing(
     topology: Graph, counts: Mapping[str, int], more: Mapping[str, int], application_id: str
 ) -> bool:
-    """Whether an internal topic would need another number of partitions, or topics that have to
+    """True if an internal topic would need another number of partitions, or topics that have to
     have equally many would not."""
     before = _internal_partitions(topology, counts, application_id)
     try:
@@ -186,7 +186,6 @@ def _differing(
 def _internal_partitions(
     topology: Graph, counts: Mapping[str, int], application_id: str
 ) -> dict[str, int]:
-    """Partitions of the internal topics."""
     found = internal_topics(cut(topology), counts, application_id)
     return {
         name: partitions

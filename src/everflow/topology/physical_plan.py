@@ -72,7 +72,7 @@ class Source:
     slot: int
     """The slot of its decoded records."""
     own_times: bool = True
-    """Whether its records keep the times that they have in Kafka: a negative one stops the
+    """True if its records keep the times that they have in Kafka: a negative one stops the
     application."""
     idle: IdleSource | None = None
     """How its silence moves stream time; None: not at all."""
@@ -138,7 +138,6 @@ def why_not_arrow(column: ColumnExpr, kind: pa.DataType) -> str:
 
 
 def computed_by(found: Projection | Choice) -> str:
-    """`ARROW`, `CATALYST` or `PYTHON`."""
     columns = columns_of(found)
     if not any(why_not_arrow(*one) for one in columns):
         return ARROW
@@ -157,12 +156,10 @@ class ColumnsOp:
 
     @property
     def name(self) -> str:
-        """Of the first node."""
         return self.projections[0].node.name
 
     @property
     def inputs(self) -> tuple[int, ...]:
-        """Its input."""
         return (self.input,)
 
     @property
@@ -189,7 +186,6 @@ class TimeOp:
 
     @property
     def inputs(self) -> tuple[int, ...]:
-        """Its input."""
         return (self.input,)
 
 
@@ -263,7 +259,6 @@ class StatefulOp:
 
     @property
     def inputs(self) -> tuple[int, ...]:
-        """The slots of all sides."""
         return tuple(slot for side in self.sides for slot in side)
 
     @property
@@ -273,7 +268,6 @@ class StatefulOp:
 
     @property
     def clocks(self) -> tuple[str, ...]:
-        """See `Operator.marks`."""
         return self.operator.marks
 
     @property
@@ -356,7 +350,6 @@ class LoadedTable:
 
     @property
     def store(self) -> StoreSpec:
-        """Of all its rows."""
         return self.node.store
 
 
@@ -372,7 +365,7 @@ class PhysicalPlan:
     ops: tuple[PlanOp, ...]
     """Behind that, each behind those whose records it reads."""
     headers: bool
-    """Whether anybody reads or forwards records' headers."""
+    """True if anybody reads or forwards records' headers."""
     global_tables: tuple[GlobalTable, ...] = ()
     loaded_tables: tuple[LoadedTable, ...] = ()
     ways: Mapping[str, Ways] = field(default_factory=dict)
@@ -386,11 +379,9 @@ class PhysicalPlan:
 
     @property
     def stateful(self) -> tuple[StatefulOp, ...]:
-        """All that may have stores."""
         return tuple(op for op in self.ops if isinstance(op, StatefulOp))
 
     def stores(self) -> dict[int, tuple[StoreSpec, ...]]:
-        """Stores by sub-topology."""
         found: dict[int, dict[str, StoreSpec]] = {}
         for op in self.stateful:
             found.setdefault(op.subtopology, {}).update({spec.name: spec for spec in op.stores})
@@ -405,7 +396,7 @@ class PhysicalPlan:
 
     @property
     def functions(self) -> bool:
-        """Whether it calls the user's Python functions: nobody knows what a call costs."""
+        """True if it calls the user's Python functions: nobody knows what a call costs."""
         return any(map(_has_function, (*self.times, *self.ops)))
 
     @property
@@ -469,12 +460,12 @@ def shown_by(op: StatefulOp, spec: StoreSpec) -> ResultDecoder:
 
 
 def _beside(op: StatefulOp, spec: StoreSpec) -> bool:
-    """Whether it is a store beside the one that an operator's table shows."""
+    """True if it is a store beside the one that an operator's table shows."""
     return spec is not op.stores[0] and not op.operator.joins
 
 
 def _has_function(value: Any) -> bool:
-    """Whether there is a function, or a processor, of somebody else in it."""
+    """True if there is a function, or a processor, of somebody else in it."""
     if isinstance(value, ColumnExpr):
         return value.calls
     if isinstance(value, ProcessorOperator):

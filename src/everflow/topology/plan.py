@@ -165,7 +165,6 @@ class _Planner:
     # -- placing -----------------------------------------------------------------------------------
 
     def place_all(self) -> None:
-        """Place every node, inputs first."""
         for node in self._topology.nodes:
             self._outputs[node.name] = tuple(self._place(node))
 
@@ -219,7 +218,7 @@ class _Planner:
             yield slot if node.extractor is None else self._place_times(node, topic, slot)
 
     def _looked_at(self, node: SourceNode) -> bool:
-        """Whether somebody else writes keys that a store relies on."""
+        """True if somebody else writes keys that a store relies on."""
         return node.kind != "repartition" and node.name in self._keyed
 
     def _place_times(self, node: SourceNode, topic: str, slot: int) -> int:
@@ -360,7 +359,7 @@ class _Planner:
         self._ops.append(op)
 
     def _null_keys_are_taken(self, sink: SinkNode) -> bool:
-        """Whether a join that takes null keys is anywhere behind the repartition topic."""
+        """True if a join that takes null keys is anywhere behind the repartition topic."""
         behind, topics = set[str](), {sink.topic}
         for node in self._topology.nodes:  # inputs, and those who write a topic, first
             reads = topics & set(node.topics) if isinstance(node, SourceNode) else set(node.inputs)
@@ -424,7 +423,7 @@ class _Planner:
         )
 
     def _reads_headers(self) -> bool:
-        """Whether a processor or a timestamp function of the user may read headers."""
+        """True if a processor or a timestamp function of the user may read headers."""
         return any(
             (isinstance(node, StatefulNode) and isinstance(node.operator, ProcessorOperator))
             or (
@@ -436,7 +435,7 @@ class _Planner:
         )
 
     def _forwards_headers(self, sink: Node) -> bool:
-        """Whether records reach a sink from a topic of others, through repartition topics too: a
+        """True if records reach a sink from a topic of others, through repartition topics too: a
         result has the headers of the record that made it."""
         if not isinstance(sink, SinkNode) or sink.kind == "repartition":
             return False

@@ -88,7 +88,6 @@ class SubTopologies:
 
     @property
     def global_topics(self) -> tuple[str, ...]:
-        """Those of global tables."""
         nodes = [one.node for one in self.global_tables]
         return tuple(node.topic for node in nodes if isinstance(node, GlobalTableNode))
 

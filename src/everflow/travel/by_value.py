@@ -170,7 +170,7 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         return _make_module, (module.__name__, facts, parent)
 
     def _is_made(self, cls: type) -> bool:
-        """Whether a class is made again on the other side. cloudpickle names some in its own way
+        """True if a class is made again on the other side. cloudpickle names some in its own way
         (NoneType, FunctionType ...)."""
         named = cls in cloudpickle._BUILTIN_TYPE_NAMES or cls in (
             type(None),

@@ -62,7 +62,6 @@ class PortablePickler(ByValuePickler):
     """Refuses what exists in the driver only."""
 
     def reducer_override(self, obj: Any) -> Any:
-        """As the base class."""
         if _stays(type(obj)):  # type: ignore[arg-type]
             raise NotPortable(type(obj).__name__)
         return super().reducer_override(obj)

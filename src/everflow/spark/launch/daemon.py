@@ -70,7 +70,7 @@ class DaemonPlace:
 
 
 def same_imports(mine: DaemonPlace, asked: DaemonPlace) -> bool:
-    """Whether what was imported in ``mine`` is what would be imported in ``asked``: the same
+    """True if what was imported in ``mine`` is what would be imported in ``asked``: the same
     interpreter and folder, no variable that was another one, none more but Spark's own, and no
     folder more with anything in it (Spark has one for files that are added later)."""
     had, has = _compared(mine.environment), _compared(asked.environment)

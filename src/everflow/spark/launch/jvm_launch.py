@@ -107,7 +107,7 @@ class JvmAhead:
         return self.launched[0]
 
     def is_that_of(self, command: Sequence[str], environment: Mapping[str, str]) -> bool:
-        """Whether it lives, and nothing would be different in a JVM launched like this now."""
+        """True if it lives, and nothing would be different in a JVM launched like this now."""
         return (
             bool(self.launched)
             and self.process.poll() is None
@@ -125,7 +125,6 @@ class JvmAhead:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def end(self) -> None:
-        """Nobody needs it."""
         self.output.launched()
         for process in self.launched:
             if getattr(process, "pid", None) is not None:  # forked already
