@@ -119,7 +119,6 @@ def no_serde(given: object, names: Collection[str]) -> str | None:
     lacks = [name for name in NEEDED if not hasattr(given, name)]
     return (
         f"is not a whole serde: it lacks {', '.join(lacks)}. It needs encode(value) -> bytes, "
-        f"decode(bytes) -> value and type, the "
-        "type of what decode gives: pyarrow's, or text such as 'string' or 'x bigint, y bigint' "
-        "(then decode gives a dict)"
+        "decode(bytes) -> value and type, the type of what decode gives: pyarrow's, or text such "
+        "as 'string' or 'x bigint, y bigint' (then decode gives a dict)"
     )

@@ -387,9 +387,8 @@ def _refuse_other_letters(plan: AnalysedPlan, text: str, where: str | None) -> N
     if any(node.kind in _BY_LANGUAGE for node in plan.walk()):
         raise TopologyError(
             f"{text} goes by the language of the JVM, which is {letters_of()!r} in your Spark "
-            f"session: upper('éi') is another text there than on other machines. Start the "
-            f"session with spark.driver.extraJavaOptions=-Duser.language=en, or let everflow "
-            f"start Spark",
+            "session: upper('éi') is another text there than on other machines. Start the session "
+            "with spark.driver.extraJavaOptions=-Duser.language=en, or let everflow start Spark",
             where=where,
         )
 
@@ -427,8 +426,7 @@ def arrow_type(
         raise TopologyError(
             (
                 f"{text} is {type_.simpleString()}, which cannot leave Spark; cast it, e.g. to "
-                f"string "
-                f"({error})"
+                f"string ({error})"
             ),
             where=where,
         ) from None

@@ -58,9 +58,8 @@ def refuse_connect() -> None:
     if is_remote() or ("SPARK_REMOTE" in os.environ and running_context() is None):
         raise SetupError(
             "This is a Spark Connect session: it has no Spark in this process, and everflow needs "
-            "one on the host where it runs. "
-            "Start a classic session instead: without SPARK_REMOTE and builder.remote(...), for "
-            "example with everflow.session()."
+            "one on the host where it runs. Start a classic session instead: without SPARK_REMOTE "
+            "and builder.remote(...), for example with everflow.session()."
         )
 
 
@@ -69,10 +68,9 @@ def require_local(master: str) -> None:
     if _LOCAL.fullmatch(master) is None:
         raise SetupError(
             f"spark.master is {master!r}, but everflow runs its tasks on the driver's host, where "
-            f"their stores are: it takes "
-            "local[N]. Call everflow.session(slots=8), or build your session with "
-            ".master('local[8]'). To use more hosts start an "
-            "instance on each: Kafka shares the work among them."
+            "their stores are: it takes local[N]. Call everflow.session(slots=8), or build your "
+            "session with .master('local[8]'). To use more hosts start an instance on each: Kafka "
+            "shares the work among them."
         )
 
 
@@ -210,8 +208,7 @@ def differing(running: SparkContext, wanted: Mapping[str, str]) -> None:
     if other:
         raise SetupError(
             f"Spark runs already in this process, with {', '.join(other)}. Leave the setting out "
-            f"to use it as it is, or stop it "
-            "first: spark.stop()."
+            "to use it as it is, or stop it first: spark.stop()."
         )
 
 
@@ -613,7 +610,6 @@ def _tell(users: SparkSession, own: SparkSession) -> None:
     if other:
         log.warning(
             "Your Spark session has %s, and keeps it. Columns of a topology are computed in UTC, "
-            "in ANSI mode and with Spark's "
-            "other defaults, here as on every instance",
+            "in ANSI mode and with Spark's other defaults, here as on every instance",
             ", ".join(other),
         )

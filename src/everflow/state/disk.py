@@ -176,6 +176,5 @@ def unusable(path: Path, error: OSError) -> str:
         cause = f"{existing} takes no new folders ({error.strerror or error})"
     return (
         f"state.dir: {path} cannot hold the state: {cause}. Set state.dir to a folder on a local "
-        f"disk that this user may write to; "
-        "it is created if it is missing."
+        "disk that this user may write to; it is created if it is missing."
     )

@@ -243,9 +243,8 @@ class StoreEnvironment:
                 if not self._gate.wait_for(lambda: self._readers == 0, READERS_LEAVE_S):
                     raise RetriableError(
                         f"The store in {self.path} has to grow, but a read of it has been open for "
-                        f"more than "
-                        f"{READERS_LEAVE_S:.0f} s in this process. Close range scans and snapshots "
-                        f"soon."
+                        f"more than {READERS_LEAVE_S:.0f} s in this process. Close range scans and "
+                        "snapshots soon."
                     )
                 self._env.set_mapsize(size)
             finally:
@@ -256,8 +255,7 @@ class StoreEnvironment:
         if self._pid != os.getpid():
             raise FatalError(
                 f"The store in {self.path} was opened in process {self._pid} and used in its fork "
-                f"{os.getpid()}: "
-                "open it again in the child."
+                f"{os.getpid()}: open it again in the child."
             )
 
 

@@ -72,9 +72,8 @@ class StoreMeta:
         if raw.get("format", 0) > FORMAT:
             raise StateFormatError(
                 f"The store in {where} has format {raw['format']}, this release reads up to "
-                f"{FORMAT}. Run "
-                "the release "
-                "that wrote it, or remove the folder: the store is then rebuilt from its changelog."
+                f"{FORMAT}. Run the release that wrote it, or remove the folder: the store is then "
+                "rebuilt from its changelog."
             )
         raw["segments"] = {int(slot): segment for slot, segment in raw["segments"].items()}
         return StoreMeta(**raw)
@@ -85,11 +84,9 @@ class StoreMeta:
             raise StoreMismatchError(
                 f"Nothing was written to the store in {where}: it belongs to incarnation "
                 f"{self.owner.incarnation or 'none'} after batch "
-                f"{self.owner.last_batch or 'none'}, but "
-                "the change comes "
-                f"from incarnation {expected.incarnation or 'none'} after batch "
-                f"{expected.last_batch or 'none'}. The task "
-                "has been taken over meanwhile; the batch is replayed from the changelog."
+                f"{self.owner.last_batch or 'none'}, but the change comes from incarnation "
+                f"{expected.incarnation or 'none'} after batch {expected.last_batch or 'none'}. "
+                "The task has been taken over meanwhile; the batch is replayed from the changelog."
             )
 
     def followed(self, now_ms: int) -> int:
@@ -106,8 +103,6 @@ class StoreMeta:
         if self.position is not None and position < self.position:
             raise StoreMismatchError(
                 f"Nothing was written to the store in {where}: it is at changelog offset "
-                f"{self.position} "
-                "and cannot go "
-                f"back to {position}."
+                f"{self.position} and cannot go back to {position}."
             )
         return replace(self, position=position)

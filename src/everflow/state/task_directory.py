@@ -310,10 +310,9 @@ class StateDirectory:
         if lost:
             raise StateDiskError(
                 f"The state folder {self.path} was {lost} under the running instance, so it stops "
-                f"and others take its tasks over. "
-                "Nothing is lost: what was committed is in the changelogs. Start the instance "
-                "again, its stores are rebuilt. To "
-                "delete a state folder, stop its instance first."
+                "and others take its tasks over. Nothing is lost: what was committed is in the "
+                "changelogs. Start the instance again, its stores are rebuilt. To delete a state "
+                "folder, stop its instance first."
             )
 
     def _lost(self) -> str:
@@ -446,16 +445,14 @@ def _locked(path: Path, pid: str) -> StateLockedError:
     if pid == str(os.getpid()):
         return StateLockedError(
             f"The state folder {path} is in use by another KafkaStreams of this process: close() "
-            f"that one first (where its "
-            f"variable is gone: `for one in KafkaStreams.running({path.name!r}): one.close()`), or "
-            f"give this instance a state.dir "
-            "of its own."
+            "that one first (where its variable is gone: `for one in "
+            f"KafkaStreams.running({path.name!r}): one.close()`), or give this instance a "
+            "state.dir of its own."
         )
     return StateLockedError(
         f"The state folder {path} is in use by process {pid or '(unknown)'}. Stop that process, or "
-        f"give "
-        "this instance a "
-        "state.dir of its own: two instances of an application on one host each need one."
+        "give this instance a state.dir of its own: two instances of an application on one host "
+        "each need one."
     )
 
 
@@ -470,25 +467,20 @@ def _read_metadata(path: Path, application_id: str) -> ProcessMetadata | None:
         if written_format > FORMAT:
             raise StateFormatError(
                 f"The state folder {path} has format {written_format}, this release reads up to "
-                f"{FORMAT}. "
-                "Run the "
-                "release that wrote it, or choose another state.dir. The folder was left untouched."
+                f"{FORMAT}. Run the release that wrote it, or choose another state.dir. The folder "
+                "was left untouched."
             )
         if owner != application_id:
             raise StateFormatError(
                 f"The state folder {path} belongs to application {owner!r}, not to "
-                f"{application_id!r}. "
-                "Choose another "
-                "state.dir. The folder was left untouched."
+                f"{application_id!r}. Choose another state.dir. The folder was left untouched."
             )
         return ProcessMetadata(**{**raw, "transactional_ids": tuple(raw["transactional_ids"])})
     except (KeyError, TypeError, ValueError) as error:
         raise StateFormatError(
             f"{path / _METADATA} cannot be read ({error}): this is no state folder of everflow, or "
-            f"it was "
-            "damaged. Choose "
-            "another state.dir, or remove the folder: its stores are then rebuilt from their "
-            "changelogs."
+            "it was damaged. Choose another state.dir, or remove the folder: its stores are then "
+            "rebuilt from their changelogs."
         ) from error
 
 

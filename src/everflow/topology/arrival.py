@@ -294,8 +294,7 @@ def require_direct(graph: Graph) -> None:
                 raise TopologyError(
                     f"{name} shares a store with {sorted(behind)[0]} and reads its results through "
                     f"{given}: both run record by record, and what lies between takes a whole "
-                    f"batch; do that in one of the two processors, or give them stores of their "
-                    f"own",
+                    "batch; do that in one of the two processors, or give them stores of their own",
                     where=node.where,
                 )
 

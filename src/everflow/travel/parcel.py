@@ -107,8 +107,7 @@ def _failed(error: Exception) -> str:
     at = f"\n  at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     return (
         f"a Spark Python worker cannot build the program: {type(error).__name__}: {error}; what a "
-        f"function uses must be there "
-        f"for the Python of the workers too ({sys.executable}){at}"
+        f"function uses must be there for the Python of the workers too ({sys.executable}){at}"
     )
 
 
@@ -176,9 +175,8 @@ class InertInstance(Inert):
         """Refused with the cure."""
         raise FatalError(
             "a Spark Python worker imported a module that starts a KafkaStreams at once; put that "
-            "line under "
-            "`if __name__ == '__main__':` or into a function, so that the module can be imported "
-            "without running it",
+            "line under `if __name__ == '__main__':` or into a function, so that the module can be "
+            "imported without running it",
             code="EF-PROGRAM-IN-WORKER",
         )
 

@@ -47,8 +47,7 @@ _CURES = (
         _SPARK_TYPES,
         (
             "Spark exists in the driver only: use a Column in place of the function, or collect "
-            "what "
-            "it needs before"
+            "what it needs before"
         ),
     ),
 )
