@@ -171,7 +171,7 @@ def resolve_jars(conf: str, *, progress: Callable[[str], None] | None = None) ->
     Args:
         conf: ``broker`` (a Kafka broker) or ``streams`` (Kafka Streams in Java) or
             ``flink`` (Flink SQL), for the benches, or ``oracle`` (its test driver).
-        progress: told one line when a download starts; never called when the jars are there.
+        progress: gets one line when a download starts; never called when the jars are there.
 
     The cache is ``$XDG_CACHE_HOME/everflow`` (default ``~/.cache/everflow``), keyed by the hash of
     the module file. A class path appears there complete or not at all; any number of processes may
@@ -403,8 +403,8 @@ def _archive(conf: str) -> Path:
 
 
 def _state(jar: Path) -> str:
-    told = jar.stat()
-    return f"{told.st_size} {told.st_mtime_ns}"
+    facts = jar.stat()
+    return f"{facts.st_size} {facts.st_mtime_ns}"
 
 
 def _digest(parts: list[str]) -> str:

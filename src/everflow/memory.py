@@ -76,7 +76,7 @@ class MemoryBudget:
 
 @dataclass(frozen=True)
 class WorkerMemory:
-    """``total``: of one stream thread's worker, all told."""
+    """``total``: of one stream thread's worker, all in all."""
 
     total: int
 
@@ -244,7 +244,7 @@ class PeakMemory:
             self._before = self._peak = held
             self._watched = self._reset()
 
-    def look(self) -> Taken | None:
+    def taken(self) -> Taken | None:
         """What was held since `begin`, at the most; None where that is not known. Called before
         what maps files, and behind it."""
         if not self._watched or self._idle is None:
@@ -327,7 +327,7 @@ class SpareMemory:
         self._trim, self._clock_s = trim, clock_s
         self._next_s = clock_s() + EVERY_S
 
-    def look(self) -> None:
+    def trim_if_due(self) -> None:
         """Where little waits for it: gives back what is free if it has not for `EVERY_S`."""
         now_s = self._clock_s()
         if self._trim is not None and now_s >= self._next_s:

@@ -528,7 +528,7 @@ class ClusterPorts:
         self._dependencies.directory.require_held()
         self._gate.require_reachable()
         self._keeper.look()
-        self._spare.look()
+        self._spare.trim_if_due()
 
     def purge(self, positions: Mapping[TopicPartition, int]) -> None:
         """Delete what was read from repartition topics; and read the racks again."""

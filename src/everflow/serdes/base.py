@@ -100,8 +100,8 @@ def binary_from_matrix(rows: npt.NDArray[np.uint8]) -> pa.Array:
 def wrong_width(expected: str, width: int, data: bytes, *, index: int | None = None) -> SerdeError:
     """The error of bytes that are not ``width``, and what they may be of."""
     registry = of_a_registry(data) if len(data) == REGISTRY_HEAD + width else None
-    told = f": {registry}" if registry else ""
-    return SerdeError(f"{expected}, found {len(data)}{told}", index=index)
+    cause = f": {registry}" if registry else ""
+    return SerdeError(f"{expected}, found {len(data)}{cause}", index=index)
 
 
 def matrix_from_binary(data: pa.Array, width: int) -> npt.NDArray[np.uint8]:

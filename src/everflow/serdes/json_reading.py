@@ -118,8 +118,8 @@ def _parse_each(rows: Sequence[bytes | None], parse: _Parse, faults: Faults) -> 
 
 def _no_json(row: bytes, error: json.JSONDecodeError) -> str:
     """What a text is that is no JSON."""
-    if (told := of_a_registry(row)) is not None:
-        return told
+    if (written := of_a_registry(row)) is not None:
+        return written
     if not row.strip():
         return "it is empty"
     try:

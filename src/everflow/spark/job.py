@@ -117,15 +117,15 @@ def launch_daemon_ahead() -> None:
     happens where a Spark runs. Not for several threads at once."""
     if running_context() is not None:
         return
-    with suppress(SetupError):  # told by whoever starts Spark
+    with suppress(SetupError):  # the start of Spark reports it
         prepare_environment()
         daemon_ahead.launch(worker_environment())
 
 
 def workers_ahead(context: SparkContext, threads: int) -> None:
     """Start the workers of so many stream threads while the driver has other things to do: their
-    imports and Spark's first job take 1.5 s. Returns at once; a failure is told by the job that
-    then needs such a worker. Not for several threads at once."""
+    imports and Spark's first job take 1.5 s. Returns at once; the job that then needs such a worker
+    reports a failure. Not for several threads at once."""
     for number in range(threads):
         if number not in _ahead:
             name = f"everflow starts the worker of stream thread {number}"

@@ -322,7 +322,7 @@ JAVA_OPTIONS = (
 _LAUNCHER_OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 """Of the JVM that only puts together the command of Spark's own: 0.16 s, with them 0.11."""
 
-_TOLD = (
+_WARNED_OF = (
     "spark.sql.session.timeZone",
     "spark.sql.ansi.enabled",
     "spark.sql.caseSensitive",
@@ -473,8 +473,8 @@ def _start(
         is_own(context)
         hush_accumulators(context)
         # By one call: ``getConf().getAll()`` asks the JVM some hundred times.
-        told = context._conf.toDebugString().splitlines()
-        _plain = context if is_plain(line.partition("=")[0] for line in told) else None
+        lines = context._conf.toDebugString().splitlines()
+        _plain = context if is_plain(line.partition("=")[0] for line in lines) else None
         return context
 
 
@@ -594,17 +594,17 @@ def _own_session(users: SparkSession) -> SparkSession:
     }
     for key in given:
         own.conf.unset(key)
-    _tell(users, own)
+    _warn_of_settings(users, own)
     for key, value in SQL_SETTINGS.items():
         own.conf.set(key, value)
     return own
 
 
-def _tell(users: SparkSession, own: SparkSession) -> None:
+def _warn_of_settings(users: SparkSession, own: SparkSession) -> None:
     now = users.conf.getAll
     other = [
         f"{key}={now[key]}"
-        for key in _TOLD
+        for key in _WARNED_OF
         if key in now and now[key] != SQL_SETTINGS.get(key, own.conf.get(key))
     ]
     if other:

@@ -44,12 +44,12 @@ it."""
 
 class Way(NamedTuple):
     """From the operator or the topic whose records they are to one who reads them: the numbers of
-    the edges, each of a node's children, as bytes. ``told``: how many bytes of the path of a record
+    the edges, each of a node's children, as bytes. ``table_bytes``: how many bytes of the path of a record
     there lie behind the table that it is an update of."""
 
     maker: str
     edges: bytes
-    told: int = 0
+    table_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -143,8 +143,8 @@ def ways_in_turn(
             read[node.name] = tuple(
                 tuple(way for name in side for way in behind(name)) for side in sides_of[node.name]
             )
-            told = len(read[node.name][0][0].edges) if _passes_on(node) else 0
-            found[node.name] = (Way(node.name, b"", told),)
+            table_bytes = len(read[node.name][0][0].edges) if _passes_on(node) else 0
+            found[node.name] = (Way(node.name, b"", table_bytes),)
         elif isinstance(node, SourceNode):
             found[node.name] = tuple(Way(f"{node.name}/{topic}", b"") for topic in node.topics)
         elif isinstance(node, MergeNode):

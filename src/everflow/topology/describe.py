@@ -195,7 +195,7 @@ def _shown_global(node: WholeTableNode) -> dict[str, Shown]:
     source = Shown(
         name=node.source,
         kind="Source",
-        detail=f"rows: {node.told}"
+        detail=f"rows: {node.schedule}"
         if isinstance(node, LoadedTableNode)
         else f"topics: [{', '.join(_topics_of(node))}]",
         node=node,

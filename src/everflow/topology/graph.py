@@ -50,7 +50,7 @@ class FailOnInvalidTimestamp(TimestampExtractor):
 
 class LogAndSkipOnInvalidTimestamp(TimestampExtractor):
     """The time of the record in Kafka; one with a negative time is dropped, counted
-    (``negative-timestamp``) and told."""
+    (``negative-timestamp``) and logged."""
 
 
 class UsePartitionTimeOnInvalidTimestamp(TimestampExtractor):
@@ -309,8 +309,8 @@ class MergeNode(Node):
 
 
 class Inputs(NamedTuple):
-    """What an operator gets in one micro-batch: the records and stores of several tasks, told apart
-    by their partitions.
+    """What an operator gets in one micro-batch: the records and stores of several tasks, which their
+    partitions tell apart.
 
     Attributes:
         sides: the records of each input, in merge order; ``seq`` tells the order of all of them.
@@ -368,7 +368,7 @@ class Operator:
         return ()
 
     @property
-    def look_every_ms(self) -> int | None:
+    def wall_clock_interval_ms(self) -> int | None:
         """How often every task is run by the wall clock, with records or without; None: never."""
         return None
 
@@ -427,7 +427,7 @@ class TableOperator(Operator):
 
 
 class Surroundings(NamedTuple):
-    """What a processor is told beside its records: the application, the task's sub-topology, the
+    """What a processor gets beside its records: the application, the task's sub-topology, the
     names of the input topics by ``source``, the machine's clock (epoch ms), calls to leave out."""
 
     application_id: str
@@ -487,7 +487,7 @@ class ProcessorOperator(Operator):
         return tuple(self.wall_clocks)
 
     @property
-    def look_every_ms(self) -> int | None:
+    def wall_clock_interval_ms(self) -> int | None:
         return min(self.wall_clocks.values(), default=None)
 
     def run_together(
@@ -554,7 +554,7 @@ class LoadedTableNode(WholeTableNode):
     refresh_ms: int | None
 
     @property
-    def told(self) -> str:
+    def schedule(self) -> str:
         if self.refresh_ms is None:
             return "loaded at the start"
         return f"loaded every {self.refresh_ms / 1000:g} s"

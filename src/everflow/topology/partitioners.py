@@ -52,7 +52,7 @@ KeyPartitioner = str | KeyFunction
 """One of `everflow.columns.key_partitions.BY_HASH`, or `OF_WINDOWS`, or a function."""
 
 
-def told(partitioner: KeyPartitioner) -> str:
+def partitioner_name(partitioner: KeyPartitioner) -> str:
     if partitioner == OF_WINDOWS:
         return "murmur2 of the keys without their windows"
     if isinstance(partitioner, str):
@@ -112,7 +112,11 @@ def spread_otherwise(graph: Graph) -> dict[str, str]:
     for node, topics in _meetings(graph):
         for topic in sorted(topics & {one.name for one in graph.repartition_topics} & by.keys()):
             if by[topic] != MURMUR2:
-                found.update(dict.fromkeys((store.name for store in node.stores), told(by[topic])))
+                found.update(
+                    dict.fromkeys(
+                        (store.name for store in node.stores), partitioner_name(by[topic])
+                    )
+                )
     return found
 
 
@@ -170,7 +174,7 @@ def _own(node: Node) -> frozenset[str]:
 
 
 def _differing(node: StatefulNode, known: Mapping[str, KeyPartitioner]) -> TopologyError:
-    listed = ", ".join(f"{topic}: {told(one)}" for topic, one in known.items())
+    listed = ", ".join(f"{topic}: {partitioner_name(one)}" for topic, one in known.items())
     return TopologyError(
         f"{node.name} reads topics whose keys are spread by different partitioners ({listed}), so "
         f"equal keys would not meet in one task; give each source the partitioner= of whoever "

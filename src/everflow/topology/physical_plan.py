@@ -271,9 +271,9 @@ class StatefulOp:
         return self.operator.marks
 
     @property
-    def look_every_ms(self) -> int | None:
+    def wall_clock_interval_ms(self) -> int | None:
         """How often the wall clock has to look at its tasks; None: never."""
-        return self.operator.look_every_ms
+        return self.operator.wall_clock_interval_ms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -405,7 +405,7 @@ class PhysicalPlan:
         fastest of their operators."""
         found: dict[int, int] = {}
         for op in self.stateful:
-            if (every_ms := op.look_every_ms) is not None:
+            if (every_ms := op.wall_clock_interval_ms) is not None:
                 found[op.subtopology] = min(every_ms, found.get(op.subtopology, every_ms))
         return found
 
@@ -512,7 +512,7 @@ class Call:
     chains: tuple[Chain, ...]
     kept: int
     settings: Mapping[str, str]
-    """What PySpark's workers are told of the session."""
+    """The session's settings that PySpark's workers get."""
     given: str
     """The inputs' types, Spark's JSON of a struct."""
     made: pa.Schema

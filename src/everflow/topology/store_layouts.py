@@ -160,7 +160,9 @@ def layouts_to_keep(
     if wrong:
         raise _refusal(
             application_id,
-            "\n".join(_told(*stores[name], differs) for name, differs in sorted(wrong.items())),
+            "\n".join(
+                _described(*stores[name], differs) for name, differs in sorted(wrong.items())
+            ),
         )
     return {**dict(known), **mine}
 
@@ -176,7 +178,7 @@ def require_readable(application_id: str, graph: Graph) -> None:
         if (why := _why_private(store))
     ]
     if stores:
-        listed = "\n".join(_told(node, store, why) for node, store, why in stores)
+        listed = "\n".join(_described(node, store, why) for node, store, why in stores)
         raise StoreLayoutError(
             f"Application {application_id} was run by Kafka Streams (Java), and everflow cannot "
             f"read what that keeps in these stores, so it was not started.\n{listed}\n"
@@ -213,7 +215,7 @@ def difference(stored: Kept, now: StoreLayout) -> str:
     )
 
 
-def _told(node: StatefulNode, store: StoreSpec, differs: str) -> str:
+def _described(node: StatefulNode, store: StoreSpec, differs: str) -> str:
     where = store.where or node.where
     lines = [
         f"store {store.name} of {node.name}{f', at {place(where)}' if where else ''}",

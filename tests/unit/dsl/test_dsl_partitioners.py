@@ -31,7 +31,7 @@ from everflow.topology.partitioners import (
     KeyFunction,
     key_partitioners,
     keyed_sources,
-    told,
+    partitioner_name,
 )
 from everflow.topology.physical_plan import SinkOp
 from everflow.topology.plan import plan
@@ -56,7 +56,7 @@ def stream(builder: StreamsBuilder, topic: str, by: Any = None) -> KStream:
 
 
 def spread(topology: Topology) -> dict[str, str]:
-    return {topic: told(by) for topic, by in key_partitioners(topology).items()}
+    return {topic: partitioner_name(by) for topic, by in key_partitioners(topology).items()}
 
 
 @pytest.mark.parametrize("by", ["crc32", "fnv1a", "murmur2", own, None])

@@ -140,7 +140,7 @@ class DepthFirst:
         if op.operator.joins or number:
             put = np.concatenate(
                 [
-                    _without(self._path(batch.seq), way.told)
+                    _without(self._path(batch.seq), way.table_bytes)
                     for batch, way in zip(batches, ways, strict=True)
                 ]
             )

@@ -202,7 +202,7 @@ class _GroupRun:
         for op, mine in zip(self.group, sides, strict=True):
             operator = op.operator
             processes = isinstance(operator, ProcessorOperator)
-            waits = operator.looks_up or operator.look_every_ms is not None
+            waits = operator.looks_up or operator.wall_clock_interval_ms is not None
             if operator.row_by_row or (waits and not processes):
                 return False
             updated = not processes or any(map(len, mine[1:]))
@@ -318,7 +318,7 @@ def _tasks(
     if isinstance(group[0].operator, ProcessorOperator):
         partitions = partitions.union(*moved)
     tasks = {partition: TaskId(subtopology, partition) for partition in sorted(partitions)}
-    if any(op.look_every_ms is not None for op in group):
+    if any(op.wall_clock_interval_ms is not None for op in group):
         mine = (one.task for one in request.tasks if one.task.subtopology == subtopology)
         tasks |= {task.partition: task for task in mine}
     return tasks

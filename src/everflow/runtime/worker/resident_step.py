@@ -88,7 +88,7 @@ class ResidentStep:
                     lines.flush()
                     if not going_on:
                         break
-                    spare.look()
+                    spare.trim_if_due()
 
     def _request(self, connection: socket.socket, lines: Any, reader: _Reader) -> bytes:
         """The next one; the reader rests until it comes."""

@@ -152,7 +152,7 @@ class WorkerPorts:
             return view.get_many([key])[0]
 
     def memory(self) -> Taken | None:
-        return of_this_process(os.getpid()).look()
+        return of_this_process(os.getpid()).taken()
 
     def topic_limit(self, request: BatchRequest, topic: str) -> int | None:
         admin = ClusterAdmin.beside(clients_of(request).producer)
