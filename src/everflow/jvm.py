@@ -209,8 +209,8 @@ def cache_root() -> Path:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Of all processes that ask with this file one is inside at a time; it waits for the others as
-    long as they take."""
+    """One process at a time is inside for this file; it waits for the others as long as they
+    take."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as handle:
         # Released by the system when the process dies, however it dies.
@@ -312,8 +312,8 @@ _LINES_SHOWN = 3
 
 @dataclass(frozen=True)
 class _Training:
-    """What a JVM does before its classes are archived: a module that runs it, and the variable in
-    which it takes options."""
+    """The run of a JVM before its classes are archived: its module, and the variable in which it
+    takes options."""
 
     module: str
     options: str
@@ -391,8 +391,8 @@ def _remove_earlier(archive: Path) -> None:
 
 
 def _archive(conf: str) -> Path:
-    """Where the archive for today's Java and class path lies, or would lie: one name for the places
-    of Java and the jars, one for the state in which they are."""
+    """The path of the archive for today's Java and class path, whether it exists or not: one name
+    for the places of Java and the jars, one for their state."""
     jars = pyspark_jars() if conf == "spark" else sorted(jars_folder(conf).glob("*.jar"))
     java = find_java().resolve()
     release = java.parent.parent / "release"

@@ -30,7 +30,7 @@ WORKER_BYTES = 192 * MIB
 """A stream thread's worker before it has read anything, as far as everflow goes: what the
 program's own modules add is measured."""
 BATCH_BYTES = 576 * MIB
-"""What a worker may take beyond that, where nobody has said how much."""
+"""The most that a worker takes beyond that by default."""
 LEAST_BATCH_BYTES = 64 * MIB
 """Below it a thread could read a few large records at a time only."""
 FOLLOWING_BYTES = 72 * MIB
@@ -69,7 +69,7 @@ class MemoryBudget:
         return _TAKEN_ANYWAY + RESTORES * _HELD * self.restore_fetch
 
     def worker(self, threads: int) -> WorkerMemory:
-        """What each of so many threads' workers may have."""
+        """The memory of each worker, with so many threads."""
         share = (self.total - self.beside_workers) // max(1, threads)
         return WorkerMemory(max(WORKER_BYTES + LEAST_BATCH_BYTES, share))
 
@@ -82,24 +82,24 @@ class WorkerMemory:
 
     @property
     def ahead(self) -> int:
-        """What is fetched before a batch asks for it; up to three times as much is held: under way,
-        received, and in columns."""
+        """Bytes that are fetched before a batch asks for them; up to three times as many are in
+        memory: under way, received, and in columns."""
         return _within(_LEAST_AHEAD, self._batch // 12, _MOST_AHEAD)
 
     @property
     def queue(self) -> int:
-        """What may wait for the brokers; a batch's writer waits where it is more."""
+        """Bytes that may wait for the brokers; beyond that a batch's writer waits."""
         return _within(_LEAST_QUEUE, self._batch // 8, _MOST_QUEUE)
 
     @property
     def pages(self) -> int:
-        """What its stores may hold, from one batch to the next, of the pages that they have changed
+        """Bytes of changed pages that its stores may keep from one batch to the next
         (`HeldPages`)."""
         return _within(_LEAST_PAGES, self._batch // 8, _MOST_PAGES)
 
     def room(self, idle: int) -> int:
-        """What a batch may take of it, everything that is made of its records included. ``idle``:
-        what the worker takes without one."""
+        """Bytes for a batch and everything that is made of its records. ``idle``: what the worker
+        takes without one."""
         return max(LEAST_BATCH_BYTES, self.total - idle)
 
     @property
@@ -114,8 +114,8 @@ def least_budget(threads: int) -> int:
 
 
 def usual_budget(threads: int, machine: int | None) -> int:
-    """Where nobody has said how much. ``machine``: bytes that there are for this process and all
-    others; None: not known."""
+    """The default. ``machine``: bytes that there are for this process and all others; None: not
+    known."""
     restores = RESTORES * _HELD * _MOST_FETCH
     wanted = _TAKEN_ANYWAY + restores + threads * (WORKER_BYTES + BATCH_BYTES)
     part, parts = _OF_MACHINE
@@ -132,13 +132,13 @@ FIRST_TIMES = 8.0
 three to five."""
 MOST_TIMES = 1_000.0
 AIMED_AT = 0.75
-"""Of the room, what a batch is planned to take: the next one's records may be others."""
+"""The part of the room that a batch is planned to take: the next one's records may differ."""
 TELLING_SHARE = 4
 """A batch tells something from a fourth of the most on: what a small one takes are the buffers that
 the large ones left."""
 OUTGROWN_SHARE = 8
-"""By so small a part must a batch have outgrown what the process held before, for its peak to be
-what it needs; else it is a bound of it."""
+"""A batch must have outgrown what the process held before by this part, for its peak to be what it
+needs; else the peak is an upper bound."""
 _LEAST_RECORD_BYTES = 1_024
 
 
@@ -165,8 +165,8 @@ class BatchMemory:
         return min(limit, max(_LEAST_RECORD_BYTES, fitting))
 
     def after(self, raw_bytes: int, most_bytes: int, taken: Taken | None) -> BatchMemory:
-        """With one more batch, which might have had ``most_bytes``. More is believed at once, less
-        by half."""
+        """The estimate after one more batch, whose limit was ``most_bytes``. It rises at once and
+        falls by half."""
         if taken is None or raw_bytes * TELLING_SHARE < most_bytes or raw_bytes <= 0:
             return self if taken is None else replace(self, idle=taken.idle)
         needed = max(0, taken.peak - taken.idle)
@@ -220,7 +220,10 @@ _RESET_MARK = "5"
 
 
 class PeakMemory:
-    """Of one process, by its main thread. ``folder``: its own in ``/proc``."""
+    """Peak memory of one process, used by its main thread: of memory that no file backs. The kernel
+    keeps the high-water mark, of which pages of files (stores above all, and shared memory) are
+    taken off: exact to the pages that were mapped since the mark was reached. Without Linux nothing
+    is known. ``folder``: its own in ``/proc``."""
 
     def __init__(self, folder: Path = Path("/proc/self")) -> None:
         self._folder = folder
@@ -245,8 +248,8 @@ class PeakMemory:
             self._watched = self._reset()
 
     def taken(self) -> Taken | None:
-        """What was held since `begin`, at the most; None where that is not known. Called before
-        what maps files, and behind it."""
+        """The peak since `begin`; None if it is not known. Called before and after mapping
+        files."""
         if not self._watched or self._idle is None:
             return None
         found = self._fields()
@@ -286,7 +289,7 @@ def of_this_process(pid: int) -> PeakMemory:
 
 
 M_ARENA_MAX = -8
-"""Of glibc's ``malloc.h``."""
+"""A constant of glibc's ``malloc.h``."""
 EVERY_S = 60.0
 """Taking 128 MiB anew costs some 30 ms: a two-thousandth of that time at the most."""
 
@@ -317,7 +320,13 @@ def _of_libc(name: str) -> Callable[..., object] | None:
 
 
 class SpareMemory:
-    """Of one process, by one of its threads; ``trim`` is called without the interpreter's lock."""
+    """Gives freed memory back to the system, used by one thread of the process; ``trim`` is called
+    without the interpreter's lock.
+
+    glibc keeps freed memory, up to `MALLOC_TRIM_THRESHOLD_`
+    (`everflow.spark.job.worker_environment`), and never gives back what lies below a live block.
+    After one large batch a worker would be larger for good.
+    """
 
     def __init__(
         self,
@@ -328,7 +337,7 @@ class SpareMemory:
         self._next_s = clock_s() + EVERY_S
 
     def trim_if_due(self) -> None:
-        """Where little waits for it: gives back what is free if it has not for `EVERY_S`."""
+        """Give back what is free, at most every `EVERY_S`."""
         now_s = self._clock_s()
         if self._trim is not None and now_s >= self._next_s:
             self._next_s = now_s + EVERY_S

@@ -18,7 +18,7 @@ from pyarrow import types
 Datum = Any
 """A column (``pa.Array``) or a constant (``pa.Scalar``)."""
 _REGULAR = re.compile(r"[\\^$.|?*+()\[\]{}]")
-"""What a regular expression does not take literally."""
+"""Characters that a regular expression does not take literally."""
 
 
 class NotInArrowError(Exception):
@@ -110,7 +110,7 @@ def _choose(*given: Datum) -> Datum:
 
 
 def _compared(name: str) -> Callable[[Datum, Datum], Datum]:
-    """Of floating numbers NaN is the largest and equal to itself."""
+    """A comparison as in Spark: NaN is the largest number and equal to itself."""
     function: Callable[[Datum, Datum], Datum] = getattr(pc, name)
 
     def kernel(left: Datum, right: Datum) -> Datum:
@@ -161,7 +161,7 @@ def _is_in(given: Datum, *listed: Datum) -> Datum:
 
 
 def _arithmetic(name: str) -> Callable[..., Datum]:
-    """Of integers checked, as in ANSI mode; floating numbers follow IEEE 754 in both."""
+    """Arithmetic: checked for integers, as in ANSI mode; IEEE 754 for floating numbers."""
     plain, checked = getattr(pc, name), getattr(pc, f"{name}_checked")
 
     def kernel(*given: Datum) -> Datum:
@@ -293,7 +293,7 @@ KERNELS: Mapping[str, Callable[..., Datum]] = {
     "split": _split,
     "field": _field,
 }
-"""By name. What a kernel needs besides columns comes before them."""
+"""Kernels by name. Arguments that are no columns come first."""
 
 NEVER_NULL = frozenset({"is_null", "is_valid", "is_nan", "null_safe_equal"})
 NULL_OF_NULLS = frozenset(
@@ -354,7 +354,7 @@ class Computation:
 
 
 def run_operation(operation: Operation, given: Sequence[Any], count: int) -> Datum:
-    """What one operation makes of what it is given, for ``count`` rows. Raises as kernels do."""
+    """The result of one operation, for ``count`` rows. Raises as kernels do."""
     if operation.kernel == "literal":
         return operation.parameter
     if operation.kernel == "struct":
@@ -382,7 +382,8 @@ def _column(given: Datum | None, kind: pa.DataType, count: int) -> pa.Array:
 
 @dataclass(frozen=True)
 class ArrowExpression:
-    """What a Column makes of the columns that it ``reads`` (their names and types, in order)."""
+    """A Column on Arrow, computed from the columns that it ``reads`` (their names and types, in
+    order)."""
 
     reads: pa.Schema
     computation: Computation
@@ -408,7 +409,7 @@ class ComputationBuilder:
         self._never_null: set[int] = set()
         self._unsure: set[Operation] = set()
         self._implied: dict[int, frozenset[int]] = {}
-        """Of a condition, those that are true where it is."""
+        """Conditions that are true wherever a condition is."""
 
     def type_of(self, place: int) -> pa.DataType:
         return self._empty[place].type
@@ -426,7 +427,7 @@ class ComputationBuilder:
         return self._constant(scalar)
 
     def _constant(self, scalar: pa.Scalar) -> int:
-        """What an operation made of constants alone."""
+        """The result of an operation on constants alone."""
         # 0.0 is not -0.0, nor 1 True
         known = ("literal", str(scalar.type), repr(scalar.as_py()))
         return self._made(Operation("literal", (), scalar), known, scalar.is_valid)
@@ -466,7 +467,7 @@ class ComputationBuilder:
         return kernel == "divide" or not pa.types.is_floating(kind)
 
     def all_of(self, *conditions: int) -> int:
-        """Of conditions that are never null, where all are true."""
+        """True where all conditions are, none of which is ever null."""
         made, *others = dict.fromkeys(conditions)
         for other in others:
             implied = self._implied.get(made, frozenset()) | self._implied.get(other, frozenset())
@@ -491,7 +492,7 @@ class ComputationBuilder:
         return self.coalesce(condition, self.literal(unknown, pa.bool_()))
 
     def only_where(self, live: int, place: int) -> int:
-        """What stands in ``place`` where ``live`` (never null) is true, else null."""
+        """The value at ``place`` where ``live`` (never null) is true, else null."""
         inside = self._operation(place)
         if inside is not None and inside.kernel == "only_where":
             already = inside.arguments[0]
@@ -524,7 +525,7 @@ class ComputationBuilder:
         return place
 
     def build(self, results: Sequence[int], types: Sequence[pa.DataType]) -> Computation:
-        """What makes ``results``. Raises NotInArrowError where they are not of ``types``."""
+        """The computation of ``results``. Raises NotInArrowError if they are not of ``types``."""
         for place, kind in zip(results, types, strict=True):
             if not _alike(self.type_of(place), kind):
                 raise NotInArrowError(f"{kind} made of {self.type_of(place)}")

@@ -234,7 +234,7 @@ def _is_list(type_: pa.DataType) -> bool:
 
 
 def _refused_by_arrow(value: Any, type_: pa.DataType) -> str:
-    """Of a value of the right class."""
+    """The text for a value of the right class that Arrow refuses."""
     if pa.types.is_integer(type_):
         most = 1 << (type_.bit_width - 1)
         expected = f"an int from {-most} to {most - 1}"

@@ -19,8 +19,7 @@ REGISTRY_HEAD = 5
 
 
 def of_a_registry(data: bytes) -> str | None:
-    """What to say of bytes that no serde of ours reads, where they begin as those of a schema
-    registry do; else None."""
+    """The hint for unreadable bytes that begin as those of a schema registry; else None."""
     if len(data) < REGISTRY_HEAD or data[0] != 0:
         return None
     number = int.from_bytes(data[1:REGISTRY_HEAD], "big")
@@ -161,7 +160,7 @@ def rest(data: pa.Array, start: int) -> pa.Array:
 
 
 class ResultDecoder(Protocol):
-    """Reads stored values as the table shows them; travels by pickle. A `Serde` is one."""
+    """Reads stored values as the table shows them; picklable. A `Serde` is one."""
 
     def decode_array(self, data: pa.Array) -> pa.Array:
         """A column of what the table shows for a binary column of value bytes (without the 8-byte

@@ -103,8 +103,8 @@ def adopted(given: Any) -> Serde:
 
 
 def no_serde(given: object, names: Collection[str]) -> str | None:
-    """What is wrong with ``given`` and how to write it; None for a serde. ``names``: of everflow's
-    own makers of serdes."""
+    """Why ``given`` is no serde, and the cure; None for a serde. ``names``: everflow's own makers
+    of serdes."""
     if is_serde(given):
         return None
     if isinstance(given, str):

@@ -41,26 +41,26 @@ _EXACT = 2**53
 """Up to here a double is the number that was written, if that was whole."""
 _NEAREST_ZERO = -999_999
 _MAY_BE_ROUNDED = re.compile(rb"[0-9.]{17}|[eE]-[0-9]{3}")
-"""What stands in each text with a number that is not whole, but is as a double."""
+"""Matches each text with a number that is not whole, but is as a double."""
 # years that Python has, too
 _DAY = r"^[12]\d{3}-\d{2}-\d{2}$"
 _MOMENT = r"^[12]\d{3}-\d{2}-\d{2}[T ]\d{2}:\d{2}:\d{2}(?:\.\d{3}|\.\d{6})?(?:Z|[+-]\d{2}:\d{2})?$"
 _WHOLE = r"^-?(?:0|[1-9][0-9]*)$"
 _FEW = 100
-"""So many times, or keys, cost as much at once as one by one."""
+"""From this number on, times and keys are read faster in columns than one by one."""
 _MOST_SHOWN = 100
 _UNFIT = (pa.ArrowException, TypeError, ValueError, OverflowError, ArithmeticError)
 
 
 class Unfit(dict[int, Misfit]):
-    """What does not fit, by row. ``doubtful``: rows in which a field of an integer has a double,
-    which need not be the number that was written."""
+    """Values that do not fit, by row. ``doubtful``: rows in which a field of an integer has a
+    double, which need not be the number that was written."""
 
     def __init__(self) -> None:
         self.doubtful: set[int] = set()
 
     def take(self, inner: Unfit, step: str) -> None:
-        """What was found in a field of the same rows."""
+        """Take over the faults of a field of the same rows."""
         for row, misfit in inner.items():
             self.setdefault(row, misfit.below(step))
         self.doubtful |= inner.doubtful
@@ -117,7 +117,7 @@ def _parse_each(rows: Sequence[bytes | None], parse: _Parse, faults: Faults) -> 
 
 
 def _no_json(row: bytes, error: json.JSONDecodeError) -> str:
-    """What a text is that is no JSON."""
+    """Describes a text that is no JSON."""
     if (written := of_a_registry(row)) is not None:
         return written
     if not row.strip():
@@ -254,8 +254,8 @@ def times(texts: pa.Array, type_: pa.DataType) -> pa.Array | None:
 def _array(
     values: Sequence[Any], start: int, expected: str, type_: pa.DataType, faults: Unfit
 ) -> pa.Array:
-    """What Arrow refuses (an integer beyond its type, say) is found by halves, a fault and null.
-    ``start`` is the row of the first value."""
+    """Searches values that Arrow refuses (an integer beyond its type, say) by halves; each is a
+    fault and null. ``start`` is the row of the first value."""
     try:
         if pa.types.is_timestamp(type_) and type_.unit in ("s", "ms"):  # which would cut them
             return pa.array(values, pa.timestamp("us", type_.tz)).cast(type_)
@@ -380,8 +380,7 @@ def _map_reader(type_: pa.DataType) -> _Column:
 
 
 def _key_reader(type_: pa.DataType) -> _Column:
-    """Of the keys of a map, which are text in JSON: what the key's own JSON is, without its
-    quotes."""
+    """Reads the keys of a map, which are text in JSON: the key's own JSON without its quotes."""
     if pa.types.is_nested(type_):
         return _nested_key_reader(type_)
     taken, one, expected = _scalar(type_)
@@ -445,7 +444,7 @@ def _again(keys: pa.Array, owners: npt.NDArray[np.int64]) -> list[int]:
 
 
 def _starts(rows: Sequence[Any], type_: pa.DataType) -> pa.Array:
-    """Where each row's items begin, null for null rows, with the end at last."""
+    """The start of each row's items, null for null rows, and the end of the last."""
     starts: list[int | None] = list(accumulate((len(row or ()) for row in rows), initial=0))
     if not all(rows):
         starts[:-1] = [None if row is None else at for row, at in zip(rows, starts, strict=False)]
@@ -464,7 +463,7 @@ def _take_items(
     step: Callable[[int], str],
     faults: Unfit,
 ) -> None:
-    """What was found in items, for the rows that have them."""
+    """Take over the faults of items, for the rows that have them."""
     for at, misfit in sorted(inner.items()):
         faults.setdefault(int(owners[at]), misfit.below(step(at)))
     faults.doubtful.update(int(owners[at]) for at in inner.doubtful)
@@ -513,7 +512,7 @@ def _no_day(value: Any) -> str:
 
 
 def _base64(text: str) -> bytes:
-    """Without bits that would be cut off."""
+    """Decodes base64; refuses bits that would be cut off."""
     data = text.encode("ascii", "replace")
     try:
         found = base64.b64decode(data, validate=True)

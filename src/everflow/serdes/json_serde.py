@@ -36,7 +36,7 @@ _ODD = (
     rf"|[0-9]{{{_LONG}}}"
 )
 _CHUNK_ROWS, _CHUNK_BYTES = 16_384, 2_000_000
-"""What is read at once: many rows cost no less each, and memory."""
+"""Limits of what is read at once: more rows cost as much each, and memory."""
 _FEW = 2000
 """A call of Arrow's parser costs as much as so many small rows one by one. Large ones are read a
 few at a time in any case: as objects they take six times their bytes and more."""
@@ -46,7 +46,7 @@ _MOST_LEVELS = 500
 
 
 def read(data: pa.Array, type_: pa.DataType) -> tuple[pa.Array, Faults]:
-    """What `read_rows` gives for the rows of ``data`` (``pa.binary()``), in a part of the time."""
+    """As `read_rows` for the rows of ``data`` (``pa.binary()``), in a part of the time."""
     if len(data) < _FEW and data.nbytes <= _CHUNK_BYTES:
         return read_rows(data.to_pylist(), type_)
     in_columns = pa.types.is_struct(type_) and _readable(type_)
@@ -102,7 +102,7 @@ def _readable(type_: pa.DataType) -> bool:
 
 
 def _asked(type_: pa.DataType) -> pa.DataType:
-    """What Arrow's parser is asked for where ``type_`` is wanted: `_made` makes the rest."""
+    """The type that Arrow's parser is asked for in place of ``type_``: `_made` converts it."""
     if pa.types.is_struct(type_):
         return pa.struct([(field.name, _asked(field.type)) for field in type_])
     if pa.types.is_timestamp(type_) or pa.types.is_date32(type_) or pa.types.is_binary(type_):
@@ -129,7 +129,7 @@ def _made(column: pa.Array, type_: pa.DataType) -> pa.Array:
 
 
 def odd_rows(data: pa.Array) -> _Flags:
-    """Which rows of ``data`` (``pa.binary()``, without nulls) the parser must not see."""
+    """Marks the rows of ``data`` (``pa.binary()``, without nulls) that the parser must not see."""
     offsets = np.frombuffer(data.buffers()[1], np.int32)[data.offset : data.offset + len(data) + 1]
     lengths = np.diff(offsets)
     text = np.frombuffer(data.buffers()[2] or b"", np.uint8)

@@ -29,12 +29,12 @@ _Texts = Callable[[pa.Array], pa.Array]
 
 _UNFIT = (pa.ArrowException, TypeError, ValueError, OverflowError)
 _FEW = 400
-"""So many rows cost as much in columns as one by one."""
+"""Up to this number of rows, columns are no faster than one by one."""
 _LOOKED_AT = 32
-"""For so many values one look for NaN in their columns is quicker than one for each."""
+"""From this number of values on, one search of their columns for NaN is faster than one each."""
 _COLUMN_BYTES, _OBJECT_BYTES = 4_000_000, 1_000_000
-"""What is written at once of large values, in columns and by value: as objects they take up to
-sixteen times as much."""
+"""Bytes of large values that are written at once, in columns and by value: as objects they take up
+to sixteen times as much."""
 _ESCAPED = r'["\\\x00-\x1f]'
 _QUOTE, _NOTHING = pa.scalar('"'), pa.scalar("")
 _TIMES = (pa.timestamp("us", "UTC"), pa.timestamp("us"), pa.date32())
@@ -328,7 +328,8 @@ def _quoted_texts(column: pa.Array) -> pa.Array:
 
 
 def _time_texts(column: pa.Array) -> pa.Array:
-    """Of dates and times; ArrowInvalid beyond the years that Python has, which no row can say."""
+    """Texts of dates and times; ArrowInvalid beyond the years that Python has, where no row has a
+    text."""
     zone = getattr(column.type, "tz", None)
     moments = column.cast(pa.timestamp("us", zone))  # of dates: ArrowInvalid beyond 64 bits
     first, last = (pa.scalar(year, pa.timestamp("us")).cast(moments.type) for year in _YEARS)

@@ -139,7 +139,7 @@ def _content(data: pa.Array) -> _Bytes:
 
 
 def _starts(sizes: Int64) -> Int64:
-    """Where each begins, if they lie one behind the other; and where the last one ends."""
+    """The start of each, if they are contiguous, and the end of the last."""
     found = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes, out=found[1:])
     return found

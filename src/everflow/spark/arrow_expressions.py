@@ -52,7 +52,7 @@ class AnalysedPlan(NamedTuple):
 
     @staticmethod
     def of(plan: str) -> AnalysedPlan:
-        """Of a logical plan as Spark's JSON."""
+        """Reads a logical plan from Spark's JSON."""
         nodes = json.loads(plan)
         return AnalysedPlan(
             tuple(_class_name(node) for node in nodes),
@@ -169,7 +169,7 @@ def arrow_expression_of(
 
 
 class _Translation:
-    """Of one Column."""
+    """The translation of one Column."""
 
     def __init__(self, reads: pa.Schema) -> None:
         self._builder = ComputationBuilder(reads.types)
@@ -180,7 +180,7 @@ class _Translation:
         return self._builder.build([self._place(self._value(expression, None))], [made])
 
     def _value(self, node: ExpressionNode, guard: int | None) -> _Value:
-        """What an expression makes. ``guard``: the place of where Spark computes it (None:
+        """Translates an expression. ``guard``: the place of where Spark computes it (None:
         everywhere)."""
         builder = self._builder
         match node.kind:
@@ -405,11 +405,12 @@ def _is_reordered(node: ExpressionNode) -> bool:
 
 
 _TRANSPARENT = ("Alias", "Nvl", "If", "CaseWhen", "Coalesce", "Cast")
-"""What the optimiser may take away from around a sum, where a condition is a constant."""
+"""Expressions that the optimiser may remove around a sum, where a condition is a constant."""
 
 
 def _operands(node: ExpressionNode, kind: str) -> list[ExpressionNode]:
-    """Of nested sums (``kind`` Add) or products, in order; of another expression itself."""
+    """The operands of nested sums (``kind`` Add) or products, in order; another expression
+    alone."""
     if node.kind != kind and node.kind not in _TRANSPARENT:
         return [node]
     parts = [_operands(child, kind) for child in node.children]
@@ -430,7 +431,7 @@ def _is_decimal(node: ExpressionNode) -> bool:
 
 
 def _arrow(kind: Any) -> pa.DataType:
-    """Of a Spark type's JSON. Texts of another collation compare in another way."""
+    """The Arrow type of a Spark type's JSON. Texts of another collation compare in another way."""
     if "collat" in json.dumps(kind):
         raise NotInArrowError(f"the type {kind}")
     try:

@@ -359,8 +359,8 @@ def _projected(
 
 
 def _column(given: ColumnExpr | None, name: str) -> Column:
-    """What a projection gives for key or value: a Column, the text of one, or what is there already
-    under ``name``."""
+    """A projection's key or value: a Column, the text of one, or the existing one under
+    ``name``."""
     if given is None:
         return F.col(name)
     column: Column = F.expr(given.column) if isinstance(given.column, str) else given.column
@@ -502,7 +502,7 @@ class _Cut:
 
 
 def _paths(expressions: Any, attributes: Any) -> list[tuple[int, ...]] | None:
-    """Where the columns of a projection are in what it reads; None if one is computed."""
+    """The paths of a projection's columns in its input; None if one is computed."""
     places = {attribute.exprId().id(): place for place, attribute in enumerate(_items(attributes))}
     found = [_path(expression, places) for expression in _items(expressions)]
     paths = [path for path in found if path is not None]
@@ -545,7 +545,10 @@ cloudpickle: Any = untyped
 
 
 def function_of(command: bytes) -> tuple[Callable[..., Any], Any]:
-    """The function and the Spark type of its result. In the driver, where it was pickled."""
+    """A function that PySpark has pickled for a UDF, and the Spark type of its result, in the driver,
+    where it was pickled. A function of a loaded module gets that module's variables, as the other
+    functions of the program have them, not copies. Only what a closure holds is as it was when the
+    UDF was first called on a Column."""
     function, kind = _Unpickler(io.BytesIO(command)).load()
     return function, kind
 

@@ -68,15 +68,15 @@ from everflow.waits import waiting
 MOST_KEPT = 2_000
 """Files; of more the older half is deleted."""
 MOST_ADDED = 500
-"""That one process adds: a program has some dozen Columns, what makes up thousands is a test."""
+"""Files that one process adds: a program has some dozen Columns; only a test makes up thousands."""
 
 _added = itertools.count()
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """Of one Column over one schema. ``schema``: of the selection, as Spark's JSON; ``plan``: the
-    analysed plan, as Spark's JSON; ``sql``: the Column's text once it is resolved."""
+    """The analysis of one Column over one schema. ``schema``: of the selection, as Spark's JSON;
+    ``plan``: the analysed plan, as Spark's JSON; ``sql``: the Column's text once it is resolved."""
 
     schema: str
     plan: str
@@ -85,11 +85,10 @@ class Analysis:
 
 
 def key_of(column: Column, schema: str) -> str | None:
-    """What the analysis follows from: the Column as Java writes it, not as it reads (``1`` may be a
-    text or a number), without the line of the program; the ``schema`` that it is resolved against,
-    Spark's version and our settings.
+    """Identifies an analysis: the Column as Java writes it, not as it reads (``1`` may be a text or
+    a number), without the line of the program; the ``schema``, Spark's version and our settings.
 
-    None where more could matter: in a Spark of the user's, or with extensions or catalogs of his,
+    None if more could matter: in a Spark of the user's, or with the user's extensions or catalogs,
     and for a Column that Java cannot write.
     """
     context = plain_context()
@@ -106,8 +105,8 @@ def key_of(column: Column, schema: str) -> str | None:
 
 
 def kept(key: str | None) -> Analysis | None:
-    """What was said of it before; None where nothing is known, and where Spark's SQL runs already:
-    then it is asked, and says what there is to say about the user's own session."""
+    """An earlier analysis; None if there is none, or if Spark's SQL runs already: then it is asked,
+    and answers for the user's own session."""
     if key is None or sql_runs():
         return None
     try:
@@ -118,7 +117,7 @@ def kept(key: str | None) -> Analysis | None:
 
 
 def keep(key: str | None, analysis: Analysis) -> None:
-    """For the next start. A folder that cannot be written is no failure."""
+    """Store an analysis for the next start. A folder that cannot be written is no failure."""
     if key is None or next(_added) >= MOST_ADDED:
         return
     file = _file(key)
@@ -434,7 +433,7 @@ def arrow_type(
 
 @lru_cache(maxsize=256)
 def _schema(key: pa.DataType, value: pa.DataType) -> str:
-    """Of the columns in sight, as Spark's JSON."""
+    """Schema of the columns in sight, as Spark's JSON."""
     header = st.StructType(
         [st.StructField("key", st.StringType()), st.StructField("value", st.BinaryType())]
     )
@@ -578,7 +577,7 @@ def _not_analysable(
 
 
 def _field_hint(edge: EdgeType, error: Exception) -> str:
-    """For ``F.col("amount")`` where the value, or the key, is a struct with such a field."""
+    """A hint for ``F.col("amount")`` where the value, or the key, is a struct with such a field."""
     parameters: dict[str, str] = getattr(error, "getMessageParameters", dict)() or {}
     unknown = parameters.get("objectName", "").strip("`")
     structs = [

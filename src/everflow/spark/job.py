@@ -21,8 +21,8 @@ from everflow.travel.own_code import program_folders
 
 _AHEAD_S = 20.0
 _ahead: dict[int, ServingJob] = {}
-"""By stream thread, the job that starts its worker ahead; the first one that needs the worker takes
-it out."""
+"""The job that starts a stream thread's worker ahead, by the thread's number; the first job that
+needs the worker takes it out."""
 _NAMED_BY = ("spark.job.description", "callSite.short")
 """Local properties from which Spark's UI takes the names of a job and of its stage."""
 
@@ -135,7 +135,7 @@ def workers_ahead(context: SparkContext, threads: int) -> None:
 
 
 def _nothing() -> None:
-    """What a worker does that is started ahead."""
+    """The work of a worker that is started ahead."""
 
 
 def failure(context: SparkContext, error: Exception) -> SparkJobError:
@@ -176,8 +176,8 @@ def _in_own_workers(context: SparkContext, run: Callable[[Iterable[int]], Iterab
 
 
 def worker_environment() -> dict[str, str]:
-    """Of everflow's workers; Spark keeps one daemon per distinct environment, so the user's
-    functions run in others.
+    """Environment of everflow's workers; Spark keeps one daemon per distinct environment, so the
+    user's functions run in others.
 
     The program's folders come last on the workers' path (`everflow.spark.launch.daemon`): its
     ``queue.py`` hides no library there.

@@ -217,13 +217,12 @@ def _text(value: object) -> str:
 
 
 _chosen: list[Callable[[], object]] = []
-"""How the one that is inside `started_by` starts Spark."""
+"""Ways to start Spark, of the callers that are inside `started_by`."""
 
 
 class LaterContext:
-    """In the place of the active SparkContext: the first attribute that is asked of it starts the
-    real one, which then answers this and every later question, and is the active one. Any thread
-    may ask."""
+    """Stands in for the active SparkContext: the first attribute access starts the real one, which
+    then answers this and every later one, and is the active one. Any thread may ask."""
 
     def __init__(self, start: Callable[[], object]) -> None:
         self._start = start
@@ -299,7 +298,7 @@ SQL_SETTINGS = {
     "spark.sql.legacy.allowUntypedScalaUDF": "false",
     "spark.sql.execution.pyspark.udf.faulthandler.enabled": "true",
 }
-"""What Columns of a topology are computed with; of all other SQL settings Spark's defaults hold."""
+"""SQL settings for Columns of a topology; all others have Spark's defaults."""
 
 _COMPILED_LATER = {
     "Tier4InvocationThreshold": 50_000,
@@ -320,7 +319,7 @@ JAVA_OPTIONS = (
 )
 
 _LAUNCHER_OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
-"""Of the JVM that only puts together the command of Spark's own: 0.16 s, with them 0.11."""
+"""Options of the JVM that only builds the command of Spark's own: 0.16 s, with them 0.11."""
 
 _WARNED_OF = (
     "spark.sql.session.timeZone",
@@ -407,9 +406,8 @@ def launch_ahead() -> None:
 
 
 def start_when_asked() -> None:
-    """From now on PySpark finds a Spark when it is asked for one, by the first Column at the
-    latest: the one that runs, or one that `get_context` starts then. Raises SetupError for a Spark
-    that runs and cannot serve."""
+    """From now on PySpark finds a Spark at the first Column: the one that runs, or one that
+    `get_context` starts then. Raises SetupError for a running Spark that cannot serve."""
     with _lock:
         _running()
         stand_in(get_context)
@@ -440,7 +438,8 @@ def sql_runs() -> bool:
 
 
 def slots_of(context: SparkContext) -> int:
-    """How many tasks run at once. Not ``defaultParallelism``: that is a setting of its own."""
+    """Number of tasks that run at once. Not ``defaultParallelism``, which is a setting of its
+    own."""
     cores = int(context._jsc.sc().schedulerBackend().totalCores())
     return cores // int(context.getConf().get("spark.task.cpus", "1") or 1)
 
@@ -486,8 +485,8 @@ def is_plain(settings: Iterable[str]) -> bool:
 
 
 def _launch_settings(slots: int, wanted: Mapping[str, str]) -> SparkConf:
-    """What everflow's own Spark is started with, ``wanted`` above all; the environment and this
-    process are made ready for it, too."""
+    """Settings of everflow's own Spark, with ``wanted`` first; prepares the environment and this
+    process for it."""
     prepare_environment()
     share_one_area()  # before PySpark's threads have one each
     defaults = {
@@ -499,8 +498,7 @@ def _launch_settings(slots: int, wanted: Mapping[str, str]) -> SparkConf:
 
 
 def prepare_environment() -> None:
-    """What Spark's JVM is launched with, where nobody has set it. SetupError where Java is
-    missing."""
+    """Set the environment of Spark's JVM, where nobody has. SetupError where Java is missing."""
     java = find_java()
     os.environ.setdefault("JAVA_HOME", str(java.resolve().parent.parent))
     # Workers must be the interpreter that runs the driver, also where `python3` on the PATH is

@@ -70,7 +70,7 @@ class MemoryFolder:
 
 
 NOTHING_IN_MEMORY = MemoryFolder(Path(MEMORY_DIR))
-"""Of a program without such stores."""
+"""The folder of a program without such stores."""
 
 
 def lies_in_memory(path: Path) -> bool:
@@ -79,8 +79,8 @@ def lies_in_memory(path: Path) -> bool:
 
 
 FULL_BYTES = 16 << 20
-"""With less free space than this a refused write is put down to the full disk, whatever the system
-calls it."""
+"""With less free space than this a refused write counts as a full disk, whatever the system calls
+it."""
 
 _FULL = ("No space left", "Disk quota exceeded")
 _DISK_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG})
@@ -105,8 +105,7 @@ def disk_errors(path: Path, doing: str) -> Iterator[None]:
 def message(
     path: Path, doing: str, reason: str, *, free_bytes: Callable[[Path], int] | None = None
 ) -> str:
-    """What happened to which store (its folder says task and name), the likely cause, what to
-    do."""
+    """Names the store (by its folder), the likely cause and the cure."""
     free = (free_bytes or _free_bytes)(path)
     if lies_in_memory(path):
         return (
@@ -137,7 +136,7 @@ def _of_the_disk(error: lmdb.Error) -> bool:
 
 
 def _free_bytes(path: Path) -> int:
-    """Of the file system that holds ``path``, for this user; -1 where it cannot be told."""
+    """Free bytes of the file system of ``path``, for this user; -1 if unknown."""
     for place in (path, *path.parents):
         try:
             return shutil.disk_usage(place).free

@@ -28,8 +28,8 @@ def left_out_topic(application_id: str, store: str) -> str:
 
 
 class KeptEntry(NamedTuple):
-    """What a store has for a key behind ``offset`` of the reused topic: a value and its time (ms),
-    or nothing (None)."""
+    """A store's entry for a key after ``offset`` of the reused topic: a value and its time (ms), or
+    none (None)."""
 
     offset: int
     value: bytes | None
@@ -37,7 +37,7 @@ class KeptEntry(NamedTuple):
 
     @staticmethod
     def of(offset: int, stored: bytes | None, now_ms: int) -> KeptEntry:
-        """Of a store's entry in its stored form."""
+        """Makes it of a store's entry in its stored form."""
         if stored is None:
             return KeptEntry(offset, None, now_ms)
         time, value = unpack_value(stored)

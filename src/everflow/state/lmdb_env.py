@@ -272,8 +272,8 @@ def _map_bytes(path: Path, least: int) -> int:
 
 
 def _allocate_lock_file(path: Path) -> None:
-    """Of a new environment; OSError where the disk has no room for it. Not on macOS, which has no
-    such call."""
+    """Reserve the lock file of a new environment; OSError if the disk has no room for it. Not on
+    macOS, which has no such call."""
     if not hasattr(os, "posix_fallocate"):
         return
     name = path / "lock.mdb"

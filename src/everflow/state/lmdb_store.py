@@ -332,8 +332,8 @@ class LmdbStore:
     def _writer(
         self, keys: Sequence[bytes | None], values: Sequence[bytes | None], times: Int64
     ) -> _Write:
-        """What writes the changes: the last value of each key, or its versions; it returns the
-        metadata with new segments and time."""
+        """Prepares the write of changes (the last value of each key, or its versions), which
+        returns the metadata with new segments and time."""
         if self.kind != VERSIONED:
             entries = sorted_entries(keys, values, times)
 
@@ -368,8 +368,8 @@ class LmdbStore:
         newest_ms: int,
         reached: _Reached,
     ) -> StoreMeta:
-        """Into the ring, by the times in the keys, which are those of a kind of store
-        (``keys_as``). ``newest_ms``: to where the store's time goes at least."""
+        """Write into the ring, by the times in the keys, which are those of a kind of store
+        (``keys_as``). ``newest_ms``: lower bound of the store's new time."""
         times = changelog.expiry_times(entries.keys, keys_as)
         segments = segments_of(times, meta)
         meta = self._advance(txn, meta, newest_ms, times)

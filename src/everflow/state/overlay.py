@@ -18,26 +18,26 @@ T = TypeVar("T")
 
 
 class Overlay(Generic[T]):
-    """What ``below`` holds, and what has changed since; ``read``: a stored entry as a `T`."""
+    """The content of ``below`` and changes since; ``read`` converts a stored entry to a `T`."""
 
     def __init__(self, below: StoreView, read: Callable[[bytes], T]) -> None:
         self._below, self._read = below, read
         self._live: OrderedEntries[T] = OrderedEntries()
         self._since: dict[bytes, int] = {}
-        """Which change was the first of each key that has one."""
+        """The number of each changed key's first change."""
         self._passed: tuple[dict[bytes | None, bytes], dict[bytes | None, bytes]] = {}, {}
         """To where all entries below have changed, by where a range begins, and for ranges
         backwards by where they end: whoever takes the first entry out, and asks for the first one
         again, would meet all that it has taken out."""
         self._uncounted: list[bytes] = []
         self._covered = 0
-        """Of the changed keys those that are below, without the `_uncounted` ones."""
+        """The number of changed keys that are below, without the `_uncounted` ones."""
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._since
 
     def get(self, key: bytes) -> T | None:
-        """What has become of a key that has changed."""
+        """The new value of a key that has changed."""
         return self._live.get(key)
 
     def put(self, key: bytes, value: T | None) -> None:
@@ -68,7 +68,8 @@ class Overlay(Generic[T]):
         return merge(live, kept, key=itemgetter(0), reverse=reverse)
 
     def entries(self) -> int:
-        """How many there are, as far as ``below`` knows it; reads none but what has changed."""
+        """The number of entries, as far as ``below`` knows it; reads only those that have
+        changed."""
         found = self._below.get_many(self._uncounted)
         self._covered += sum(entry is not None for entry in found)
         self._uncounted = []

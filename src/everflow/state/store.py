@@ -42,8 +42,8 @@ class Version(NamedTuple):
 
 
 class VersionsView(Protocol):
-    """What operators read of a versioned store beside what a `StoreView` shows, which is the latest
-    versions. ``stream_time`` is the highest time of a version (ms), -1 = none yet."""
+    """A versioned store for operators, beside a `StoreView` of the latest versions. ``stream_time``
+    is the highest time of a version (ms), -1 = none yet."""
 
     @property
     def stream_time(self) -> int: ...
@@ -52,7 +52,7 @@ class VersionsView(Protocol):
         """The latest version of each key, deletions too: time and value; None: none is kept."""
 
     def versions_many(self, asked: Sequence[tuple[bytes, int, int]]) -> list[list[Version]]:
-        """Of each key the versions that were valid at some time from the first to the last of the
+        """The versions of each key that were valid at some time from the first to the last of the
         two (ms, included), in order of time."""
 
     def begins_after(self, key: bytes, time: int) -> int:
@@ -72,7 +72,7 @@ class VersionedRecord(NamedTuple):
 def record_as_of(
     view: VersionsView, key: bytes, time: int, history_ms: int, decode: Callable[[bytes], Any]
 ) -> VersionedRecord | None:
-    """What a key was at a time (ms); None where it was nothing, or where that is older than the
+    """The value of a key at a time (ms); None if there was none, or if that is older than the
     history and not the latest."""
     found = view.versions_many([(key, time, time)])[0]
     if time < view.stream_time - history_ms:
@@ -122,8 +122,8 @@ def begins_after(history: History, time: int) -> int:
 
 
 def accepted(times: Int64, stream_time: int, history_ms: int) -> Flags:
-    """Which of the versions that come with these times are not older than the history retention
-    when they come. ``stream_time``: before them."""
+    """Marks the versions that are within the history retention when they arrive, in the order of
+    ``times``. ``stream_time``: before them."""
     observed = np.maximum(np.maximum.accumulate(times), stream_time)
     return np.asarray(times >= observed - history_ms, np.bool_)
 
@@ -180,7 +180,7 @@ class StoreSpec:
 
     @property
     def kept_ms(self) -> int | None:
-        """How far behind its own time its local copy goes; None: nothing expires."""
+        """How far behind its own time its local copy reaches (ms); None: nothing expires."""
         return self.retention_ms if self.expires or self.versioned else None
 
     def changelog_topic(self, application_id: str) -> str:
@@ -200,8 +200,8 @@ class StoreSpec:
 
 
 class StoreView(Protocol):
-    """What an operator reads during one micro-batch: committed content plus the batch's own earlier
-    changes."""
+    """A store as an operator reads it during one micro-batch: committed content plus the batch's
+    own earlier changes."""
 
     @property
     def newest_ms(self) -> int:
@@ -263,7 +263,7 @@ T = TypeVar("T")
 _FEW = 64
 """Entries that a range copies at once, rather than to have the next change copy all there are."""
 _SHARE = 32
-"""From this part of the keys on, new ones are sorted in together: one by one each moves those
+"""From this part of the keys on, new ones are sorted in together: one by one, each moves those
 behind it."""
 
 

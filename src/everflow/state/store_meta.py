@@ -1,4 +1,4 @@
-"""What a store knows of itself: whose it is, how far it follows its changelog (pure)."""
+"""Metadata of a store: its owner and its checkpointed changelog offset (pure)."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ NO_INPUTS: Mapping[str, int] = {}
 
 
 class Owner(NamedTuple):
-    """Who may write: the owner incarnation and the last batch it applied (``""`` = none)."""
+    """The writer: owner incarnation and the last batch that it applied (``""`` = none)."""
 
     incarnation: str
     last_batch: str
 
 
 CLOCK_AHEAD_MS = 60_000
-"""By so much two clocks may differ, or a moment that is noted late lie behind one noted before."""
+"""Allowed difference of two clocks, and of moments that are noted out of order."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,8 @@ class StoreMeta:
         return max(now_ms, believed_ms(self.updated_ms, now_ms, CLOCK_AHEAD_MS))
 
     def moved_to(self, position: int | None, where: str) -> StoreMeta:
-        """With a later position (None keeps it). StoreMismatchError for an earlier one."""
+        """The metadata with a later position (None keeps it). StoreMismatchError for an earlier
+        one."""
         if position is None:
             return self
         if self.position is not None and position < self.position:

@@ -28,10 +28,10 @@ from everflow.state.store import VERSIONED, Bounds, Entry, last_of_each
 from everflow.state.store_meta import StoreMeta
 
 KEYS_MIN = 500
-"""For fewer the threads are not worth their start."""
+"""Fewer keys are not worth starting threads."""
 PROBES = 32
 WAITS_MIN = 4
-"""For the pages of the probes."""
+"""Page faults among the probes from which on threads read."""
 THREADS = 16
 _WHOSE = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
 
@@ -39,8 +39,8 @@ Transactions = Callable[[], AbstractContextManager[Any]]
 
 
 class ReadingAhead:
-    """Of one environment. ``transactions`` opens read transactions beside the one that the caller
-    holds (`StoreEnvironment.read_beside`). Any thread."""
+    """Prefetches pages of one environment. ``transactions`` opens read transactions beside the one
+    that the caller has (`StoreEnvironment.read_beside`). Any thread."""
 
     def __init__(self, transactions: Transactions) -> None:
         self._transactions = transactions
@@ -60,7 +60,7 @@ class ReadingAhead:
             return  # another process has just made the store larger, or too many read
 
     def _read(self, keys: Sequence[bytes], database: Any) -> None:
-        """In a transaction of its own, as LMDB wants it for each thread."""
+        """Read in a transaction of its own, which LMDB needs for each thread."""
         with self._transactions() as txn:
             for key in keys:
                 txn.get(key, None, database)
@@ -74,7 +74,7 @@ class ReadingAhead:
 
 
 def _waits() -> int:
-    """How often this thread has waited for a page of a file so far."""
+    """The number of page faults of this thread so far that waited for a file."""
     return resource.getrusage(_WHOSE).ru_majflt
 
 
@@ -108,7 +108,7 @@ class StoreSnapshot:
 
     @property
     def position(self) -> int:
-        """How far it follows its changelog."""
+        """Its checkpointed changelog offset."""
         return self.meta.position or 0
 
     def get(self, key: bytes) -> bytes | None:
@@ -293,8 +293,7 @@ class StoreSnapshot:
                 yield from stored_keys.in_range_reversed(cursor.iterprev(), start, end)
 
     def entries(self) -> int:
-        """How many keys the store holds (long keys with colliding hashes count once); does not read
-        them."""
+        """The number of keys (long keys with colliding hashes count once); does not read them."""
         return sum(int(self._txn.stat(database)["entries"]) for database in self._databases)
 
 

@@ -226,11 +226,8 @@ class StateDirectory:
         return sorted({name for folder in folders for name, _, _ in _generations(folder)})
 
     def store_path(self, task: TaskId, store: str) -> Path:
-        """Where the store lies, or is to be created; the folder itself is made by whoever opens the
-        store.
-
-        What an interrupted rebuild left of older generations is removed.
-        """
+        """The path of the store, existing or to be created by whoever opens it. Removes older
+        generations that an interrupted rebuild left."""
         folder = (self._memory if store in self._in_memory else self.path) / str(task)
         found = sorted(
             (number, path) for name, number, path in _generations(folder) if name == store
@@ -316,7 +313,7 @@ class StateDirectory:
             )
 
     def _lost(self) -> str:
-        """What became of the folder; empty while it is ours."""
+        """The fate of the folder in a word; empty while it is ours."""
         if self._closed:
             return ""
         try:
@@ -368,7 +365,7 @@ class StateDirectory:
 
 @dataclass(frozen=True)
 class FolderContent:
-    """What lies in a state folder: ``stores`` is how many; ``transactional_ids`` as in
+    """The content of a state folder: ``stores`` is how many; ``transactional_ids`` as in
     `ProcessMetadata`."""
 
     path: Path
@@ -377,7 +374,7 @@ class FolderContent:
 
 
 def content_of(state_dir: str | os.PathLike[str], application_id: str) -> FolderContent | None:
-    """What the application's folder holds, without taking it; None where there is none.
+    """The content of the application's folder, without locking it; None if there is none.
     StateFormatError as `StateDirectory.open`."""
     path = Path(os.path.realpath(state_dir)) / application_id
     if not path.is_dir():

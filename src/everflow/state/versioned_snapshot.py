@@ -25,7 +25,7 @@ from everflow.state.store_meta import StoreMeta
 from everflow.state.store_snapshot import SEGMENT_MS_MIN, ReadingAhead, StoreSnapshot
 
 DELETION, VALUE = b"\x00", b"\x01"
-"""What the value of an earlier version begins with."""
+"""First byte of the value of an earlier version."""
 _TIMES = struct.Struct(">qq")
 _TIME = struct.Struct(">q")
 _BEHIND = b"\x80"
@@ -134,7 +134,8 @@ class VersionedSnapshot(StoreSnapshot):
 
     @property
     def _expired(self) -> int:
-        """What ended at this time or before is not shown, though its segment may still be there."""
+        """Versions that ended at this time or before are not shown, though their segment may still
+        exist."""
         return self.meta.stream_time - (self.meta.retention_ms or 0)
 
     def _segments(self) -> list[tuple[int, int]]:
@@ -188,8 +189,8 @@ def version_changes(
     values: Sequence[bytes | None],
     times: Int64,
 ) -> tuple[Changed, Changed]:
-    """What changes among the latest versions, and among the earlier ones, when versions are put in
-    this order: none that is older than the history when it comes. Null keys are skipped."""
+    """The changes of the latest and of the earlier versions when versions are put in this order:
+    none that is older than the history when it arrives. Null keys are skipped."""
     history_ms = before.meta.retention_ms or 0
     times = np.asarray(times, np.int64)
     kept = accepted(times, before.stream_time, history_ms)
@@ -221,7 +222,7 @@ def version_changes(
 def _around(
     before: VersionedSnapshot, put_by_key: Mapping[bytes, History]
 ) -> Iterator[list[Version]]:
-    """Of each key the versions in which one is put, in order of time: what is between is not
+    """For each key the versions into which new ones are put, in order of time; others are not
     read."""
     latest = before.latest_many(list(put_by_key))
     asked = [

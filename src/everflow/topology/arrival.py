@@ -38,14 +38,14 @@ from everflow.topology.graph import (
 )
 
 DIGIT = 0x80
-"""Of the bytes of an edge, which are never 0, so that a shorter way sorts before what is behind
-it."""
+"""Added to the bytes of an edge, which are never 0: so a shorter way sorts before those that it
+begins."""
 
 
 class Way(NamedTuple):
-    """From the operator or the topic whose records they are to one who reads them: the numbers of
-    the edges, each of a node's children, as bytes. ``table_bytes``: how many bytes of the path of a record
-    there lie behind the table that it is an update of."""
+    """A way from the operator or topic that makes records to one that reads them: the numbers of
+    the edges, each of a node's children, as bytes. ``table_bytes``: the length of that part of a
+    record's path which lies behind the table that the record updates."""
 
     maker: str
     edges: bytes
@@ -54,9 +54,9 @@ class Way(NamedTuple):
 
 @dataclass(frozen=True)
 class Ways:
-    """How records come to an operator: the way of each slot of each side. ``member``: bytes that
-    tell it from others that it runs together with. ``several``: one record may give several
-    results. ``aligned``: its sides are one flow of records, row by row."""
+    """The ways of records to an operator, for each slot of each side. ``member``: bytes that tell
+    it from others that it runs together with. ``several``: one record may give several results.
+    ``aligned``: its sides are one flow of records, row by row."""
 
     sides: tuple[tuple[Way, ...], ...]
     member: bytes
@@ -194,15 +194,15 @@ def _digits(number: int) -> bytes:
 
 
 class _Places:
-    """What comes to each operator, operators before it first: the makers behind which it is, and
-    whether several results of one record come there, or have met somewhere before it."""
+    """The makers behind which each operator is, and whether several results of one record reach it
+    or have met before it. Operators are added in topological order."""
 
     def __init__(self) -> None:
         self._behind: dict[str, frozenset[str]] = {}
         self._several: set[str] = set()
         self._met: set[str] = set()
         self.in_turn: list[str] = []
-        """Where no order of the ways is that of the records."""
+        """Operators for which no order of the ways is that of the records."""
 
     def add(self, node: Node, sides: tuple[tuple[Way, ...], ...]) -> None:
         """``sides``: what it reads. An operator whose sides are one flow has one way."""
@@ -251,8 +251,8 @@ def _order(children: Mapping[str, list[str]], root: str) -> list[str]:
 
 
 def together(graph: Graph) -> Mapping[str, tuple[str, ...]]:
-    """Of each processor that shares a store, through others too: all that do, in the order in which
-    a record reaches them."""
+    """For each processor that shares a store, also through others: all that do, in the order in
+    which a record reaches them."""
     groups: list[tuple[set[str], set[str]]] = []
     for node in graph.nodes:
         if not isinstance(node, StatefulNode) or not isinstance(node.operator, ProcessorOperator):
@@ -274,8 +274,8 @@ def together(graph: Graph) -> Mapping[str, tuple[str, ...]]:
 def ways_to(
     graph: Graph, node: Node, group: Collection[str]
 ) -> tuple[tuple[Link, ...], tuple[str, ...]]:
-    """How a processor's records come to it: from others of its ``group`` directly, and from which
-    other nodes."""
+    """The links by which others of its ``group`` hand a processor its records, and the other nodes
+    that it reads."""
     found = list(_results_of(graph, node.inputs[0], group, None))
     return (
         tuple(one for one in found if isinstance(one, Link)),

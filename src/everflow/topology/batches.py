@@ -31,8 +31,8 @@ _META = {
     "timestamp": pa.field("_ts", pa.int64()),
     "headers": pa.field("_hdr", HEADERS),
 }
-"""By what a user sees beside key and value, the columns of `ColumnRows`; of the topic the index of
-its source."""
+"""The columns of `ColumnRows` beside key and value, by the name that users see; the topic is the
+index of its source."""
 
 
 @dataclass(kw_only=True)
@@ -47,11 +47,11 @@ class BatchInput:
     offset: Int64
     timestamp: Int64
     bytes: int = 0
-    """Of the records of the log that were read."""
+    """Bytes of the records that were read from the log."""
     known: KnownResults | None = None
-    """What functions gave for these records before; None where nobody computes them again."""
+    """Earlier results of functions for these records; None if the batch is not computed again."""
     keys: Sequence[KeyPlaces] = ()
-    """Where keys of these lie."""
+    """The partitions of these records' keys."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ class ColumnRows:
     uses: frozenset[str]
 
     def meta(self) -> dict[str, pa.Field]:
-        """Of `_META`, by what a user sees."""
+        """The fields of `_META` that the Columns use, by the name that users see."""
         return {name: field for name, field in _META.items() if name in self.uses}
 
     def given_schema(self) -> pa.Schema:
@@ -128,7 +128,7 @@ def _fields(slot: Slot) -> list[pa.Field]:
 
 
 def made_fields(slot: Slot) -> list[pa.Field]:
-    """Of a slot that comes back (`ColumnRows`)."""
+    """The fields of a slot that comes back (`ColumnRows`)."""
     return [pa.field(f"p{slot.id}", pa.bool_()), *_fields(slot)]
 
 
@@ -255,7 +255,7 @@ class Made(NamedTuple):
 
 @dataclass(frozen=True)
 class KnownResults:
-    """Of one micro-batch, by the slots that get the results; owned by the thread that computes
+    """Results of one micro-batch, by the slots that get them; owned by the thread that computes
     it."""
 
     _by_slot: dict[int, tuple[EdgeBatch, Made]] = field(default_factory=dict)
@@ -265,8 +265,8 @@ class KnownResults:
         self._by_slot[slot] = given, made
 
     def of(self, slot: int, asked: EdgeBatch) -> tuple[Int64, Made]:
-        """Which rows of ``asked`` are known, and what the function gave for them (with its rows in
-        ``asked``). A record is known by its place in the log and what the function would see of
+        """The rows of ``asked`` whose results are known, and these results (with their rows in
+        ``asked``). A record is identified by its offset and by what the function would see of
         it."""
         nothing: Int64 = np.empty(0, np.int64)
         none = nothing, Made(nothing, asked.key.slice(0, 0), asked.value.slice(0, 0))

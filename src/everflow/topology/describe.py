@@ -294,7 +294,7 @@ BY_RECORD = "by_record"
 
 
 class Road(NamedTuple):
-    """Where a node runs: which of the roads, why, and the line of the program (``file:line``)."""
+    """A node's execution path, the reason, and the line of the program (``file:line``)."""
 
     node: str
     road: str
@@ -314,8 +314,7 @@ def roads(plan: PhysicalPlan) -> list[Road]:
 
 
 def physical_text(plan: PhysicalPlan, subtopology_of: Mapping[str, int]) -> str:
-    """By sub-topology, one line per node: the road, the node, why, and the line of the program (see
-    `roads`)."""
+    """By sub-topology, one line per node: execution path, node, reason, line of the program."""
     listed = roads(plan)
     if not listed:
         return "nothing is computed\n"
@@ -339,7 +338,7 @@ def physical_json(plan: PhysicalPlan, subtopology_of: Mapping[str, int]) -> str:
 
 
 def summary(listed: list[Road]) -> str:
-    """How many nodes take which road, in a line: ``Arrow 4, Catalyst 2 nodes``."""
+    """The number of nodes on each execution path, in a line: ``Arrow 4, Catalyst 2 nodes``."""
     counts = Counter(road.road for road in listed)
     return ", ".join(f"{name} {count}" for name, count in counts.most_common()) + " nodes"
 

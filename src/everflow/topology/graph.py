@@ -24,7 +24,8 @@ from everflow.state.store import StoreSpec, StoreView
 
 
 class RecordContext(NamedTuple):
-    """Where a record of a source lies, its time in Kafka (ms) and its headers, in their order."""
+    """Topic, partition and offset of a source's record, its time in Kafka (ms) and its headers, in
+    their order."""
 
     topic: str
     partition: int
@@ -93,12 +94,12 @@ EXTRACTORS: Mapping[str, type[TimestampExtractor]] = MappingProxyType(
         )
     }
 )
-"""Those that a setting can name."""
+"""The extractors that a setting can name."""
 
 
 def extractor_named(text: str) -> TimestampExtractor | None:
-    """Of ``default.timestamp.extractor``: a class by its name, with or without a module or Java's
-    package before it; None for any other."""
+    """The extractor that ``default.timestamp.extractor`` names: a class, with or without a module
+    or Java's package before it; None for any other."""
     name = text.replace(":", ".").rpartition(".")[2]
     found = EXTRACTORS.get(name)
     return None if found is None else found()
@@ -131,7 +132,7 @@ def joined_sides(value: pa.DataType) -> dict[str, pa.DataType]:
 
 
 def columns_in_sight(edge: EdgeType, uses: frozenset[str]) -> pa.Schema:
-    """Those of an edge's columns that an expression of the user reads."""
+    """The columns of an edge that an expression of the user reads."""
     seen = {
         "key": edge.key,
         "value": edge.value,
@@ -221,7 +222,7 @@ class SourceNode(Node):
 
     @property
     def extractor(self) -> TimestampExtractor | ColumnExpr | None:
-        """What gives the records their times; None where they keep their own."""
+        """Gives the records their times; None if they keep their own."""
         given = self.reading.timestamp
         return None if isinstance(given, FailOnInvalidTimestamp) else given
 
@@ -309,8 +310,8 @@ class MergeNode(Node):
 
 
 class Inputs(NamedTuple):
-    """What an operator gets in one micro-batch: the records and stores of several tasks, which their
-    partitions tell apart.
+    """What an operator gets in one micro-batch: the records and stores of several tasks, told apart
+    by their partitions.
 
     Attributes:
         sides: the records of each input, in merge order; ``seq`` tells the order of all of them.
@@ -332,8 +333,8 @@ class Inputs(NamedTuple):
 
 
 class Operator:
-    """What a `StatefulNode` runs: a frozen dataclass without state of its own, which travels to the
-    workers by pickle. One that gives every intermediate result on demand has a field
+    """The operator of a `StatefulNode`: a frozen dataclass without state of its own, which workers
+    get by pickle. One that gives every intermediate result on demand has a field
     ``emit_every_update``. The operators that exist: `everflow.operators`."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
@@ -369,7 +370,8 @@ class Operator:
 
     @property
     def wall_clock_interval_ms(self) -> int | None:
-        """How often every task is run by the wall clock, with records or without; None: never."""
+        """Interval (ms) at which the wall clock runs every task, with records or without; None:
+        never."""
         return None
 
     @property
@@ -394,8 +396,8 @@ class Operator:
         return False
 
     def decode_result(self, data: bytes) -> Any:
-        """What the table shows for stored value bytes (without the 8-byte timestamp), as a Python
-        value; the bytes as they are where no table shows them."""
+        """The Python value that the table shows for stored value bytes (without the 8-byte
+        timestamp); the bytes themselves if no table shows them."""
         return data
 
 
@@ -406,11 +408,11 @@ class TableOperator(Operator):
 
         @property
         def key_serde(self) -> Serde:
-            """Of the stored keys, without their windows or sessions."""
+            """Serde of the stored keys, without their windows or sessions."""
 
         @property
         def value_serde(self) -> Serde:
-            """Of the stored values, which are also the changelog's."""
+            """Serde of the stored values, which are also the changelog's."""
 
         @property
         def result_key(self) -> pa.DataType:
@@ -518,7 +520,7 @@ class StatefulNode(Node):
     reads: tuple[StoreSpec, ...] = ()
     """Stores of tables that it reads and others write."""
     parts: tuple[Part, ...] = ()
-    """What ``describe()`` shows for it; empty: itself."""
+    """The nodes that ``describe()`` shows for it; empty: itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -547,8 +549,8 @@ class Rows(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedTableNode(WholeTableNode):
-    """What ``rows`` gives at the start, and every ``refresh_ms`` again (None: never), each time as
-    a whole (note 033)."""
+    """A table of ``rows``, read as a whole at the start and again every ``refresh_ms`` (None:
+    never; note 033)."""
 
     rows: Rows
     refresh_ms: int | None
@@ -571,8 +573,8 @@ class SinkNode(Node):
     value_serde: Serde
     kind: str = "sink"
     partitioner: ColumnExpr | FunctionExpr | str | None = None
-    """What gives each record's partition, several or none; or by which hash its key does, one of
-    `everflow.columns.key_partitions.BY_HASH`. None: its key, as in Kafka Streams."""
+    """Gives each record's partition, several or none; or names the hash of its key, one of
+    `everflow.columns.key_partitions.BY_HASH`. None: by its key, as in Kafka Streams."""
 
 
 @dataclass(frozen=True)
@@ -647,7 +649,8 @@ def _same_of_users(one: Any, other: Any) -> bool:
 
 
 def column_names(key: pa.DataType, value: pa.DataType) -> list[str]:
-    """What a Column on an edge may name, with types; struct fields are listed one level deep."""
+    """The names that a Column on an edge may use, with types; struct fields are listed one level
+    deep."""
     names: list[str] = []
     for root, type_ in (("key", key), ("value", value)):
         names.append(

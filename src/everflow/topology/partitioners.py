@@ -45,8 +45,8 @@ class KeyFunction:
 
 
 OF_WINDOWS = "windowed"
-"""By which windowed keys are spread, on topics that others read: each goes where its key goes
-without the window, by murmur2, so that all windows of a key lie in one partition (Kafka Streams'
+"""Partitioner of windowed keys on topics that others read: by murmur2 of the key without its
+window, so that all windows of a key lie in one partition (Kafka Streams'
 ``WindowedStreamPartitioner``)."""
 KeyPartitioner = str | KeyFunction
 """One of `everflow.columns.key_partitions.BY_HASH`, or `OF_WINDOWS`, or a function."""
@@ -74,9 +74,9 @@ def partitions_of(
 
 
 def key_partitioners(graph: Graph) -> dict[str, KeyPartitioner]:
-    """Of each topic of the user's that a task reads, and of each repartition topic (without the
-    application id) that its writer does not spread by a ``partitioner`` of its own. TopologyError
-    for topics that meet and have several."""
+    """The partitioner of each user topic that a task reads, and of each repartition topic (without
+    the application id) whose writer has none of its own. TopologyError for topics that meet and
+    have several."""
     found: dict[str, KeyPartitioner] = {
         topic: key_partitioner(node.reading.partitioner or usual(node.key_serde), node.topics)
         for node in graph.nodes
@@ -137,12 +137,12 @@ def keyed_sources(graph: Graph) -> frozenset[str]:
 
 
 def usual(key_serde: Serde) -> str:
-    """How Kafka Streams, and so everflow, spreads the keys of a topic that others read."""
+    """The partitioner that Kafka Streams, and so everflow, has for a topic that others read."""
     return OF_WINDOWS if key_serde.kind in KEY_SUFFIX_BYTES else MURMUR2
 
 
 def key_partitioner(given: str | FunctionExpr, topics: tuple[str, ...]) -> KeyPartitioner:
-    """What a program says of topics, as it is asked."""
+    """The partitioner as it is called, of one that a program gives."""
     return KeyFunction(given.fn, topics) if isinstance(given, FunctionExpr) else given
 
 

@@ -75,10 +75,10 @@ class Source:
     """True if its records keep the times that they have in Kafka: a negative one stops the
     application."""
     idle: IdleSource | None = None
-    """How its silence moves stream time; None: not at all."""
+    """How it advances stream time while it is idle; None: it does not."""
     partitioner: KeyPartitioner | None = None
-    """By which its keys are spread over its partitions, where a store relies on that; None: it does
-    not matter, or this application writes the topic."""
+    """Spreads its keys over its partitions, where a store relies on that; None: it does not matter,
+    or this application writes the topic."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,8 @@ class Choice:
 
 
 ARROW, CATALYST, PYTHON = "Arrow", "Catalyst", "Python"
-"""What computes a Column: an Arrow expression, Spark's generated code, a Python function."""
+"""The execution paths of a Column: an Arrow expression, Spark's generated code, a Python
+function."""
 
 
 def columns_of(found: Projection | Choice) -> tuple[tuple[ColumnExpr, pa.DataType], ...]:
@@ -164,7 +165,7 @@ class ColumnsOp:
 
     @property
     def uses(self) -> frozenset[str]:
-        """Which of what a user sees its Columns read."""
+        """The columns that its Columns read, by the names that users see."""
         columns = (column for one in self.projections for column, _ in columns_of(one))
         return frozenset(name for column in columns for name in column.uses)
 
@@ -253,7 +254,7 @@ class StatefulOp:
     """All processors that share stores with it, itself included, in the order in which a record
     reaches them; empty: none does."""
     links: tuple[Link, ...] = ()
-    """Those of them that hand it records directly."""
+    """The processors among them that hand it records directly."""
     idle: tuple[str, ...] = ()
     """The sources whose silence moves its stream time, by the names under which theirs is kept."""
 
@@ -272,7 +273,7 @@ class StatefulOp:
 
     @property
     def wall_clock_interval_ms(self) -> int | None:
-        """How often the wall clock has to look at its tasks; None: never."""
+        """Interval (ms) at which the wall clock runs its tasks; None: never."""
         return self.operator.wall_clock_interval_ms
 
 
@@ -361,7 +362,7 @@ class PhysicalPlan:
     sources: tuple[Source, ...]
     slots: tuple[Slot, ...]
     times: tuple[ColumnsOp | TimeOp, ...]
-    """What gives records their times, before the inputs of tasks are merged."""
+    """Gives records their times, before the inputs of tasks are merged."""
     ops: tuple[PlanOp, ...]
     """Behind that, each behind those whose records it reads."""
     headers: bool
@@ -369,7 +370,7 @@ class PhysicalPlan:
     global_tables: tuple[GlobalTable, ...] = ()
     loaded_tables: tuple[LoadedTable, ...] = ()
     ways: Mapping[str, Ways] = field(default_factory=dict)
-    """How records come to the operators of sub-topologies where that tells their order (note
+    """The ways of records to operators, in sub-topologies where the ways decide their order (note
     031)."""
 
     @property

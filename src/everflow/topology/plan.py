@@ -136,7 +136,7 @@ class _Planner:
         self._times: list[_Columns | TimeOp] = []
         self._ops: list[_Columns | StepOp] = []
         self._columns: dict[tuple[int, str], _Columns] = {}
-        """By a slot, and by what computes them, the Columns over it that others may join."""
+        """Columns that others may join, by their input slot and execution path."""
         self._sides: dict[str, tuple[tuple[str, ...], ...]] = {}
         """The nodes that each side of an operator or a sink reads."""
 

@@ -47,7 +47,7 @@ _NAMED_BY_TYPE = (
 
 
 class StoreLayout(NamedTuple):
-    """What a store's entries, keys and values are, as people read it."""
+    """Kind, key type and value type of a store, as people read them."""
 
     kind: str
     key: str
@@ -142,8 +142,8 @@ def topics_in(found: Iterable[Mapping[str, Kept]]) -> dict[str, frozenset[str]]:
 def layouts_to_keep(
     application_id: str, graph: Graph, found: Iterable[Mapping[str, Kept]]
 ) -> dict[str, Kept]:
-    """What is to be written from now on: the layouts of the program's stores, and of those that it
-    has no more, as ``found`` beside committed offsets. StoreLayoutError for a store that was
+    """The layouts to be written from now on: those of the program's stores, and of stores that it
+    no longer has, as ``found`` beside committed offsets. StoreLayoutError for a store that was
     written otherwise than the program reads it."""
     nodes = [node for node in graph.nodes if isinstance(node, StatefulNode)]
     stores = {store.name: (node, store) for node in nodes for store in node.stores}
@@ -298,8 +298,8 @@ def fingerprint(subs: SubTopologies) -> tuple[str, ...]:
 
 
 def differing_lines(mine: Sequence[str], theirs: Sequence[str]) -> str:
-    """What only one side has, a line each (``+`` here, ``-`` there), at most 12 lines; empty if
-    they are equal."""
+    """The lines that only one side has (``+`` here, ``-`` there), at most 12; empty if they are
+    equal."""
     only_mine, only_theirs = set(mine) - set(theirs), set(theirs) - set(mine)
     # Sorted by the line, so that the two versions of a store stand side by side.
     lines = sorted(

@@ -7,6 +7,6 @@ words what cannot be pickled.
 
 In a worker, the program's modules hold what its functions use: functions, classes and variables,
 one copy for all functions of a worker. Whatever else is asked of such a module is imported from its
-file then. Nothing travels back: a variable that a function changes is changed in its worker only.
+file then. Nothing comes back: a variable that a function changes is changed in its worker only.
 May import layer 0 and pyspark (its cloudpickle). The driver packs, a Python worker opens.
 """

@@ -393,7 +393,7 @@ _loading = _Loading()
 
 @contextmanager
 def loading_into(modules: dict[str, ModuleType]) -> Iterator[None]:
-    """What is unpickled inside finds, and puts, the program's modules here instead of in
+    """While unpickling inside, the program's modules are found and put here instead of in
     ``sys.modules``."""
     before, _loading.modules = _loading.modules, modules
     try:
@@ -463,6 +463,13 @@ def _cached_property(fn: Any, name: str | None) -> Any:
     return made
 
 
+# --- classes --------------------------------------------------------------------------------------
+# A class of the program is made bare first, then filled. Creating a class runs code (a metaclass,
+# ``__init_subclass__``, ``__set_name__``, members of an enum), whose results are pickled anyway: so
+# none of it runs again, and a class exists once, whatever refers to it. Methods come before all
+# else: an instance that is a key is hashed while it is loaded, and so needs its class before the
+# variables that its methods use.
+
 _METHODS = (
     FunctionType,
     MethodDescriptorType,
@@ -476,20 +483,20 @@ _METHODS = (
 
 
 def making(
-    cls: type, travels: Callable[[type], bool], bare: Callable[[type], object]
+    cls: type, by_value: Callable[[type], bool], bare: Callable[[type], object]
 ) -> tuple[Any, ...]:
-    """How the other side makes ``cls`` without what it holds. ``bare(other)`` stands for another
-    class, made so too."""
+    """Arguments by which the other side makes ``cls`` bare. ``bare(other)`` stands for another bare
+    class."""
 
     def reference(base: Any) -> Any:
-        return bare(base) if isinstance(base, type) and travels(base) else base
+        return bare(base) if isinstance(base, type) and by_value(base) else base
 
     meta: Any = type(cls)
     # An installed metaclass has something to do: pydantic's, ABCMeta. An enum's would make the
     # members anew, and that of typed dictionaries refuses what it made: they have dict as their
     # base.
     anew = issubclass(meta, EnumMeta) or meta.__name__ == "_TypedDictMeta"
-    maker = type if anew else next(one for one in meta.__mro__ if not travels(one))
+    maker = type if anew else next(one for one in meta.__mro__ if not by_value(one))
     names: dict[str, Any] = {
         **cloudpickle._class_getnewargs(cls)[3],
         "__qualname__": cls.__qualname__,
@@ -511,7 +518,7 @@ def making(
         else:
             bases = original  # pydantic asks for them
     registering = [
-        base for base in cls.__mro__[1:] if travels(base) and "__init_subclass__" in vars(base)
+        base for base in cls.__mro__[1:] if by_value(base) and "__init_subclass__" in vars(base)
     ]
     return (
         reference(meta),
@@ -566,7 +573,7 @@ def _plain(cls: type, operation: str) -> Callable[..., None]:
 
 
 def contents(cls: type) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What ``cls`` holds: methods and the like, and all else."""
+    """The content of ``cls``: methods and the like, and all else."""
     held = cloudpickle._class_getstate(cls)[0]
     made = [
         name
@@ -599,23 +606,23 @@ def fill(cls: type, held: Mapping[str, Any]) -> None:
 # --- instances ------------------------------------------------------------------------------------
 
 
-def making_instance(obj: object, travels: Callable[[type], bool]) -> Any:
+def making_instance(obj: object, by_value: Callable[[type], bool]) -> Any:
     """How ``obj`` is pickled while its class is still filled (a singleton in a variable of the
     class): without the program's ``__new__``, which may use what is not there yet."""
     found = obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
     if not isinstance(found, tuple) or found[0] is not copyreg.__newobj__:  # type: ignore[attr-defined]
         return found
     cls, *arguments = found[1]
-    base = _installed_base(cls, travels)
+    base = _installed_base(cls, by_value)
     return make_instance, (cls, base, () if base is object else tuple(arguments)), *found[2:]
 
 
-def making_member(member: Enum, travels: Callable[[type], bool]) -> tuple[Any, ...]:
+def making_member(member: Enum, by_value: Callable[[type], bool]) -> tuple[Any, ...]:
     """How the other side makes a member of an enum without its attributes, and those: neither the
     program's ``__new__`` nor its ``__init__`` is called again, and no member is looked up by its
     value."""
     cls = type(member)
-    data = _installed_base(cls, travels)
+    data = _installed_base(cls, by_value)
     if hasattr(data, "__getnewargs__"):
         arguments = data.__getnewargs__(member)
     else:
@@ -625,8 +632,8 @@ def making_member(member: Enum, travels: Callable[[type], bool]) -> tuple[Any, .
     return (cls, data, arguments), (dict(vars(member)), slots)
 
 
-def _installed_base(cls: type, travels: Callable[[type], bool]) -> Any:
-    return next(base for base in cls.__mro__ if not travels(base) and not issubclass(base, Enum))
+def _installed_base(cls: type, by_value: Callable[[type], bool]) -> Any:
+    return next(base for base in cls.__mro__ if not by_value(base) and not issubclass(base, Enum))
 
 
 def make_instance(cls: type, base: Any, arguments: tuple[Any, ...]) -> Any:

@@ -120,8 +120,14 @@ def in_worker() -> bool:
 
 
 def worker_imports_harmlessly() -> None:
-    """From now on this process is a worker. PySpark's Columns and sessions find a Spark that takes
-    every call. Idempotent."""
+    """Mark this process as a worker. PySpark's Columns and sessions find a Spark that takes every
+    call. Idempotent.
+
+    A worker rarely imports a program's modules, since they are pickled by value; it does for an
+    import inside a function of a module that the driver never imported, for an attribute that no
+    function names, and for an installed package. Then ``StreamsBuilder()``, Columns and a Spark
+    session at module level must neither start a second Spark nor fail.
+    """
     if in_worker():
         return
     from pyspark import SparkContext

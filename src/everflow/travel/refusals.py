@@ -1,4 +1,4 @@
-"""Says what of a program cannot travel: the variable, the function that uses it, the cure."""
+"""Says what of a program cannot be pickled: the variable, the function that uses it, the cure."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class TravelCheck:
         self._pickler = _pickler()
 
     def require(self, taken: Mapping[str, object], operator: str, where: str | None) -> None:
-        """TopologyError unless what a node takes can travel: what is taken by its name, the
+        """TopologyError unless what a node takes can be pickled: what is taken by its name, the
         operator or node, the user's line."""
         try:
             self._pickler.dump(taken)

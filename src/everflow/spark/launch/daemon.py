@@ -43,7 +43,7 @@ _SPARKS = ("SPARK_", "PYSPARK_", "PYTHON_", "_PYSPARK_")
 
 @dataclass(frozen=True, kw_only=True)
 class DaemonPlace:
-    """What a daemon is to run with."""
+    """Everything that a daemon runs with."""
 
     executable: str
     folder: str
@@ -167,7 +167,7 @@ def _gives_nothing(entry: str) -> bool:
 
 MODULE = "everflow.spark.launch.daemon"
 AHEAD = "--ahead"
-"""With the number of a listening socket: wait there for the daemon that Spark launches."""
+"""Option with the number of a listening socket: wait there for the daemon that Spark launches."""
 AHEAD_S = 300.0
 """Nobody has asked for so long: Spark does not start, or has daemons of another kind."""
 
@@ -206,15 +206,15 @@ def without_archives(path: Iterable[str]) -> list[str]:
 
 
 def keep_for_good() -> None:
-    """What there is by now, modules above all, is no garbage and is never looked through again: a
-    worker of PySpark's collects garbage after each task, which took 58 ms of a processor."""
+    """Exempt everything that exists now, modules above all, from garbage collection: PySpark's
+    workers collect after each task, which took 58 ms of a processor."""
     gc.collect()
     gc.freeze()
 
 
 def as_a_jvms() -> None:
-    """What a daemon has that Spark's JVM launches, and a child of the driver has not: no terminal,
-    where one who asks for a password would stop all workers, and as many open files as are
+    """Make this child of the driver like a daemon that Spark's JVM launches: without a terminal,
+    where a prompt for a password would stop all workers, and with as many open files as are
     allowed."""
     with suppress(OSError):
         terminal = os.open("/dev/tty", os.O_RDWR)

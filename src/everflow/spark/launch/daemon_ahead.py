@@ -21,7 +21,7 @@ from everflow.spark.launch.daemon import AHEAD, MODULE, SOCKET_VARIABLE
 from everflow.spark.launch.jvm_launch import deaf
 
 _BY_SPARK = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "YES"}
-"""What Spark sets for a daemon and libraries read when they are imported."""
+"""Variables that Spark sets for a daemon and that libraries read when they are imported."""
 _HASH_SEED = "PYTHONHASHSEED"
 _SPARKS_HASH_SEED = "0"
 """PySpark's, where none is set."""
@@ -94,8 +94,8 @@ def _apart() -> None:
 
 
 def variable() -> dict[str, str]:
-    """For the environment of workers: where their daemon finds one that has started ahead. The same
-    from the launch on, as Spark has a daemon for each environment."""
+    """The variable by which a worker's daemon finds the one that was started ahead. It is the same
+    from the launch on, since Spark has a daemon for each environment."""
     return {SOCKET_VARIABLE: _ahead[0].socket} if _ahead else {}
 
 

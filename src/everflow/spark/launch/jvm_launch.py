@@ -180,7 +180,7 @@ def discard() -> None:
 def recording(
     launched: list[subprocess.Popen[Any]], output: JvmOutput
 ) -> type[subprocess.Popen[Any]]:
-    """How a JVM is launched; it is in ``launched`` then, and what it says goes to ``output``."""
+    """Launches a JVM, adds it to ``launched`` and sends its output to ``output``."""
 
     class Recorded(subprocess.Popen[Any]):
         """Known before the fork: an interrupt may come before the constructor returns."""
@@ -195,8 +195,8 @@ def recording(
 
 
 def deaf() -> None:
-    """In a child, before it is another program: a signal to everything that a terminal or a
-    supervisor has started is not for it."""
+    """Let a child, before it executes another program, ignore signals to everything that a terminal
+    or a supervisor has started."""
     for number in NUMBERS:
         signal.signal(number, signal.SIG_IGN)
 
@@ -337,8 +337,7 @@ def _end_in_order(process: subprocess.Popen[Any]) -> None:
 
 
 def _forget() -> None:
-    """What the class keeps of a gateway; a context that was only half made is in
-    ``_active_spark_context``."""
+    """Clear the class's gateway; a half-made context is in ``_active_spark_context``."""
     gateway = SparkContext._gateway
     SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
     if gateway is not None:
