@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from everflow.errors import TopologyError
 from everflow.foreign_names import Telling
 from everflow.location import user_line
-from everflow.topology.describe import as_text, physical_text
-from everflow.topology.drawing import as_svg
+from everflow.topology.describe import as_svg, as_text, physical_text
 from everflow.topology.graph import (
     GlobalTableNode,
     Graph,
