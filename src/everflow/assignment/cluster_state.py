@@ -129,8 +129,8 @@ def tasks_of(
 
 
 def owners_of(members: Iterable[Member]) -> dict[TaskId, frozenset[str]]:
-    """Who holds each task: the claim of the highest generation; equal claims all count, and then
-    nobody keeps it."""
+    """The owners of each task: the claim of the highest generation; equal claims all count, and
+    then nobody keeps it."""
     claims: dict[TaskId, list[Member]] = defaultdict(list)
     for member in members:
         for task in member.owned:
@@ -235,7 +235,7 @@ class RackCosts:
         return RackCosts(("",), {member.member_id: 0 for member in members}, {})
 
     def remote(self, partitions: Sequence[TopicPartition]) -> tuple[int, ...]:
-        """How many of the partitions have no replica in a rack, for each rack."""
+        """The number of partitions without a replica in a rack, for each rack."""
         if not self.replicas:
             return (0,) * len(self.racks)
         known = [

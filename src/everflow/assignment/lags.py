@@ -14,8 +14,8 @@ from everflow.assignment.cluster_state import RUNNING, Assignment, ClusterState,
 from everflow.records import TaskId
 
 STALE_ENDS_RECORDS = 10_000
-"""How far a copy may be beyond the end that the leader has read: it may have read a moment before
-the copy went on."""
+"""Records that a copy may be ahead of the end that the leader has read: it may have read a moment
+before the copy went on."""
 
 
 class Lags:
@@ -59,11 +59,11 @@ class Lags:
             self._copies.setdefault(task, {})[member_id] = max(0, end - position)
 
     def end(self, task: TaskId) -> int:
-        """What a member without a copy has to restore."""
+        """Records that a member without a copy has to restore."""
         return self._ends.get(task, 0)
 
     def lag(self, member_id: str, task: TaskId) -> int:
-        """Of this member's copy, or of none."""
+        """The lag of this member's copy, or of a member without one."""
         copies = self._copies.get(task)
         return self.end(task) if copies is None else copies.get(member_id, self.end(task))
 

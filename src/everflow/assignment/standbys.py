@@ -22,7 +22,7 @@ SharedTags = tuple[str | None, ...]
 others, so its name says nothing."""
 _Place = int
 _Taken = tuple[frozenset[str | None], ...]
-"""By tag key, the values of the other holders of a task."""
+"""The values of a task's other holders, by tag key."""
 _Far = tuple[int, ...]
 _Copies = list[tuple[TaskId, _Place]]
 
@@ -33,7 +33,7 @@ by then has to do."""
 
 
 def shared_tags(tags: Sequence[tuple[str, ...]]) -> list[SharedTags]:
-    """Of each member, by place."""
+    """Shared tags of each member, by place."""
     numbers = [Counter(values) for values in zip(*tags, strict=True)]
     return [
         tuple(
@@ -44,7 +44,7 @@ def shared_tags(tags: Sequence[tuple[str, ...]]) -> list[SharedTags]:
 
 
 def new_tags(tags: SharedTags, taken: Sequence[Set[str | None]]) -> int:
-    """How many of a member's tags none of those has whose values, by tag key, are ``taken``."""
+    """The number of a member's tags that are not among ``taken``, the values by tag key."""
     return sum(
         value is None or value not in others for value, others in zip(tags, taken, strict=True)
     )
@@ -236,7 +236,7 @@ def exchanged_standbys(
 
 
 _Values = Sequence[Set[str | None]]
-"""By tag key."""
+"""Values by tag key."""
 
 MOST_GROUPS = 32
 
@@ -349,7 +349,7 @@ class _Floor:
         return best
 
     def even_numbers(self) -> list[int]:
-        """How many copies each member gets in an even deal."""
+        """The number of copies for each member in an even deal."""
         numbers = [0] * len(self._members)
         heap = [(self._per_thread(place), place) for place in range(len(self._members))]
         heapq.heapify(heap)
@@ -453,7 +453,7 @@ class _Floor:
         return new_tags(self._tags[destination], others) >= new_tags(self._tags[source], others)
 
     def _taken(self, task: TaskId, but: int = -1) -> list[set[str | None]]:
-        """By tag key, the values of who has or follows the task, ``but`` one member."""
+        """The values of those that have or follow the task, by tag key, ``but`` one member."""
         holders = {*self.standby[task], self._active.get(task, but)} - {but}
         return [{self._tags[place][key] for place in holders} for key in range(len(self._tags[0]))]
 

@@ -20,7 +20,7 @@ from everflow.assignment.standbys import place_standbys
 from everflow.records import TaskId
 
 OWN, HOT, COPY, NOTHING = range(4)
-"""How far the state is."""
+"""How near a member is to a task: it owns it, is hot, has a copy, has nothing."""
 
 
 def wishes(
@@ -145,7 +145,7 @@ def target(cluster: ClusterState, lags: Lags) -> Ideal:
 
 
 def eligible(cluster: ClusterState) -> list[Member]:
-    """Those that may be given anything new, in their order."""
+    """The members that may get anything new, in their order."""
     members = sorted(cluster.members, key=lambda member: member.order)
     return [member for member in members if not member.draining] or members
 

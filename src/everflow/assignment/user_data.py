@@ -40,7 +40,7 @@ _DAMAGED = (
     RecursionError,  # a hundred thousand brackets
 )
 _MOST_BYTES = 16 << 20
-"""Of user data, unpacked: the broker keeps at most 1 MB of all members, packed."""
+"""Limit of user data, unpacked: the broker keeps at most 1 MB of all members, packed."""
 _MOST_TASKS = 1_000_000
 _EMPTY: Mapping[Any, Any] = MappingProxyType({})
 
@@ -102,7 +102,7 @@ class UserData:
 
 @dataclass(frozen=True)
 class HostTasks:
-    """What runs behind one end point (``application.server``)."""
+    """Tasks behind one end point (``application.server``)."""
 
     active: frozenset[TaskId] = frozenset()
     standby: frozenset[TaskId] = frozenset()
