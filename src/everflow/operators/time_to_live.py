@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -77,10 +76,6 @@ class TimeToLiveSpec(TableOperator):
     def result(self) -> pa.DataType:
         """Arrow type of the output's value."""
         return self.inner.result
-
-    def decode_result(self, data: bytes) -> Any:
-        """What the table shows for stored bytes."""
-        return self.inner.decode_result(data)
 
     @property
     def results(self) -> ResultDecoder:

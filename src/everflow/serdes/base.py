@@ -175,6 +175,11 @@ def value_reader(decoder: ResultDecoder) -> Callable[[bytes], Any] | None:
     return read
 
 
+def decode_one(decoder: ResultDecoder, data: bytes) -> Any:
+    """One value, as a column of one. SerdeError."""
+    return decoder.decode_array(pa.array([data], pa.binary()))[0].as_py()
+
+
 def decode_present(data: pa.Array, decode: Callable[[pa.Array], pa.Array]) -> pa.Array:
     """``decode`` of the rows that are not null, null elsewhere: ``decode`` may rely on every row's
     length."""

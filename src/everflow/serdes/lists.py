@@ -21,6 +21,7 @@ from everflow.records import Int64
 from everflow.serdes.base import (
     Serde,
     SerdeError,
+    decode_one,
     decode_present,
     flat,
     with_nulls_of,
@@ -82,7 +83,7 @@ class ListSerde:
         return bytes((_CONSTANT,)) + _int(len(nulls)) + places + _int(len(entries)) + present
 
     def decode(self, data: bytes | None) -> Any:
-        return None if data is None else self.decode_array(pa.array([data], pa.binary()))[0].as_py()
+        return None if data is None else decode_one(self, data)
 
     def encode_array(self, values: pa.Array) -> pa.Array:
         values = flat(values, self.type)

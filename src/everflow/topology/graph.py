@@ -395,11 +395,6 @@ class Operator:
         """True if its results are updates of the table that it reads."""
         return False
 
-    def decode_result(self, data: bytes) -> Any:
-        """The Python value that the table shows for stored value bytes (without the 8-byte
-        timestamp); the bytes themselves if no table shows them."""
-        return data
-
 
 class TableOperator(Operator):
     """An `Operator` whose results are a table, which it keeps in its store."""
@@ -424,7 +419,7 @@ class TableOperator(Operator):
 
     @property
     def results(self) -> ResultDecoder:
-        """`decode_result` in columns, for those who read the table's store."""
+        """Reads the table's store as the table shows it."""
         return self.value_serde
 
 

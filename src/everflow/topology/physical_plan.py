@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
+from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -18,7 +19,7 @@ import pyarrow as pa
 
 from everflow.records import TaskId
 from everflow.serdes import BytesSerde, Serde
-from everflow.serdes.base import ResultDecoder, value_reader
+from everflow.serdes.base import ResultDecoder, decode_one, value_reader
 from everflow.state.store import StoreSpec
 from everflow.topology.arrival import Ways
 from everflow.topology.graph import (
@@ -420,33 +421,23 @@ class PhysicalPlan:
         return found
 
     def value_results(self, store: str) -> ResultDecoder:
-        """`value_decoder` in columns. KeyError for an unknown store."""
+        """Reads a column of a store's value bytes (without the 8-byte timestamp) as the table shows
+        them: of built-in aggregates the results, not the state that is kept for them. KeyError for
+        an unknown store."""
         for whole in self.whole_stores():
             if whole.name == store:
                 return whole.value_serde
-        return shown_by(*self._owner(store))
-
-    def value_decoder(self, store: str) -> Callable[[bytes], Any]:
-        """Reads a store's value bytes (without the 8-byte timestamp) as the table shows them: of
-        built-in aggregates the results, not the state that is kept for them. KeyError for an
-        unknown store."""
-        for whole in self.whole_stores():
-            if whole.name == store:
-                return whole.value_serde.decode
-        op, spec = self._owner(store)
-        if isinstance(op.operator, ProcessorOperator) or _beside(op, spec):
-            return spec.value_serde.decode
-        results = self.value_results(store)
-        quick = None if isinstance(results, BytesSerde) else value_reader(results)
-        return quick or op.operator.decode_result
-
-    def _owner(self, store: str) -> tuple[StatefulOp, StoreSpec]:
-        """The first operator that keeps a store."""
         for op in self.stateful:
             for spec in op.stores:
                 if spec.name == store:
-                    return op, spec
+                    return shown_by(op, spec)
         raise KeyError(store)
+
+    def value_decoder(self, store: str) -> Callable[[bytes], Any]:
+        """`value_results` for single values."""
+        results: Any = self.value_results(store)
+        read = value_reader(results) or getattr(results, "decode", None)
+        return read or partial(decode_one, results)
 
 
 def shown_by(op: StatefulOp, spec: StoreSpec) -> ResultDecoder:
