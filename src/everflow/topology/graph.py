@@ -338,6 +338,13 @@ class Operator:
     ``emit_every_update``. The operators that exist: `everflow.operators`."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+    joins: ClassVar[bool] = False
+    """True if the records of all its sides make results, in one order (a join). Else those behind
+    the first side are updates of tables that it looks up."""
+    row_by_row: ClassVar[bool] = False
+    """True if its sides are one flow of records: in each row a record and its lookup result."""
+    passes_on: ClassVar[bool] = False
+    """True if its results are updates of the table that it reads."""
 
     def run(self, inputs: Inputs) -> TasksResult:
         """Results and changes of several tasks' records, and the tasks' new stream times. Writes
@@ -351,12 +358,6 @@ class Operator:
         batch's records, which the operator has had; stores show what became of them, those of other
         tables as before the batch; stream times are those after them. None: nothing waits here."""
         return None
-
-    @property
-    def joins(self) -> bool:
-        """True if the records of all its sides make results, in one order (a join). Else those
-        behind the first side are updates of tables that it looks up."""
-        return False
 
     @property
     def takes_null_keys(self) -> bool:
@@ -382,17 +383,6 @@ class Operator:
     @property
     def one_result(self) -> bool:
         """True if a record gives one result at most."""
-        return False
-
-    @property
-    def row_by_row(self) -> bool:
-        """True if its sides are one flow of records: row by row what the one is about, and what was
-        looked up for each of its records."""
-        return False
-
-    @property
-    def passes_on(self) -> bool:
-        """True if its results are updates of the table that it reads."""
         return False
 
 
