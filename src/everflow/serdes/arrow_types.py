@@ -79,7 +79,7 @@ def type_text(type_: pa.DataType) -> str:
     return _NAMES.get(type_, str(type_))
 
 
-class Misfit(NamedTuple):
+class TypeMismatch(NamedTuple):
     """Why a value does not fit a schema. ``path``: steps from the root to the place (`field_step`
     and the like), ``type``: what is wanted there."""
 
@@ -87,7 +87,7 @@ class Misfit(NamedTuple):
     type: pa.DataType
     why: str
 
-    def below(self, step: str) -> Misfit:
+    def below(self, step: str) -> TypeMismatch:
         """The same, seen from one level above."""
         return self._replace(path=step + self.path)
 
@@ -158,8 +158,8 @@ class UnfitError(TypeError):
     """A value does not fit its type; the text says where in it, and why. ``index``: which of the
     values."""
 
-    def __init__(self, misfit: Misfit, index: int) -> None:
-        super().__init__(str(misfit))
+    def __init__(self, mismatch: TypeMismatch, index: int) -> None:
+        super().__init__(str(mismatch))
         self.index = index
 
 
@@ -170,9 +170,9 @@ def column_of(items: Sequence[Any], type_: pa.DataType) -> pa.Array:
         return _column(items, type_)
     except _UNFIT as error:
         for index, item in enumerate(items):
-            misfit = misfit_of(item, type_)
-            if misfit is not None:
-                raise UnfitError(misfit, index) from error
+            mismatch = mismatch_of(item, type_)
+            if mismatch is not None:
+                raise UnfitError(mismatch, index) from error
         raise  # of all together: they are more than a column holds
 
 
@@ -187,7 +187,7 @@ def _column(items: Sequence[Any], type_: pa.DataType) -> pa.Array:
         return pa.array([_plain(item) for item in items], type_)
 
 
-def misfit_of(value: Any, type_: pa.DataType) -> Misfit | None:
+def mismatch_of(value: Any, type_: pa.DataType) -> TypeMismatch | None:
     """Why ``value`` does not fit, at the first place where it does not; None where it does."""
     try:
         _column([value], type_)
@@ -198,34 +198,36 @@ def misfit_of(value: Any, type_: pa.DataType) -> Misfit | None:
         why = (error.why if isinstance(error, _Unlike) else "") or _refused_by_arrow(value, type_)
         if pa.types.is_timestamp(type_) and isinstance(value, int | float):
             why += ": a number may be seconds or milliseconds; declare a bigint"
-        return Misfit("", type_, why)
+        return TypeMismatch("", type_, why)
     return None
 
 
-def _parts(value: Any, type_: pa.DataType) -> Iterator[Misfit | None]:
+def _parts(value: Any, type_: pa.DataType) -> Iterator[TypeMismatch | None]:
     """Why a part of ``value`` does not fit, part by part."""
     if pa.types.is_struct(type_):
         given = value._asdict() if hasattr(value, "_asdict") else value
         if isinstance(given, dict):
             for field in type_:
-                found = misfit_of(given.get(field.name), field.type)
+                found = mismatch_of(given.get(field.name), field.type)
                 yield found and found.below(field_step(field.name))
     elif pa.types.is_map(type_):
         pairs = list(value.items()) if isinstance(value, dict) else value
         if isinstance(pairs, list | tuple):
             for pair in pairs:
                 if not (isinstance(pair, tuple) and len(pair) == 2):
-                    yield Misfit("", type_, f"expected pairs of key and value, found {shown(pair)}")
+                    yield TypeMismatch(
+                        "", type_, f"expected pairs of key and value, found {shown(pair)}"
+                    )
                     continue
                 step = f"[{shown(pair[0], 50)}]"
                 if pair[0] is None:
-                    yield Misfit(step, type_.key_type, "expected a key, found None")
+                    yield TypeMismatch(step, type_.key_type, "expected a key, found None")
                 for item, kind in zip(pair, (type_.key_type, type_.item_type), strict=True):
-                    found = misfit_of(item, kind)
+                    found = mismatch_of(item, kind)
                     yield found and found.below(step)
     elif _is_list(type_) and isinstance(value, list | tuple | np.ndarray):
         for at, item in enumerate(value):
-            found = misfit_of(item, type_.value_type)
+            found = mismatch_of(item, type_.value_type)
             yield found and found.below(f"[{at}]")
 
 

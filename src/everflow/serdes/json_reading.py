@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from everflow.exact_texts import day, is_number, moment, number, whole
-from everflow.serdes.arrow_types import BEYOND_FLOAT, Misfit, field_step, type_text
+from everflow.serdes.arrow_types import BEYOND_FLOAT, TypeMismatch, field_step, type_text
 from everflow.serdes.base import SerdeError, of_a_registry
 from everflow.serdes.json_writing import write
 from everflow.user_texts import writable
@@ -52,7 +52,7 @@ _MOST_SHOWN = 100
 _UNFIT = (pa.ArrowException, TypeError, ValueError, OverflowError, ArithmeticError)
 
 
-class Unfit(dict[int, Misfit]):
+class Unfit(dict[int, TypeMismatch]):
     """Values that do not fit, by row. ``doubtful``: rows in which a field of an integer has a
     double, which need not be the number that was written."""
 
@@ -61,8 +61,8 @@ class Unfit(dict[int, Misfit]):
 
     def take(self, inner: Unfit, step: str) -> None:
         """Take over the faults of a field of the same rows."""
-        for row, misfit in inner.items():
-            self.setdefault(row, misfit.below(step))
+        for row, mismatch in inner.items():
+            self.setdefault(row, mismatch.below(step))
         self.doubtful |= inner.doubtful
 
 
@@ -93,8 +93,8 @@ def read_rows(rows: Sequence[bytes | None], type_: pa.DataType) -> tuple[pa.Arra
         column = read(values, unfit)
     if not unfit:
         return column, faults
-    for row, misfit in unfit.items():
-        faults[row] = SerdeError(f"JSON that does not fit: {misfit}")
+    for row, mismatch in unfit.items():
+        faults[row] = SerdeError(f"JSON that does not fit: {mismatch}")
     good = np.ones(len(rows), np.bool_)
     good[list(unfit)] = False
     places = pa.array(np.arange(len(rows)), mask=~good)
@@ -276,8 +276,8 @@ def _array(
     )
 
 
-def _unlike(value: Any, expected: str, type_: pa.DataType) -> Misfit:
-    return Misfit("", type_, f"expected {expected}, found {shown(value)}")
+def _unlike(value: Any, expected: str, type_: pa.DataType) -> TypeMismatch:
+    return TypeMismatch("", type_, f"expected {expected}, found {shown(value)}")
 
 
 def _each(
@@ -289,10 +289,10 @@ def _each(
         try:
             done[index] = None if value is None else one(value)
         except _UNFIT as error:
-            misfit = _unlike(value, expected, type_)
+            mismatch = _unlike(value, expected, type_)
             if isinstance(error, _Misread):
-                misfit = misfit._replace(why=f"{misfit.why}{error}")
-            faults.setdefault(index, misfit)
+                mismatch = mismatch._replace(why=f"{mismatch.why}{error}")
+            faults.setdefault(index, mismatch)
     return done
 
 
@@ -367,7 +367,9 @@ def _map_reader(type_: pa.DataType) -> _Column:
         items = item(list(chain.from_iterable(row.values() for row in present)), inner)
         if not inner and not unique and len(texts) > len(present):
             for at in _again(keys, _owners(rows)[0]):
-                inner[at] = Misfit("", type_.key_type, "another key of the map means the same")
+                inner[at] = TypeMismatch(
+                    "", type_.key_type, "another key of the map means the same"
+                )
         if inner or inner.doubtful:
             owners, _ = _owners(rows)
             _take_items(inner, owners, lambda at: f"[{shown(texts[at])}]", faults)
@@ -464,8 +466,8 @@ def _take_items(
     faults: Unfit,
 ) -> None:
     """Take over the faults of items, for the rows that have them."""
-    for at, misfit in sorted(inner.items()):
-        faults.setdefault(int(owners[at]), misfit.below(step(at)))
+    for at, mismatch in sorted(inner.items()):
+        faults.setdefault(int(owners[at]), mismatch.below(step(at)))
     faults.doubtful.update(int(owners[at]) for at in inner.doubtful)
 
 

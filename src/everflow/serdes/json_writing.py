@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from everflow.exact_texts import number_text
-from everflow.serdes.arrow_types import Misfit, field_step
+from everflow.serdes.arrow_types import TypeMismatch, field_step
 from everflow.serdes.base import SerdeError
 
 _Convert = Callable[[Any], Any] | None
@@ -63,13 +63,13 @@ def write_rows(values: pa.Array) -> pa.Array:
         return _by_value(values)
     except _UNFIT as error:
         for index in range(len(values)):
-            misfit = _unwritable(values[index : index + 1])
-            if misfit is not None:
-                raise SerdeError(f"cannot be written as JSON: {misfit}", index=index) from error
+            mismatch = _unwritable(values[index : index + 1])
+            if mismatch is not None:
+                raise SerdeError(f"cannot be written as JSON: {mismatch}", index=index) from error
         raise
 
 
-def _unwritable(value: pa.Array) -> Misfit | None:
+def _unwritable(value: pa.Array) -> TypeMismatch | None:
     """Why the one value of the array has no JSON; None where it has."""
     type_ = value.type
     if value.null_count:
@@ -94,9 +94,9 @@ def _unwritable(value: pa.Array) -> Misfit | None:
     try:
         _row_writer(type_, False)(value[0].as_py())
     except _Twice as error:
-        return Misfit("", type_, str(error))
+        return TypeMismatch("", type_, str(error))
     except _UNFIT:
-        return Misfit("", type_, _NO_JSON.get(type_.id, "it has no JSON"))
+        return TypeMismatch("", type_, _NO_JSON.get(type_.id, "it has no JSON"))
     return None
 
 

@@ -208,8 +208,8 @@ def _called(
         try:
             made = _SHAPES[op.op](op, fitting, taken_results)
             break
-        except UnfitResultsError as misfits:
-            found = {int(good[row]): cause for row, cause in misfits.causes.items()}
+        except UnfitResultsError as mismatches:
+            found = {int(good[row]): cause for row, cause in mismatches.causes.items()}
             if not every_failure:
                 row, cause = min(found.items())
                 raise RecordFailure.at(op, sources, batch, row, cause) from cause
