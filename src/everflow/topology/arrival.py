@@ -289,7 +289,7 @@ def require_direct(graph: Graph) -> None:
         node = graph.node(name)
         _, others = ways_to(graph, node, group)
         for given in (*others, *node.inputs[1:]):
-            behind = _ancestors(graph, given) & set(group)
+            behind = graph.before(given) & set(group)
             if behind:
                 raise TopologyError(
                     f"{name} shares a store with {sorted(behind)[0]} and reads its results through "
@@ -321,13 +321,3 @@ def _number(graph: Graph, child: ProjectNode) -> int:
     assert isinstance(parent, StatefulNode)
     assert isinstance(parent.operator, ProcessorOperator)
     return parent.operator.children.index(child.name.removeprefix(f"{parent.name}-"))
-
-
-def _ancestors(graph: Graph, name: str) -> set[str]:
-    found, todo = set[str](), [name]
-    while todo:
-        one = todo.pop()
-        if one not in found:
-            found.add(one)
-            todo += graph.node(one).inputs
-    return found

@@ -586,9 +586,16 @@ class Graph:
                 return node
         raise KeyError(name)
 
-    def consumers(self, name: str) -> tuple[Node, ...]:
-        """Nodes that read from ``name``, in order."""
-        return tuple(node for node in self.nodes if name in node.inputs)
+    def before(self, name: str) -> set[str]:
+        """The node called ``name`` and all whose records reach it in its sub-topology."""
+        found, by_name = set[str](), {node.name: node for node in self.nodes}
+        todo = [name]
+        while todo:
+            one = todo.pop()
+            if one not in found:
+                found.add(one)
+                todo += by_name[one].inputs
+        return found
 
 
 def same_type(left: pa.DataType, right: pa.DataType) -> bool:

@@ -81,19 +81,8 @@ def _feeding(graph: Graph, source: SourceNode) -> list[SourceNode]:
 
 def sources_of(graph: Graph, node: Node) -> list[SourceNode]:
     """The sources from which records reach a node in its sub-topology."""
-    by_name = {one.name: one for one in graph.nodes}
-    found: dict[str, SourceNode] = {}
-    seen, todo = set[str](), [node.name]
-    while todo:
-        name = todo.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        one = by_name[name]
-        if isinstance(one, SourceNode):
-            found[name] = one
-        todo.extend(one.inputs)
-    return list(found.values())
+    before = graph.before(node.name)
+    return [one for one in graph.nodes if one.name in before and isinstance(one, SourceNode)]
 
 
 MOST_BYTES = 4_096

@@ -405,11 +405,7 @@ class _Planner:
             replace(source, merged=topics_of[source.subtopology] > 1) for source in self._sources
         )
         columns = (op for op in (*times, *ops) if isinstance(op, ColumnsOp))
-        headers = (
-            any("headers" in op.uses for op in columns)
-            or self._reads_headers()
-            or any(map(self._forwards_headers, self._topology.nodes))
-        )
+        headers = self._needs_headers() or any("headers" in op.uses for op in columns)
         return PhysicalPlan(
             application_id=self._app,
             sources=sources,
@@ -422,10 +418,12 @@ class _Planner:
             ways=ways_in_turn(self._topology.nodes, self._sides, self._together, self._sub),
         )
 
-    def _reads_headers(self) -> bool:
-        """True if a processor or a timestamp function of the user may read headers."""
+    def _needs_headers(self) -> bool:
+        """True if a processor or a timestamp function of the user may read headers, or a sink
+        writes them: a result has the headers of the record that made it."""
         return any(
             (isinstance(node, StatefulNode) and isinstance(node.operator, ProcessorOperator))
+            or (isinstance(node, SinkNode) and node.kind != "repartition")
             or (
                 isinstance(node, SourceNode)
                 and isinstance(node.reading.timestamp, TimeFunction)
@@ -433,28 +431,3 @@ class _Planner:
             )
             for node in self._topology.nodes
         )
-
-    def _forwards_headers(self, sink: Node) -> bool:
-        """True if records reach a sink from a topic of others, through repartition topics too: a
-        result has the headers of the record that made it."""
-        if not isinstance(sink, SinkNode) or sink.kind == "repartition":
-            return False
-        todo, seen = list(sink.inputs), set[str]()
-        while todo:
-            name = todo.pop()
-            if name in seen:
-                continue
-            seen.add(name)
-            found = self._topology.node(name)
-            if isinstance(found, SourceNode) and found.kind == "repartition":
-                writers = [
-                    n
-                    for n in self._topology.nodes
-                    if isinstance(n, SinkNode) and n.topic in found.topics
-                ]
-                todo.extend(name for writer in writers for name in writer.inputs)
-            elif isinstance(found, SourceNode):
-                return True
-            else:
-                todo.extend(found.inputs)
-        return False

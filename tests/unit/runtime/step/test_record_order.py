@@ -76,7 +76,7 @@ def forwarded(graph: Graph) -> dict[str, list[str]]:
             made = node.fn(None, value)
             results = [made] if node.op == "map_values" else made
         for result in results:
-            for child in graph.consumers(node.name):
+            for child in (one for one in graph.nodes if node.name in one.inputs):
                 reach(child, result)
 
     for record in RECORDS:
