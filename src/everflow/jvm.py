@@ -298,10 +298,8 @@ def _ivy_jar() -> Path:
         if jar.name.startswith("ivy-"):
             return jar
     raise SetupError(
-        (
-            "pyspark is not installed in this Python, or not with its jars: pip install "
-            "'pyspark>=4.2,<4.4'"
-        ),
+        "pyspark is not installed in this Python, or not with its jars: pip install "
+        "'pyspark>=4.2,<4.4'",
         code="EF-JARS",
     )
 

@@ -546,9 +546,9 @@ cloudpickle: Any = untyped
 
 def function_of(command: bytes) -> tuple[Callable[..., Any], Any]:
     """A function that PySpark has pickled for a UDF, and the Spark type of its result; in the
-    driver, where it was pickled. A function of a loaded module gets that module's variables, as the other
-    functions of the program have them, not copies. Only what a closure holds is as it was when the
-    UDF was first called on a Column."""
+    driver, where it was pickled. A function of a loaded module gets that module's variables, as the
+    other functions of the program have them, not copies. Only what a closure holds is as it was
+    when the UDF was first called on a Column."""
     function, kind = _Unpickler(io.BytesIO(command)).load()
     return function, kind
 

@@ -201,26 +201,22 @@ _USE_TIMESTAMP = (
 )
 _USE_AGGREGATE = "use group_by(...).aggregate(...) with everflow.agg"
 
+_NOW = (
+    "CurrentTimestamp",
+    "CurrentTimestampLike",
+    "CurrentBatchTimestamp",
+    "Now",
+    "CurrentTime",
+    "LocalTimestamp",
+)
+_SUBQUERY = ("a subquery", "join a table, or compute the value before the topology is built")
+_IN_SUBQUERY = ("a subquery", "join a table, or use F.col(...).isin(values)")
 _REFUSED_EXPRESSIONS = {
-    "CurrentTimestamp": ("the current time", _USE_TIMESTAMP),
-    "CurrentTimestampLike": ("the current time", _USE_TIMESTAMP),
-    "CurrentBatchTimestamp": ("the current time", _USE_TIMESTAMP),
-    "Now": ("the current time", _USE_TIMESTAMP),
+    **dict.fromkeys(_NOW, ("the current time", _USE_TIMESTAMP)),
     "CurrentDate": ("the current date", _USE_TIMESTAMP),
-    "CurrentTime": ("the current time", _USE_TIMESTAMP),
-    "LocalTimestamp": ("the current time", _USE_TIMESTAMP),
     "PythonUDAF": ("a Python UDF over groups", _USE_AGGREGATE),
-    "ScalarSubquery": (
-        "a subquery",
-        "join a table, or compute the value before the topology is built",
-    ),
-    "LateralSubquery": (
-        "a subquery",
-        "join a table, or compute the value before the topology is built",
-    ),
-    "Exists": ("a subquery", "join a table, or compute the value before the topology is built"),
-    "InSubquery": ("a subquery", "join a table, or use F.col(...).isin(values)"),
-    "ListQuery": ("a subquery", "join a table, or use F.col(...).isin(values)"),
+    **dict.fromkeys(("ScalarSubquery", "LateralSubquery", "Exists"), _SUBQUERY),
+    **dict.fromkeys(("InSubquery", "ListQuery"), _IN_SUBQUERY),
     "AggregateExpression": ("an aggregate", _USE_AGGREGATE),
     "MonotonicallyIncreasingID": (
         "monotonically_increasing_id()",
@@ -254,10 +250,8 @@ _WINDOWED_TIME = (
 _WINDOW_CALL = re.compile(r"\b(?:session_)?window\(")
 _NOT_DETERMINISTIC = (
     "a non-deterministic expression",
-    (
-        "a re-run after a failure would give another result; derive it from key, value, topic, "
-        "partition and offset"
-    ),
+    "a re-run after a failure would give another result; derive it from key, value, topic, "
+    "partition and offset",
 )
 _KIND_BY_SQL_ERROR = {
     "UNSUPPORTED_GENERATOR": _REFUSED_PLANS["Generate"],
@@ -423,10 +417,8 @@ def arrow_type(
         return normal_type(to_arrow_type(type_, timezone="UTC"))
     except Exception as error:
         raise TopologyError(
-            (
-                f"{text} is {type_.simpleString()}, which cannot leave Spark; cast it, e.g. to "
-                f"string ({error})"
-            ),
+            f"{text} is {type_.simpleString()}, which cannot leave Spark; cast it, e.g. to string "
+            f"({error})",
             where=where,
         ) from None
 
