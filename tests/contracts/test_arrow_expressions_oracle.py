@@ -129,7 +129,6 @@ def test_a_wrong_arrow_expression_is_seen(
     spark: SparkSession, kernel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernels, "KERNELS", {**kernels.KERNELS, kernel: MUTATIONS[kernel]})
-    monkeypatch.setattr("everflow.columns.computation.KERNELS", kernels.KERNELS)
     assert any(report.differing for report in compare(spark, WITHIN, 3)), "nothing was seen"
 
 

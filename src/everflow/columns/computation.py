@@ -1,13 +1,12 @@
-"""`Computation`: some kernels over the columns of a batch, one after the other. Pure; picklable.
+"""`ArrowExpression`: kernels over the columns of a batch, one after the other. Pure.
 
-A kernel gives exactly what Spark's expression gives, or raises (note 016). `ComputationBuilder`
-puts a computation together.
+A kernel gives exactly what Spark's expression gives, or raises (note 016).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -318,23 +317,21 @@ class Operation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Computation:
-    """Place i < ``inputs`` is a column of the batch, each further place what an operation made.
-    ``results`` are the places of what is asked for. ``done``: for each operation the places that
-    nobody reads after it. ``sure``: none of the operations can fail."""
+class ArrowExpression:
+    """A Column on Arrow, computed from the columns that it ``reads`` (their names and types, in
+    order); picklable. A place below their number is such a column, each further place the result
+    of an operation. ``result``: the place of the Column, of ``type``. ``done``: for each operation
+    the places that none after it reads. ``sure``: none of the operations can fail."""
 
-    inputs: int
+    reads: pa.Schema
     operations: tuple[Operation, ...]
-    results: tuple[int, ...]
-    types: tuple[pa.DataType, ...]
+    result: int
+    type: pa.DataType
     done: tuple[tuple[int, ...], ...]
     sure: bool
 
-    def run(self, columns: Sequence[pa.Array], count: int) -> list[pa.Array]:
-        """The results, of ``types``, for a batch of ``count`` rows.
-
-        Raises LeftToSpark.
-        """
+    def run(self, columns: Sequence[pa.Array], count: int) -> pa.Array:
+        """The column, for ``count`` rows of the columns that it reads. Raises LeftToSpark."""
         places: list[Datum | None] = list(columns)
         try:
             for operation, done in zip(self.operations, self.done, strict=True):
@@ -342,13 +339,10 @@ class Computation:
                 places.append(run_operation(operation, given, count))
                 for at in done:
                     places[at] = None
-            made = [
-                _column(places[at], kind, count)
-                for at, kind in zip(self.results, self.types, strict=True)
-            ]
+            made = _column(places[self.result], self.type, count)
         except Exception as error:  # whatever Arrow stumbles over, Spark computes
             raise LeftToSpark(f"{type(error).__name__}: {error}") from error
-        if any(len(column) != count for column in made):
+        if len(made) != count:
             raise LeftToSpark(f"Arrow made another number of rows than {count}")
         return made
 
@@ -380,29 +374,17 @@ def _column(given: Datum | None, kind: pa.DataType, count: int) -> pa.Array:
     return column if column.type.equals(kind) else column.cast(kind)
 
 
-@dataclass(frozen=True)
-class ArrowExpression:
-    """A Column on Arrow, computed from the columns that it ``reads`` (their names and types, in
-    order)."""
-
-    reads: pa.Schema
-    computation: Computation
-
-    def run(self, columns: Sequence[pa.Array], count: int) -> pa.Array:
-        """The column, for ``count`` rows of the columns that it reads. Raises LeftToSpark."""
-        (made,) = self.computation.run(columns, count)
-        return made
-
-
 _CAN_FAIL = frozenset({"add", "subtract", "multiply", "negate", "abs", "divide", "cast"})
 _MAY_BE_INEXACT = frozenset({"upper", "lower", "concat", "split"})
 
 
-class ComputationBuilder:
-    """Columns of these types come in. Operations are named by the place of what they make."""
+class ArrowExpressionBuilder:
+    """Builds an `ArrowExpression` of the columns ``reads``. Operations are named by the place of
+    their result."""
 
-    def __init__(self, inputs: Iterable[pa.DataType]) -> None:
-        self._empty: list[Datum] = [pa.array([], kind) for kind in inputs]
+    def __init__(self, reads: pa.Schema) -> None:
+        self._reads = reads
+        self._empty: list[Datum] = [pa.array([], kind) for kind in reads.types]
         self._inputs = len(self._empty)
         self._operations: list[Operation] = []
         self._known: dict[object, int] = {}
@@ -524,33 +506,50 @@ class ComputationBuilder:
             self._never_null.add(place)
         return place
 
-    def build(self, results: Sequence[int], types: Sequence[pa.DataType]) -> Computation:
-        """The computation of ``results``. Raises NotInArrowError if they are not of ``types``."""
-        for place, kind in zip(results, types, strict=True):
-            if not _alike(self.type_of(place), kind):
-                raise NotInArrowError(f"{kind} made of {self.type_of(place)}")
+    def build(self, result: int, type_: pa.DataType) -> ArrowExpression:
+        """The expression of ``result``. Raises NotInArrowError if that is not of the type."""
+        if not _alike(self.type_of(result), type_):
+            raise NotInArrowError(f"{type_} made of {self.type_of(result)}")
         needed: set[int] = set()
         # What may fail is computed also where nothing is made of it (`CAST(x AS tinyint) IS NOT
         # NULL` of an x that is never null): Spark does so, and fails.
         unsure = [self._known[operation] for operation in self._unsure if operation in self._known]
-        wanted = [*results, *unsure]
+        wanted = [result, *unsure]
         while wanted:
             place = wanted.pop()
             operation = self._operation(place)
             if place not in needed and operation is not None:
                 wanted += operation.arguments
             needed.add(place)
-        sure = not any(self._operation(place) in self._unsure for place in needed)
-        return _renumbered(self._inputs, self._operations, needed, results, types, sure)
+        places = {place: place for place in range(self._inputs)}
+        kept: list[Operation] = []
+        for at, operation in enumerate(self._operations, self._inputs):
+            if at in needed:
+                places[at] = self._inputs + len(kept)
+                arguments = tuple(places[each] for each in operation.arguments)
+                kept.append(Operation(operation.kernel, arguments, operation.parameter))
+        last = {place: at for at, operation in enumerate(kept) for place in operation.arguments}
+        done = tuple(
+            tuple({one for one in operation.arguments if last[one] == at} - {places[result]})
+            for at, operation in enumerate(kept)
+        )
+        return ArrowExpression(
+            reads=self._reads,
+            operations=tuple(kept),
+            result=places[result],
+            type=type_,
+            done=done,
+            sure=not any(self._operation(place) in self._unsure for place in needed),
+        )
 
 
 def presence(kind: pa.DataType) -> ArrowExpression:
     """``CASE WHEN value IS NOT NULL THEN true END`` over a ``value`` of this type: what is read of
     records that are only counted, without asking Spark for it."""
-    builder = ComputationBuilder([kind])
+    builder = ArrowExpressionBuilder(pa.schema([("value", kind)]))
     live = builder.call("is_valid", 0)
     made = builder.only_where(live, builder.literal(True, pa.bool_()))
-    return ArrowExpression(pa.schema([("value", kind)]), builder.build([made], [pa.bool_()]))
+    return builder.build(made, pa.bool_())
 
 
 def _alike(made: pa.DataType, wanted: pa.DataType) -> bool:
@@ -562,35 +561,3 @@ def _alike(made: pa.DataType, wanted: pa.DataType) -> bool:
             _alike(one.type, other.type) for one, other in zip(made, wanted, strict=True)
         )
     return bool(made.equals(wanted))
-
-
-def _renumbered(
-    inputs: int,
-    operations: Sequence[Operation],
-    needed: set[int],
-    results: Sequence[int],
-    types: Sequence[pa.DataType],
-    sure: bool,
-) -> Computation:
-    """Only what is needed, with the places where each is let go."""
-    places = {place: place for place in range(inputs)}
-    kept: list[Operation] = []
-    for at, operation in enumerate(operations, inputs):
-        if at in needed:
-            places[at] = inputs + len(kept)
-            arguments = tuple(places[each] for each in operation.arguments)
-            kept.append(Operation(operation.kernel, arguments, operation.parameter))
-    final = tuple(places[place] for place in results)
-    last = {place: at for at, operation in enumerate(kept) for place in operation.arguments}
-    done = tuple(
-        tuple({place for place in operation.arguments if last[place] == at}.difference(final))
-        for at, operation in enumerate(kept)
-    )
-    return Computation(
-        inputs=inputs,
-        operations=tuple(kept),
-        results=final,
-        types=tuple(types),
-        done=done,
-        sure=sure,
-    )

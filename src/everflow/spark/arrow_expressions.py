@@ -22,8 +22,7 @@ from pyspark.sql.types import _parse_datatype_json_value
 
 from everflow.columns.computation import (
     ArrowExpression,
-    Computation,
-    ComputationBuilder,
+    ArrowExpressionBuilder,
     NotInArrowError,
 )
 
@@ -165,19 +164,19 @@ def arrow_expression_of(
     """
     if trying := _TRYING.search(text):
         raise NotInArrowError(trying.group().lower().rstrip("("))
-    return ArrowExpression(reads, _Translation(reads).run(column, made))
+    return _Translation(reads).run(column, made)
 
 
 class _Translation:
     """The translation of one Column."""
 
     def __init__(self, reads: pa.Schema) -> None:
-        self._builder = ComputationBuilder(reads.types)
+        self._builder = ArrowExpressionBuilder(reads)
         self._common: _Value | None = None
         self._columns = {name: at for at, name in enumerate(reads.names)}
 
-    def run(self, expression: ExpressionNode, made: pa.DataType) -> Computation:
-        return self._builder.build([self._place(self._value(expression, None))], [made])
+    def run(self, expression: ExpressionNode, made: pa.DataType) -> ArrowExpression:
+        return self._builder.build(self._place(self._value(expression, None)), made)
 
     def _value(self, node: ExpressionNode, guard: int | None) -> _Value:
         """Translates an expression. ``guard``: the place of where Spark computes it (None:

@@ -67,7 +67,7 @@ class ArrowProjection:
     def sure(self) -> bool:
         """Whether Arrow never leaves it to Spark."""
         given = (self.predicate, self.key, self.value, self.beside)
-        return all(arrow is None or arrow.computation.sure for arrow in given)
+        return all(arrow is None or arrow.sure for arrow in given)
 
     def run(self, records: Records) -> None:
         """Raises LeftToSpark."""
