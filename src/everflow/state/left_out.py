@@ -18,13 +18,9 @@ import numpy as np
 from everflow.records import Int64
 from everflow.serdes import Serde
 from everflow.state.changelog import unpack_value
+from everflow.state.store import StoreSpec
 
 _HEAD = struct.Struct(">q?")
-
-
-def left_out_topic(application_id: str, store: str) -> str:
-    """The whole name of the topic, of this table's store."""
-    return f"{application_id}-{store}-left-out-changelog"
 
 
 class KeptEntry(NamedTuple):
@@ -45,15 +41,6 @@ class KeptEntry(NamedTuple):
 
     def packed(self) -> bytes:
         return _HEAD.pack(self.offset, self.value is not None) + (self.value or b"")
-
-
-class Reused(Protocol):
-    """The part of a `StoreSpec` that is needed here."""
-
-    @property
-    def key_serde(self) -> Serde: ...
-    @property
-    def value_serde(self) -> Serde: ...
 
 
 class Chunk(Protocol):
@@ -118,7 +105,7 @@ def as_written(data: Sequence[bytes | None], serde: Serde) -> Sequence[bytes | N
 
 
 def corrected(
-    chunks: Iterable[PlacedChunk], start: int, left_out: Mapping[bytes, KeptEntry], spec: Reused
+    chunks: Iterable[PlacedChunk], start: int, left_out: Mapping[bytes, KeptEntry], spec: StoreSpec
 ) -> Iterator[Chunk]:
     """Chunks of a reused topic that begin at offset ``start``, as its store ``spec`` takes them.
 
@@ -130,7 +117,7 @@ def corrected(
 
 
 def as_processed(
-    chunk: PlacedChunk, start: int, left_out: Mapping[bytes, KeptEntry], spec: Reused
+    chunk: PlacedChunk, start: int, left_out: Mapping[bytes, KeptEntry], spec: StoreSpec
 ) -> Chunk:
     """See `corrected`; of one chunk, which begins at ``start``."""
     ahead = {key: one for key, one in left_out.items() if one.offset >= start}

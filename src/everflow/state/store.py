@@ -23,7 +23,6 @@ import numpy.typing as npt
 from everflow.records import Int64, StoreChanges
 from everflow.serdes import Serde
 from everflow.state.changelog import SUFFIX_BYTES, expiry_times, pack_value
-from everflow.state.left_out import left_out_topic
 
 Flags = npt.NDArray[np.bool_]
 OPEN = (1 << 63) - 1
@@ -134,6 +133,11 @@ Entry = tuple[bytes, bytes]
 """The key of a stored entry, and the entry."""
 Bounds = tuple[bytes, bytes]
 """Start and end of a range."""
+
+
+def left_out_topic(application_id: str, store: str) -> str:
+    """The whole name of the topic, of this table's store."""
+    return f"{application_id}-{store}-left-out-changelog"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -62,7 +62,8 @@ from everflow.runtime.worker.large_records import (
     refused,
 )
 from everflow.state.changelog import fold
-from everflow.state.left_out import KeptEntry, as_written, left_out_topic
+from everflow.state.left_out import KeptEntry, as_written
+from everflow.state.store import left_out_topic
 from everflow.state.store_meta import NO_INPUTS, Owner
 from everflow.topology.physical_plan import Source
 
