@@ -268,15 +268,6 @@ class StatefulOp:
         """Stores of global tables that it reads."""
         return self.operator.looks_up
 
-    @property
-    def clocks(self) -> tuple[str, ...]:
-        return self.operator.marks
-
-    @property
-    def wall_clock_interval_ms(self) -> int | None:
-        """Interval (ms) at which the wall clock runs its tasks; None: never."""
-        return self.operator.wall_clock_interval_ms
-
 
 @dataclass(frozen=True, kw_only=True)
 class SinkOp:
@@ -407,7 +398,7 @@ class PhysicalPlan:
         fastest of their operators."""
         found: dict[int, int] = {}
         for op in self.stateful:
-            if (every_ms := op.wall_clock_interval_ms) is not None:
+            if (every_ms := op.operator.wall_clock_interval_ms) is not None:
                 found[op.subtopology] = min(every_ms, found.get(op.subtopology, every_ms))
         return found
 

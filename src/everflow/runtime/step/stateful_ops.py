@@ -318,7 +318,7 @@ def _tasks(
     if isinstance(group[0].operator, ProcessorOperator):
         partitions = partitions.union(*moved)
     tasks = {partition: TaskId(subtopology, partition) for partition in sorted(partitions)}
-    if any(op.wall_clock_interval_ms is not None for op in group):
+    if any(op.operator.wall_clock_interval_ms is not None for op in group):
         mine = (one.task for one in request.tasks if one.task.subtopology == subtopology)
         tasks |= {task.partition: task for task in mine}
     return tasks
@@ -340,7 +340,9 @@ def _clocks(op: StatefulOp, tasks: _Tasks, stores: TaskStores) -> Mapping[int, M
     if isinstance(stores, PartStores):
         return {}  # the wall clock calls behind all records
     return {
-        partition: {name: stores.stream_time(task, clock_name(op.name, name)) for name in op.clocks}
+        partition: {
+            name: stores.stream_time(task, clock_name(op.name, name)) for name in op.operator.marks
+        }
         for partition, task in tasks.items()
     }
 
