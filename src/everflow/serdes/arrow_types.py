@@ -113,9 +113,11 @@ def field_step(name: str) -> str:
     return ".`" + name.replace("`", "``") + "`"
 
 
+# --- Python values that fit a type ----------------------------------------------------------------
+
 _Check = Callable[[Sequence[Any]], object]
 """Raises TypeError if one of the values does not fit. None fits every type."""
-_UNFIT = (pa.ArrowException, TypeError, ValueError, OverflowError, ArithmeticError)
+UNFIT = (pa.ArrowException, TypeError, ValueError, OverflowError, ArithmeticError)
 
 BEYOND_FLOAT = float(2**128 - 2**103)
 """From here on a number is rounded to infinity in 32 bits."""
@@ -168,7 +170,7 @@ def column_of(items: Sequence[Any], type_: pa.DataType) -> pa.Array:
     (a `Windowed`, for instance) fits a struct."""
     try:
         return _column(items, type_)
-    except _UNFIT as error:
+    except UNFIT as error:
         for index, item in enumerate(items):
             mismatch = mismatch_of(item, type_)
             if mismatch is not None:
@@ -191,7 +193,7 @@ def mismatch_of(value: Any, type_: pa.DataType) -> TypeMismatch | None:
     """Why ``value`` does not fit, at the first place where it does not; None where it does."""
     try:
         _column([value], type_)
-    except _UNFIT as error:
+    except UNFIT as error:
         inner = next((found for found in _parts(value, type_) if found is not None), None)
         if inner is not None:
             return inner
@@ -264,7 +266,7 @@ def _whole_structs(items: Sequence[Any], type_: pa.DataType) -> pa.Array | None:
         return None
     try:
         columns = [_column(list(map(itemgetter(field.name), items)), field.type) for field in type_]
-    except (KeyError, *_UNFIT):
+    except (KeyError, *UNFIT):
         return None
     return pa.StructArray.from_arrays(columns, fields=list(type_))
 
@@ -379,12 +381,12 @@ def _struct_check(type_: pa.DataType) -> _Check:
             hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(sorted(names))}"
             raise _Unlike(f"there is no field {shown(name)}; {hint}")
         for name, check_field in fields:
-            check_field(_of_field(name, rows))
+            check_field(of_field(name, rows))
 
     return check
 
 
-def _of_field(name: str, rows: Sequence[dict[str, Any]]) -> list[Any]:
+def of_field(name: str, rows: Sequence[dict[str, Any]]) -> list[Any]:
     try:
         return list(map(itemgetter(name), rows))  # half the time of the other
     except KeyError:

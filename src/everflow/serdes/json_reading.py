@@ -13,7 +13,6 @@ import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import accumulate, chain
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from everflow.exact_texts import day, is_number, moment, number, whole
-from everflow.serdes.arrow_types import BEYOND_FLOAT, TypeMismatch, field_step, type_text
+from everflow.serdes.arrow_types import (
+    BEYOND_FLOAT,
+    UNFIT,
+    TypeMismatch,
+    field_step,
+    of_field,
+    type_text,
+)
 from everflow.serdes.base import SerdeError, of_a_registry
 from everflow.serdes.json_writing import write
 from everflow.user_texts import writable
@@ -49,7 +55,6 @@ _WHOLE = r"^-?(?:0|[1-9][0-9]*)$"
 _FEW = 100
 """From this number on, times and keys are read faster in columns than one by one."""
 _MOST_SHOWN = 100
-_UNFIT = (pa.ArrowException, TypeError, ValueError, OverflowError, ArithmeticError)
 
 
 class Unfit(dict[int, TypeMismatch]):
@@ -219,7 +224,7 @@ def _scalar_reader(
                 faults.doubtful.update(at for at, v in enumerate(values) if type(v) is float)
             try:
                 values = [v if type(v) in allowed else one(v) for v in values]
-            except _UNFIT:
+            except UNFIT:
                 values = _each(values, one, expected, type_, faults)
         return _array(values, 0, expected, type_, faults)
 
@@ -260,7 +265,7 @@ def _array(
         if pa.types.is_timestamp(type_) and type_.unit in ("s", "ms"):  # which would cut them
             return pa.array(values, pa.timestamp("us", type_.tz)).cast(type_)
         return pa.array(values, type_)
-    except _UNFIT:
+    except UNFIT:
         if len(values) == 1:
             if pa.types.is_integer(type_):
                 most = 1 << (type_.bit_width - 1)
@@ -288,7 +293,7 @@ def _each(
     for index, value in enumerate(values):
         try:
             done[index] = None if value is None else one(value)
-        except _UNFIT as error:
+        except UNFIT as error:
             mismatch = _unlike(value, expected, type_)
             if isinstance(error, _Misread):
                 mismatch = mismatch._replace(why=f"{mismatch.why}{error}")
@@ -320,20 +325,13 @@ def _struct_reader(type_: pa.DataType) -> _Column:
             rows = [{} if row is None else row for row in rows]
         columns, inner = [], Unfit()
         for name, step, read in readers:
-            columns.append(read(_of_field(name, rows), inner))
+            columns.append(read(of_field(name, rows), inner))
             if inner or inner.doubtful:
                 faults.take(inner, step)
                 inner = Unfit()
         return pa.StructArray.from_arrays(columns, fields=fields, mask=nulls)
 
     return column
-
-
-def _of_field(name: str, rows: Sequence[dict[str, Any]]) -> list[Any]:
-    try:
-        return list(map(itemgetter(name), rows))  # half the time of the other
-    except KeyError:
-        return [row.get(name) for row in rows]
 
 
 def _list_reader(type_: pa.DataType) -> _Column:

@@ -64,6 +64,8 @@ from everflow.topology.physical_plan import (
     Stage,
 )
 
+# --- the service in the JVM -----------------------------------------------------------------------
+
 _SOURCE = Path(__file__).with_name("ColumnService.java")
 _lock = threading.Lock()
 _running: tuple[Any, _Service] | None = None
@@ -200,6 +202,8 @@ def schema_of(plan: Any) -> StructType:
 
 log = logging.getLogger("everflow.spark")
 
+# --- preparing Columns when a worker asks ---------------------------------------------------------
+
 _NUMBER = struct.Struct(">i")
 _NUMBERS = struct.Struct(">ii")
 _FAILED = -1
@@ -264,6 +268,9 @@ def prepared_later(prepare: Prepare) -> tuple[str, int]:
     with _door_lock:
         _door = _door or _Door()
         return _door.path, _door.add(prepare)
+
+
+# --- Catalyst's projections -----------------------------------------------------------------------
 
 
 def spark_type(kind: pa.DataType) -> DataType:
@@ -392,6 +399,8 @@ def _slot_columns(slot: Slot) -> Sequence[Column]:
         return [*columns, value]
     return [*columns, value.isNotNull(), *[value[field.name] for field in slot.type.value]]
 
+
+# --- Columns that call Python functions -----------------------------------------------------------
 
 _CALLS = ("ArrowEvalPython", "BatchEvalPython")
 

@@ -65,6 +65,8 @@ from everflow.topology.graph import (
 from everflow.user_texts import UNDECODED
 from everflow.waits import waiting
 
+# --- answers of the analyser, kept from one start to the next -------------------------------------
+
 MOST_KEPT = 2_000
 """Files; of more the older half is deleted."""
 MOST_ADDED = 500
@@ -149,6 +151,8 @@ def _make_room(folder: Path) -> None:
             file.unlink(missing_ok=True)
 
 
+# --- datetimes without a zone ---------------------------------------------------------------------
+
 _MOST_WRITTEN = 10_000
 """Moments that are kept; of more the oldest are forgotten."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -194,6 +198,8 @@ def written_at(moment_us: int) -> datetime | None:
 if not any(isinstance(one, _Watcher) for one in protocol.INPUT_CONVERTER):
     protocol.register_input_converter(_Watcher(), prepend=True)
 
+
+# --- the analysis of a Column ---------------------------------------------------------------------
 
 _USE_TIMESTAMP = (
     "a prepared plan would freeze the time of its first batch; use "

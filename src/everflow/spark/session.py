@@ -38,6 +38,8 @@ from everflow.spark.launch import jvm_launch
 from everflow.spark.launch.jvm_launch import jvm_ends_with_failure
 from everflow.waits import waiting
 
+# --- a Spark that runs already --------------------------------------------------------------------
+
 _OURS = "mdc.everflow"
 _looked_at: WeakSet[SparkContext] = WeakSet()
 _LEVELS = {
@@ -216,6 +218,8 @@ def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+# --- a stand-in until Spark is needed -------------------------------------------------------------
+
 _chosen: list[Callable[[], object]] = []
 """Ways to start Spark, of the callers that are inside `started_by`."""
 
@@ -279,6 +283,8 @@ def real_one_starts() -> Iterator[None]:
 
 
 log = logging.getLogger("everflow.spark")
+
+# --- everflow's own Spark, and the session for Columns --------------------------------------------
 
 DEFAULT_SLOTS = 32
 """Task slots of a local session at least: it may start before the number of stream threads is

@@ -118,7 +118,9 @@ def as_mermaid(topology: Graph) -> str:
             ]
             links += [f"  {ids[name]} --> {ids[successor]}" for successor in entry.successors]
             if entry.kind == "Source":
-                links += [f"  {topic_id(topic)} --> {ids[name]}" for topic in topics_of(entry)]
+                links += [
+                    f"  {topic_id(topic)} --> {ids[name]}" for topic in _topics_of(entry.node)
+                ]
             elif entry.kind == "Sink":
                 links.append(f"  {ids[name]} --> {topic_id(sink_topic(entry.node))}")
         lines.append("  end")
@@ -133,11 +135,6 @@ def in_numbers(topology: Graph) -> list[SubTopology | GlobalSubTopology]:
 
 def _is_global(sub: SubTopology | GlobalSubTopology) -> bool:
     return isinstance(sub, GlobalSubTopology)
-
-
-def topics_of(entry: Shown) -> tuple[str, ...]:
-    node = entry.node
-    return _topics_of(node)
 
 
 def _topics_of(node: Node) -> tuple[str, ...]:
@@ -280,7 +277,7 @@ def _node_json(entry: Shown, shown: dict[str, Shown]) -> dict[str, object]:
     found: dict[str, object] = {"name": entry.name, "type": entry.kind.lower()}
     node = entry.node
     if entry.kind == "Source":
-        found["topics"] = sorted(topics_of(entry))
+        found["topics"] = sorted(_topics_of(entry.node))
     elif entry.kind == "Sink":
         found["topic"] = sink_topic(node)
     else:
@@ -290,6 +287,8 @@ def _node_json(entry: Shown, shown: dict[str, Shown]) -> dict[str, object]:
     found["where"] = node.where
     return found
 
+
+# --- the physical description ---------------------------------------------------------------------
 
 BY_RECORD = "by_record"
 """The kind of a serde of the user that takes one value at a time."""
@@ -427,6 +426,8 @@ def _function_text(fn: Callable[..., Any]) -> str:
     return name if code is None else f"{name} ({code.co_filename}:{code.co_firstlineno})"
 
 
+# --- the drawing ----------------------------------------------------------------------------------
+
 _CHAR, _LINE, _PAD, _GAP, _ROW_GAP, _MARGIN = 6.7, 15, 10, 18, 26, 12
 _MOST_CHARS = 44
 _STYLE = "font: 11px ui-monospace, Menlo, Consolas, monospace; max-width: 100%; height: auto"
@@ -489,7 +490,7 @@ def _boxes(sub: SubTopology | GlobalSubTopology) -> tuple[dict[str, _Box], list[
     edges: list[tuple[str, str]] = []
     for name, entry in shown.items():
         if entry.kind == "Source":
-            for topic in topics_of(entry):
+            for topic in _topics_of(entry.node):
                 boxes[f"in {topic}"] = _Box(
                     lines=(_short(topic),), kind="topic", tip=f"topic {topic}", name=topic
                 )
