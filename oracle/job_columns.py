@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from everflow.spark.columns import column_rows, computed_slots, struct_type
 from everflow.spark.session import get_session
-from everflow.topology.physical_plan import PhysicalPlan
+from everflow.topology.plan import PhysicalPlan
 
 
 class JobColumns:

@@ -23,8 +23,7 @@ from everflow.runtime.worker.columns import ArrowColumns
 from everflow.runtime.worker.log_decoder import LogDecoder
 from everflow.runtime.worker.set_aside import Judge
 from everflow.topology.batches import BatchInput
-from everflow.topology.physical_plan import DEAD_LETTER_SLOT, PhysicalPlan
-from everflow.topology.plan import plan
+from everflow.topology.plan import DEAD_LETTER_SLOT, PhysicalPlan, plan
 from everflow.topology.subtopologies import cut
 from oracle.job_columns import JobColumns
 

@@ -22,7 +22,7 @@ from everflow.runtime.step.extracted_times import SKIPPED, extract_times
 from everflow.runtime.step.merge_order import merge_inputs
 from everflow.topology.batches import BatchInput
 from everflow.topology.graph import RecordContext, TimeFunction, TimestampExtractor
-from everflow.topology.physical_plan import Source, TimeOp
+from everflow.topology.plan import Source, TimeOp
 
 NOW = 7
 

@@ -15,7 +15,7 @@ from everflow import serdes
 from everflow.records import EdgeBatch, OffsetRange, TopicPartition
 from everflow.runtime.step.merge_order import Merged, merge_inputs, merge_tasks
 from everflow.topology.batches import BatchInput
-from everflow.topology.physical_plan import Source
+from everflow.topology.plan import Source
 
 
 class Input(NamedTuple):

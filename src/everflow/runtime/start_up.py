@@ -36,8 +36,7 @@ from everflow.state.task_directory import StateDirectory
 from everflow.topology.graph import Graph, SourceNode, extractor_named
 from everflow.topology.idle_sources import require_room, room_for_layouts
 from everflow.topology.patterns import TopicGrowth, pattern_sources, with_topics
-from everflow.topology.physical_plan import PhysicalPlan
-from everflow.topology.plan import emitting_every_update, plan, with_default_extractor
+from everflow.topology.plan import PhysicalPlan, emitting_every_update, plan, with_default_extractor
 from everflow.topology.program import Topology
 from everflow.topology.store_layouts import (
     beside_topics,

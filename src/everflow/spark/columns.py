@@ -11,7 +11,7 @@ fails names the record.
 
 A selection that calls Python functions is cut as Spark's optimiser has cut it: what the functions
 read, a plan node for functions of one kind, what is made of their results. Each becomes a stage of
-`everflow.topology.physical_plan`.
+`everflow.topology.plan`.
 
 An Arrow expression seldom needs the Column that it stands for: planning and compiling that at every
 start would cost two seconds, for nothing in most programs. So a worker that needs it asks a socket
@@ -51,7 +51,7 @@ from pyspark.sql.types import (
 from everflow.sockets import socket_folder_of_process
 from everflow.topology.batches import ColumnRows
 from everflow.topology.graph import ColumnExpr, joined_sides
-from everflow.topology.physical_plan import (
+from everflow.topology.plan import (
     Call,
     Chain,
     Choice,

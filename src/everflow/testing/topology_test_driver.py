@@ -62,8 +62,13 @@ from everflow.testing.topics import InputTopic, OutputTopic, RawRecord
 from everflow.topology.batches import BatchInput
 from everflow.topology.graph import SinkNode, TimestampExtractor
 from everflow.topology.patterns import pattern_sources, with_topics
-from everflow.topology.physical_plan import PhysicalPlan, Source
-from everflow.topology.plan import emitting_every_update, plan, with_default_extractor
+from everflow.topology.plan import (
+    PhysicalPlan,
+    Source,
+    emitting_every_update,
+    plan,
+    with_default_extractor,
+)
 from everflow.topology.program import Topology, checked_topology
 from everflow.topology.subtopologies import cut
 from everflow.waits import waiting

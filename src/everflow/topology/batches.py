@@ -22,7 +22,7 @@ from everflow.records import (
     joined_headers,
     no_headers,
 )
-from everflow.topology.physical_plan import Slot
+from everflow.topology.plan import Slot
 
 _META = {
     "topic": pa.field("_src", pa.int32()),

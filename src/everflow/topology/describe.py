@@ -38,7 +38,7 @@ from everflow.topology.graph import (
     TimeFunction,
     WholeTableNode,
 )
-from everflow.topology.physical_plan import (
+from everflow.topology.plan import (
     ARROW,
     PYTHON,
     Choice,

@@ -33,8 +33,7 @@ from everflow.topology.partitioners import (
     keyed_sources,
     partitioner_name,
 )
-from everflow.topology.physical_plan import SinkOp
-from everflow.topology.plan import plan
+from everflow.topology.plan import SinkOp, plan
 from everflow.topology.store_layouts import fingerprint, layouts_to_keep
 from everflow.topology.subtopologies import cut
 

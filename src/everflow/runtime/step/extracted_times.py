@@ -27,7 +27,7 @@ from everflow.topology.graph import (
     UsePartitionTimeOnInvalidTimestamp,
     WallclockTimestampExtractor,
 )
-from everflow.topology.physical_plan import Source, TimeOp
+from everflow.topology.plan import Source, TimeOp
 from everflow.user_texts import shown
 
 SKIPPED = "negative-timestamp"

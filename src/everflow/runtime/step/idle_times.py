@@ -12,7 +12,7 @@ from everflow.runtime.commit.batch import BatchRequest
 from everflow.runtime.step.step_stores import TaskStores
 from everflow.topology.batches import BatchInput, appended
 from everflow.topology.graph import Inputs, ProcessorOperator
-from everflow.topology.physical_plan import Source, StatefulOp
+from everflow.topology.plan import Source, StatefulOp
 
 Moved = Mapping[TaskId, Mapping[str, int]]
 """Of each task, to what the times of its silent sources are moved, by the names under which those

@@ -15,7 +15,7 @@ import numpy as np
 
 from everflow.records import EdgeBatch, Int64, OffsetRange, TopicPartition
 from everflow.topology.batches import BatchInput
-from everflow.topology.physical_plan import Source
+from everflow.topology.plan import Source
 
 
 class Merged(NamedTuple):

@@ -13,7 +13,7 @@ import numpy as np
 from everflow.records import EdgeBatch, Int64, TaskId, TopicPartition
 from everflow.runtime.commit.batch import Ages
 from everflow.topology.batches import BatchInput
-from everflow.topology.physical_plan import Source
+from everflow.topology.plan import Source
 
 
 def ages_read(

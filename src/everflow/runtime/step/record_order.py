@@ -18,7 +18,7 @@ import numpy.typing as npt
 from everflow.records import EdgeBatch, Int64
 from everflow.topology.arrival import DIGIT, Way, Ways
 from everflow.topology.batches import appended, concat, empty_like, in_order
-from everflow.topology.physical_plan import (
+from everflow.topology.plan import (
     FunctionOp,
     PrintOp,
     SinkOp,

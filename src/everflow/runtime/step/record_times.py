@@ -10,7 +10,7 @@ import numpy as np
 from everflow.errors import RecordTimeError
 from everflow.records import EdgeBatch, Int64
 from everflow.topology.batches import BatchInput
-from everflow.topology.physical_plan import Source
+from everflow.topology.plan import Source
 
 MOST_MS = (2**63 - 1) // 1000
 _MOVE_ON = (

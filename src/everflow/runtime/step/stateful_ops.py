@@ -31,7 +31,7 @@ from everflow.topology.graph import (
     SharingProcessor,
     Surroundings,
 )
-from everflow.topology.physical_plan import Source, StatefulOp
+from everflow.topology.plan import Source, StatefulOp
 from everflow.user_texts import class_of, error_text
 
 PUNCTUATION = "punctuation"

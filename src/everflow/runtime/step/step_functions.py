@@ -18,7 +18,7 @@ from everflow.runtime.step.user_line import innermost_line
 from everflow.serdes.arrow_types import UnfitError, column_of
 from everflow.serdes.windowed import python_keys
 from everflow.topology.batches import KnownResults, Made, joined
-from everflow.topology.physical_plan import FunctionOp, Source, TakeOp, UnnestOp
+from everflow.topology.plan import FunctionOp, Source, TakeOp, UnnestOp
 from everflow.user_texts import (
     COLUMN_IN_FUNCTION,
     MOST_TEXT,

@@ -64,7 +64,7 @@ from everflow.serdes import Serde
 from everflow.serdes.windowed import python_keys
 from everflow.topology.arrival import Ways
 from everflow.topology.batches import BatchInput, KnownResults, in_order
-from everflow.topology.physical_plan import (
+from everflow.topology.plan import (
     DEAD_LETTER_SLOT,
     ColumnsOp,
     FunctionOp,

@@ -33,7 +33,7 @@ from everflow.spark.columns import (
 from everflow.spark.session import get_session, plain_context
 from everflow.topology.describe import physical_text
 from everflow.topology.graph import ColumnExpr, EdgeType, Graph, columns_in_sight
-from everflow.topology.physical_plan import (
+from everflow.topology.plan import (
     CATALYST,
     PYTHON,
     Choice,
@@ -42,8 +42,8 @@ from everflow.topology.physical_plan import (
     Projection,
     columns_of,
     computed_by,
+    plan,
 )
-from everflow.topology.plan import plan
 from everflow.topology.subtopologies import cut
 
 

@@ -24,7 +24,7 @@ from everflow.runtime.worker.column_client import ColumnsFailed, Ticket
 from everflow.runtime.worker.python_calls import results_of
 from everflow.topology.batches import ColumnRows, readable, spread
 from everflow.topology.graph import ColumnExpr
-from everflow.topology.physical_plan import Call, Choice, Compute, Projection, Source, Stage
+from everflow.topology.plan import Call, Choice, Compute, Projection, Source, Stage
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,7 +44,7 @@ from everflow.runtime.worker.log_decoder import LogDecoder
 from everflow.runtime.worker.set_aside import Fault, Judge
 from everflow.serdes import SerdeError
 from everflow.topology.batches import BatchInput, KnownResults
-from everflow.topology.physical_plan import Source
+from everflow.topology.plan import Source
 
 HALVED_AFTER = 12
 """So many runs of a batch that found another record each, and it is made half as large: of records

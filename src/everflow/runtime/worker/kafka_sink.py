@@ -65,7 +65,7 @@ from everflow.state.changelog import fold
 from everflow.state.left_out import KeptEntry, as_written
 from everflow.state.store import left_out_topic
 from everflow.state.store_meta import NO_INPUTS, Owner
-from everflow.topology.physical_plan import Source
+from everflow.topology.plan import Source
 
 FLUSH_TIMEOUT_S = 60.0
 ENDED_LATE_S = 10.0

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from everflow.columns.key_partitions import BY_HASH, CRC32, key_partitions
 from everflow.records import EdgeBatch, Int64, KeyPlaces
 from everflow.topology.partitioners import KeyPartitioner, partitioner_name, partitions_of
-from everflow.topology.physical_plan import Source
+from everflow.topology.plan import Source
 from everflow.user_texts import shown
 
 MOST_KEYS = 256

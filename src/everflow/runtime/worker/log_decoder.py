@@ -27,7 +27,7 @@ from everflow.serdes import Serde
 from everflow.serdes.arrow_types import UnfitError, column_of
 from everflow.serdes.json_serde import JsonSerde
 from everflow.topology.batches import BatchInput, as_text, concat
-from everflow.topology.physical_plan import (
+from everflow.topology.plan import (
     DEAD_LETTER_SLOT,
     PhysicalPlan,
     Source,

@@ -11,7 +11,7 @@ from everflow.runtime.commit.batch import Ages
 from everflow.runtime.step.record_ages import ages_read
 from everflow.serdes import string
 from everflow.topology.batches import BatchInput
-from everflow.topology.physical_plan import Source
+from everflow.topology.plan import Source
 
 NAMES = ("a", "b")
 SOURCES = {

@@ -24,8 +24,7 @@ from everflow.topology.graph import (
     SinkNode,
     SourceNode,
 )
-from everflow.topology.physical_plan import FunctionOp, PhysicalPlan, SinkOp
-from everflow.topology.plan import plan
+from everflow.topology.plan import FunctionOp, PhysicalPlan, SinkOp, plan
 
 TEXT = serdes.string()
 EDGE = EdgeType(pa.string(), pa.string())

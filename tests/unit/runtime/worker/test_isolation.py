@@ -32,7 +32,7 @@ from everflow.runtime.worker.log_decoder import LogDecoder
 from everflow.runtime.worker.set_aside import Judge
 from everflow.serdes import SerdeError
 from everflow.topology.batches import BatchInput
-from everflow.topology.physical_plan import DEAD_LETTER_SLOT, Source
+from everflow.topology.plan import DEAD_LETTER_SLOT, Source
 
 A, B = TopicPartition("a", 0), TopicPartition("b", 0)
 
