@@ -44,7 +44,7 @@ class ArrowProjection:
 
     @staticmethod
     def of(found: Projection | Choice, topics: Mapping[int, str]) -> ArrowProjection:
-        """Of a projection that Arrow computes (`physical_plan.computed_by`)."""
+        """Of a projection that Arrow computes (`plan.computed_by`)."""
         if isinstance(found, Choice):
             return ArrowProjection(
                 input=found.input,
