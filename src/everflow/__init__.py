@@ -247,8 +247,8 @@ _NAMES = {
     "snapshots.frames": "diff_state read_state",
     "snapshots.state_source": "EverflowStateSource",
     "spark.session": "session",
-    "state.versions": "VersionedRecord",
-    "topology.timestamps": (
+    "state.store": "VersionedRecord",
+    "topology.graph": (
         "FailOnInvalidTimestamp LogAndSkipOnInvalidTimestamp RecordContext TimestampExtractor "
         "UsePartitionTimeOnInvalidTimestamp WallclockTimestampExtractor"
     ),
