@@ -38,17 +38,13 @@ _AT_FIRST_USE = (
 _CURES = (
     (
         TOPOLOGY_TYPES,
-        (
-            "the topology exists in the driver only; what a function remembers belongs into an "
-            "aggregate or a table"
-        ),
+        "the topology exists in the driver only; what a function remembers belongs into an "
+        "aggregate or a table",
     ),
     (
         _SPARK_TYPES,
-        (
-            "Spark exists in the driver only: use a Column in place of the function, or collect "
-            "what it needs before"
-        ),
+        "Spark exists in the driver only: use a Column in place of the function, or collect what "
+        "it needs before",
     ),
 )
 
