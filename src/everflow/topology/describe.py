@@ -62,13 +62,13 @@ from everflow.topology.subtopologies import GlobalSubTopology, SubTopology, cut
 
 @dataclass(kw_only=True)
 class Shown:
-    """A node as described: ``kind`` is Source, Processor or Sink; ``detail`` what stands in its
-    brackets."""
+    """A node as described: ``kind`` is Source, Processor or Sink; ``detail``: the text in its
+    brackets, of a processor its stores."""
 
     name: str
     kind: str
-    detail: str
     node: Node
+    detail: str = ""
     stores: list[str] = field(default_factory=list)
     predecessors: list[str] = field(default_factory=list)
     successors: list[str] = field(default_factory=list)
@@ -161,11 +161,7 @@ def shown_nodes(sub: SubTopology | GlobalSubTopology) -> dict[str, Shown]:
         if isinstance(node, SinkNode) and node.kind == "repartition":
             filter_name = f"{node.name.removesuffix('-sink')}-filter"
             shown[filter_name] = Shown(
-                name=filter_name,
-                kind="Processor",
-                detail="stores: []",
-                node=node,
-                predecessors=inputs,
+                name=filter_name, kind="Processor", node=node, predecessors=inputs
             )
             inputs = [filter_name]
         kind, detail = _kind(node)
@@ -204,7 +200,6 @@ def _shown_global(node: WholeTableNode) -> dict[str, Shown]:
     table = Shown(
         name=node.name,
         kind="Processor",
-        detail=f"stores: [{node.store.name}]",
         node=node,
         stores=[node.store.name],
         predecessors=[node.source],
@@ -222,7 +217,6 @@ def _show_parts(
         shown[part.name] = Shown(
             name=part.name,
             kind="Processor",
-            detail=f"stores: [{', '.join(sorted(part.stores))}]",
             node=node,
             stores=sorted(part.stores),
             predecessors=list(dict.fromkeys(inputs)),
@@ -245,7 +239,7 @@ def _kind(node: Node) -> tuple[str, str]:
         if isinstance(node.topic, str):
             return "Sink", f"topic: {node.topic}"
         return "Sink", f"extractor class: {sink_topic(node)}"
-    return "Processor", f"stores: [{', '.join(_stores(node))}]"
+    return "Processor", ""
 
 
 def _stores(node: Node) -> list[str]:
@@ -265,7 +259,8 @@ def sink_topic(node: Node) -> str:
 
 
 def _node_text(entry: Shown, shown: dict[str, Shown]) -> str:
-    lines = [f"{entry.kind}: {entry.name} ({entry.detail})"]
+    detail = entry.detail or f"stores: [{', '.join(entry.stores)}]"
+    lines = [f"{entry.kind}: {entry.name} ({detail})"]
     if entry.kind != "Sink":
         lines.append(f"      --> {', '.join(entry.successors) or 'none'}")
     if entry.kind != "Source":
@@ -488,18 +483,20 @@ def _boxes(sub: SubTopology | GlobalSubTopology) -> tuple[dict[str, _Box], list[
     shown = shown_nodes(sub)
     boxes: dict[str, _Box] = {}
     edges: list[tuple[str, str]] = []
+
+    def topic_box(id_: str, topic: str) -> _Box:
+        box = _Box(lines=(_short(topic),), kind="topic", tip=f"topic {topic}", name=topic)
+        return boxes.setdefault(id_, box)
+
     for name, entry in shown.items():
         if entry.kind == "Source":
             for topic in _topics_of(entry.node):
-                boxes[f"in {topic}"] = _Box(
-                    lines=(_short(topic),), kind="topic", tip=f"topic {topic}", name=topic
-                )
+                topic_box(f"in {topic}", topic)
                 edges.append((f"in {topic}", name))
     for name, entry in shown.items():
         before = [boxes[start].rank for start, end in edges if end == name]
-        lines = (_short(name), *(_short(f"store {store}") for store in entry.stores))
         boxes[name] = _Box(
-            lines=lines,
+            lines=(_short(name), *(_short(f"store {store}") for store in entry.stores)),
             kind="store" if entry.stores else "processor",
             tip=_tip(entry),
             name=name,
@@ -509,18 +506,8 @@ def _boxes(sub: SubTopology | GlobalSubTopology) -> tuple[dict[str, _Box], list[
     for name, entry in shown.items():
         if entry.kind == "Sink":
             topic = sink_topic(entry.node)
-            below = boxes[name].rank + 1
-            found = boxes.setdefault(
-                f"out {topic}",
-                _Box(
-                    lines=(_short(topic),),
-                    kind="topic",
-                    tip=f"topic {topic}",
-                    name=topic,
-                    rank=below,
-                ),
-            )
-            found.rank = max(found.rank, below)
+            box = topic_box(f"out {topic}", topic)
+            box.rank = max(box.rank, boxes[name].rank + 1)
             edges.append((name, f"out {topic}"))
     return boxes, edges
 
