@@ -642,7 +642,8 @@ class _Planner:
                 yield from self._inputs(node)  # it only names a place (to_stream, split)
             case ProjectNode():
                 for slot in self._inputs(node):
-                    yield self._place_projection(node, slot)
+                    out = self._slot(node.name, node.out)
+                    yield self._project(Projection(node, slot, out), self._ops)
             case SinkNode():
                 self._place_sink(node)
             case PrintNode():
@@ -717,9 +718,6 @@ class _Planner:
             slot=-1,
         )
         return GlobalTable(source.subtopology, node.store, source)
-
-    def _place_projection(self, node: ProjectNode, slot: int) -> int:
-        return self._project(Projection(node, slot, self._slot(node.name, node.out)), self._ops)
 
     def _place_step_op(
         self, node: FunctionNode | TakeNode | UnnestNode | StatefulNode
