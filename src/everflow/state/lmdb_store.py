@@ -169,21 +169,6 @@ class LmdbStore:
         """Next changelog offset that this store has not seen; None = nothing loaded yet."""
         return self.meta().position
 
-    @property
-    def incarnation(self) -> str | None:
-        """The owner incarnation that may write."""
-        return self.meta().incarnation
-
-    @property
-    def last_batch(self) -> str | None:
-        """The batch applied last by this incarnation."""
-        return self.meta().last_batch
-
-    @property
-    def topic_id(self) -> str | None:
-        """Id of the changelog topic that `position` counts in."""
-        return self.meta().topic_id
-
     def apply(
         self,
         changes: StoreChanges,
