@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from everflow.jvm.java import find_java
+from everflow.jvm import find_java
 
 KAFKA_STREAMS_SOURCES = Path(__file__).with_name("java")
 KAFKA_STREAMS_MAIN = "CountBench"

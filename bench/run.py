@@ -541,7 +541,7 @@ def _growth(options: argparse.Namespace) -> GrowthPlan:
 
 def _launchers(systems: tuple[str, ...], folder: Path, before: Path | None) -> dict[str, Launcher]:
     """Kafka Streams and Flink are compiled once, where one of their systems is asked for."""
-    from everflow.jvm.jars import resolve_jars
+    from everflow.jvm import resolve_jars
 
     group_protocols = {KAFKA_STREAMS: "classic", KAFKA_STREAMS_KIP1071: "streams"}
     launchers: dict[str, Launcher] = {

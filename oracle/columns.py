@@ -1,7 +1,8 @@
-"""Compares the Arrow twins of Columns with Spark's code in the instance's JVM, and with Spark jobs.
+"""Compares Arrow expressions of Columns with Spark's code in the instance's JVM and with Spark jobs.
 
-A case is a drawn Column over a drawn batch. Where a Column has a twin, and the twin does not leave
-the batch to Spark, all three have to give the same, to the bit: NaN is NaN, -0.0 is not 0.0.
+A case is a drawn Column over a drawn batch. Where a Column has an Arrow expression, and this does
+not leave the batch to Spark, all three have to give the same, to the bit: NaN is NaN, -0.0 is not
+0.0.
 """
 
 from __future__ import annotations
@@ -16,11 +17,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from everflow.columns.computation import LeftToSpark, Twin
+from everflow.columns.computation import ArrowExpression, LeftToSpark
 from everflow.runtime.worker.column_client import ColumnClient, ColumnsFailed
-from everflow.spark.column_service import computed, empty_frame
+from everflow.spark.columns import computed, empty_frame, struct_type
 from everflow.spark.expressions import analyse, spark_type
-from everflow.spark.segments import struct_type
 from everflow.topology.graph import ColumnExpr, EdgeType
 from oracle.expressions import VALUE, Drawing
 
@@ -38,7 +38,7 @@ class Report:
     cases: int = 0
     equal: int = 0
     left_to_spark: int = 0
-    without_twin: Counter[str] = field(default_factory=Counter)
+    without_arrow: Counter[str] = field(default_factory=Counter)
     differing: list[str] = field(default_factory=list)
 
     @property
@@ -53,24 +53,27 @@ class Report:
 
     def said(self) -> str:
         """What became of the cases, in lines."""
-        without = sum(self.without_twin.values())
+        without = sum(self.without_arrow.values())
         lines = [
-            f"{self.equal} equal, {self.left_to_spark} left to Spark by the twin, {without} "
-            f"without a twin, {len(self.differing)} differ"
+            f"{self.equal} equal, {self.left_to_spark} left to Spark by Arrow, {without} "
+            f"without an Arrow expression, {len(self.differing)} differ"
         ]
-        lines += [f"  no twin: {why} ({count})" for why, count in self.without_twin.most_common(8)]
+        lines += [
+            f"  no Arrow expression: {why} ({count})"
+            for why, count in self.without_arrow.most_common(8)
+        ]
         return "\n".join(lines)
 
     def more(self) -> dict[str, object]:
         """What the figures of this comparison alone are."""
-        return {"left_to_spark": self.left_to_spark, "without_twin": dict(self.without_twin)}
+        return {"left_to_spark": self.left_to_spark, "without_arrow": dict(self.without_arrow)}
 
 
 @dataclass(frozen=True)
 class _Case:
     text: str
     expression: ColumnExpr
-    twin: Twin
+    arrow: ArrowExpression
     made: pa.Array
 
 
@@ -96,16 +99,16 @@ def _rows(drawing: Drawing) -> pa.RecordBatch:
 
 def _case(text: str, rows: pa.RecordBatch, report: Report) -> _Case | None:
     expression = analyse(F.expr(text), _EDGE, None)
-    twin = expression.twin
-    if twin is None:
-        report.without_twin[expression.why] += 1
+    arrow = expression.arrow
+    if arrow is None:
+        report.without_arrow[expression.why] += 1
         return None
     try:
-        made = twin.run([rows.column(name) for name in twin.reads.names], ROWS)
+        made = arrow.run([rows.column(name) for name in arrow.reads.names], ROWS)
     except LeftToSpark:
         report.left_to_spark += 1
         return None
-    return _Case(text, expression, twin, made)
+    return _Case(text, expression, arrow, made)
 
 
 def _judge(
@@ -120,7 +123,9 @@ def _judge(
                 _judge(session, [case], rows, report)
             return
         said = str(error).splitlines()[0]
-        report.differing.append(f"{cases[0].text}: Spark fails where the twin does not: {said}")
+        report.differing.append(
+            f"{cases[0].text}: Spark fails where the Arrow expression does not: {said}"
+        )
         return
     for case, service, job in zip(cases, services, jobs, strict=True):
         texts = [list(map(repr, made.to_pylist())) for made in (case.made, service, job)]
@@ -129,9 +134,9 @@ def _judge(
             report.equal += 1
             continue
         row = different[0]
-        twin, in_jvm, in_job = (said[row] for said in texts)
+        arrow, in_jvm, in_job = (said[row] for said in texts)
         report.differing.append(
-            f"{case.text}: twin {twin}, Spark {in_jvm}, job {in_job} "
+            f"{case.text}: arrow {arrow}, Spark {in_jvm}, job {in_job} "
             f"for {rows.slice(row, 1).to_pylist()}"
         )
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from everflow.spark.segments import column_rows, computed_slots, struct_type
+from everflow.spark.columns import column_rows, computed_slots, struct_type
 from everflow.spark.session import get_session
-from everflow.topology.physical_plan import PhysicalPlan
+from everflow.topology.plan import PhysicalPlan
 
 
 class JobColumns:

@@ -21,7 +21,7 @@ from everflow.state.store import StoreSpec, memory_store
 from everflow.testing import TopologyTestDriver
 from everflow.testing.topics import RawRecord
 from everflow.testing.topology_test_driver import _MemorySink
-from everflow.topology.physical_plan import Source
+from everflow.topology.plan import Source
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,8 @@ def main() -> int:
         nargs="?",
         choices=["streams", "columns", "instances", "coverage"],
         default="streams",
-        help="operators against Kafka Streams (default), twins of Columns against Spark, one "
-        "instance against several that are killed, or which operators are drawn",
+        help="operators against Kafka Streams (default), Arrow expressions of Columns against "
+        "Spark, one instance against several that are killed, or which operators are drawn",
     )
     parser.add_argument("--cases", type=int, default=1000, help="how many are drawn")
     parser.add_argument("--seed", type=int, default=1, help="what they are drawn from")

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 from bench.java_program import java_command
 from everflow import LogAndSkipOnInvalidTimestamp, Topology, serdes
 from everflow.errors import EverflowError
-from everflow.jvm.jars import resolve_jars
+from everflow.jvm import resolve_jars
 from everflow.operators.optimization import REUSE_SOURCE_TOPICS, optimized
 from everflow.testing import InputTopic, TopologyTestDriver
 from oracle.book import Book, drawn_programs, programs_with

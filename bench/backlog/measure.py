@@ -27,8 +27,7 @@ from bench.topics import (
     produce_all,
     warm_broker,
 )
-from everflow.memory.budget import MemoryBudget, usual_budget
-from everflow.memory.machine import machine_memory
+from everflow.memory import MemoryBudget, machine_memory, usual_budget
 
 _TOPIC = {"max.message.bytes": str(LARGEST_RECORD_BYTES)}
 _SETTINGS = {

@@ -10,7 +10,7 @@ import psutil
 
 from bench.memory import process_memory_bytes
 from bench.memory_growth import kind_of
-from everflow.memory.budget import DRIVER_BYTES, FOLLOWING_BYTES, JVM_BYTES, MemoryBudget
+from everflow.memory import DRIVER_BYTES, FOLLOWING_BYTES, JVM_BYTES, MemoryBudget
 
 SAMPLE_S = 0.05
 MIB = 1 << 20

@@ -14,7 +14,7 @@ import psutil
 import pyspark
 
 from everflow.autoscale.processes import free_port
-from everflow.jvm.java import find_java
+from everflow.jvm import find_java
 from everflow.testing import wait_until
 
 SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"

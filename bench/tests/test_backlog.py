@@ -5,7 +5,7 @@ from __future__ import annotations
 from bench.backlog.measure import BacklogPlan, figures
 from bench.backlog.peaks import MIB
 from bench.backlog.program import rows
-from everflow.memory.budget import least_budget
+from everflow.memory import least_budget
 
 KINDS = ("driver", "jvm", "workers", "instance")
 

@@ -87,9 +87,8 @@ if TYPE_CHECKING:
     )
     from everflow.snapshots.state_source import EverflowStateSource
     from everflow.spark.session import session
-    from everflow.state.versions import VersionedRecord
-    from everflow.topology.program import Topology
-    from everflow.topology.timestamps import (
+    from everflow.state.store import VersionedRecord
+    from everflow.topology.graph import (
         FailOnInvalidTimestamp,
         LogAndSkipOnInvalidTimestamp,
         RecordContext,
@@ -97,6 +96,7 @@ if TYPE_CHECKING:
         UsePartitionTimeOnInvalidTimestamp,
         WallclockTimestampExtractor,
     )
+    from everflow.topology.program import Topology
     from everflow.windows import (
         CountWindows,
         JoinWindows,
@@ -247,8 +247,8 @@ _NAMES = {
     "snapshots.frames": "diff_state read_state",
     "snapshots.state_source": "EverflowStateSource",
     "spark.session": "session",
-    "state.versions": "VersionedRecord",
-    "topology.timestamps": (
+    "state.store": "VersionedRecord",
+    "topology.graph": (
         "FailOnInvalidTimestamp LogAndSkipOnInvalidTimestamp RecordContext TimestampExtractor "
         "UsePartitionTimeOnInvalidTimestamp WallclockTimestampExtractor"
     ),

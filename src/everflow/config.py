@@ -23,8 +23,7 @@ from everflow.foreign_names import entry_of
 from everflow.foreign_names.java_security import in_librdkafkas_names
 from everflow.handlers.given import Handlers, handler_setting
 from everflow.handlers.response import DESERIALIZATION, PROCESSING, PRODUCTION
-from everflow.memory.budget import MemoryBudget, least_budget, usual_budget
-from everflow.memory.machine import machine_memory
+from everflow.memory import MemoryBudget, least_budget, machine_memory, usual_budget
 from everflow.setting_checks import (
     INT64,
     Between,

@@ -31,7 +31,7 @@ from everflow.runtime.thread.columns import prepared_columns, spark_columns
 from everflow.runtime.worker.column_client import ColumnClient
 from everflow.runtime.worker.columns import ArrowColumns
 from everflow.sockets import MOST_MESSAGE_BYTES
-from everflow.topology.physical_plan import PhysicalPlan
+from everflow.topology.plan import PhysicalPlan
 
 pytestmark = pytest.mark.spark
 

@@ -25,7 +25,7 @@ from everflow.runtime.step.step_functions import RecordFailure
 from everflow.runtime.thread.columns import ColumnsOfPlan, prepared_columns
 from everflow.runtime.worker.columns import seen
 from everflow.spark.session import get_session
-from everflow.topology.physical_plan import PhysicalPlan
+from everflow.topology.plan import PhysicalPlan
 from everflow.travel.parcel import Parcel
 
 pytestmark = pytest.mark.spark

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from everflow.jvm.jars import resolve_jars
+from everflow.jvm import resolve_jars
 
 PAGE = Path(__file__).parents[2] / "docs" / "guide" / "coming-from-kafka-streams.md"
 CLASSES = {

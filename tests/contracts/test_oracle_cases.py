@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from everflow import serdes
 from everflow.state.lmdb_store import LmdbStore
-from everflow.state.versions import VersionsView, record_as_of
+from everflow.state.store import VersionsView, record_as_of
 from everflow.testing import TopologyTestDriver
 from oracle.cuts import Records, batches
 from oracle.processors import TEXT

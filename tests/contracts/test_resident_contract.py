@@ -22,9 +22,8 @@ from everflow.runtime.worker.column_client import ColumnClient
 from everflow.runtime.worker.columns import ArrowColumns
 from everflow.runtime.worker.log_decoder import LogDecoder
 from everflow.runtime.worker.set_aside import Judge
-from everflow.topology.hops import HopInput
-from everflow.topology.physical_plan import DEAD_LETTER_SLOT, PhysicalPlan
-from everflow.topology.plan import plan
+from everflow.topology.batches import BatchInput
+from everflow.topology.plan import DEAD_LETTER_SLOT, PhysicalPlan, plan
 from everflow.topology.subtopologies import cut
 from oracle.job_columns import JobColumns
 
@@ -146,7 +145,7 @@ def columns(batch: EdgeBatch) -> list[object]:
     ]
 
 
-def decoded(plan: PhysicalPlan, records: list[Record]) -> HopInput:
+def decoded(plan: PhysicalPlan, records: list[Record]) -> BatchInput:
     read: dict[TopicPartition, list[Record]] = {}
     for record in records:
         read.setdefault(TopicPartition(*record.place[:2]), []).append(record)

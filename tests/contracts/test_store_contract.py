@@ -15,8 +15,8 @@ import pytest
 from everflow import serdes
 from everflow.records import ByteColumn, StoreChanges, TaskId
 from everflow.state.changelog import pack_value
+from everflow.state.disk import MEMORY_DIR, MemoryFolder
 from everflow.state.lmdb_store import LmdbStore
-from everflow.state.memory_folder import MEMORY_DIR, MemoryFolder
 from everflow.state.store import InMemoryStore, StoreSpec, StoreView
 from everflow.state.task_directory import StateDirectory
 

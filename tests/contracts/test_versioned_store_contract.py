@@ -18,8 +18,7 @@ from everflow import serdes
 from everflow.records import Int64, StoreChanges
 from everflow.state.changelog import pack_value
 from everflow.state.lmdb_store import LmdbStore
-from everflow.state.store import StoreSpec, memory_store
-from everflow.state.versions import OPEN, Version
+from everflow.state.store import OPEN, StoreSpec, Version, memory_store
 
 MINUTE_MS = 60_000
 HISTORY_MS = 4 * MINUTE_MS

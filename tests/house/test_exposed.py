@@ -13,7 +13,7 @@ UNPICKLE = {
     "everflow/spark/job.py",  # a row of its own Spark job
     "everflow/testing/simulation/channel.py",  # within one process
     "everflow/travel/parcel.py",  # the program, from the driver to its workers
-    "everflow/travel/udf_command.py",  # the program's functions in Columns
+    "everflow/spark/columns.py",  # the program's functions in Columns
 }
 """Who unpickles, and whose bytes they are."""
 SHELLS = {"system", "popen", "getoutput", "getstatusoutput", "create_subprocess_shell"}

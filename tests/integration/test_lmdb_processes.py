@@ -101,7 +101,7 @@ def test_kill_9_in_the_middle_of_an_apply_leaves_the_old_content_and_no_lock(
         os.kill(writer.pid, signal.SIGKILL)
         writer.wait(10)
     assert content(store) == before
-    assert (store.position, store.last_batch) == (10, "i1.1.0")
+    assert (store.position, store.meta().last_batch) == (10, "i1.1.0")
     store.apply(changes(KEYS, b"next"), position=20, expected=Owner("i1", "i1.1.0"), batch="i1.2.1")
     assert set(content(store).values()) == {pack_value(0, b"next")}
 
@@ -233,7 +233,7 @@ def test_a_forked_child_opens_the_store_again_and_the_parent_s_stays_whole(
 
     assert in_fork(body) == "different"
     assert content(store)[b"child"] == pack_value(0, b"v")
-    assert store.last_batch == "i1.2.0"
+    assert store.meta().last_batch == "i1.2.0"
 
 
 def test_the_parent_s_object_is_refused_in_a_fork(store: LmdbStore) -> None:

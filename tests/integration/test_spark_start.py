@@ -21,7 +21,7 @@ PROGRAM = r"""
 
     import everflow
     from everflow import StreamsBuilder, serdes
-    from everflow.spark.later import running_context
+    from everflow.spark.session import running_context
     from everflow.spark.session import get_session
 
     def running():
@@ -55,7 +55,7 @@ PROGRAM = r"""
 
 FIRST_ASKED = """
     from everflow import StreamsBuilder
-    from everflow.spark.later import running_context
+    from everflow.spark.session import running_context
     from pyspark.sql import SparkSession, functions as F
 
     StreamsBuilder()
@@ -157,11 +157,11 @@ def test_whatever_asks_pyspark_for_its_spark_starts_it(asks: str) -> None:
 
 AHEAD = """
     import os
-    from everflow.spark.launch import jvm_ahead
+    from everflow.spark.launch import jvm_launch
     from everflow.spark.session import get_context, launch_ahead
 
     launch_ahead()
-    ahead = jvm_ahead._ahead[0].process
+    ahead = jvm_launch._ahead[0].process
     import everflow.cli.run, everflow.runtime.kafka_streams  # changes nothing that a JVM is launched with
     {program}
     taken = get_context()._gateway.proc

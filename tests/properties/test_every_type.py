@@ -17,15 +17,14 @@ from everflow import Windowed, serdes
 from everflow.operators.folds.packed_lists import pack, unpack
 from everflow.records import StoreChanges
 from everflow.serdes import Serde
+from everflow.serdes.arrow_types import column_of
 from everflow.serdes.changed import ChangedSerde
-from everflow.serdes.fitting import column_of
 from everflow.serdes.json_writing import write_columns, write_rows
 from everflow.serdes.windowed import python_keys, session_key, window_store_key
 from everflow.snapshots.entry_columns import EntryColumns
 from everflow.state.changelog import fold, pack_value, records
 from everflow.state.lmdb_store import LmdbStore
-from everflow.state.store import StoreSpec, memory_store
-from everflow.state.versions import Version
+from everflow.state.store import StoreSpec, Version, memory_store
 from properties.drawn_types import keys, present, same, types, values
 
 SIZE_MS = 10

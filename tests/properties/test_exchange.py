@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everflow.assignment.exchange import EXCHANGE_ROUNDS, exchanged, shared_tags
+from everflow.assignment.standbys import EXCHANGE_ROUNDS, exchanged, shared_tags
 from everflow.records import TaskId
 
 TASKS = 8

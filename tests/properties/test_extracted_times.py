@@ -20,9 +20,9 @@ from everflow.records import EdgeBatch, OffsetRange, TaskId, TopicPartition
 from everflow.runtime.commit.batch import BatchRequest, TaskContext
 from everflow.runtime.step.extracted_times import SKIPPED, extract_times
 from everflow.runtime.step.merge_order import merge_inputs
-from everflow.topology.hops import HopInput
-from everflow.topology.physical_plan import Source, TimeOp
-from everflow.topology.timestamps import RecordContext, TimeFunction, TimestampExtractor
+from everflow.topology.batches import BatchInput
+from everflow.topology.graph import RecordContext, TimeFunction, TimestampExtractor
+from everflow.topology.plan import Source, TimeOp
 
 NOW = 7
 
@@ -153,8 +153,8 @@ def time_ops(inputs: list[Input]) -> list[TimeOp]:
     ]
 
 
-def read(inputs: list[Input], ranges: dict[TopicPartition, OffsetRange]) -> HopInput:
-    hop = HopInput(
+def read(inputs: list[Input], ranges: dict[TopicPartition, OffsetRange]) -> BatchInput:
+    hop = BatchInput(
         batches={},
         rows={},
         source=np.empty(0, np.int32),

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from everflow import serdes
 from everflow.records import EdgeBatch, OffsetRange, TopicPartition
 from everflow.runtime.step.merge_order import Merged, merge_inputs, merge_tasks
-from everflow.topology.hops import HopInput
-from everflow.topology.physical_plan import Source
+from everflow.topology.batches import BatchInput
+from everflow.topology.plan import Source
 
 
 class Input(NamedTuple):
@@ -46,7 +46,7 @@ def sources(count: int, merged: bool = True) -> tuple[Source, ...]:
 
 
 class Hop(NamedTuple):
-    hop: HopInput
+    hop: BatchInput
     ranges: dict[TopicPartition, OffsetRange]
     log_ends: dict[TopicPartition, int]
 
@@ -79,7 +79,7 @@ def hop_of(inputs: list[Input]) -> Hop:
     ranges = {at(i): OffsetRange(10, 10 + len(one.times)) for i, one in enumerate(inputs)}
     log_ends = {at(i): ranges[at(i)].end + int(one.more) for i, one in enumerate(inputs)}
     return Hop(
-        HopInput(
+        BatchInput(
             batches={1: batch},
             rows={1: rows},
             source=source,

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from everflow import Windowed, serdes
 from everflow.serdes import SerdeError
-from everflow.serdes.base import value_reader
-from everflow.serdes.fitting import column_of
-from everflow.serdes.packed import by_column
+from everflow.serdes.arrow_types import column_of
+from everflow.serdes.base import decode_one, value_reader
 from everflow.serdes.windowed import python_keys
 
 longs = st.integers(-(2**63), 2**63 - 1)
@@ -145,7 +144,7 @@ def test_damaged_packed_values_are_read_or_refused_as_in_columns(
     assert whole is not None
     assert read(whole) == row
     data = whole[:cut] + put + whole[cut + drop :]
-    assert said(read, data) == said(lambda one: by_column(serde, one), data)
+    assert said(read, data) == said(lambda one: decode_one(serde, one), data)
 
 
 def test_values_with_fields_that_columns_alone_read_have_no_reader() -> None:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from everflow.assignment import standbys
 from everflow.assignment.cluster_state import AssignmentRules, ClusterState, Member, TaskInfo
-from everflow.assignment.exchange import SharedTags, new_tags
 from everflow.assignment.lags import Lags
+from everflow.assignment.standbys import SharedTags, new_tags
 from everflow.records import TaskId, TopicPartition
 
 EVERY_CLASS = 1 << 30

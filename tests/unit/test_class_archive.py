@@ -12,10 +12,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from everflow.jvm import class_archive
-from everflow.jvm.class_archive import make_archive, start_options
-from everflow.jvm.jars import jars_folder
-from everflow.jvm.java import find_java
+from everflow import jvm
+from everflow.jvm import find_java, jars_folder, make_archive, start_options
 
 TRAINING = """
 import os, re
@@ -31,9 +29,7 @@ def archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache, in which the training of "broker" is a module called ``trained``."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setitem(
-        class_archive._TRAININGS, "broker", class_archive._Training("trained", "TRAINED_WITH")
-    )
+    monkeypatch.setitem(jvm._TRAININGS, "broker", jvm._Training("trained", "TRAINED_WITH"))
     (tmp_path / "trained.py").write_text(TRAINING)
     jars_folder("broker").mkdir(parents=True)
     (jars_folder("broker") / "a.jar").touch()

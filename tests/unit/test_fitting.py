@@ -14,7 +14,7 @@ import pytest
 
 from everflow import serdes
 from everflow.serdes import JsonSerde, SerdeError
-from everflow.serdes.fitting import UnfitError, column_of
+from everflow.serdes.arrow_types import UnfitError, column_of
 
 Point = namedtuple("Point", "x y")
 NOON = dt.datetime(2024, 1, 31, 12, tzinfo=dt.timezone.utc)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from everflow import jvm
 from everflow.errors import SetupError
-from everflow.jvm import jars, java
 
 
 def _java(
@@ -24,12 +24,12 @@ def _java(
 
 
 def _find(monkeypatch: pytest.MonkeyPatch, *candidates: Path) -> Path:
-    monkeypatch.setattr(java, "_candidates", lambda java_home, path: iter(candidates))
-    java._find_java.cache_clear()
+    monkeypatch.setattr(jvm, "_candidates", lambda java_home, path: iter(candidates))
+    jvm._find_java.cache_clear()
     try:
-        return java.find_java()
+        return jvm.find_java()
     finally:
-        java._find_java.cache_clear()
+        jvm._find_java.cache_clear()
 
 
 def test_old_and_stripped_javas_are_passed_over(
@@ -51,7 +51,7 @@ def test_a_java_without_module_list_counts_by_its_version(
 
 def test_java_home_comes_before_path(tmp_path: Path) -> None:
     home, on_path = _java(tmp_path / "home", "17"), _java(tmp_path / "path", "21")
-    first, second = list(java._candidates(str(tmp_path / "home"), str(on_path.parent)))[:2]
+    first, second = list(jvm._candidates(str(tmp_path / "home"), str(on_path.parent)))[:2]
     assert (first, second) == (home, on_path)
 
 
@@ -62,7 +62,7 @@ def test_no_java_says_what_was_seen_and_what_to_type(
     with pytest.raises(SetupError, match=r"version 11\.0\.22") as failure:
         _find(monkeypatch, old)
     assert failure.value.code == "EF-JAVA-NOT-FOUND"
-    assert java.install_command() in str(failure.value)
+    assert jvm.install_command() in str(failure.value)
 
 
 @pytest.fixture
@@ -79,12 +79,12 @@ def test_many_callers_make_one_download(cache: Path, monkeypatch: pytest.MonkeyP
         (staging / "b.jar").touch()
         (staging / "a.jar").touch()
 
-    monkeypatch.setattr(jars, "_run_ivy", ivy)
+    monkeypatch.setattr(jvm, "_run_ivy", ivy)
     told: list[str] = []
     answers: list[list[Path]] = []
     callers = [
         threading.Thread(
-            target=lambda: answers.append(jars.resolve_jars("broker", progress=told.append))
+            target=lambda: answers.append(jvm.resolve_jars("broker", progress=told.append))
         )
         for _ in range(8)
     ]
@@ -92,7 +92,7 @@ def test_many_callers_make_one_download(cache: Path, monkeypatch: pytest.MonkeyP
         caller.start()
     for caller in callers:
         caller.join(30)
-    folder = jars.jars_folder("broker")
+    folder = jvm.jars_folder("broker")
     assert answers == [[folder / "a.jar", folder / "b.jar"]] * 8
     assert runs == ["broker"]
     assert len(told) == 1
@@ -108,11 +108,11 @@ def test_a_failed_download_leaves_nothing_and_is_tried_twice(
         tries.append(conf)
         return "module not found: kafka"
 
-    monkeypatch.setattr(jars, "_run_ivy", ivy)
+    monkeypatch.setattr(jvm, "_run_ivy", ivy)
     with pytest.raises(
         SetupError, match=r"module not found: kafka[\s\S]*EVERFLOW_IVY_SETTINGS"
     ) as failure:
-        jars.resolve_jars("broker")
+        jvm.resolve_jars("broker")
     assert failure.value.code == "EF-JARS"
     assert len(tries) == 2
     assert list((cache / "jars").rglob("*.jar")) == []
@@ -120,4 +120,4 @@ def test_a_failed_download_leaves_nothing_and_is_tried_twice(
 
 def test_an_unknown_class_path_is_refused() -> None:
     with pytest.raises(ValueError, match="broker, streams"):
-        jars.resolve_jars("connect")
+        jvm.resolve_jars("connect")

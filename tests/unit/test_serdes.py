@@ -25,7 +25,7 @@ from pyspark.sql.types import (
 
 from everflow import Windowed, serdes
 from everflow.serdes import Serde, SerdeError
-from everflow.serdes.fitting import column_of
+from everflow.serdes.arrow_types import column_of
 from everflow.serdes.windowed import (
     python_keys,
     split_window_store_key,

@@ -1,9 +1,9 @@
 """Who runs what: the assignor's decision, from values to values. Parts of it are public (KIP-924).
 
 Read `cluster_state` (what is known, what is answered), then `assignor` (the whole decision):
-`target` and `standbys` with `flow` and `exchange` find the ideal, `refine` takes as
-much of it as may be now, `delayed` holds tasks back, `prior` keeps all as it is. `api` is what own
-assignors get, answer and build on; `user_data` the bytes that members exchange.
+`target` and `standbys` with `flow` find the target assignment, `refine` takes as much of it as may
+be now, `lags` holds tasks back. Own assignors get, answer and build on `api`; members exchange the
+bytes of `user_data`.
 May import layers 0 and 1: no I/O, threads, clock, Spark, Kafka or LMDB. The leader of a group runs
 it, on the membership's thread.
 """

@@ -23,8 +23,7 @@ from everflow.assignment.cluster_state import (
     validate_assignment,
 )
 from everflow.assignment.lags import Lags
-from everflow.assignment.prior import prior_placement
-from everflow.assignment.refine import Placement
+from everflow.assignment.refine import Placement, prior_placement
 from everflow.assignment.standbys import exchanged_standbys, place_standbys
 from everflow.assignment.target import Ideal, eligible, exchanged_actives
 from everflow.errors import FatalError
@@ -40,8 +39,8 @@ _KEPT = (
 
 
 class AssignmentError(Enum):
-    """What can be wrong with an answer; the last two are everflow's: a task on nobody would stand
-    still in silence."""
+    """Faults of an answer; the last two are everflow's: a task on nobody would silently stand
+    still."""
 
     NONE = "none"
     ACTIVE_TASK_ASSIGNED_MULTIPLE_TIMES = "an active task is assigned more than once"
@@ -82,8 +81,8 @@ class KafkaStreamsState:
 
 @dataclass(frozen=True)
 class ApplicationState:
-    """What an assignor decides from. ``lags_known`` is False where end offsets could not be read:
-    all lags are 0 then."""
+    """Input of an assignor. ``lags_known`` is False if end offsets could not be read: all lags are
+    0 then."""
 
     states: Mapping[str, KafkaStreamsState]
     tasks: Mapping[TaskId, TaskInfo]
@@ -94,7 +93,7 @@ class ApplicationState:
 
 @dataclass(frozen=True)
 class KafkaStreamsAssignment:
-    """What one process gets. ``followup_ms``: it shall ask for a further rebalance after so many
+    """Assignment of one process. ``followup_ms``: it asks for a further rebalance after so many
     ms."""
 
     active: frozenset[TaskId] = frozenset()
@@ -183,7 +182,7 @@ def decide_with(
 
 
 def _run_all(run: Run, name: str, ask: Callable[[], None], answers: Sequence[object]) -> None:
-    """What goes wrong once there is an answer changes nothing about it."""
+    """Logs an error of the callback: the answer stays as it is."""
     try:
         run(name, ask)
     except Exception as failure:

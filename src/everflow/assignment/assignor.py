@@ -7,15 +7,14 @@ from collections.abc import Mapping
 
 from everflow.assignment.cluster_state import Assignment, ClusterState, validate_assignment
 from everflow.assignment.lags import Lags
-from everflow.assignment.prior import prior_placement
-from everflow.assignment.refine import Placement, refine
+from everflow.assignment.refine import Placement, prior_placement, refine
 from everflow.assignment.target import Ideal, target
 from everflow.errors import FatalError
 from everflow.records import TaskId
 
 UNKNOWN_ENDS_RETRY_MS = 5_000
-"""Without end sums nothing may move, and a newcomer stands idle: look again soon (never later than
-the probing interval)."""
+"""Without end sums nothing may move, and a newcomer stands idle: the next decision comes soon
+(never later than the probing interval)."""
 
 
 def assign(cluster: ClusterState) -> Assignment:
@@ -86,9 +85,9 @@ def cooperate(
 
 
 def validate(cluster: ClusterState, assignment: Assignment, lags: Lags | None = None) -> list[str]:
-    """What is wrong with a decision, one phrase each: the rules of ``validate_assignment``, and no
-    stateful task newly active on a cold member while a hot copy lives (I5), and no more warm-ups
-    than the budget."""
+    """The faults of a decision, one phrase each: the rules of ``validate_assignment``, no stateful
+    task newly active on a cold member while a hot copy lives (I5), and no more warm-ups than the
+    budget."""
     lags = lags or Lags(cluster)
     held_back = cluster.held_back - set(lags.owners)
     problems = validate_assignment(assignment, cluster.members, cluster.tasks, held_back)

@@ -129,8 +129,8 @@ def tasks_of(
 
 
 def owners_of(members: Iterable[Member]) -> dict[TaskId, frozenset[str]]:
-    """Who holds each task: the claim of the highest generation; equal claims all count, and then
-    nobody keeps it."""
+    """The owners of each task: the claim of the highest generation; equal claims all count, and
+    then nobody keeps it."""
     claims: dict[TaskId, list[Member]] = defaultdict(list)
     for member in members:
         for task in member.owned:
@@ -199,3 +199,58 @@ def _role_problems(assignment: Assignment, all_tasks: set[TaskId]) -> list[str]:
         for task in sorted((standby | warmup) - all_tasks):
             problems.append(f"copy of task {task}, which does not exist, on {member_id}")
     return problems
+
+
+TRAFFIC_COST = 10
+NON_OVERLAP_COST = 1
+STATELESS_TRAFFIC_COST = 1
+STATELESS_NON_OVERLAP_COST = 0
+
+
+@dataclass(frozen=True)
+class RackCosts:
+    """What it costs to read a task's partitions from each rack of the group.
+
+    ``racks`` in the order of the cost tuples; ``rack_of`` gives the place of a member's rack in it.
+    A partition whose racks are unknown costs nothing anywhere.
+    """
+
+    racks: tuple[str, ...]
+    rack_of: Mapping[str, int]
+    replicas: Mapping[TopicPartition, frozenset[str]]
+
+    @staticmethod
+    def of(cluster: ClusterState, members: Sequence[Member]) -> RackCosts | None:
+        """None where racks are not to count, or nothing is known about them."""
+        racks = tuple(sorted({member.rack for member in members}))
+        if cluster.rules.rack_strategy == "none" or len(racks) < 2 or not cluster.racks:
+            return None
+        return RackCosts(
+            racks, {member.member_id: racks.index(member.rack) for member in members}, cluster.racks
+        )
+
+    @staticmethod
+    def none(members: Sequence[Member]) -> RackCosts:
+        """As if all members stood in one rack, where every partition is."""
+        return RackCosts(("",), {member.member_id: 0 for member in members}, {})
+
+    def remote(self, partitions: Sequence[TopicPartition]) -> tuple[int, ...]:
+        """The number of partitions without a replica in a rack, for each rack."""
+        if not self.replicas:
+            return (0,) * len(self.racks)
+        known = [
+            self.replicas[partition] for partition in partitions if self.replicas.get(partition)
+        ]
+        return tuple(sum(rack not in replicas for replicas in known) for rack in self.racks)
+
+
+def costs_of(cluster: ClusterState, *, stateful: bool = True) -> tuple[int, int]:
+    """Traffic and non-overlap cost for stateful tasks and standbys, as configured or Kafka Streams'
+    defaults."""
+    if not stateful:
+        return STATELESS_TRAFFIC_COST, STATELESS_NON_OVERLAP_COST
+    traffic, non_overlap = cluster.rules.traffic_cost, cluster.rules.non_overlap_cost
+    return (
+        TRAFFIC_COST if traffic is None else traffic,
+        NON_OVERLAP_COST if non_overlap is None else non_overlap,
+    )

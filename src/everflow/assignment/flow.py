@@ -36,7 +36,7 @@ class Wish(NamedTuple):
 
 @dataclass(frozen=True)
 class Seats:
-    """How many tasks each member gets, by place: ``least``, and one more for ``extra`` of those
+    """The number of tasks for each member, by place: ``least``, and one more for ``extra`` of those
     that are ``open``."""
 
     rack: Sequence[int]
@@ -113,7 +113,7 @@ class _Flow:
         self._dead: set[int] = set()
 
     def _begin(self, task: int, wish: Wish) -> None:
-        """Where it costs least, whoever has room."""
+        """Start a task where it costs least, whether there is room or not."""
         cost = min(wish.away)
         node = self._members + wish.away.index(cost)
         for place, there in reversed(wish.near):
@@ -123,7 +123,7 @@ class _Flow:
         self._held[node][task] = None
 
     def _surplus(self, node: int) -> int:
-        """How many tasks too many a node has; negative where there is room."""
+        """The number of tasks that a node has too many; negative if there is room."""
         if node == self._extra:
             return -self._left
         if node >= self._members:
@@ -135,7 +135,7 @@ class _Flow:
         return [node for node in range(self._extra) if self._surplus(node) > 0]
 
     def placed(self) -> Placed:
-        """What came out; every hub is empty."""
+        """The result; every hub is empty."""
         member, rack, left = {}, {}, [0] * self._members
         for task, wish in enumerate(self._wishes):
             place = self._at[task]
@@ -183,7 +183,7 @@ class _Flow:
         self._dead.clear()
 
     def _ways(self, node: int) -> Iterator[tuple[int, int]]:
-        """Where a node can pass something on, and the least cost."""
+        """The nodes to which a node can pass something on, and the least costs."""
         if node == self._extra:
             for place in range(self._members):
                 if self._more[place]:
@@ -250,8 +250,8 @@ class _Flow:
         return self._more[arc.to] if node == self._extra else not self._more[node]
 
     def _arcs(self, node: int) -> Iterator[Arc]:
-        """Those of the right rise: to members with a copy, to any member of a rack, to who may have
-        one more."""
+        """The arcs along which the height rises by the cost: to members with a copy, to any member
+        of a rack, to members that may have one more."""
         height = self._height
         here = height[node]
         if node == self._extra:
@@ -279,8 +279,8 @@ class _Flow:
             yield Arc(self._extra, NOBODY)
 
     def _in_order(self, node: int) -> list[int]:
-        """Of equal tasks those go first of whose kind most are here, so that what goes and what
-        stays are both mixed."""
+        """Among equal tasks those go first whose kind has most tasks here, so that those that go
+        and those that stay are both mixed."""
         number: Counter[int] = Counter()
         ranked = []
         for task in self._held[node]:

@@ -1,15 +1,21 @@
-"""How far behind every copy is: the leader's view of who could take over which task. Pure."""
+"""Lags of all copies, and tasks that wait for a lost member. Pure.
+
+With ``scheduled.rebalance.max.delay.ms`` (Connect's rule, KIP-415) a lost member's tasks wait until
+it returns. Connect holds back everything that a lost worker had; here only tasks that would start
+cold wait: stateful ones without a caught-up copy on a live member.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
-from everflow.assignment.cluster_state import RUNNING, ClusterState, owners_of
+from everflow.assignment.cluster_state import RUNNING, Assignment, ClusterState, owners_of
 from everflow.records import TaskId
 
 STALE_ENDS_RECORDS = 10_000
-"""How far a copy may be beyond the end that the leader has read: it may have read a moment before
-the copy went on."""
+"""Records that a copy may be ahead of the end that the leader has read: it may have read a moment
+before the copy went on."""
 
 
 class Lags:
@@ -38,7 +44,7 @@ class Lags:
 
     @staticmethod
     def known(cluster: ClusterState) -> bool:
-        """Whether the end of every task with changelogs is known (X2)."""
+        """True if the end of every task with changelogs is known (X2)."""
         if cluster.end_sums is None:
             return False
         return all(
@@ -53,20 +59,20 @@ class Lags:
             self._copies.setdefault(task, {})[member_id] = max(0, end - position)
 
     def end(self, task: TaskId) -> int:
-        """What a member without a copy has to restore."""
+        """Records that a member without a copy has to restore."""
         return self._ends.get(task, 0)
 
     def lag(self, member_id: str, task: TaskId) -> int:
-        """Of this member's copy, or of none."""
+        """The lag of this member's copy, or of a member without one."""
         copies = self._copies.get(task)
         return self.end(task) if copies is None else copies.get(member_id, self.end(task))
 
     def hot(self, member_id: str, task: TaskId) -> bool:
-        """Whether the member could run the task at once."""
+        """True if the member could run the task at once."""
         return self.lag(member_id, task) <= self._acceptable
 
     def hot_without_copy(self, task: TaskId) -> bool:
-        """Whether anybody could run the task at once: it has no state, or less than may be
+        """True if anybody could run the task at once: it has no state, or less than may be
         missing."""
         return self.end(task) <= self._acceptable
 
@@ -80,5 +86,85 @@ class Lags:
         return next(iter(holders)) if len(holders) == 1 else None
 
     def restoring(self, member_id: str, task: TaskId) -> bool:
-        """Whether the member owns the task and still restores it."""
+        """True if the member owns the task and still restores it."""
         return member_id in self.owners.get(task, frozenset()) and not self.hot(member_id, task)
+
+
+@dataclass(frozen=True)
+class Delay:
+    """What the leader remembers from decision to decision; a new leader starts empty and holds
+    nothing back.
+
+    ``owners``: the process that held each task in the last assignment. ``lost``: held-back tasks,
+    with the process they wait for. ``deadline_ms``: when the waiting ends for all of them; a
+    further loss does not prolong it.
+    """
+
+    owners: Mapping[TaskId, str] = field(default_factory=dict)
+    lost: Mapping[TaskId, str] = field(default_factory=dict)
+    deadline_ms: int | None = None
+
+
+def hold_back(
+    delay: Delay, cluster: ClusterState, now_ms: int, max_delay_ms: int
+) -> tuple[Delay, ClusterState]:
+    """``cluster`` with the tasks that wait at ``now_ms``, and what to remember. A delay of 0 holds
+    nothing back.
+
+    Waiting ends when the member is back (same process id), when a copy elsewhere is hot, or at the
+    deadline.
+    """
+    present = {member.process_id for member in cluster.members}
+    lags = Lags(cluster)
+    gone = {
+        task: process
+        for task, process in (*delay.owners.items(), *delay.lost.items())
+        if process not in present
+    }
+    lost = {
+        task: process
+        for task, process in gone.items()
+        if task in cluster.tasks and _would_start_cold(task, cluster, lags)
+    }
+    if max_delay_ms <= 0 or not lost:
+        return replace(delay, lost={}, deadline_ms=None), replace(cluster, held_back=frozenset())
+    deadline_ms = now_ms + max_delay_ms if delay.deadline_ms is None else delay.deadline_ms
+    if now_ms >= deadline_ms:
+        owners = {task: process for task, process in delay.owners.items() if task not in lost}
+        return Delay(owners), replace(cluster, held_back=frozenset())
+    return replace(delay, lost=lost, deadline_ms=deadline_ms), replace(
+        cluster, held_back=frozenset(lost)
+    )
+
+
+def remember(
+    delay: Delay, cluster: ClusterState, assignment: Assignment, now_ms: int
+) -> tuple[Delay, Assignment]:
+    """What to remember of a decision, and the decision with a follow-up no later than the deadline.
+
+    A withheld task still counts as its present owner's: should that one die now, it is the one to
+    wait for.
+    """
+    processes = {member.member_id: member.process_id for member in cluster.members}
+    lags = Lags(cluster)
+    owners = {task: processes[one] for one, tasks in assignment.active.items() for task in tasks}
+    for task in assignment.withheld:
+        owner = lags.owner(task)
+        if owner is not None:
+            owners[task] = processes[owner]
+    remembered = replace(delay, owners=owners)
+    if delay.deadline_ms is None:
+        return remembered, assignment
+    left_ms = max(1, delay.deadline_ms - now_ms)
+    followup_ms = (
+        left_ms if assignment.followup_ms is None else min(left_ms, assignment.followup_ms)
+    )
+    return remembered, replace(assignment, followup_ms=followup_ms)
+
+
+def _would_start_cold(task: TaskId, cluster: ClusterState, lags: Lags) -> bool:
+    if task in lags.owners or not cluster.tasks[task].stateful:
+        return False
+    return not any(
+        lags.hot(member.member_id, task) for member in cluster.members if not member.draining
+    )

@@ -13,15 +13,14 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from everflow.assignment.cluster_state import ClusterState, Member
+from everflow.assignment.cluster_state import ClusterState, Member, RackCosts, costs_of
 from everflow.assignment.flow import Seats, Wish, cheapest
 from everflow.assignment.lags import Lags
-from everflow.assignment.racks import RackCosts, costs_of
 from everflow.assignment.standbys import place_standbys
 from everflow.records import TaskId
 
 OWN, HOT, COPY, NOTHING = range(4)
-"""How far the state is."""
+"""How near a member is to a task: it owns it, is hot, has a copy, has nothing."""
 
 
 def wishes(
@@ -146,7 +145,7 @@ def target(cluster: ClusterState, lags: Lags) -> Ideal:
 
 
 def eligible(cluster: ClusterState) -> list[Member]:
-    """Those that may be given anything new, in their order."""
+    """The members that may get anything new, in their order."""
     members = sorted(cluster.members, key=lambda member: member.order)
     return [member for member in members if not member.draining] or members
 

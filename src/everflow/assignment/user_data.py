@@ -5,7 +5,7 @@ reader ignores keys it does not know. Sets of tasks are written as runs of parti
 (``0:0-3,7;1:2``). Sizes: the broker keeps subscription and assignment of all members in one record
 of at most 1 MB (``message.max.bytes``). 1,000 members with 10,000 scattered tasks and as many
 standbys come to 0.41 MB here (``tests/unit/assignment/test_user_data.py`` holds the figure), and
-names of topics, members and hosts take about as much again: so the program's fingerprint travels as
+names of topics, members and hosts take about as much again: so the program's fingerprint is sent as
 a digest, and the host map only while it is small.
 """
 
@@ -40,7 +40,7 @@ _DAMAGED = (
     RecursionError,  # a hundred thousand brackets
 )
 _MOST_BYTES = 16 << 20
-"""Of user data, unpacked: the broker keeps at most 1 MB of all members, packed."""
+"""Limit of user data, unpacked: the broker keeps at most 1 MB of all members, packed."""
 _MOST_TASKS = 1_000_000
 _EMPTY: Mapping[Any, Any] = MappingProxyType({})
 
@@ -102,7 +102,7 @@ class UserData:
 
 @dataclass(frozen=True)
 class HostTasks:
-    """What runs behind one end point (``application.server``)."""
+    """Tasks behind one end point (``application.server``)."""
 
     active: frozenset[TaskId] = frozenset()
     standby: frozenset[TaskId] = frozenset()
@@ -141,7 +141,6 @@ def digest(lines: Sequence[str]) -> str:
 
 
 def encode(data: UserData) -> bytes:
-    """The subscription's user data."""
     body = {
         "p": data.process_id,
         "n": data.nonce,

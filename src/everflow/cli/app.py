@@ -231,7 +231,6 @@ def describe(
         from everflow.runtime.thread.columns import physical_description
         from everflow.spark.session import get_context
         from everflow.topology import describe as described
-        from everflow.topology import describe_physical as computed
         from everflow.waits import shown_by
 
         forms = {
@@ -239,7 +238,10 @@ def describe(
             DescribeFormat.json: described.as_json,
             DescribeFormat.mermaid: described.as_mermaid,
         }
-        roads = {DescribeFormat.text: computed.as_text, DescribeFormat.json: computed.as_json}
+        roads = {
+            DescribeFormat.text: described.physical_text,
+            DescribeFormat.json: described.physical_json,
+        }
         if physical and form not in roads:
             raise ConfigError(f"--physical is shown as text or json, not as {form.value}.")
         with (

@@ -29,9 +29,7 @@ def register(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
         """
         with errors_for_people(debug):
             from everflow.cli.cluster import own_status
-            from everflow.jvm.class_archive import make_archive
-            from everflow.jvm.jars import resolve_jars
-            from everflow.jvm.java import find_java
+            from everflow.jvm import find_java, make_archive, resolve_jars
 
             typer.echo(f"Java: {find_java()}")
             with own_status() as status:

@@ -23,8 +23,7 @@ from everflow.cli.program_source import (
 from everflow.errors import EverflowError, TopologyError
 from everflow.hidden_modules import blamed
 from everflow.serdes.base import SerdeError
-from everflow.spark.later import started_by
-from everflow.spark.session import start_when_asked
+from everflow.spark.session import start_when_asked, started_by
 from everflow.topology.program import Topology
 
 LOAD_SILENT_S = 2.0

@@ -1,7 +1,6 @@
-"""Arrow twins of Spark's expressions (note 016): Columns computed in a worker, without the JVM.
+"""Columns of the user's, computed on Arrow exactly as Spark computes them (note 016). Pure.
 
-`kernels` are the functions there are, each exactly what Spark's expression is; `computation` runs
-some of them over the columns of a batch; `builder` puts a computation together. May import layer 0
-and Arrow: who translates Spark's expressions is `everflow.spark.arrow_twins`. The Python workers
-run them, and the test driver.
+`computation` has the kernels, each exactly one of Spark's expressions, puts some of them together
+and runs them over the columns of a batch; `everflow.spark.arrow_expressions` translates Spark's
+expressions to them. `key_partitions` spreads keys over partitions. May import layer 0 and Arrow.
 """

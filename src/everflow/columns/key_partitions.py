@@ -23,7 +23,7 @@ BY_HASH = (MURMUR2, CRC32, FNV1A)
 """Java's default; librdkafka's (``consistent_random``: confluent-kafka, and so most producers in
 Python, C, Go and .NET); librdkafka's ``fnv1a_random``, which is Sarama's default, too."""
 _CRC_TABLE = np.array([zlib.crc32(bytes((n ^ 0xFF,))) ^ 0xFF000000 for n in range(256)], np.uint32)
-"""What a byte adds: `zlib.crc32` of one byte, without its beginning and end."""
+"""The change by one byte: `zlib.crc32` of it, without beginning and end."""
 
 
 def murmur2(keys: pa.Array) -> Hashes:

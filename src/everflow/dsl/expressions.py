@@ -15,10 +15,10 @@ from everflow import serdes
 from everflow.dsl.functions import function_name, refuse_pyspark
 from everflow.errors import EverflowError, TopologyError
 from everflow.serdes import Serde
+from everflow.serdes.arrow_types import normal_type, type_text
 from everflow.serdes.by_record import adopted, is_serde, no_serde
 from everflow.spark.expressions import analyse
-from everflow.topology.graph import ColumnExpr, EdgeType
-from everflow.topology.types import column_names, normal_type, same_type, type_text
+from everflow.topology.graph import ColumnExpr, EdgeType, column_names, same_type
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs  # for the type checker only

@@ -28,7 +28,7 @@ from everflow.location import place, user_line
 from everflow.records import names_a_topic
 from everflow.serdes import Serde
 from everflow.state.store import StoreSpec
-from everflow.topology.arrival import hands_on_first, reaches_first
+from everflow.topology.arrival import hands_on_first, reaches_first, require_direct
 from everflow.topology.graph import (
     PREPARE,
     ColumnExpr,
@@ -42,10 +42,9 @@ from everflow.topology.graph import (
     SourceNode,
     StatefulNode,
 )
-from everflow.topology.offset_metadata import require_room
+from everflow.topology.idle_sources import require_room
 from everflow.topology.partitioners import key_partitioners
 from everflow.topology.program import Topology
-from everflow.topology.shared_stores import require_direct
 from everflow.travel.refusals import TravelCheck
 from everflow.windows import Duration
 

@@ -71,8 +71,9 @@ from everflow.operators import agg
 from everflow.operators.agg import Aggregator
 from everflow.operators.joins import JoinKind
 from everflow.serdes import Serde
+from everflow.serdes.arrow_types import type_text
 from everflow.state.store import StoreSpec
-from everflow.topology.types import same_type, type_text, write_alike
+from everflow.topology.graph import same_type, write_alike
 from everflow.windows import (
     CountWindows,
     Duration,

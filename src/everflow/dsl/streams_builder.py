@@ -26,10 +26,15 @@ from everflow.location import user_line
 from everflow.serdes import Serde
 from everflow.spark.session import start_when_asked
 from everflow.state.store import StoreSpec
-from everflow.topology.graph import GlobalTableNode, Reading, SourceNode, StatefulNode
+from everflow.topology.graph import (
+    GlobalTableNode,
+    Reading,
+    SourceNode,
+    StatefulNode,
+    TimestampExtractor,
+)
 from everflow.topology.program import Topology
-from everflow.topology.timestamps import TimestampExtractor
-from everflow.travel.inert import Inert, in_worker
+from everflow.travel.parcel import Inert, in_worker
 from everflow.windows import Duration
 
 Timestamp = TimestampExtractor | type[TimestampExtractor] | Expression

@@ -23,11 +23,16 @@ from everflow.dsl.functions import (
 )
 from everflow.dsl.graph_builder import check_name
 from everflow.errors import TopologyError
+from everflow.serdes.arrow_types import type_text
 from everflow.setting_checks import BY_DURATION, offset_reset
 from everflow.spark.expressions import analyse
-from everflow.topology.graph import ColumnExpr, FunctionExpr
-from everflow.topology.timestamps import EXTRACTORS, TimeFunction, TimestampExtractor
-from everflow.topology.types import type_text
+from everflow.topology.graph import (
+    EXTRACTORS,
+    ColumnExpr,
+    FunctionExpr,
+    TimeFunction,
+    TimestampExtractor,
+)
 from everflow.windows import Duration, duration_ms
 
 Time = TimestampExtractor | ColumnExpr

@@ -26,7 +26,7 @@ from everflow.assignment.cluster_state import (
     tasks_of,
     validate_assignment,
 )
-from everflow.assignment.delayed import Delay, hold_back, remember
+from everflow.assignment.lags import Delay, hold_back, remember
 from everflow.assignment.user_data import (
     LATEST_VERSION,
     UNREAD,
@@ -168,7 +168,7 @@ assignment."""
 @dataclass(frozen=True, kw_only=True)
 class Identity:
     """What never changes while the instance lives. ``topology``: the lines of
-    `everflow.topology.fingerprint`."""
+    `everflow.topology.store_layouts`."""
 
     process_id: str
     threads: int = 1

@@ -42,7 +42,7 @@ from everflow.membership.follow_ups import FollowUps
 from everflow.moves import ABOUT_ASSIGNMENT, moves
 from everflow.records import MemberMetadata, TaskId, TopicPartition
 from everflow.threads import Running, on_thread
-from everflow.topology.fingerprint import difference
+from everflow.topology.store_layouts import differing_lines
 
 
 def refusal_error(group_id: str, data: AssignmentData, identity: Identity) -> EverflowError:
@@ -82,7 +82,7 @@ def unheard_error(group_id: str, waited_s: float) -> ShutdownRequestedError:
 def _other_program(
     group_id: str, data: AssignmentData, identity: Identity
 ) -> IncompatibleTopologyError:
-    differs = difference(identity.topology, data.reference) if data.reference else ""
+    differs = differing_lines(identity.topology, data.reference) if data.reference else ""
     shown = (
         f"Difference (+ this program, - the running one):\n{differs}"
         if differs

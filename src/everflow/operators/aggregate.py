@@ -144,10 +144,6 @@ class AggregateSpec(KeyedOperator):
             window=self.window,
         )
 
-    def decode_result(self, data: bytes) -> Any:
-        """The result (type ``result``), not the state that is kept for it."""
-        return self.decode_array(pa.array([data], pa.binary()))[0].as_py()
-
     def value_reader(self) -> Callable[[bytes], Any] | None:
         """See `everflow.serdes.base.value_reader`: where the state is the result."""
         return value_reader(self.value_serde) if self.value_serde.type == self.result else None

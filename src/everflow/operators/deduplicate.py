@@ -9,7 +9,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -55,10 +54,6 @@ class DeduplicateSpec(TableOperator):
     def retention_ms(self) -> int:
         """A record that is not late meets those of ``within_ms`` before it."""
         return self.within_ms + self.grace_ms + 1
-
-    def decode_result(self, data: bytes) -> Any:
-        """Nothing is stored with an id's times."""
-        return self.value_serde.decode(data)
 
     @property
     def results(self) -> ResultDecoder:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -44,11 +44,6 @@ class KeyedOperator(TableOperator):
     def one_result(self) -> bool:
         """See `everflow.topology.arrival.gives_several`."""
         return self.window is None
-
-    def decode_result(self, data: bytes) -> Any:
-        """What the table shows for stored value bytes (without the 8-byte timestamp): here the
-        value itself."""
-        return self.value_serde.decode(data)
 
     def run(self, inputs: Inputs) -> TasksResult:
         """See `Operator`. All tasks' records are grouped, read and folded together: a batch

@@ -18,9 +18,15 @@ from everflow.serdes import (
     Serde,
     StringSerde,
 )
-from everflow.topology.graph import Node, Reading, SourceNode, StatefulNode
+from everflow.topology.graph import (
+    FailOnInvalidTimestamp,
+    LogAndSkipOnInvalidTimestamp,
+    Node,
+    Reading,
+    SourceNode,
+    StatefulNode,
+)
 from everflow.topology.program import Topology
-from everflow.topology.timestamps import FailOnInvalidTimestamp, LogAndSkipOnInvalidTimestamp
 
 REUSE_SOURCE_TOPICS = "reuse.ktable.source.topics"
 OPTIMIZATIONS = ("none", REUSE_SOURCE_TOPICS)

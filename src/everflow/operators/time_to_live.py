@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,8 +26,8 @@ from everflow.serdes.base import ResultDecoder
 from everflow.state.changelog import TIMESTAMP_BYTES, pack_value
 from everflow.state.overlay import OverlayView
 from everflow.state.store import StoreView
+from everflow.topology.batches import appended, concat
 from everflow.topology.graph import Inputs, TableOperator
-from everflow.topology.hops import appended, concat
 
 ENDS = DueIndex(signed=True)
 """The index: the times at which entries are looked at, and their keys."""
@@ -77,10 +76,6 @@ class TimeToLiveSpec(TableOperator):
     def result(self) -> pa.DataType:
         """Arrow type of the output's value."""
         return self.inner.result
-
-    def decode_result(self, data: bytes) -> Any:
-        """What the table shows for stored bytes."""
-        return self.inner.decode_result(data)
 
     @property
     def results(self) -> ResultDecoder:

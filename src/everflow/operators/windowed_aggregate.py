@@ -55,10 +55,6 @@ class WindowedAggregate(TableOperator, Generic[Layout]):
         """Arrow type of the output's key."""
         return windowed_key_type(self.key_serde.type)
 
-    def decode_result(self, data: bytes) -> Any:
-        """What the table shows for stored bytes."""
-        return self.layout.decode_result(data)
-
     @property
     def results(self) -> ResultDecoder:
         """See `TableOperator`."""

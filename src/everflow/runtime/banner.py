@@ -9,7 +9,7 @@ from pathlib import Path
 
 from everflow.config import StreamsConfig
 from everflow.logs import log_path
-from everflow.topology.describe_physical import roads, summary
+from everflow.topology.describe import roads, summary
 from everflow.topology.graph import (
     GlobalTableNode,
     SinkNode,

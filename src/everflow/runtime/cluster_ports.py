@@ -21,7 +21,7 @@ from everflow.kafka.writing.fencing import fence_all
 from everflow.kafka.writing.transaction import GroupMetadata
 from everflow.kafka.writing.writer_settings import QUEUE
 from everflow.membership.member import GroupMember
-from everflow.memory.spare import SpareMemory, trim_of_libc
+from everflow.memory import SpareMemory, trim_of_libc
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.client_state import ClientState
 from everflow.runtime.commit.batch import WorkerClients
@@ -62,8 +62,7 @@ from everflow.runtime.worker.global_records import GlobalRecords
 from everflow.state.left_out import PlacedChunk, as_processed
 from everflow.state.lmdb_store import LmdbStore
 from everflow.threads import Running, on_thread
-from everflow.topology.sources.growth import TopicGrowth, growth, may_grow, resizable
-from everflow.topology.sources.patterns import pattern_sources
+from everflow.topology.patterns import TopicGrowth, growth, may_grow, pattern_sources, resizable
 
 log = logging.getLogger("everflow")
 
@@ -529,7 +528,7 @@ class ClusterPorts:
         self._dependencies.directory.require_held()
         self._gate.require_reachable()
         self._keeper.look()
-        self._spare.look()
+        self._spare.trim_if_due()
 
     def purge(self, positions: Mapping[TopicPartition, int]) -> None:
         """Delete what was read from repartition topics; and read the racks again."""

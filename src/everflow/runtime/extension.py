@@ -22,7 +22,7 @@ from everflow.runtime.start_up import START_METADATA
 from everflow.runtime.tasks.recovery import Recovery
 from everflow.runtime.tasks.task import ActiveTask
 from everflow.threads import Running, Spawn
-from everflow.topology.sources.growth import TopicGrowth
+from everflow.topology.patterns import TopicGrowth
 
 log = logging.getLogger("everflow")
 

@@ -24,7 +24,7 @@ from everflow.membership.member import (
     Revoked,
     Roles,
 )
-from everflow.memory.budget import MemoryBudget
+from everflow.memory import MemoryBudget
 from everflow.metrics import Metrics
 from everflow.records import TaskId, TopicPartition
 from everflow.retry import quietly, retrying

@@ -28,7 +28,7 @@ from everflow.kafka.client_settings import check_clients
 from everflow.kafka.reading.log_reader import LogReader
 from everflow.logs import LogFile, install
 from everflow.membership.own_assignor import check_assignor
-from everflow.memory.spare import share_one_area
+from everflow.memory import share_one_area
 from everflow.metrics import Metrics
 from everflow.moves import moves
 from everflow.operators.optimization import optimized
@@ -89,12 +89,12 @@ from everflow.runtime.thread.retry_policy import (
 from everflow.runtime.thread.uncaught import Uncaught, UncaughtExceptionHandler
 from everflow.runtime.thread_count import ThreadCount
 from everflow.runtime.wiring import Dependencies, instance_log
+from everflow.state.disk import MemoryFolder
 from everflow.state.lmdb_store import LmdbStore
-from everflow.state.memory_folder import MemoryFolder
 from everflow.state.task_directory import StateDirectory
 from everflow.threads import on_thread
 from everflow.topology.program import Topology, checked_topology
-from everflow.travel.inert import InertInstance, in_worker
+from everflow.travel.parcel import InertInstance, in_worker
 from everflow.windows import Duration, duration_ms
 
 if TYPE_CHECKING:
@@ -674,19 +674,18 @@ class KafkaStreams(InteractiveQueries, Telling):
     def _launch_spark_ahead(self) -> None:
         """Spark's JVM, and its workers' daemon, start beside what else a start does."""
         from everflow.spark.job import launch_daemon_ahead
-        from everflow.spark.launch import daemon_ahead, jvm_ahead
+        from everflow.spark.launch import daemon_ahead, jvm_launch
         from everflow.spark.session import launch_ahead
 
         # Where the start ends before Spark's.
-        self._life.held.callback(jvm_ahead.discard)
+        self._life.held.callback(jvm_launch.discard)
         self._life.held.callback(daemon_ahead.discard)
         launch_ahead()
         launch_daemon_ahead()
 
     def _spark(self) -> Any:
         """The SparkContext; a new one has slots for the threads, restores, and a spare."""
-        from everflow.spark.later import running_context
-        from everflow.spark.session import get_context
+        from everflow.spark.session import get_context, running_context
 
         if running_context() is None:
             moves.info("Starting Spark")

@@ -33,16 +33,14 @@ from everflow.runtime.topics.internal_topics import (
     short_name,
 )
 from everflow.state.task_directory import StateDirectory
-from everflow.topology.fingerprint import fingerprint
-from everflow.topology.graph import Graph, SourceNode
-from everflow.topology.offset_metadata import require_room, room_for_layouts
-from everflow.topology.physical_plan import PhysicalPlan
-from everflow.topology.plan import emitting_every_update, plan, with_default_extractor
+from everflow.topology.graph import Graph, SourceNode, extractor_named
+from everflow.topology.idle_sources import require_room, room_for_layouts
+from everflow.topology.patterns import TopicGrowth, pattern_sources, with_topics
+from everflow.topology.plan import PhysicalPlan, emitting_every_update, plan, with_default_extractor
 from everflow.topology.program import Topology
-from everflow.topology.sources.growth import TopicGrowth
-from everflow.topology.sources.patterns import pattern_sources, with_topics
 from everflow.topology.store_layouts import (
     beside_topics,
+    fingerprint,
     from_json,
     layouts_to_keep,
     require_readable,
@@ -50,7 +48,6 @@ from everflow.topology.store_layouts import (
     topics_in,
 )
 from everflow.topology.subtopologies import InternalTopics, SubTopologies, cut, internal_topics
-from everflow.topology.timestamps import extractor_named
 from everflow.waits import waiting
 
 log = logging.getLogger("everflow")

@@ -2,9 +2,8 @@
 
 ``serdes.string()``, ``serdes.long()``, ``serdes.json("carrier string, delay double")``, ...;
 formats are Java's, so that topics and changelogs can be shared with Kafka Streams applications.
-`base` says what a serde is; `primitives`, `lists`, `json_serde`, `packed` and `windowed` are the
-kinds,
-`schema` reads types from text, `fitting` says which Python values fit which type.
+`base` defines a serde; `primitives`, `lists`, `json_serde`, `packed` and `windowed` are the kinds;
+`schema` reads types from text, `arrow_types` checks Python values.
 May import layer 0, Arrow and orjson. Pure; driver and workers run it.
 """
 

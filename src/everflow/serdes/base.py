@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from everflow.errors import EverflowError
-from everflow.serdes.fitting import column_of
+from everflow.serdes.arrow_types import column_of
 from everflow.user_texts import shown
 
 REGISTRY_HEAD = 5
@@ -19,8 +19,7 @@ REGISTRY_HEAD = 5
 
 
 def of_a_registry(data: bytes) -> str | None:
-    """What to say of bytes that no serde of ours reads, where they begin as those of a schema
-    registry do; else None."""
+    """The hint for unreadable bytes that begin as those of a schema registry; else None."""
     if len(data) < REGISTRY_HEAD or data[0] != 0:
         return None
     number = int.from_bytes(data[1:REGISTRY_HEAD], "big")
@@ -100,8 +99,8 @@ def binary_from_matrix(rows: npt.NDArray[np.uint8]) -> pa.Array:
 def wrong_width(expected: str, width: int, data: bytes, *, index: int | None = None) -> SerdeError:
     """The error of bytes that are not ``width``, and what they may be of."""
     registry = of_a_registry(data) if len(data) == REGISTRY_HEAD + width else None
-    told = f": {registry}" if registry else ""
-    return SerdeError(f"{expected}, found {len(data)}{told}", index=index)
+    cause = f": {registry}" if registry else ""
+    return SerdeError(f"{expected}, found {len(data)}{cause}", index=index)
 
 
 def matrix_from_binary(data: pa.Array, width: int) -> npt.NDArray[np.uint8]:
@@ -161,7 +160,7 @@ def rest(data: pa.Array, start: int) -> pa.Array:
 
 
 class ResultDecoder(Protocol):
-    """Reads stored values as the table shows them; travels by pickle. A `Serde` is one."""
+    """Reads stored values as the table shows them; picklable. A `Serde` is one."""
 
     def decode_array(self, data: pa.Array) -> pa.Array:
         """A column of what the table shows for a binary column of value bytes (without the 8-byte
@@ -174,6 +173,11 @@ def value_reader(decoder: ResultDecoder) -> Callable[[bytes], Any] | None:
     make = getattr(decoder, "value_reader", None)
     read: Callable[[bytes], Any] | None = None if make is None else make()
     return read
+
+
+def decode_one(decoder: ResultDecoder, data: bytes) -> Any:
+    """One value, as a column of one. SerdeError."""
+    return decoder.decode_array(pa.array([data], pa.binary()))[0].as_py()
 
 
 def decode_present(data: pa.Array, decode: Callable[[pa.Array], pa.Array]) -> pa.Array:

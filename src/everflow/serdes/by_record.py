@@ -12,8 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from everflow.serdes.arrow_types import UnfitError, column_of
 from everflow.serdes.base import Serde, SerdeError
-from everflow.serdes.fitting import UnfitError, column_of
 from everflow.serdes.schema import arrow_type
 
 NEEDED = ("type", "encode", "decode")
@@ -38,20 +38,16 @@ class ByRecord:
         return repr(self.own)
 
     def encode(self, value: Any) -> bytes | None:
-        """Bytes of one value."""
         data: bytes | None = self._column([value])[0].as_py()
         return data
 
     def decode(self, data: bytes | None) -> Any:
-        """The value."""
         return None if data is None else _each(self.own.decode, [data])[0]
 
     def encode_array(self, values: pa.Array) -> pa.Array:
-        """Row by row."""
         return self._column(values.to_pylist())
 
     def decode_array(self, data: pa.Array) -> pa.Array:
-        """Row by row."""
         decoded = _each(self.own.decode, data.to_pylist())
         try:
             return column_of(decoded, self.type)
@@ -94,7 +90,7 @@ def _each(one: Callable[[Any], Any], values: Collection[Any]) -> list[Any]:
 
 
 def is_serde(given: object) -> bool:
-    """Whether ``given`` has what a serde needs at least."""
+    """True if ``given`` has what a serde needs at least."""
     return not isinstance(given, type) and all(hasattr(given, name) for name in NEEDED)
 
 
@@ -107,8 +103,8 @@ def adopted(given: Any) -> Serde:
 
 
 def no_serde(given: object, names: Collection[str]) -> str | None:
-    """What is wrong with ``given`` and how to write it; None for a serde. ``names``: of everflow's
-    own makers of serdes."""
+    """Why ``given`` is no serde, and the cure; None for a serde. ``names``: everflow's own makers
+    of serdes."""
     if is_serde(given):
         return None
     if isinstance(given, str):
@@ -123,7 +119,6 @@ def no_serde(given: object, names: Collection[str]) -> str | None:
     lacks = [name for name in NEEDED if not hasattr(given, name)]
     return (
         f"is not a whole serde: it lacks {', '.join(lacks)}. It needs encode(value) -> bytes, "
-        f"decode(bytes) -> value and type, the "
-        "type of what decode gives: pyarrow's, or text such as 'string' or 'x bigint, y bigint' "
-        "(then decode gives a dict)"
+        "decode(bytes) -> value and type, the type of what decode gives: pyarrow's, or text such "
+        "as 'string' or 'x bigint, y bigint' (then decode gives a dict)"
     )

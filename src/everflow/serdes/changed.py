@@ -18,6 +18,7 @@ from everflow.records import Int64
 from everflow.serdes.base import (
     Serde,
     SerdeError,
+    decode_one,
     decode_present,
     encode_one,
     flat,
@@ -48,7 +49,7 @@ class ChangedSerde:
         return encode_one(self, value)
 
     def decode(self, data: bytes | None) -> Any:
-        return self.decode_array(pa.array([data], pa.binary()))[0].as_py()
+        return None if data is None else decode_one(self, data)
 
     def encode_array(self, values: pa.Array) -> pa.Array:
         new, old = (self.inner.encode_array(side) for side in flat(values, self.type).flatten())

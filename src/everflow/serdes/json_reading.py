@@ -13,7 +13,6 @@ import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import accumulate, chain
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -23,9 +22,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from everflow.exact_texts import day, is_number, moment, number, whole
-from everflow.serdes.arrow_types import Misfit, field_step, type_text
+from everflow.serdes.arrow_types import (
+    BEYOND_FLOAT,
+    UNFIT,
+    TypeMismatch,
+    field_step,
+    of_field,
+    type_text,
+)
 from everflow.serdes.base import SerdeError, of_a_registry
-from everflow.serdes.fitting import BEYOND_FLOAT
 from everflow.serdes.json_writing import write
 from everflow.user_texts import writable
 
@@ -42,28 +47,27 @@ _EXACT = 2**53
 """Up to here a double is the number that was written, if that was whole."""
 _NEAREST_ZERO = -999_999
 _MAY_BE_ROUNDED = re.compile(rb"[0-9.]{17}|[eE]-[0-9]{3}")
-"""What stands in each text with a number that is not whole, but is as a double."""
+"""Matches each text with a number that is not whole, but is as a double."""
 # years that Python has, too
 _DAY = r"^[12]\d{3}-\d{2}-\d{2}$"
 _MOMENT = r"^[12]\d{3}-\d{2}-\d{2}[T ]\d{2}:\d{2}:\d{2}(?:\.\d{3}|\.\d{6})?(?:Z|[+-]\d{2}:\d{2})?$"
 _WHOLE = r"^-?(?:0|[1-9][0-9]*)$"
 _FEW = 100
-"""So many times, or keys, cost as much at once as one by one."""
+"""From this number on, times and keys are read faster in columns than one by one."""
 _MOST_SHOWN = 100
-_UNFIT = (pa.ArrowException, TypeError, ValueError, OverflowError, ArithmeticError)
 
 
-class Unfit(dict[int, Misfit]):
-    """What does not fit, by row. ``doubtful``: rows in which a field of an integer has a double,
-    which need not be the number that was written."""
+class Unfit(dict[int, TypeMismatch]):
+    """Values that do not fit, by row. ``doubtful``: rows in which a field of an integer has a
+    double, which need not be the number that was written."""
 
     def __init__(self) -> None:
         self.doubtful: set[int] = set()
 
     def take(self, inner: Unfit, step: str) -> None:
-        """What was found in a field of the same rows."""
-        for row, misfit in inner.items():
-            self.setdefault(row, misfit.below(step))
+        """Take over the faults of a field of the same rows."""
+        for row, mismatch in inner.items():
+            self.setdefault(row, mismatch.below(step))
         self.doubtful |= inner.doubtful
 
 
@@ -94,8 +98,8 @@ def read_rows(rows: Sequence[bytes | None], type_: pa.DataType) -> tuple[pa.Arra
         column = read(values, unfit)
     if not unfit:
         return column, faults
-    for row, misfit in unfit.items():
-        faults[row] = SerdeError(f"JSON that does not fit: {misfit}")
+    for row, mismatch in unfit.items():
+        faults[row] = SerdeError(f"JSON that does not fit: {mismatch}")
     good = np.ones(len(rows), np.bool_)
     good[list(unfit)] = False
     places = pa.array(np.arange(len(rows)), mask=~good)
@@ -118,9 +122,9 @@ def _parse_each(rows: Sequence[bytes | None], parse: _Parse, faults: Faults) -> 
 
 
 def _no_json(row: bytes, error: json.JSONDecodeError) -> str:
-    """What a text is that is no JSON."""
-    if (told := of_a_registry(row)) is not None:
-        return told
+    """Describes a text that is no JSON."""
+    if (written := of_a_registry(row)) is not None:
+        return written
     if not row.strip():
         return "it is empty"
     try:
@@ -220,7 +224,7 @@ def _scalar_reader(
                 faults.doubtful.update(at for at, v in enumerate(values) if type(v) is float)
             try:
                 values = [v if type(v) in allowed else one(v) for v in values]
-            except _UNFIT:
+            except UNFIT:
                 values = _each(values, one, expected, type_, faults)
         return _array(values, 0, expected, type_, faults)
 
@@ -255,13 +259,13 @@ def times(texts: pa.Array, type_: pa.DataType) -> pa.Array | None:
 def _array(
     values: Sequence[Any], start: int, expected: str, type_: pa.DataType, faults: Unfit
 ) -> pa.Array:
-    """What Arrow refuses (an integer beyond its type, say) is found by halves, a fault and null.
-    ``start`` is the row of the first value."""
+    """Searches values that Arrow refuses (an integer beyond its type, say) by halves; each is a
+    fault and null. ``start`` is the row of the first value."""
     try:
         if pa.types.is_timestamp(type_) and type_.unit in ("s", "ms"):  # which would cut them
             return pa.array(values, pa.timestamp("us", type_.tz)).cast(type_)
         return pa.array(values, type_)
-    except _UNFIT:
+    except UNFIT:
         if len(values) == 1:
             if pa.types.is_integer(type_):
                 most = 1 << (type_.bit_width - 1)
@@ -277,8 +281,8 @@ def _array(
     )
 
 
-def _unlike(value: Any, expected: str, type_: pa.DataType) -> Misfit:
-    return Misfit("", type_, f"expected {expected}, found {shown(value)}")
+def _unlike(value: Any, expected: str, type_: pa.DataType) -> TypeMismatch:
+    return TypeMismatch("", type_, f"expected {expected}, found {shown(value)}")
 
 
 def _each(
@@ -289,11 +293,11 @@ def _each(
     for index, value in enumerate(values):
         try:
             done[index] = None if value is None else one(value)
-        except _UNFIT as error:
-            misfit = _unlike(value, expected, type_)
+        except UNFIT as error:
+            mismatch = _unlike(value, expected, type_)
             if isinstance(error, _Misread):
-                misfit = misfit._replace(why=f"{misfit.why}{error}")
-            faults.setdefault(index, misfit)
+                mismatch = mismatch._replace(why=f"{mismatch.why}{error}")
+            faults.setdefault(index, mismatch)
     return done
 
 
@@ -321,20 +325,13 @@ def _struct_reader(type_: pa.DataType) -> _Column:
             rows = [{} if row is None else row for row in rows]
         columns, inner = [], Unfit()
         for name, step, read in readers:
-            columns.append(read(_of_field(name, rows), inner))
+            columns.append(read(of_field(name, rows), inner))
             if inner or inner.doubtful:
                 faults.take(inner, step)
                 inner = Unfit()
         return pa.StructArray.from_arrays(columns, fields=fields, mask=nulls)
 
     return column
-
-
-def _of_field(name: str, rows: Sequence[dict[str, Any]]) -> list[Any]:
-    try:
-        return list(map(itemgetter(name), rows))  # half the time of the other
-    except KeyError:
-        return [row.get(name) for row in rows]
 
 
 def _list_reader(type_: pa.DataType) -> _Column:
@@ -368,7 +365,9 @@ def _map_reader(type_: pa.DataType) -> _Column:
         items = item(list(chain.from_iterable(row.values() for row in present)), inner)
         if not inner and not unique and len(texts) > len(present):
             for at in _again(keys, _owners(rows)[0]):
-                inner[at] = Misfit("", type_.key_type, "another key of the map means the same")
+                inner[at] = TypeMismatch(
+                    "", type_.key_type, "another key of the map means the same"
+                )
         if inner or inner.doubtful:
             owners, _ = _owners(rows)
             _take_items(inner, owners, lambda at: f"[{shown(texts[at])}]", faults)
@@ -381,8 +380,7 @@ def _map_reader(type_: pa.DataType) -> _Column:
 
 
 def _key_reader(type_: pa.DataType) -> _Column:
-    """Of the keys of a map, which are text in JSON: what the key's own JSON is, without its
-    quotes."""
+    """Reads the keys of a map, which are text in JSON: the key's own JSON without its quotes."""
     if pa.types.is_nested(type_):
         return _nested_key_reader(type_)
     taken, one, expected = _scalar(type_)
@@ -446,7 +444,7 @@ def _again(keys: pa.Array, owners: npt.NDArray[np.int64]) -> list[int]:
 
 
 def _starts(rows: Sequence[Any], type_: pa.DataType) -> pa.Array:
-    """Where each row's items begin, null for null rows, with the end at last."""
+    """The start of each row's items, null for null rows, and the end of the last."""
     starts: list[int | None] = list(accumulate((len(row or ()) for row in rows), initial=0))
     if not all(rows):
         starts[:-1] = [None if row is None else at for row, at in zip(rows, starts, strict=False)]
@@ -465,9 +463,9 @@ def _take_items(
     step: Callable[[int], str],
     faults: Unfit,
 ) -> None:
-    """What was found in items, for the rows that have them."""
-    for at, misfit in sorted(inner.items()):
-        faults.setdefault(int(owners[at]), misfit.below(step(at)))
+    """Take over the faults of items, for the rows that have them."""
+    for at, mismatch in sorted(inner.items()):
+        faults.setdefault(int(owners[at]), mismatch.below(step(at)))
     faults.doubtful.update(int(owners[at]) for at in inner.doubtful)
 
 
@@ -514,7 +512,7 @@ def _no_day(value: Any) -> str:
 
 
 def _base64(text: str) -> bytes:
-    """Without bits that would be cut off."""
+    """Decodes base64; refuses bits that would be cut off."""
     data = text.encode("ascii", "replace")
     try:
         found = base64.b64decode(data, validate=True)

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from everflow.exact_texts import number_text
-from everflow.serdes.arrow_types import Misfit, field_step
+from everflow.serdes.arrow_types import TypeMismatch, field_step
 from everflow.serdes.base import SerdeError
 
 _Convert = Callable[[Any], Any] | None
@@ -29,12 +29,12 @@ _Texts = Callable[[pa.Array], pa.Array]
 
 _UNFIT = (pa.ArrowException, TypeError, ValueError, OverflowError)
 _FEW = 400
-"""So many rows cost as much in columns as one by one."""
+"""Up to this number of rows, columns are no faster than one by one."""
 _LOOKED_AT = 32
-"""For so many values one look for NaN in their columns is quicker than one for each."""
+"""From this number of values on, one search of their columns for NaN is faster than one each."""
 _COLUMN_BYTES, _OBJECT_BYTES = 4_000_000, 1_000_000
-"""What is written at once of large values, in columns and by value: as objects they take up to
-sixteen times as much."""
+"""Bytes of large values that are written at once, in columns and by value: as objects they take up
+to sixteen times as much."""
 _ESCAPED = r'["\\\x00-\x1f]'
 _QUOTE, _NOTHING = pa.scalar('"'), pa.scalar("")
 _TIMES = (pa.timestamp("us", "UTC"), pa.timestamp("us"), pa.date32())
@@ -59,18 +59,17 @@ def write(values: pa.Array) -> pa.Array:
 
 
 def write_rows(values: pa.Array) -> pa.Array:
-    """As `write`, value by value."""
     try:
         return _by_value(values)
     except _UNFIT as error:
         for index in range(len(values)):
-            misfit = _unwritable(values[index : index + 1])
-            if misfit is not None:
-                raise SerdeError(f"cannot be written as JSON: {misfit}", index=index) from error
+            mismatch = _unwritable(values[index : index + 1])
+            if mismatch is not None:
+                raise SerdeError(f"cannot be written as JSON: {mismatch}", index=index) from error
         raise
 
 
-def _unwritable(value: pa.Array) -> Misfit | None:
+def _unwritable(value: pa.Array) -> TypeMismatch | None:
     """Why the one value of the array has no JSON; None where it has."""
     type_ = value.type
     if value.null_count:
@@ -95,9 +94,9 @@ def _unwritable(value: pa.Array) -> Misfit | None:
     try:
         _row_writer(type_, False)(value[0].as_py())
     except _Twice as error:
-        return Misfit("", type_, str(error))
+        return TypeMismatch("", type_, str(error))
     except _UNFIT:
-        return Misfit("", type_, _NO_JSON.get(type_.id, "it has no JSON"))
+        return TypeMismatch("", type_, _NO_JSON.get(type_.id, "it has no JSON"))
     return None
 
 
@@ -329,7 +328,8 @@ def _quoted_texts(column: pa.Array) -> pa.Array:
 
 
 def _time_texts(column: pa.Array) -> pa.Array:
-    """Of dates and times; ArrowInvalid beyond the years that Python has, which no row can say."""
+    """Texts of dates and times; ArrowInvalid beyond the years that Python has, where no row has a
+    text."""
     zone = getattr(column.type, "tz", None)
     moments = column.cast(pa.timestamp("us", zone))  # of dates: ArrowInvalid beyond 64 bits
     first, last = (pa.scalar(year, pa.timestamp("us")).cast(moments.type) for year in _YEARS)

@@ -21,6 +21,7 @@ from everflow.records import Int64
 from everflow.serdes.base import (
     Serde,
     SerdeError,
+    decode_one,
     decode_present,
     flat,
     with_nulls_of,
@@ -82,7 +83,7 @@ class ListSerde:
         return bytes((_CONSTANT,)) + _int(len(nulls)) + places + _int(len(entries)) + present
 
     def decode(self, data: bytes | None) -> Any:
-        return None if data is None else self.decode_array(pa.array([data], pa.binary()))[0].as_py()
+        return None if data is None else decode_one(self, data)
 
     def encode_array(self, values: pa.Array) -> pa.Array:
         values = flat(values, self.type)
@@ -139,7 +140,7 @@ def _content(data: pa.Array) -> _Bytes:
 
 
 def _starts(sizes: Int64) -> Int64:
-    """Where each begins, if they lie one behind the other; and where the last one ends."""
+    """The start of each, if they are contiguous, and the end of the last."""
     found = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes, out=found[1:])
     return found

@@ -33,6 +33,7 @@ from everflow.serdes.base import (
     Serde,
     SerdeError,
     binary_from_matrix,
+    decode_one,
     decode_present,
     encode_one,
     flat,
@@ -75,20 +76,20 @@ def packed_reader(serde: Serde) -> Callable[[bytes], Any] | None:
     def read(data: bytes) -> Any:
         end = fixed.size
         if len(data) < end:
-            return by_column(serde, data)
+            return decode_one(serde, data)
         nulls, *values = fixed.unpack_from(data)
         for at, text in tails:
             begin, end = end, end + values[at]
             if not begin <= end <= len(data):
-                return by_column(serde, data)
+                return decode_one(serde, data)
             values[at] = data[begin:end]
             if text:
                 try:
                     values[at] = values[at].decode()
                 except UnicodeDecodeError:
-                    return by_column(serde, data)
+                    return decode_one(serde, data)
         if end != len(data):
-            return by_column(serde, data)
+            return decode_one(serde, data)
         if nulls != no_nulls:
             for at in range(len(values)):
                 if nulls[at // 8] >> (at % 8) & 1:
@@ -96,11 +97,6 @@ def packed_reader(serde: Serde) -> Callable[[bytes], Any] | None:
         return dict(zip(names, values, strict=True))
 
     return read
-
-
-def by_column(serde: Serde, data: bytes) -> Any:
-    """The value by a column of one. SerdeError."""
-    return serde.decode_array(pa.array([data], pa.binary()))[0].as_py()
 
 
 _Bytes = npt.NDArray[np.uint8]
@@ -135,10 +131,9 @@ class PackedSerde:
         if data is None:
             return None
         read = packed_reader(self)
-        return by_column(self, data) if read is None else read(data)
+        return decode_one(self, data) if read is None else read(data)
 
     def value_reader(self) -> Callable[[bytes], Any] | None:
-        """See `everflow.serdes.base.value_reader`."""
         return packed_reader(self)
 
     def encode_array(self, values: pa.Array) -> pa.Array:

@@ -25,19 +25,54 @@ from everflow.serdes.base import (
 _INTEGERS = {16: pa.int16(), 32: pa.int32(), 64: pa.int64()}
 
 
-class _ReadAlone:
-    """Serdes that read one value faster by itself than in a column."""
+class _Single:
+    """A serde of single values, which reads one value faster by itself than in a column."""
+
+    kind: str
 
     def decode(self, data: bytes | None) -> Any:
         raise NotImplementedError
 
     def value_reader(self) -> Callable[[bytes], Any]:
-        """See `everflow.serdes.base.value_reader`."""
         return self.decode
+
+    def __repr__(self) -> str:
+        return self.kind
+
+
+class _Number(_Single):
+    """Numbers of ``width`` bytes, big endian; ``letter``: NumPy's for them."""
+
+    letter: ClassVar[str]
+
+    @property
+    def type(self) -> pa.DataType:
+        raise NotImplementedError
+
+    @property
+    def width(self) -> int:
+        raise NotImplementedError
+
+    def encode_array(self, values: pa.Array) -> pa.Array:
+        values = flat(values, self.type)
+        filled = values.fill_null(pa.scalar(0, self.type)) if values.null_count else values
+        rows = self._laid(filled.to_numpy()).view(np.uint8).reshape(-1, self.width)
+        return with_nulls_of(binary_from_matrix(rows), values)
+
+    def decode_array(self, data: pa.Array) -> pa.Array:
+        data = flat(data, pa.binary())
+        rows = np.ascontiguousarray(matrix_from_binary(data, self.width))
+        code = f"{self.letter}{self.width}"
+        numbers = rows.view(f">{code}").reshape(-1).astype(code)
+        return with_nulls_of(pa.array(numbers, self.type), data)
+
+    def _laid(self, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Big endian, with the NaNs that Java writes."""
+        return numbers.astype(f">{self.letter}{self.width}")
 
 
 @dataclass(frozen=True, repr=False)
-class BytesSerde(_ReadAlone):
+class BytesSerde(_Single):
     """Bytes as they are (Java's ByteArraySerializer)."""
 
     kind: str = "bytes"
@@ -62,12 +97,9 @@ class BytesSerde(_ReadAlone):
     def decode_array(self, data: pa.Array) -> pa.Array:
         return flat(data, pa.binary())
 
-    def __repr__(self) -> str:
-        return "bytes"
-
 
 @dataclass(frozen=True, repr=False)
-class StringSerde(_ReadAlone):
+class StringSerde(_Single):
     """UTF-8 text (Java's StringSerializer). Unlike Java's, invalid UTF-8 is an error."""
 
     kind: str = "string"
@@ -108,17 +140,15 @@ class StringSerde(_ReadAlone):
         except pa.ArrowInvalid as error:
             raise first_bad(data, self.decode) or SerdeError(f"not UTF-8: {error}") from error
 
-    def __repr__(self) -> str:
-        return "string"
-
 
 @dataclass(frozen=True, repr=False)
-class IntegerSerde(_ReadAlone):
+class IntegerSerde(_Number):
     """Java's ShortSerializer (``bits=16``), IntegerSerializer (32) and LongSerializer (64): two's
     complement, big endian."""
 
     kind: str
     bits: int
+    letter: ClassVar[str] = "i"
 
     @property
     def type(self) -> pa.DataType:
@@ -146,28 +176,9 @@ class IntegerSerde(_ReadAlone):
             raise wrong_width(f"{self.kind} takes {self.width} bytes", self.width, data)
         return int.from_bytes(data, "big", signed=True)
 
-    def encode_array(self, values: pa.Array) -> pa.Array:
-        values = flat(values, self.type)
-        numbers = (
-            values.fill_null(0).to_numpy(zero_copy_only=False)
-            if values.null_count
-            else values.to_numpy()
-        )
-        rows = numbers.astype(f">i{self.width}").view(np.uint8).reshape(-1, self.width)
-        return with_nulls_of(binary_from_matrix(rows), values)
-
-    def decode_array(self, data: pa.Array) -> pa.Array:
-        data = flat(data, pa.binary())
-        rows = np.ascontiguousarray(matrix_from_binary(data, self.width))
-        numbers = rows.view(f">i{self.width}").reshape(-1).astype(f"i{self.width}")
-        return with_nulls_of(pa.array(numbers, self.type), data)
-
-    def __repr__(self) -> str:
-        return self.kind
-
 
 @dataclass(frozen=True, repr=False)
-class BooleanSerde(_ReadAlone):
+class BooleanSerde(_Single):
     """Java's BooleanSerializer: a byte, 1 or 0; others are an error, as there."""
 
     kind: str = "boolean"
@@ -204,16 +215,13 @@ class BooleanSerde(_ReadAlone):
             raise SerdeError(f"boolean takes 0 or 1, found {rows[index]}", index=index)
         return with_nulls_of(pa.array(rows == 1, pa.bool_()), data)
 
-    def __repr__(self) -> str:
-        return "boolean"
-
 
 @dataclass(frozen=True, repr=False)
-class _FloatingSerde(_ReadAlone):
+class _FloatingSerde(_Number):
     """IEEE 754, big endian, in ``width`` bytes."""
 
     kind: str
-    width: ClassVar[int]
+    letter: ClassVar[str] = "f"
 
     @property
     def type(self) -> pa.DataType:
@@ -237,32 +245,9 @@ class _FloatingSerde(_ReadAlone):
             raise wrong_width(f"{self.kind} takes {self.width} bytes", self.width, data)
         return struct.unpack(self._code, data)[0]
 
-    def encode_array(self, values: pa.Array) -> pa.Array:
-        values = flat(values, self.type)
-        numbers = (
-            values.fill_null(0.0).to_numpy(zero_copy_only=False)
-            if values.null_count
-            else values.to_numpy()
-        )
-        rows = self._laid(numbers).view(np.uint8).reshape(-1, self.width)
-        return with_nulls_of(binary_from_matrix(rows), values)
-
-    def decode_array(self, data: pa.Array) -> pa.Array:
-        data = flat(data, pa.binary())
-        rows = np.ascontiguousarray(matrix_from_binary(data, self.width))
-        numbers = rows.view(f">f{self.width}").reshape(-1).astype(f"f{self.width}")
-        return with_nulls_of(pa.array(numbers, self.type), data)
-
     @property
     def _code(self) -> str:
         return ">d" if self.width == 8 else ">f"
-
-    def _laid(self, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Big endian, with the NaNs that Java writes."""
-        return numbers.astype(f">f{self.width}")
-
-    def __repr__(self) -> str:
-        return self.kind
 
 
 @dataclass(frozen=True, repr=False)

@@ -348,7 +348,7 @@ def _from_json_value(value: Any, path: str = "") -> pa.DataType:
     raise _not_stored(kind, kind, path)
 
 
-def _not_stored(told: str, kind: str, path: str) -> SerdeError:
+def _not_stored(type_: str, kind: str, path: str) -> SerdeError:
     place = path.removeprefix(".") or "the schema"
     cure = _NOT_STORED.get(kind, "declare another type")
-    return SerdeError(f"{place} is {told}, which no serde writes; {cure}")
+    return SerdeError(f"{place} is {type_}, which no serde writes; {cure}")

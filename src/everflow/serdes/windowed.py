@@ -29,7 +29,7 @@ _TWO_TIMES = struct.Struct(">qq")
 SESSION_SUFFIX_BYTES = _TWO_TIMES.size
 """End and start of a session behind its key, in a store and on a topic."""
 KEY_SUFFIX_BYTES = {"time_windowed": START_BYTES, "session_windowed": 2 * START_BYTES}
-"""What follows the key in a windowed key of a topic, by the kind of its serde."""
+"""Bytes behind the key in a windowed key of a topic, by the kind of its serde."""
 TIME_MAX = (1 << 63) - 1
 """The highest time (ms) that a key can hold."""
 

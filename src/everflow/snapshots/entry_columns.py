@@ -20,8 +20,7 @@ from everflow.serdes.base import ResultDecoder, SerdeError, slices
 from everflow.serdes.schema import TIMESTAMP
 from everflow.serdes.windowed import START_BYTES, SessionWindowedSerde, TimeWindowedSerde
 from everflow.state.changelog import SUFFIX_BYTES, TIMESTAMP_BYTES, expiry_times
-from everflow.state.store import StoreSpec
-from everflow.state.versions import OPEN, Version
+from everflow.state.store import OPEN, StoreSpec, Version
 
 PAGE_ENTRIES = 20_000
 PAGE_BYTES = 8 << 20

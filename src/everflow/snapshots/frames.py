@@ -21,8 +21,7 @@ from everflow.snapshots.points import At
 from everflow.snapshots.rows import Rows, write_parquet
 from everflow.snapshots.snapshot import room
 from everflow.snapshots.state_reader import StateReader
-from everflow.spark.foreign import require_local
-from everflow.spark.session import session
+from everflow.spark.session import require_local, session
 from everflow.topology.program import Topology
 
 if TYPE_CHECKING:

@@ -1,39 +1,205 @@
-"""Analyses Columns while the topology is built: type, what they read, whether they may run (D2).
+"""Analyses Columns while the topology is built: type, what they read, whether they may run.
 
-A segment is planned once and re-run for every micro-batch, on one partition of rows, in an order
-that is not the merge order. So only deterministic projections of one row are accepted; everything
-Catalyst would freeze (the clock), shuffle, multiply or number per batch is refused here, with what
-to write instead.
+A Column is planned once and computed for every micro-batch, in an order that is not the merge
+order. So only deterministic projections of one row are accepted; everything that Catalyst would
+freeze (the clock), shuffle, multiply or number per batch is refused here, with what to write
+instead.
+
+The analyser's answers are kept from one start to the next (note 017): until the first Column is
+analysed Spark loads and compiles its SQL, a third of a start's processor time.
+
+``F.lit(datetime(2024, 3, 10))`` is the moment that such a local time is on the machine that builds
+the program, and the Column no longer says how it was written. So those that would be another moment
+elsewhere are noted while PySpark converts them, and refused.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import itertools
 import json
+import os
 import re
+import tempfile
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta, timezone
 from functools import lru_cache
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+import pyspark
+from py4j import protocol
+from py4j.protocol import Py4JError
 from pyspark.errors import AnalysisException, ParseException
 from pyspark.logger import PySparkLogger
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import types as st
 from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
 
-from everflow.columns.computation import Twin
-from everflow.columns.kernels import NoTwinError
+from everflow.columns.computation import ArrowExpression, NotInArrowError
 from everflow.errors import TopologyError
-from everflow.spark.analysed import AnalysedPlan, ExpressionNode, column_read, reads_column
-from everflow.spark.analysis_cache import Analysis, keep, kept, key_of
-from everflow.spark.arrow_twins import twin_of
-from everflow.spark.naive_times import any_written, written_at
-from everflow.spark.session import get_session, letters_of
-from everflow.topology.graph import ColumnExpr, EdgeType, columns_in_sight, joined_sides
-from everflow.topology.types import column_names, normal_type, same_type, type_text
+from everflow.jvm import cache_root
+from everflow.serdes.arrow_types import normal_type, type_text
+from everflow.spark.arrow_expressions import (
+    AnalysedPlan,
+    ExpressionNode,
+    arrow_expression_of,
+    column_read,
+    reads_column,
+)
+from everflow.spark.session import SQL_SETTINGS, get_session, letters_of, plain_context, sql_runs
+from everflow.topology.graph import (
+    ColumnExpr,
+    EdgeType,
+    column_names,
+    columns_in_sight,
+    joined_sides,
+    same_type,
+)
 from everflow.user_texts import UNDECODED
 from everflow.waits import waiting
+
+# --- answers of the analyser, kept from one start to the next -------------------------------------
+
+MOST_KEPT = 2_000
+"""Files; of more the older half is deleted."""
+MOST_ADDED = 500
+"""Files that one process adds: a program has some dozen Columns; only a test makes up thousands."""
+
+_added = itertools.count()
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """The analysis of one Column over one schema. ``schema``: of the selection, as Spark's JSON;
+    ``plan``: the analysed plan, as Spark's JSON; ``sql``: the Column's text once it is resolved."""
+
+    schema: str
+    plan: str
+    sql: str
+    deterministic: bool
+
+
+def key_of(column: Column, schema: str) -> str | None:
+    """Identifies an analysis: the Column as Java writes it, not as it reads (``1`` may be a text or
+    a number), without the line of the program; the ``schema``, Spark's version and our settings.
+
+    None if more could matter: in a Spark of the user's, or with the user's extensions or catalogs,
+    and for a Column that Java cannot write.
+    """
+    context = plain_context()
+    if context is None:
+        return None
+    try:
+        java: Any = column._jc
+        jvm: Any = context._jvm
+        written = bytes(jvm.org.apache.spark.util.Utils.serialize(java.node().normalized()))
+    except (Py4JError, AttributeError):
+        return None
+    settings = json.dumps([pyspark.__version__, sorted(SQL_SETTINGS.items()), schema])
+    return hashlib.sha256(settings.encode() + written).hexdigest()
+
+
+def kept(key: str | None) -> Analysis | None:
+    """An earlier analysis; None if there is none, or if Spark's SQL runs already: then it is asked,
+    and answers for the user's own session."""
+    if key is None or sql_runs():
+        return None
+    try:
+        found = json.loads(_file(key).read_text())
+        return Analysis(**found) if _is_whole(found) else None
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def keep(key: str | None, analysis: Analysis) -> None:
+    """Store an analysis for the next start. A folder that cannot be written is no failure."""
+    if key is None or next(_added) >= MOST_ADDED:
+        return
+    file = _file(key)
+    with contextlib.suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _make_room(file.parent)
+        handle, name = tempfile.mkstemp(dir=file.parent)
+        with os.fdopen(handle, "w") as out:
+            json.dump(asdict(analysis), out)
+        os.replace(name, file)
+
+
+def _file(key: str) -> Path:
+    return cache_root() / "columns" / f"{key}.json"
+
+
+def _is_whole(found: object) -> bool:
+    return (
+        isinstance(found, Mapping)
+        and all(isinstance(found.get(name), str) for name in ("schema", "plan", "sql"))
+        and isinstance(found.get("deterministic"), bool)
+    )
+
+
+def _make_room(folder: Path) -> None:
+    files = list(folder.iterdir())
+    if len(files) > MOST_KEPT:
+        for file in sorted(files, key=lambda each: each.stat().st_mtime)[: len(files) // 2]:
+            file.unlink(missing_ok=True)
+
+
+# --- datetimes without a zone ---------------------------------------------------------------------
+
+_MOST_WRITTEN = 10_000
+"""Moments that are kept; of more the oldest are forgotten."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_written: dict[int, datetime] = {}
+"""The datetime by its moment, in µs since 1970."""
+
+
+class _Watcher:
+    """A converter of py4j that converts nothing: it sees what PySpark converts."""
+
+    def can_convert(self, value: object) -> bool:
+        if isinstance(value, datetime) and value.tzinfo is None:
+            _keep(value)
+        return False
+
+    def convert(self, value: object, client: Any) -> Any:
+        raise NotImplementedError
+
+
+def _keep(value: datetime) -> None:
+    try:
+        local_s = int(time.mktime(value.timetuple()))
+    except (OverflowError, ValueError):  # PySpark says so
+        return
+    moment = local_s * 1_000_000 + value.microsecond
+    if moment == (value.replace(tzinfo=timezone.utc) - _EPOCH) // timedelta(microseconds=1):
+        return  # this machine is where UTC is: it is the same moment elsewhere
+    _written[moment] = value
+    while len(_written) > _MOST_WRITTEN:
+        _written.pop(next(iter(_written)), None)
+
+
+def any_written() -> bool:
+    return bool(_written)
+
+
+def written_at(moment_us: int) -> datetime | None:
+    """The datetime without a zone that became this moment on this machine, and would be another one
+    where the local time is UTC; None: there was none."""
+    return _written.get(moment_us)
+
+
+if not any(isinstance(one, _Watcher) for one in protocol.INPUT_CONVERTER):
+    protocol.register_input_converter(_Watcher(), prepend=True)
+
+
+# --- the analysis of a Column ---------------------------------------------------------------------
 
 _USE_TIMESTAMP = (
     "a prepared plan would freeze the time of its first batch; use "
@@ -41,26 +207,22 @@ _USE_TIMESTAMP = (
 )
 _USE_AGGREGATE = "use group_by(...).aggregate(...) with everflow.agg"
 
+_NOW = (
+    "CurrentTimestamp",
+    "CurrentTimestampLike",
+    "CurrentBatchTimestamp",
+    "Now",
+    "CurrentTime",
+    "LocalTimestamp",
+)
+_SUBQUERY = ("a subquery", "join a table, or compute the value before the topology is built")
+_IN_SUBQUERY = ("a subquery", "join a table, or use F.col(...).isin(values)")
 _REFUSED_EXPRESSIONS = {
-    "CurrentTimestamp": ("the current time", _USE_TIMESTAMP),
-    "CurrentTimestampLike": ("the current time", _USE_TIMESTAMP),
-    "CurrentBatchTimestamp": ("the current time", _USE_TIMESTAMP),
-    "Now": ("the current time", _USE_TIMESTAMP),
+    **dict.fromkeys(_NOW, ("the current time", _USE_TIMESTAMP)),
     "CurrentDate": ("the current date", _USE_TIMESTAMP),
-    "CurrentTime": ("the current time", _USE_TIMESTAMP),
-    "LocalTimestamp": ("the current time", _USE_TIMESTAMP),
     "PythonUDAF": ("a Python UDF over groups", _USE_AGGREGATE),
-    "ScalarSubquery": (
-        "a subquery",
-        "join a table, or compute the value before the topology is built",
-    ),
-    "LateralSubquery": (
-        "a subquery",
-        "join a table, or compute the value before the topology is built",
-    ),
-    "Exists": ("a subquery", "join a table, or compute the value before the topology is built"),
-    "InSubquery": ("a subquery", "join a table, or use F.col(...).isin(values)"),
-    "ListQuery": ("a subquery", "join a table, or use F.col(...).isin(values)"),
+    **dict.fromkeys(("ScalarSubquery", "LateralSubquery", "Exists"), _SUBQUERY),
+    **dict.fromkeys(("InSubquery", "ListQuery"), _IN_SUBQUERY),
     "AggregateExpression": ("an aggregate", _USE_AGGREGATE),
     "MonotonicallyIncreasingID": (
         "monotonically_increasing_id()",
@@ -94,10 +256,8 @@ _WINDOWED_TIME = (
 _WINDOW_CALL = re.compile(r"\b(?:session_)?window\(")
 _NOT_DETERMINISTIC = (
     "a non-deterministic expression",
-    (
-        "a re-run after a failure would give another result; derive it from key, value, topic, "
-        "partition and offset"
-    ),
+    "a re-run after a failure would give another result; derive it from key, value, topic, "
+    "partition and offset",
 )
 _KIND_BY_SQL_ERROR = {
     "UNSUPPORTED_GENERATOR": _REFUSED_PLANS["Generate"],
@@ -173,18 +333,17 @@ def analyse(
     (read,) = analysed.expressions
     uses = frozenset(column_read(node) for node in read.walk() if reads_column(node))
     calls = any(node.kind == "PythonUDF" for node in read.walk())
-    twin, why = (
+    arrow, why = (
         (None, "it calls Python functions")
         if calls
-        else _twin(read, analysis.sql, columns_in_sight(edge, uses), type_)
+        else _in_arrow(read, analysis.sql, columns_in_sight(edge, uses), type_)
     )
     if known is None and not calls:
         keep(key, analysis)
-    return ColumnExpr(column=column, type=type_, uses=uses, calls=calls, twin=twin, why=why)
+    return ColumnExpr(column=column, type=type_, uses=uses, calls=calls, arrow=arrow, why=why)
 
 
 def _asked(column: Column, schema: str, text: str, edge: EdgeType, where: str | None) -> Analysis:
-    """What Spark's analyser says."""
     try:
         with without_error_log(), waiting("analysing a Column"):
             selected = _empty_frame(get_session(), schema).select(column)._jdf
@@ -227,24 +386,26 @@ def _refuse_other_letters(plan: AnalysedPlan, text: str, where: str | None) -> N
     if any(node.kind in _BY_LANGUAGE for node in plan.walk()):
         raise TopologyError(
             f"{text} goes by the language of the JVM, which is {letters_of()!r} in your Spark "
-            f"session: upper('éi') is another text there than on other machines. Start the "
-            f"session with spark.driver.extraJavaOptions=-Duser.language=en, or let everflow "
-            f"start Spark",
+            "session: upper('éi') is another text there than on other machines. Start the session "
+            "with spark.driver.extraJavaOptions=-Duser.language=en, or let everflow start Spark",
             where=where,
         )
 
 
-def _twin(
+def _in_arrow(
     column: ExpressionNode, sql: str, reads: pa.Schema, made: pa.DataType
-) -> tuple[Twin | None, str]:
-    """The Column's Arrow twin; or why it has none. Whatever the translation stumbles over is
+) -> tuple[ArrowExpression | None, str]:
+    """The Column's Arrow expression; or why it has none. Whatever the translation stumbles over is
     Spark's: it has judged the Column, and computes it."""
     try:
-        return twin_of(column, sql, reads, made), ""
-    except NoTwinError as error:
-        return None, f"{error} has no Arrow twin"
+        return arrow_expression_of(column, sql, reads, made), ""
+    except NotInArrowError as error:
+        return None, f"{error} has no Arrow expression"
     except Exception as error:
-        return None, f"what is translated with {type(error).__name__}: {error} has no Arrow twin"
+        return (
+            None,
+            f"what is translated with {type(error).__name__}: {error} has no Arrow expression",
+        )
 
 
 def spark_type(type_: pa.DataType) -> st.DataType:
@@ -262,18 +423,15 @@ def arrow_type(
         return normal_type(to_arrow_type(type_, timezone="UTC"))
     except Exception as error:
         raise TopologyError(
-            (
-                f"{text} is {type_.simpleString()}, which cannot leave Spark; cast it, e.g. to "
-                f"string "
-                f"({error})"
-            ),
+            f"{text} is {type_.simpleString()}, which cannot leave Spark; cast it, e.g. to string "
+            f"({error})",
             where=where,
         ) from None
 
 
 @lru_cache(maxsize=256)
 def _schema(key: pa.DataType, value: pa.DataType) -> str:
-    """Of the columns in sight, as Spark's JSON."""
+    """Schema of the columns in sight, as Spark's JSON."""
     header = st.StructType(
         [st.StructField("key", st.StringType()), st.StructField("value", st.BinaryType())]
     )
@@ -359,7 +517,7 @@ def _doubled_field(type_: pa.DataType) -> str | None:
 
 
 def _stays_in_spark(type_: st.DataType) -> bool:
-    """Whether a part of it is a variant or a time of day: PySpark names an Arrow type for them, and
+    """True if a part of it is a variant or a time of day: PySpark names an Arrow type for them, and
     does not take what it made back."""
     if isinstance(type_, st.StructType):
         return any(_stays_in_spark(field.dataType) for field in type_)
@@ -417,7 +575,7 @@ def _not_analysable(
 
 
 def _field_hint(edge: EdgeType, error: Exception) -> str:
-    """For ``F.col("amount")`` where the value, or the key, is a struct with such a field."""
+    """A hint for ``F.col("amount")`` where the value, or the key, is a struct with such a field."""
     parameters: dict[str, str] = getattr(error, "getMessageParameters", dict)() or {}
     unknown = parameters.get("objectName", "").strip("`")
     structs = [

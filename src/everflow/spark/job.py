@@ -15,16 +15,14 @@ from pyspark.core.rdd import _prepare_for_python_RDD
 from pyspark.errors import PySparkException
 
 from everflow.errors import EverflowError, SetupError
-from everflow.spark.foreign import mark_as_ours
-from everflow.spark.later import running_context
 from everflow.spark.launch import daemon_ahead
-from everflow.spark.session import prepare_environment
+from everflow.spark.session import mark_as_ours, prepare_environment, running_context
 from everflow.travel.own_code import program_folders
 
 _AHEAD_S = 20.0
 _ahead: dict[int, ServingJob] = {}
-"""By stream thread, the job that starts its worker ahead; the first one that needs the worker takes
-it out."""
+"""The job that starts a stream thread's worker ahead, by the thread's number; the first job that
+needs the worker takes it out."""
 _NAMED_BY = ("spark.job.description", "callSite.short")
 """Local properties from which Spark's UI takes the names of a job and of its stage."""
 
@@ -97,7 +95,6 @@ class ServingJob:
         self._thread.start()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for its end."""
         return self.ended.wait(timeout_s)
 
     def _run(self) -> None:
@@ -120,15 +117,15 @@ def launch_daemon_ahead() -> None:
     happens where a Spark runs. Not for several threads at once."""
     if running_context() is not None:
         return
-    with suppress(SetupError):  # told by whoever starts Spark
+    with suppress(SetupError):  # the start of Spark reports it
         prepare_environment()
         daemon_ahead.launch(worker_environment())
 
 
 def workers_ahead(context: SparkContext, threads: int) -> None:
     """Start the workers of so many stream threads while the driver has other things to do: their
-    imports and Spark's first job take 1.5 s. Returns at once; a failure is told by the job that
-    then needs such a worker. Not for several threads at once."""
+    imports and Spark's first job take 1.5 s. Returns at once; the job that then needs such a worker
+    reports a failure. Not for several threads at once."""
     for number in range(threads):
         if number not in _ahead:
             name = f"everflow starts the worker of stream thread {number}"
@@ -138,7 +135,7 @@ def workers_ahead(context: SparkContext, threads: int) -> None:
 
 
 def _nothing() -> None:
-    """What a worker does that is started ahead."""
+    """The work of a worker that is started ahead."""
 
 
 def failure(context: SparkContext, error: Exception) -> SparkJobError:
@@ -179,8 +176,8 @@ def _in_own_workers(context: SparkContext, run: Callable[[Iterable[int]], Iterab
 
 
 def worker_environment() -> dict[str, str]:
-    """Of everflow's workers; Spark keeps one daemon per distinct environment, so the user's
-    functions run in others.
+    """Environment of everflow's workers; Spark keeps one daemon per distinct environment, so the
+    user's functions run in others.
 
     The program's folders come last on the workers' path (`everflow.spark.launch.daemon`): its
     ``queue.py`` hides no library there.

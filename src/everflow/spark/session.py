@@ -1,47 +1,290 @@
 """The Spark of an instance: its context, the SQL session for Columns, the workers' environment.
 
-An instance is one Spark application whose driver and executor share one host (design section 2).
+An instance is one Spark application whose driver and executor share one host. It is everflow's own,
+or one that the user has started, which is checked and adopted.
+Spark starts when PySpark is first asked for it: ``pyspark.sql.functions`` ask the active
+SparkContext for its JVM, so a stand-in takes that place until then, and programs without Columns
+never wait.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import re
 import shlex
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any
+from weakref import WeakSet
 
+from py4j import java_gateway
+from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
 from pyspark.core.context import DEFAULT_CONFIGS
 from pyspark.sql import SparkSession
+from pyspark.sql.utils import is_remote
 
 from everflow import logs
 from everflow.errors import SetupError
-from everflow.jvm.class_archive import start_options
-from everflow.jvm.java import find_java
-from everflow.memory.spare import share_one_area
+from everflow.jvm import find_java, start_options
+from everflow.memory import share_one_area
 from everflow.sockets import socket_folder_of_process
-from everflow.spark.foreign import (
-    adopt,
-    differing,
-    hush_accumulators,
-    hush_py4j,
-    is_own,
-    refuse_connect,
-    require_local,
-    wanted_settings,
-)
-from everflow.spark.later import real_one_starts, running_context, stand_in
-from everflow.spark.launch import jvm_ahead
+from everflow.spark.launch import jvm_launch
 from everflow.spark.launch.jvm_launch import jvm_ends_with_failure
 from everflow.waits import waiting
 
+# --- a Spark that runs already --------------------------------------------------------------------
+
+_OURS = "mdc.everflow"
+_looked_at: WeakSet[SparkContext] = WeakSet()
+_LEVELS = {
+    "org.apache.spark.scheduler.TaskSetManager": "OFF",
+    "org.apache.spark.api.python.PythonWorkerFactory": "ERROR",
+}
+_LOCAL = re.compile(r"local(\[\s*([0-9]+|\*)\s*(,\s*[0-9]+\s*)?\])?")
+_BEFORE_THE_JVM = (
+    "spark.driver.memory",
+    "spark.driver.extra",
+    "spark.driver.defaultJavaOptions",
+    "spark.jars",
+)
+
+
+def refuse_connect() -> None:
+    """SetupError under Spark Connect, whose JVM is elsewhere."""
+    if is_remote() or ("SPARK_REMOTE" in os.environ and running_context() is None):
+        raise SetupError(
+            "This is a Spark Connect session: it has no Spark in this process, and everflow needs "
+            "one on the host where it runs. Start a classic session instead: without SPARK_REMOTE "
+            "and builder.remote(...), for example with everflow.session()."
+        )
+
+
+def require_local(master: str) -> None:
+    """SetupError for a master that spreads tasks over other processes or hosts."""
+    if _LOCAL.fullmatch(master) is None:
+        raise SetupError(
+            f"spark.master is {master!r}, but everflow runs its tasks on the driver's host, where "
+            "their stores are: it takes local[N]. Call everflow.session(slots=8), or build your "
+            "session with .master('local[8]'). To use more hosts start an instance on each: Kafka "
+            "shares the work among them."
+        )
+
+
+def adopt(running: SparkContext) -> SparkContext | None:
+    """The context that runs, ready for everflow; None if it was stopped. SetupError if it cannot
+    serve."""
+    try:
+        if running._jsc is None or running._jsc.sc().isStopped():
+            running.stop()  # stopped from the JVM's side: PySpark still takes it for the active one
+            return None
+    except (Py4JError, OSError):
+        raise SetupError(
+            "Spark's JVM, which this process started, has ended (killed, or out of memory). "
+            "PySpark cannot start another one in "
+            "the same process: restart it (in a notebook: restart the kernel)."
+        ) from None
+    require_local(str(running.master))
+    if running not in _looked_at:
+        _looked_at.add(running)
+        hush_py4j()
+        _hush(running)
+        hush_accumulators(running)
+        _reap(running)
+    if "PYSPARK_PYTHON" not in os.environ and "PYSPARK_DRIVER_PYTHON" not in os.environ:
+        # PySpark's default is the `python3` on the PATH, which need not be this one; then no
+        # function would find its packages.
+        running.pythonExec = sys.executable
+    return running
+
+
+def mark_as_ours(context: SparkContext) -> None:
+    """Jobs of the calling thread are everflow's: who runs them tells what fails."""
+    context.setLocalProperty(_OURS, "true")
+
+
+def is_own(context: SparkContext) -> None:
+    """everflow has started it: what its JVM says goes to the log file, all of it."""
+    _looked_at.add(context)
+
+
+def _hush(running: SparkContext) -> None:
+    """Its JVM writes to the user's terminal: a hundred lines of Java for every attempt at a batch
+    that fails. What our tasks log is dropped there (Spark hands a job's ``mdc.`` properties to
+    log4j). The scheduler, which does not know whose a task is, only repeats what the executor and
+    the caller's exception say; that a worker was ended is no news; and a progress bar would stay on
+    the screen for as long as a resident step runs."""
+    gateway: Any = running._gateway
+    try:
+        log4j = gateway.jvm.org.apache.logging.log4j
+        spark_logging = log4j.LogManager.getContext(False)
+        pairs = gateway.new_array(log4j.core.util.KeyValuePair, 1)
+        pairs[0] = log4j.core.util.KeyValuePair(_OURS, "true")
+        results = log4j.core.Filter.Result
+        ours = log4j.core.filter.ThreadContextMapFilter.createFilter(
+            pairs, "or", results.DENY, results.NEUTRAL
+        )
+        spark_logging.getConfiguration().addFilter(ours)
+        spark_logging.updateLoggers()
+        for name, level in _LEVELS.items():
+            log4j.core.config.Configurator.setLevel(name, log4j.Level.valueOf(level))
+        bar = running._jsc.sc().progressBar()
+        if bar.isDefined():
+            bar.get().stop()
+    except (Py4JError, TypeError):
+        log.debug("Spark's log stays as it is: it is not log4j's", exc_info=True)
+
+
+def hush_py4j() -> None:
+    """Its gateway reports a call that an interrupt or the JVM's end cut off to the root logger,
+    which that configures: a traceback on the terminal for a Ctrl-C that is answered. It gets py4j's
+    own logger. Idempotent."""
+    gateway: Any = java_gateway
+    gateway.logging = gateway.logger
+
+
+def hush_accumulators(context: SparkContext) -> None:
+    """Its server prints a traceback when the JVM ends before this process."""
+    server: Any = getattr(context, "_accumulatorServer", None)
+    if server is not None:
+        server.handle_error = lambda *_: log.debug("PySpark's accumulator server", exc_info=True)
+
+
+def _reap(running: SparkContext) -> None:
+    """A notebook's kernel that is shut down ends its child processes, and waits half a minute for
+    one that has ended until somebody asks for its exit code: PySpark does not."""
+    process = getattr(running._gateway, "proc", None)
+    if process is not None:
+        threading.Thread(target=process.wait, name="everflow-spark-jvm", daemon=True).start()
+
+
+def wanted_settings(
+    app_name: str | None, slots: int | None, conf: Mapping[str, object] | None
+) -> dict[str, str]:
+    """The arguments of `everflow.session` as settings of Spark. SetupError where they contradict
+    each other."""
+    found = {key: _text(value) for key, value in (conf or {}).items()}
+    given = {
+        "spark.app.name": app_name,
+        "spark.master": None if slots is None else f"local[{slots},1]",
+    }
+    if slots is not None and slots < 1:
+        raise SetupError(
+            f"slots is {slots}: at least one task has to run, and each stream thread keeps one."
+        )
+    for key, value in given.items():
+        if value is not None and found.setdefault(key, value) != value:
+            raise SetupError(
+                f"conf has {key}={found[key]}, the arguments of session() say {value}: leave one "
+                f"of them out."
+            )
+    if "spark.master" in found:
+        require_local(found["spark.master"])
+    if "spark.remote" in found or found.get("spark.api.mode", "classic") != "classic":
+        raise SetupError(
+            "everflow needs a classic session: leave spark.remote and spark.api.mode out of conf."
+        )
+    late = [key for key in found if key.startswith(_BEFORE_THE_JVM)]
+    if late and SparkContext._gateway is not None and running_context() is None:
+        raise SetupError(
+            f"{', '.join(late)}: read when Spark's JVM starts, and this process has one already, "
+            f"also after spark.stop(). Restart "
+            "the process (in a notebook: the kernel) and call session() first."
+        )
+    return found
+
+
+def differing(running: SparkContext, wanted: Mapping[str, str]) -> None:
+    """SetupError if the running context has other settings than those wanted."""
+    conf = running.getConf()
+    other = [
+        f"{key}={conf.get(key)} instead of {value}"
+        for key, value in wanted.items()
+        if conf.get(key) != value
+    ]
+    if other:
+        raise SetupError(
+            f"Spark runs already in this process, with {', '.join(other)}. Leave the setting out "
+            "to use it as it is, or stop it first: spark.stop()."
+        )
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+# --- a stand-in until Spark is needed -------------------------------------------------------------
+
+_chosen: list[Callable[[], object]] = []
+"""Ways to start Spark, of the callers that are inside `started_by`."""
+
+
+class LaterContext:
+    """Stands in for the active SparkContext: the first attribute access starts the real one, which
+    then answers this and every later one, and is the active one. Any thread may ask."""
+
+    def __init__(self, start: Callable[[], object]) -> None:
+        self._start = start
+        self._real: SparkContext | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # asked by copy, pickle, notebooks: not meant for Spark
+            raise AttributeError(name)
+        if self._real is None:
+            (_chosen[-1] if _chosen else self._start)()
+            self._real = running_context()
+        return getattr(self._real, name)
+
+    def __bool__(self) -> bool:
+        """PySpark refuses a second SparkContext where there is one: here there is none yet."""
+        return False
+
+
+def running_context() -> SparkContext | None:
+    """The SparkContext that runs; None where there is a stand-in or nothing."""
+    found: object = SparkContext._active_spark_context
+    return found if isinstance(found, SparkContext) else None
+
+
+def stand_in(start: Callable[[], object]) -> None:
+    """Let ``start``, which starts a SparkContext, be called when PySpark is first asked for one.
+    Nothing changes where one runs, or a stand-in is there already."""
+    if SparkContext._active_spark_context is None:
+        SparkContext._active_spark_context = LaterContext(start)  # type: ignore[assignment]
+
+
+@contextmanager
+def started_by(start: Callable[[], object]) -> Iterator[None]:
+    """While in the block a stand-in starts Spark by ``start``, which calls `get_context` and says
+    that it does."""
+    _chosen.append(start)
+    try:
+        yield
+    finally:
+        _chosen.remove(start)
+
+
+@contextmanager
+def real_one_starts() -> Iterator[None]:
+    """The stand-in steps aside for the block, which starts a SparkContext, and comes back if it
+    failed."""
+    before: object = SparkContext._active_spark_context
+    SparkContext._active_spark_context = None
+    try:
+        yield
+    finally:
+        if isinstance(before, LaterContext) and SparkContext._active_spark_context is None:
+            SparkContext._active_spark_context = before  # type: ignore[assignment]
+
+
 log = logging.getLogger("everflow.spark")
+
+# --- everflow's own Spark, and the session for Columns --------------------------------------------
 
 DEFAULT_SLOTS = 32
 """Task slots of a local session at least: it may start before the number of stream threads is
@@ -61,7 +304,7 @@ SQL_SETTINGS = {
     "spark.sql.legacy.allowUntypedScalaUDF": "false",
     "spark.sql.execution.pyspark.udf.faulthandler.enabled": "true",
 }
-"""What Columns of a topology are computed with; of all other SQL settings Spark's defaults hold."""
+"""SQL settings for Columns of a topology; all others have Spark's defaults."""
 
 _COMPILED_LATER = {
     "Tier4InvocationThreshold": 50_000,
@@ -82,9 +325,9 @@ JAVA_OPTIONS = (
 )
 
 _LAUNCHER_OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
-"""Of the JVM that only puts together the command of Spark's own: 0.16 s, with them 0.11."""
+"""Options of the JVM that only builds the command of Spark's own: 0.16 s, with them 0.11."""
 
-_TOLD = (
+_WARNED_OF = (
     "spark.sql.session.timeZone",
     "spark.sql.ansi.enabled",
     "spark.sql.caseSensitive",
@@ -165,13 +408,12 @@ def launch_ahead() -> None:
     it is told."""
     with _lock, suppress(SetupError):
         if running_context() is None and "SPARK_REMOTE" not in os.environ:
-            jvm_ahead.launch_ahead(_launch_settings(DEFAULT_SLOTS, {}))
+            jvm_launch.launch_ahead(_launch_settings(DEFAULT_SLOTS, {}))
 
 
 def start_when_asked() -> None:
-    """From now on PySpark finds a Spark when it is asked for one, by the first Column at the
-    latest: the one that runs, or one that `get_context` starts then. Raises SetupError for a Spark
-    that runs and cannot serve."""
+    """From now on PySpark finds a Spark at the first Column: the one that runs, or one that
+    `get_context` starts then. Raises SetupError for a running Spark that cannot serve."""
     with _lock:
         _running()
         stand_in(get_context)
@@ -197,12 +439,13 @@ def plain_context() -> SparkContext | None:
 
 
 def sql_runs() -> bool:
-    """Whether Spark SQL has been started, by everflow or by the user."""
+    """True if Spark SQL has been started, by everflow or by the user."""
     return SparkSession._instantiatedSession is not None
 
 
 def slots_of(context: SparkContext) -> int:
-    """How many tasks run at once. Not ``defaultParallelism``: that is a setting of its own."""
+    """Number of tasks that run at once. Not ``defaultParallelism``, which is a setting of its
+    own."""
     cores = int(context._jsc.sc().schedulerBackend().totalCores())
     return cores // int(context.getConf().get("spark.task.cpus", "1") or 1)
 
@@ -212,7 +455,7 @@ def _running() -> SparkContext | None:
     running = running_context()
     if running is None:
         return None
-    jvm_ahead.discard()  # the user's program has started a Spark
+    jvm_launch.discard()  # the user's program has started a Spark
     return adopt(running)
 
 
@@ -235,21 +478,21 @@ def _start(
         is_own(context)
         hush_accumulators(context)
         # By one call: ``getConf().getAll()`` asks the JVM some hundred times.
-        told = context._conf.toDebugString().splitlines()
-        _plain = context if is_plain(line.partition("=")[0] for line in told) else None
+        lines = context._conf.toDebugString().splitlines()
+        _plain = context if is_plain(line.partition("=")[0] for line in lines) else None
         return context
 
 
 def is_plain(settings: Iterable[str]) -> bool:
-    """Whether a Spark with settings of these names has an SQL that only everflow has a say in; some
+    """True if a Spark with settings of these names has an SQL that only everflow has a say in; some
     may come from ``spark-defaults.conf``."""
     ours = {**context_settings(""), **DEFAULT_CONFIGS}
     return all(key in ours or not key.startswith(_SQL_MAY_DIFFER) for key in settings)
 
 
 def _launch_settings(slots: int, wanted: Mapping[str, str]) -> SparkConf:
-    """What everflow's own Spark is started with, ``wanted`` above all; the environment and this
-    process are made ready for it, too."""
+    """Settings of everflow's own Spark, with ``wanted`` first; prepares the environment and this
+    process for it."""
     prepare_environment()
     share_one_area()  # before PySpark's threads have one each
     defaults = {
@@ -261,8 +504,7 @@ def _launch_settings(slots: int, wanted: Mapping[str, str]) -> SparkConf:
 
 
 def prepare_environment() -> None:
-    """What Spark's JVM is launched with, where nobody has set it. SetupError where Java is
-    missing."""
+    """Set the environment of Spark's JVM, where nobody has. SetupError where Java is missing."""
     java = find_java()
     os.environ.setdefault("JAVA_HOME", str(java.resolve().parent.parent))
     # Workers must be the interpreter that runs the driver, also where `python3` on the PATH is
@@ -356,24 +598,22 @@ def _own_session(users: SparkSession) -> SparkSession:
     }
     for key in given:
         own.conf.unset(key)
-    _tell(users, own)
+    _warn_of_settings(users, own)
     for key, value in SQL_SETTINGS.items():
         own.conf.set(key, value)
     return own
 
 
-def _tell(users: SparkSession, own: SparkSession) -> None:
-    """``own`` has Spark's defaults still."""
+def _warn_of_settings(users: SparkSession, own: SparkSession) -> None:
     now = users.conf.getAll
     other = [
         f"{key}={now[key]}"
-        for key in _TOLD
+        for key in _WARNED_OF
         if key in now and now[key] != SQL_SETTINGS.get(key, own.conf.get(key))
     ]
     if other:
         log.warning(
             "Your Spark session has %s, and keeps it. Columns of a topology are computed in UTC, "
-            "in ANSI mode and with Spark's "
-            "other defaults, here as on every instance",
+            "in ANSI mode and with Spark's other defaults, here as on every instance",
             ", ".join(other),
         )

@@ -1,6 +1,6 @@
 """Trains Spark's JVM: does once what an instance makes it do, and ends it in order.
 
-Run as a program by `everflow.jvm.class_archive`.
+Run as a program by `everflow.jvm`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any
 
 from pyspark.sql import functions as F
 
-from everflow.spark.column_service import computed, empty_frame
+from everflow.spark.columns import computed, empty_frame
 from everflow.spark.session import get_context, get_session
 
 END_S = 300.0

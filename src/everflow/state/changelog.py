@@ -19,8 +19,8 @@ from everflow.records import Int64, StoreChanges
 _TIMESTAMP = struct.Struct(">q")
 TIMESTAMP_BYTES = 8
 SUFFIX_BYTES: Mapping[str, int] = {"window": 12, "session": 16}
-"""What follows the key in a store's key, by the kind of store. Its first 8 bytes are the time by
-which an entry expires: the start of a window, the end of a session."""
+"""Bytes behind the key in a store's key, by the kind of store. The first 8 are the time by which an
+entry expires: the start of a window, the end of a session."""
 
 
 def pack_value(timestamp: int, value: bytes) -> bytes:

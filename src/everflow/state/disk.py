@@ -1,23 +1,86 @@
-"""Tells people which write the disk under the state folder refused, and why."""
+"""Errors of the state folder's disk in words, and the folder of stores in memory.
+
+    <state.memory.dir>/everflow-<user id>/<digest of the state folder>/<task>/<store>-<n>/
+
+The folder in memory belongs to the holder of the state folder's lock. It is emptied when that one
+begins, since what a killed process left must not be found again, and when it ends (note 039).
+"""
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import lmdb
 
 from everflow.errors import ConfigError, StateDiskError
-from everflow.state.memory_folder import lies_in_memory
+
+MEMORY_DIR = "/dev/shm"
+"""The file system in memory that every Linux has."""
+_PREFIX = "everflow-"
+_CURE = (
+    "set state.memory.dir to a folder of a file system in memory that this user may write to, or "
+    "leave in_memory=True out"
+)
+
+
+@dataclass(frozen=True)
+class MemoryFolder:
+    """``root``: ``state.memory.dir``; ``stores``: the names of the stores that lie in memory."""
+
+    root: Path
+    stores: frozenset[str] = field(default_factory=frozenset)
+
+    def place(self, state_folder: Path) -> Path:
+        """The folder of one state folder's stores."""
+        digest = hashlib.sha256(os.fsencode(state_folder)).hexdigest()[:16]
+        return self.root / f"{_PREFIX}{os.getuid()}" / digest
+
+    def emptied(self, state_folder: Path) -> Path:
+        """The folder, with nothing in it; whoever calls it holds the state folder. ConfigError
+        where there can be no such folder."""
+        place = self.place(state_folder)
+        shutil.rmtree(place, ignore_errors=True)
+        if not self.stores:
+            return place
+        named = ", ".join(sorted(self.stores))
+        if not self.root.is_dir():
+            raise ConfigError(
+                f"state.memory.dir: there is no folder {self.root}, and stores of this program are "
+                f"to lie in memory ({named}); {_CURE}."
+            )
+        try:
+            place.parent.mkdir(mode=0o700, exist_ok=True)
+            if place.parent.stat().st_uid != os.getuid():
+                raise PermissionError(f"{place.parent} belongs to another user")
+            place.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"state.memory.dir: {self.root} cannot hold the stores in memory ({named}): "
+                f"{error}; {_CURE}."
+            ) from error
+        return place
+
+
+NOTHING_IN_MEMORY = MemoryFolder(Path(MEMORY_DIR))
+"""The folder of a program without such stores."""
+
+
+def lies_in_memory(path: Path) -> bool:
+    """True if a store's folder is that of a store in memory."""
+    return f"{_PREFIX}{os.getuid()}" in path.parts
+
 
 FULL_BYTES = 16 << 20
-"""With less free space than this a refused write is put down to the full disk, whatever the system
-calls it."""
+"""With less free space than this a refused write counts as a full disk, whatever the system calls
+it."""
 
 _FULL = ("No space left", "Disk quota exceeded")
 _DISK_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG})
@@ -42,8 +105,7 @@ def disk_errors(path: Path, doing: str) -> Iterator[None]:
 def message(
     path: Path, doing: str, reason: str, *, free_bytes: Callable[[Path], int] | None = None
 ) -> str:
-    """What happened to which store (its folder says task and name), the likely cause, what to
-    do."""
+    """Names the store (by its folder), the likely cause and the cure."""
     free = (free_bytes or _free_bytes)(path)
     if lies_in_memory(path):
         return (
@@ -74,7 +136,7 @@ def _of_the_disk(error: lmdb.Error) -> bool:
 
 
 def _free_bytes(path: Path) -> int:
-    """Of the file system that holds ``path``, for this user; -1 where it cannot be told."""
+    """Free bytes of the file system of ``path``, for this user; -1 if unknown."""
     for place in (path, *path.parents):
         try:
             return shutil.disk_usage(place).free
@@ -113,6 +175,5 @@ def unusable(path: Path, error: OSError) -> str:
         cause = f"{existing} takes no new folders ({error.strerror or error})"
     return (
         f"state.dir: {path} cannot hold the state: {cause}. Set state.dir to a folder on a local "
-        f"disk that this user may write to; "
-        "it is created if it is missing."
+        "disk that this user may write to; it is created if it is missing."
     )

@@ -18,18 +18,14 @@ import numpy as np
 from everflow.records import Int64
 from everflow.serdes import Serde
 from everflow.state.changelog import unpack_value
+from everflow.state.store import StoreSpec
 
 _HEAD = struct.Struct(">q?")
 
 
-def left_out_topic(application_id: str, store: str) -> str:
-    """The whole name of the topic, of this table's store."""
-    return f"{application_id}-{store}-left-out-changelog"
-
-
 class KeptEntry(NamedTuple):
-    """What a store has for a key behind ``offset`` of the reused topic: a value and its time (ms),
-    or nothing (None)."""
+    """A store's entry for a key after ``offset`` of the reused topic: a value and its time (ms), or
+    none (None)."""
 
     offset: int
     value: bytes | None
@@ -37,24 +33,14 @@ class KeptEntry(NamedTuple):
 
     @staticmethod
     def of(offset: int, stored: bytes | None, now_ms: int) -> KeptEntry:
-        """Of a store's entry in its stored form."""
+        """Makes it of a store's entry in its stored form."""
         if stored is None:
             return KeptEntry(offset, None, now_ms)
         time, value = unpack_value(stored)
         return KeptEntry(offset, value, time)
 
     def packed(self) -> bytes:
-        """The record's value."""
         return _HEAD.pack(self.offset, self.value is not None) + (self.value or b"")
-
-
-class Reused(Protocol):
-    """The part of a `StoreSpec` that is needed here."""
-
-    @property
-    def key_serde(self) -> Serde: ...
-    @property
-    def value_serde(self) -> Serde: ...
 
 
 class Chunk(Protocol):
@@ -119,7 +105,7 @@ def as_written(data: Sequence[bytes | None], serde: Serde) -> Sequence[bytes | N
 
 
 def corrected(
-    chunks: Iterable[PlacedChunk], start: int, left_out: Mapping[bytes, KeptEntry], spec: Reused
+    chunks: Iterable[PlacedChunk], start: int, left_out: Mapping[bytes, KeptEntry], spec: StoreSpec
 ) -> Iterator[Chunk]:
     """Chunks of a reused topic that begin at offset ``start``, as its store ``spec`` takes them.
 
@@ -131,7 +117,7 @@ def corrected(
 
 
 def as_processed(
-    chunk: PlacedChunk, start: int, left_out: Mapping[bytes, KeptEntry], spec: Reused
+    chunk: PlacedChunk, start: int, left_out: Mapping[bytes, KeptEntry], spec: StoreSpec
 ) -> Chunk:
     """See `corrected`; of one chunk, which begins at ``start``."""
     ahead = {key: one for key, one in left_out.items() if one.offset >= start}

@@ -108,12 +108,12 @@ class StoreEnvironment:
 
     @property
     def stale(self) -> bool:
-        """Whether the file behind this is gone or another one by now, or was opened by a parent
+        """True if the file behind this is gone or another one by now, or was opened by a parent
         process."""
         return not self.is_at(self.path)
 
     def is_at(self, path: str | os.PathLike[str]) -> bool:
-        """Whether the file behind this is the one in the folder ``path``, and this process has
+        """True if the file behind this is the one in the folder ``path``, and this process has
         opened it."""
         there = file_identity(path)
         return there is not None and there == self._identity and self._pid == os.getpid()
@@ -243,9 +243,8 @@ class StoreEnvironment:
                 if not self._gate.wait_for(lambda: self._readers == 0, READERS_LEAVE_S):
                     raise RetriableError(
                         f"The store in {self.path} has to grow, but a read of it has been open for "
-                        f"more than "
-                        f"{READERS_LEAVE_S:.0f} s in this process. Close range scans and snapshots "
-                        f"soon."
+                        f"more than {READERS_LEAVE_S:.0f} s in this process. Close range scans and "
+                        "snapshots soon."
                     )
                 self._env.set_mapsize(size)
             finally:
@@ -256,8 +255,7 @@ class StoreEnvironment:
         if self._pid != os.getpid():
             raise FatalError(
                 f"The store in {self.path} was opened in process {self._pid} and used in its fork "
-                f"{os.getpid()}: "
-                "open it again in the child."
+                f"{os.getpid()}: open it again in the child."
             )
 
 
@@ -274,8 +272,8 @@ def _map_bytes(path: Path, least: int) -> int:
 
 
 def _allocate_lock_file(path: Path) -> None:
-    """Of a new environment; OSError where the disk has no room for it. Not on macOS, which has no
-    such call."""
+    """Reserve the lock file of a new environment; OSError if the disk has no room for it. Not on
+    macOS, which has no such call."""
     if not hasattr(os, "posix_fallocate"):
         return
     name = path / "lock.mdb"

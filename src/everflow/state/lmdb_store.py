@@ -3,7 +3,7 @@
 A store is a folder with one LMDB environment: the database ``meta`` (one record, `StoreMeta`) and
 the data: one database for a key-value store, a ring of them for a window or session store, one per
 time segment, so that expired windows go by emptying a database instead of deleting keys; both for a
-versioned store, one for the latest versions and a ring for older ones (`versioned_writes`). The
+versioned store, one for the latest versions and a ring for older ones (`versioned_snapshot`). The
 ring has fixed names because databases that come and go would leave dead handles in the other
 processes that have the environment open.
 
@@ -34,12 +34,16 @@ from everflow.state import changelog, stored_keys
 from everflow.state.changelog import TIMESTAMP_BYTES, last_values
 from everflow.state.disk import disk_errors
 from everflow.state.lmdb_env import FLUSH_MARKER, StoreEnvironment
-from everflow.state.reading_ahead import ReadingAhead
 from everflow.state.store import VERSIONED
 from everflow.state.store_meta import NO_INPUTS, Owner, StoreMeta
-from everflow.state.store_snapshot import KEY_VALUE, SEGMENT_MS_MIN, StoreSnapshot, segments_of
-from everflow.state.versioned_snapshot import VersionedSnapshot
-from everflow.state.versioned_writes import EARLIER, version_changes
+from everflow.state.store_snapshot import (
+    KEY_VALUE,
+    SEGMENT_MS_MIN,
+    ReadingAhead,
+    StoreSnapshot,
+    segments_of,
+)
+from everflow.state.versioned_snapshot import EARLIER, VersionedSnapshot, version_changes
 
 
 class SortedEntries(NamedTuple):
@@ -50,12 +54,10 @@ class SortedEntries(NamedTuple):
 
     @staticmethod
     def of(found: Mapping[bytes, bytes | None]) -> SortedEntries:
-        """From stored forms by key."""
         keys = sorted(found)
         return SortedEntries(keys, list(map(found.__getitem__, keys)))
 
     def where(self, chosen: npt.NDArray[np.bool_]) -> SortedEntries:
-        """Those that are chosen."""
         if chosen.all():
             return self
         rows = np.flatnonzero(chosen).tolist()
@@ -143,11 +145,11 @@ class LmdbStore:
 
     @property
     def retired(self) -> bool:
-        """Whether the files behind this object were removed or replaced: open the store again."""
+        """True if the files behind this object were removed or replaced: open the store again."""
         return self._env.stale
 
     def is_at(self, path: str | os.PathLike[str]) -> bool:
-        """Whether the files behind this object are those in the folder ``path``."""
+        """True if the files behind this object are those in the folder ``path``."""
         return self._env.is_at(path)
 
     @contextmanager
@@ -166,21 +168,6 @@ class LmdbStore:
     def position(self) -> int | None:
         """Next changelog offset that this store has not seen; None = nothing loaded yet."""
         return self.meta().position
-
-    @property
-    def incarnation(self) -> str | None:
-        """The owner incarnation that may write."""
-        return self.meta().incarnation
-
-    @property
-    def last_batch(self) -> str | None:
-        """The batch applied last by this incarnation."""
-        return self.meta().last_batch
-
-    @property
-    def topic_id(self) -> str | None:
-        """Id of the changelog topic that `position` counts in."""
-        return self.meta().topic_id
 
     def apply(
         self,
@@ -330,8 +317,8 @@ class LmdbStore:
     def _writer(
         self, keys: Sequence[bytes | None], values: Sequence[bytes | None], times: Int64
     ) -> _Write:
-        """What writes the changes: the last value of each key, or its versions; it returns the
-        metadata with new segments and time."""
+        """Prepares the write of changes (the last value of each key, or its versions), which
+        returns the metadata with new segments and time."""
         if self.kind != VERSIONED:
             entries = sorted_entries(keys, values, times)
 
@@ -366,8 +353,8 @@ class LmdbStore:
         newest_ms: int,
         reached: _Reached,
     ) -> StoreMeta:
-        """Into the ring, by the times in the keys, which are those of a kind of store
-        (``keys_as``). ``newest_ms``: to where the store's time goes at least."""
+        """Write into the ring, by the times in the keys, which are those of a kind of store
+        (``keys_as``). ``newest_ms``: lower bound of the store's new time."""
         times = changelog.expiry_times(entries.keys, keys_as)
         segments = segments_of(times, meta)
         meta = self._advance(txn, meta, newest_ms, times)

@@ -18,27 +18,26 @@ T = TypeVar("T")
 
 
 class Overlay(Generic[T]):
-    """What ``below`` holds, and what has changed since; ``read``: a stored entry as a `T`."""
+    """The content of ``below`` and changes since; ``read`` converts a stored entry to a `T`."""
 
     def __init__(self, below: StoreView, read: Callable[[bytes], T]) -> None:
         self._below, self._read = below, read
         self._live: OrderedEntries[T] = OrderedEntries()
         self._since: dict[bytes, int] = {}
-        """Which change was the first of each key that has one."""
+        """The number of each changed key's first change."""
         self._passed: tuple[dict[bytes | None, bytes], dict[bytes | None, bytes]] = {}, {}
         """To where all entries below have changed, by where a range begins, and for ranges
         backwards by where they end: whoever takes the first entry out, and asks for the first one
         again, would meet all that it has taken out."""
         self._uncounted: list[bytes] = []
         self._covered = 0
-        """Of the changed keys those that are below, without the `_uncounted` ones."""
+        """The number of changed keys that are below, without the `_uncounted` ones."""
 
     def __contains__(self, key: bytes) -> bool:
-        """Whether the key has changed."""
         return key in self._since
 
     def get(self, key: bytes) -> T | None:
-        """What has become of a key that has changed."""
+        """The new value of a key that has changed."""
         return self._live.get(key)
 
     def put(self, key: bytes, value: T | None) -> None:
@@ -69,7 +68,8 @@ class Overlay(Generic[T]):
         return merge(live, kept, key=itemgetter(0), reverse=reverse)
 
     def entries(self) -> int:
-        """How many there are, as far as ``below`` knows it; reads none but what has changed."""
+        """The number of entries, as far as ``below`` knows it; reads only those that have
+        changed."""
         found = self._below.get_many(self._uncounted)
         self._covered += sum(entry is not None for entry in found)
         self._uncounted = []
@@ -125,7 +125,6 @@ class OverlayView(Overlay[bytes]):
         return self.below.newest_ms
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """See `StoreView`."""
         missing = [key for key in keys if key not in self]
         found = dict(zip(missing, self.below.get_many(missing), strict=True)) if missing else {}
         return [self.get(key) if key in self else found[key] for key in keys]
@@ -133,17 +132,14 @@ class OverlayView(Overlay[bytes]):
     def reversed_range(
         self, start: bytes | None, end: bytes | None
     ) -> Iterator[tuple[bytes, bytes]]:
-        """See `StoreView`."""
         return self.range(start, end, reverse=True)
 
     def range_many(self, bounds: Sequence[tuple[bytes, bytes]]) -> list[list[tuple[bytes, bytes]]]:
-        """See `StoreView`."""
         if not self._since:
             return self.below.range_many(bounds)
         return [list(self.range(start, end)) for start, end in bounds]
 
     def last_many(self, bounds: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes] | None]:
-        """See `StoreView`."""
         if not self._since:
             return self.below.last_many(bounds)
         return [next(self.reversed_range(start, end), None) for start, end in bounds]

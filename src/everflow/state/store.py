@@ -1,23 +1,131 @@
-"""Store specifications, and the view that operators read; `InMemoryStore` is the model. Pure."""
+"""Store specifications, and the view that operators read; `InMemoryStore` is the model. Pure.
+
+A versioned store holds versions of a key's value (KIP-889). A version is valid from its own time
+until that of the next one; the latest has no end. A deletion is a version without a value. The
+store keeps what was valid within its history retention, and the latest version of each key for ever
+(the latest deletion as long as the history).
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from operator import itemgetter
 from types import MappingProxyType
-from typing import Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 from weakref import WeakSet
 
 import numpy as np
+import numpy.typing as npt
 
-from everflow.records import StoreChanges
+from everflow.records import Int64, StoreChanges
 from everflow.serdes import Serde
 from everflow.state.changelog import SUFFIX_BYTES, expiry_times, pack_value
-from everflow.state.left_out import left_out_topic
-from everflow.state.versions import History, Version, accepted, begins_after, put, versions_within
+
+Flags = npt.NDArray[np.bool_]
+OPEN = (1 << 63) - 1
+"""The end of the latest version."""
+
+History = list[tuple[int, bytes | None]]
+"""A key's versions: time and value, in order of time."""
+
+
+class Version(NamedTuple):
+    """A value (None: a deletion) that is valid from ``start`` until before ``end`` (ms)."""
+
+    start: int
+    end: int
+    value: bytes | None
+
+
+class VersionsView(Protocol):
+    """A versioned store for operators, beside a `StoreView` of the latest versions. ``stream_time``
+    is the highest time of a version (ms), -1 = none yet."""
+
+    @property
+    def stream_time(self) -> int: ...
+
+    def latest_many(self, keys: Sequence[bytes]) -> list[tuple[int, bytes | None] | None]:
+        """The latest version of each key, deletions too: time and value; None: none is kept."""
+
+    def versions_many(self, asked: Sequence[tuple[bytes, int, int]]) -> list[list[Version]]:
+        """The versions of each key that were valid at some time from the first to the last of the
+        two (ms, included), in order of time."""
+
+    def begins_after(self, key: bytes, time: int) -> int:
+        """When the key's first version begins of those that begin after ``time`` (ms); `OPEN`:
+        there is none."""
+
+
+class VersionedRecord(NamedTuple):
+    """A value as users see it: it is valid from ``timestamp`` (ms) until before ``valid_to``; None:
+    it is the latest."""
+
+    value: Any
+    timestamp: int
+    valid_to: int | None
+
+
+def record_as_of(
+    view: VersionsView, key: bytes, time: int, history_ms: int, decode: Callable[[bytes], Any]
+) -> VersionedRecord | None:
+    """The value of a key at a time (ms); None if there was none, or if that is older than the
+    history and not the latest."""
+    found = view.versions_many([(key, time, time)])[0]
+    if time < view.stream_time - history_ms:
+        found = [one for one in found if one.end == OPEN]
+    return next(iter(records_of(found, decode)), None)
+
+
+def records_of(
+    versions: Iterable[Version], decode: Callable[[bytes], Any]
+) -> list[VersionedRecord]:
+    """Versions as users see them, without deletions."""
+    return [
+        VersionedRecord(decode(one.value), one.start, None if one.end == OPEN else one.end)
+        for one in versions
+        if one.value is not None
+    ]
+
+
+def put(history: History, time: int, value: bytes | None) -> int:
+    """Puts a version into ``history``; returns its end."""
+    at = bisect_left(history, time, key=itemgetter(0))
+    if at < len(history) and history[at][0] == time:
+        history[at] = (time, value)
+    else:
+        history.insert(at, (time, value))
+    return history[at + 1][0] if at + 1 < len(history) else OPEN
+
+
+def versions_of(history: History, end: int = OPEN) -> Iterable[Version]:
+    """The versions with their ends; ``end``: of the last one."""
+    ends = [*(time for time, _ in history), end][1:]
+    return (Version(time, end, value) for (time, value), end in zip(history, ends, strict=True))
+
+
+def versions_within(history: History, first: int, last: int) -> list[Version]:
+    """The versions that are valid at some time from ``first`` to ``last`` (ms, included); none of
+    the others is looked at."""
+    begin = max(0, bisect_right(history, first, key=itemgetter(0)) - 1)
+    end = bisect_right(history, last, key=itemgetter(0))
+    behind = history[end][0] if end < len(history) else OPEN
+    return list(versions_of(history[begin:end], behind))
+
+
+def begins_after(history: History, time: int) -> int:
+    at = bisect_right(history, time, key=itemgetter(0))
+    return history[at][0] if at < len(history) else OPEN
+
+
+def accepted(times: Int64, stream_time: int, history_ms: int) -> Flags:
+    """Marks the versions that are within the history retention when they arrive, in the order of
+    ``times``. ``stream_time``: before them."""
+    observed = np.maximum(np.maximum.accumulate(times), stream_time)
+    return np.asarray(times >= observed - history_ms, np.bool_)
+
 
 VERSIONED = "versioned"
 
@@ -25,6 +133,11 @@ Entry = tuple[bytes, bytes]
 """The key of a stored entry, and the entry."""
 Bounds = tuple[bytes, bytes]
 """Start and end of a range."""
+
+
+def left_out_topic(application_id: str, store: str) -> str:
+    """The whole name of the topic, of this table's store."""
+    return f"{application_id}-{store}-left-out-changelog"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +163,7 @@ class StoreSpec:
     window_size_ms: int | None = None
     logging: bool = True
     in_memory: bool = False
-    """Whether it lies in memory, and ends with the instance."""
+    """True if it lies in memory, and ends with the instance."""
     topic_config: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     source_topic: str | None = None
     """The user's topic that is its changelog."""
@@ -60,18 +173,18 @@ class StoreSpec:
 
     @property
     def expires(self) -> bool:
-        """Whether its keys end with times and stream time leaves entries behind: windows and
+        """True if its keys end with times and stream time leaves entries behind: windows and
         sessions."""
         return self.kind in SUFFIX_BYTES
 
     @property
     def versioned(self) -> bool:
-        """Whether it keeps what a value was: its changes are versions, each with its time."""
+        """True if it keeps what a value was: its changes are versions, each with its time."""
         return self.kind == VERSIONED
 
     @property
     def kept_ms(self) -> int | None:
-        """How far behind its own time its local copy goes; None: nothing expires."""
+        """How far behind its own time its local copy reaches (ms); None: nothing expires."""
         return self.retention_ms if self.expires or self.versioned else None
 
     def changelog_topic(self, application_id: str) -> str:
@@ -91,8 +204,8 @@ class StoreSpec:
 
 
 class StoreView(Protocol):
-    """What an operator reads during one micro-batch: committed content plus the batch's own earlier
-    changes."""
+    """A store as an operator reads it during one micro-batch: committed content plus the batch's
+    own earlier changes."""
 
     @property
     def newest_ms(self) -> int:
@@ -133,7 +246,6 @@ class WholeView(StoreView, Protocol):
 
 
 def last_of_each(view: StoreView, bounds: Sequence[Bounds]) -> list[Entry | None]:
-    """`StoreView.last_many`, one by one."""
     return [next(view.reversed_range(start, end), None) for start, end in bounds]
 
 
@@ -155,7 +267,7 @@ T = TypeVar("T")
 _FEW = 64
 """Entries that a range copies at once, rather than to have the next change copy all there are."""
 _SHARE = 32
-"""From this part of the keys on, new ones are sorted in together: one by one each moves those
+"""From this part of the keys on, new ones are sorted in together: one by one, each moves those
 behind it."""
 
 
@@ -179,7 +291,6 @@ class OrderedEntries(Generic[T]):
         return key in self._of
 
     def get(self, key: bytes) -> T | None:
-        """The value of a key."""
         return self._of.get(key)
 
     def put(self, key: bytes, value: T) -> None:
@@ -272,7 +383,6 @@ class InMemoryStore:
         return self._newest_ms
 
     def entries(self) -> int:
-        """See `StoreView`."""
         return len(self._entries)
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
@@ -285,14 +395,12 @@ class InMemoryStore:
     def reversed_range(
         self, start: bytes | None, end: bytes | None
     ) -> Iterator[tuple[bytes, bytes]]:
-        """See `range`."""
         return self._entries.range(start, end, reverse=True)
 
     def range_many(self, bounds: Sequence[tuple[bytes, bytes]]) -> list[list[tuple[bytes, bytes]]]:
         return [list(self.range(start, end)) for start, end in bounds]
 
     def last_many(self, bounds: Sequence[Bounds]) -> list[Entry | None]:
-        """See `StoreView`."""
         return last_of_each(self, bounds)
 
     def apply(self, changes: StoreChanges) -> None:
@@ -332,17 +440,14 @@ class InMemoryVersions(InMemoryStore):
         self.stream_time = -1
 
     def latest_many(self, keys: Sequence[bytes]) -> list[tuple[int, bytes | None] | None]:
-        """See `VersionsView`."""
         return [self._versions[key][-1] if key in self._versions else None for key in keys]
 
     def versions_many(self, asked: Sequence[tuple[bytes, int, int]]) -> list[list[Version]]:
-        """See `VersionsView`."""
         return [
             versions_within(self._versions.get(key, []), first, last) for key, first, last in asked
         ]
 
     def begins_after(self, key: bytes, time: int) -> int:
-        """See `VersionsView`."""
         return begins_after(self._versions.get(key, []), time)
 
     def apply(self, changes: StoreChanges) -> None:

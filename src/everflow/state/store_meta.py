@@ -1,4 +1,4 @@
-"""What a store knows of itself: whose it is, how far it follows its changelog (pure)."""
+"""Metadata of a store: its owner and its checkpointed changelog offset (pure)."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ NO_INPUTS: Mapping[str, int] = {}
 
 
 class Owner(NamedTuple):
-    """Who may write: the owner incarnation and the last batch it applied (``""`` = none)."""
+    """The writer: owner incarnation and the last batch that it applied (``""`` = none)."""
 
     incarnation: str
     last_batch: str
 
 
 CLOCK_AHEAD_MS = 60_000
-"""By so much two clocks may differ, or a moment that is noted late lie behind one noted before."""
+"""Allowed difference of two clocks, and of moments that are noted out of order."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,9 +72,8 @@ class StoreMeta:
         if raw.get("format", 0) > FORMAT:
             raise StateFormatError(
                 f"The store in {where} has format {raw['format']}, this release reads up to "
-                f"{FORMAT}. Run "
-                "the release "
-                "that wrote it, or remove the folder: the store is then rebuilt from its changelog."
+                f"{FORMAT}. Run the release that wrote it, or remove the folder: the store is then "
+                "rebuilt from its changelog."
             )
         raw["segments"] = {int(slot): segment for slot, segment in raw["segments"].items()}
         return StoreMeta(**raw)
@@ -85,11 +84,9 @@ class StoreMeta:
             raise StoreMismatchError(
                 f"Nothing was written to the store in {where}: it belongs to incarnation "
                 f"{self.owner.incarnation or 'none'} after batch "
-                f"{self.owner.last_batch or 'none'}, but "
-                "the change comes "
-                f"from incarnation {expected.incarnation or 'none'} after batch "
-                f"{expected.last_batch or 'none'}. The task "
-                "has been taken over meanwhile; the batch is replayed from the changelog."
+                f"{self.owner.last_batch or 'none'}, but the change comes from incarnation "
+                f"{expected.incarnation or 'none'} after batch {expected.last_batch or 'none'}. "
+                "The task has been taken over meanwhile; the batch is replayed from the changelog."
             )
 
     def followed(self, now_ms: int) -> int:
@@ -100,14 +97,13 @@ class StoreMeta:
         return max(now_ms, believed_ms(self.updated_ms, now_ms, CLOCK_AHEAD_MS))
 
     def moved_to(self, position: int | None, where: str) -> StoreMeta:
-        """With a later position (None keeps it). StoreMismatchError for an earlier one."""
+        """The metadata with a later position (None keeps it). StoreMismatchError for an earlier
+        one."""
         if position is None:
             return self
         if self.position is not None and position < self.position:
             raise StoreMismatchError(
                 f"Nothing was written to the store in {where}: it is at changelog offset "
-                f"{self.position} "
-                "and cannot go "
-                f"back to {position}."
+                f"{self.position} and cannot go back to {position}."
             )
         return replace(self, position=position)

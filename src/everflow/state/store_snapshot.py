@@ -1,9 +1,18 @@
-"""`StoreSnapshot`: what a store holds at one moment, read inside one LMDB transaction."""
+"""`StoreSnapshot`: what a store holds at one moment, read inside one LMDB transaction.
+
+`ReadingAhead` reads a store that does not fit in memory: a page that is not in memory is a page
+fault, for which the thread waits some 0.1 ms, key by key, and disks serve many such reads at once.
+It reads some of many keys; where they had to wait, threads read all of them, for nothing but their
+pages (note 050).
+"""
 
 from __future__ import annotations
 
+import resource
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from heapq import merge
 from itertools import repeat
@@ -15,9 +24,59 @@ import numpy as np
 
 from everflow.records import Int64
 from everflow.state import changelog, stored_keys
-from everflow.state.reading_ahead import ReadingAhead
 from everflow.state.store import VERSIONED, Bounds, Entry, last_of_each
 from everflow.state.store_meta import StoreMeta
+
+KEYS_MIN = 500
+"""Fewer keys are not worth starting threads."""
+PROBES = 32
+WAITS_MIN = 4
+"""Page faults among the probes from which on threads read."""
+THREADS = 16
+_WHOSE = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
+
+Transactions = Callable[[], AbstractContextManager[Any]]
+
+
+class ReadingAhead:
+    """Prefetches pages of one environment. ``transactions`` opens read transactions beside the one
+    that the caller has (`StoreEnvironment.read_beside`). Any thread."""
+
+    def __init__(self, transactions: Transactions) -> None:
+        self._transactions = transactions
+
+    def fetch(self, keys: Sequence[bytes], database: Any) -> None:
+        """Get the pages of these stored keys, which are read or written next, into memory, where
+        they are many and not there; blocks meanwhile. A hint: what it leaves out, or another
+        process writes in between, is fetched when it is needed."""
+        if len(keys) < KEYS_MIN:
+            return
+        before = _waits()
+        try:
+            self._read(keys[:: -(-len(keys) // PROBES)], database)
+            if _waits() - before >= WAITS_MIN:
+                self._read_at_once(keys, database)
+        except (lmdb.MapResizedError, lmdb.ReadersFullError):
+            return  # another process has just made the store larger, or too many read
+
+    def _read(self, keys: Sequence[bytes], database: Any) -> None:
+        """Read in a transaction of its own, which LMDB needs for each thread."""
+        with self._transactions() as txn:
+            for key in keys:
+                txn.get(key, None, database)
+
+    def _read_at_once(self, keys: Sequence[bytes], database: Any) -> None:
+        share = -(-len(keys) // THREADS)
+        parts = [keys[first : first + share] for first in range(0, len(keys), share)]
+        with ThreadPoolExecutor(THREADS, thread_name_prefix="everflow-read-ahead") as pool:
+            for done in [pool.submit(self._read, part, database) for part in parts]:
+                done.result()
+
+
+def _waits() -> int:
+    """The number of page faults of this thread so far that waited for a file."""
+    return resource.getrusage(_WHOSE).ru_majflt
+
 
 KEY_VALUE = "key_value"
 SEGMENT_MS_MIN = 60_000
@@ -40,7 +99,7 @@ class StoreSnapshot:
         self._databases = databases
         self.meta = meta
         self._one = meta.kind in _IN_ONE
-        """Whether all entries that it shows are in its first database."""
+        """True if all entries that it shows are in its first database."""
 
     @property
     def newest_ms(self) -> int:
@@ -49,7 +108,7 @@ class StoreSnapshot:
 
     @property
     def position(self) -> int:
-        """How far it follows its changelog."""
+        """Its checkpointed changelog offset."""
         return self.meta.position or 0
 
     def get(self, key: bytes) -> bytes | None:
@@ -234,8 +293,7 @@ class StoreSnapshot:
                 yield from stored_keys.in_range_reversed(cursor.iterprev(), start, end)
 
     def entries(self) -> int:
-        """How many keys the store holds (long keys with colliding hashes count once); does not read
-        them."""
+        """The number of keys (long keys with colliding hashes count once); does not read them."""
         return sum(int(self._txn.stat(database)["entries"]) for database in self._databases)
 
 

@@ -24,7 +24,7 @@ _LENGTHS = struct.Struct(">II")
 
 
 def has_long(keys: Sequence[bytes]) -> bool:
-    """Whether any key has to be stored as a bucket."""
+    """True if any key has to be stored as a bucket."""
     return bool(keys) and max(map(len, keys)) > SHORT_BYTES
 
 
@@ -53,7 +53,7 @@ def upper_bound(key: bytes | None) -> bytes | None:
 
 
 def is_bucket(stored_key: bytes) -> bool:
-    """Whether the value under this stored key is a bucket."""
+    """True if the value under this stored key is a bucket."""
     return len(stored_key) == STORED_BYTES_MAX
 
 

@@ -10,7 +10,7 @@
         .removed/                tasks that were given up, until `sweep` has deleted them
         .loaded/                 global tables that Spark loads; nothing of it lasts over a start
 
-Stores in memory have the same layout elsewhere, see `memory_folder`; they are here from `open` to
+Stores in memory have the same layout elsewhere, see `disk`; they are here from `open` to
 `close`.
 
 The lock is fcntl's, not flock's: a child does not inherit it, so an orphaned worker cannot keep the
@@ -33,8 +33,7 @@ from typing import IO, Any
 
 from everflow.errors import ConfigError, StateDiskError, StateFormatError, StateLockedError
 from everflow.records import TaskId
-from everflow.state.disk import disk_errors, unusable
-from everflow.state.memory_folder import NOTHING_IN_MEMORY, MemoryFolder
+from everflow.state.disk import NOTHING_IN_MEMORY, MemoryFolder, disk_errors, unusable
 
 FORMAT = 1
 """Version of this layout; a higher one was written by a later release."""
@@ -227,11 +226,8 @@ class StateDirectory:
         return sorted({name for folder in folders for name, _, _ in _generations(folder)})
 
     def store_path(self, task: TaskId, store: str) -> Path:
-        """Where the store lies, or is to be created; the folder itself is made by whoever opens the
-        store.
-
-        What an interrupted rebuild left of older generations is removed.
-        """
+        """The path of the store, existing or to be created by whoever opens it. Removes older
+        generations that an interrupted rebuild left."""
         folder = (self._memory if store in self._in_memory else self.path) / str(task)
         found = sorted(
             (number, path) for name, number, path in _generations(folder) if name == store
@@ -254,7 +250,6 @@ class StateDirectory:
         return fresh
 
     def distrust(self, store_path: Path, reason: str) -> None:
-        """See `distrust`."""
         distrust(store_path, reason)
 
     def distrusted(self, task: TaskId, store: str) -> str | None:
@@ -312,14 +307,13 @@ class StateDirectory:
         if lost:
             raise StateDiskError(
                 f"The state folder {self.path} was {lost} under the running instance, so it stops "
-                f"and others take its tasks over. "
-                "Nothing is lost: what was committed is in the changelogs. Start the instance "
-                "again, its stores are rebuilt. To "
-                "delete a state folder, stop its instance first."
+                "and others take its tasks over. Nothing is lost: what was committed is in the "
+                "changelogs. Start the instance again, its stores are rebuilt. To delete a state "
+                "folder, stop its instance first."
             )
 
     def _lost(self) -> str:
-        """What became of the folder; empty while it is ours."""
+        """The fate of the folder in a word; empty while it is ours."""
         if self._closed:
             return ""
         try:
@@ -371,7 +365,7 @@ class StateDirectory:
 
 @dataclass(frozen=True)
 class FolderContent:
-    """What lies in a state folder: ``stores`` is how many; ``transactional_ids`` as in
+    """The content of a state folder: ``stores`` is how many; ``transactional_ids`` as in
     `ProcessMetadata`."""
 
     path: Path
@@ -380,7 +374,7 @@ class FolderContent:
 
 
 def content_of(state_dir: str | os.PathLike[str], application_id: str) -> FolderContent | None:
-    """What the application's folder holds, without taking it; None where there is none.
+    """The content of the application's folder, without locking it; None if there is none.
     StateFormatError as `StateDirectory.open`."""
     path = Path(os.path.realpath(state_dir)) / application_id
     if not path.is_dir():
@@ -448,16 +442,14 @@ def _locked(path: Path, pid: str) -> StateLockedError:
     if pid == str(os.getpid()):
         return StateLockedError(
             f"The state folder {path} is in use by another KafkaStreams of this process: close() "
-            f"that one first (where its "
-            f"variable is gone: `for one in KafkaStreams.running({path.name!r}): one.close()`), or "
-            f"give this instance a state.dir "
-            "of its own."
+            "that one first (where its variable is gone: `for one in "
+            f"KafkaStreams.running({path.name!r}): one.close()`), or give this instance a "
+            "state.dir of its own."
         )
     return StateLockedError(
         f"The state folder {path} is in use by process {pid or '(unknown)'}. Stop that process, or "
-        f"give "
-        "this instance a "
-        "state.dir of its own: two instances of an application on one host each need one."
+        "give this instance a state.dir of its own: two instances of an application on one host "
+        "each need one."
     )
 
 
@@ -472,25 +464,20 @@ def _read_metadata(path: Path, application_id: str) -> ProcessMetadata | None:
         if written_format > FORMAT:
             raise StateFormatError(
                 f"The state folder {path} has format {written_format}, this release reads up to "
-                f"{FORMAT}. "
-                "Run the "
-                "release that wrote it, or choose another state.dir. The folder was left untouched."
+                f"{FORMAT}. Run the release that wrote it, or choose another state.dir. The folder "
+                "was left untouched."
             )
         if owner != application_id:
             raise StateFormatError(
                 f"The state folder {path} belongs to application {owner!r}, not to "
-                f"{application_id!r}. "
-                "Choose another "
-                "state.dir. The folder was left untouched."
+                f"{application_id!r}. Choose another state.dir. The folder was left untouched."
             )
         return ProcessMetadata(**{**raw, "transactional_ids": tuple(raw["transactional_ids"])})
     except (KeyError, TypeError, ValueError) as error:
         raise StateFormatError(
             f"{path / _METADATA} cannot be read ({error}): this is no state folder of everflow, or "
-            f"it was "
-            "damaged. Choose "
-            "another state.dir, or remove the folder: its stores are then rebuilt from their "
-            "changelogs."
+            "it was damaged. Choose another state.dir, or remove the folder: its stores are then "
+            "rebuilt from their changelogs."
         ) from error
 
 

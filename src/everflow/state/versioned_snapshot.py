@@ -1,27 +1,31 @@
-"""`VersionedSnapshot`: a versioned store at one moment, read inside one LMDB transaction.
+"""A versioned store: `VersionedSnapshot`, read inside one LMDB transaction, and its writes.
 
 The last database holds the latest version of each key that has a value. The ring holds those before
 it by when they ended, under the key of a session: key, end, start; and a key's latest deletion,
-with its time as both.
+with its time as both. `version_changes` is pure.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import lmdb
+import numpy as np
 
+from everflow.records import Int64
 from everflow.state import stored_keys
-from everflow.state.changelog import unpack_value
-from everflow.state.reading_ahead import ReadingAhead
+from everflow.state.changelog import pack_value, unpack_value
+from everflow.state.store import OPEN, History, Version, accepted
 from everflow.state.store_meta import StoreMeta
-from everflow.state.store_snapshot import SEGMENT_MS_MIN, StoreSnapshot
-from everflow.state.versions import OPEN, Version
+from everflow.state.store_snapshot import SEGMENT_MS_MIN, ReadingAhead, StoreSnapshot
 
 DELETION, VALUE = b"\x00", b"\x01"
-"""What the value of an earlier version begins with."""
+"""First byte of the value of an earlier version."""
 _TIMES = struct.Struct(">qq")
 _TIME = struct.Struct(">q")
 _BEHIND = b"\x80"
@@ -43,11 +47,9 @@ class VersionedSnapshot(StoreSnapshot):
 
     @property
     def stream_time(self) -> int:
-        """See `VersionsView`."""
         return self.meta.stream_time
 
     def latest_many(self, keys: Sequence[bytes]) -> list[tuple[int, bytes | None] | None]:
-        """See `VersionsView`."""
         found: list[tuple[int, bytes | None] | None] = [
             None if entry is None else unpack_value(entry) for entry in self.get_many(keys)
         ]
@@ -58,7 +60,6 @@ class VersionedSnapshot(StoreSnapshot):
         return found
 
     def versions_many(self, asked: Sequence[tuple[bytes, int, int]]) -> list[list[Version]]:
-        """See `VersionsView`."""
         latest = self.latest_many([key for key, _, _ in asked])
         more = [
             at
@@ -74,7 +75,6 @@ class VersionedSnapshot(StoreSnapshot):
         return found
 
     def begins_after(self, key: bytes, time: int) -> int:
-        """See `VersionsView`."""
         first = max(time, self._expired)
         for segment, slot in self._segments():
             if (segment + 1) * (self.meta.segment_ms or SEGMENT_MS_MIN) <= first:
@@ -134,7 +134,8 @@ class VersionedSnapshot(StoreSnapshot):
 
     @property
     def _expired(self) -> int:
-        """What ended at this time or before is not shown, though its segment may still be there."""
+        """Versions that ended at this time or before are not shown, though their segment may still
+        exist."""
         return self.meta.stream_time - (self.meta.retention_ms or 0)
 
     def _segments(self) -> list[tuple[int, int]]:
@@ -173,3 +174,106 @@ def _valid(entries: Iterable[tuple[bytes, bytes]], first: int, last: int) -> Ite
         if end > max(first, start):  # else it is a latest deletion
             value = unpack_value(stored)[1]
             yield Version(start, end, None if value == DELETION else value[1:])
+
+
+EARLIER = "session"
+"""The kind of store whose keys those of earlier versions are."""
+
+Changed = dict[bytes, bytes | None]
+"""Stored values by key, None: it goes."""
+
+
+def version_changes(
+    before: VersionedSnapshot,
+    keys: Sequence[bytes | None],
+    values: Sequence[bytes | None],
+    times: Int64,
+) -> tuple[Changed, Changed]:
+    """The changes of the latest and of the earlier versions when versions are put in this order:
+    none that is older than the history when it arrives. Null keys are skipped."""
+    history_ms = before.meta.retention_ms or 0
+    times = np.asarray(times, np.int64)
+    kept = accepted(times, before.stream_time, history_ms)
+    put_by_key: dict[bytes, History] = {}
+    for at, time in zip(np.flatnonzero(kept).tolist(), times[kept].tolist(), strict=True):
+        key = keys[at]
+        if key is not None:
+            put_by_key.setdefault(key, []).append((time, values[at]))
+    oldest = max(before.stream_time, int(times.max(initial=-1))) - history_ms
+    latest: Changed = {}
+    earlier: Changed = {}
+    for (key, new), known in zip(put_by_key.items(), _around(before, put_by_key), strict=True):
+        versions = _Versions(known, partial(before.begins_after, key))
+        was = _entries(known)
+        for time, value in new:
+            versions.put(time, value)
+        now = _entries(versions.known)
+        for ends, stored in now.items():
+            if ends[0] > oldest and was.get(ends) != stored:
+                earlier[key + _TIMES.pack(*ends)] = pack_value(ends[1], stored)
+        for ends in was.keys() - now.keys():
+            earlier[key + _TIMES.pack(*ends)] = None
+        last = versions.known[-1]
+        if last.end == OPEN:
+            latest[key] = None if last.value is None else pack_value(last.start, last.value)
+    return latest, earlier
+
+
+def _around(
+    before: VersionedSnapshot, put_by_key: Mapping[bytes, History]
+) -> Iterator[list[Version]]:
+    """For each key the versions into which new ones are put, in order of time; others are not
+    read."""
+    latest = before.latest_many(list(put_by_key))
+    asked = [
+        (key, time, time)
+        for (key, new), one in zip(put_by_key.items(), latest, strict=True)
+        for time in sorted({time for time, _ in new if one is None or time < one[0]})
+    ]
+    found: dict[bytes, list[Version]] = {}
+    for (key, _, _), versions in zip(asked, before.versions_many(asked), strict=True):
+        for version in versions:
+            mine = found.setdefault(key, [])
+            if not mine or mine[-1].start != version.start:
+                mine.append(version)
+    for (key, new), one in zip(put_by_key.items(), latest, strict=True):
+        mine = found.get(key, [])
+        if one is not None and any(time >= one[0] for time, _ in new):
+            mine.append(Version(one[0], OPEN, one[1]))
+        yield mine
+
+
+class _Versions:
+    """Versions of a key, each with its end: some of those there are, in order of time."""
+
+    def __init__(self, known: Sequence[Version], begins_after: Callable[[int], int]) -> None:
+        self.known = list(known)
+        self._begins_after = begins_after
+
+    def put(self, time: int, value: bytes | None) -> None:
+        """One more; it splits the one in which it lies."""
+        at = bisect_right(self.known, time, key=itemgetter(0))
+        before = self.known[at - 1] if at else None
+        if before is not None and time < before.end:
+            if before.start == time:
+                self.known[at - 1] = before._replace(value=value)
+                return
+            self.known[at - 1] = before._replace(end=time)
+            end = before.end
+        else:
+            end = self._begins_after(time)
+            if at < len(self.known):
+                end = min(end, self.known[at].start)
+        self.known.insert(at, Version(time, end, value))
+
+
+def _entries(versions: Sequence[Version]) -> dict[tuple[int, int], bytes]:
+    """The earlier ones, by end and start; a latest deletion too."""
+    found = {
+        (one.end, one.start): DELETION if one.value is None else VALUE + one.value
+        for one in versions
+        if one.end != OPEN
+    }
+    if versions and versions[-1].end == OPEN and versions[-1].value is None:
+        found[versions[-1].start, versions[-1].start] = DELETION
+    return found

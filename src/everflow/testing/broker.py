@@ -30,9 +30,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from everflow.errors import SetupError
-from everflow.jvm.class_archive import start_options
-from everflow.jvm.jars import resolve_jars
-from everflow.jvm.java import find_java
+from everflow.jvm import find_java, resolve_jars, start_options
 from everflow.testing.broker_security import INSIDE, MUTUAL, SASL, BrokerSecurity
 from everflow.waits import waiting
 

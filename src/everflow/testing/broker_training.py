@@ -1,6 +1,6 @@
 """Trains the broker's JVM: does once what an embedded broker is used for, and ends it in order.
 
-Run as a program by `everflow.jvm.class_archive`.
+Run as a program by `everflow.jvm`.
 """
 
 from __future__ import annotations

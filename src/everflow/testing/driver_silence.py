@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from everflow.records import OffsetRange, TaskId, TopicPartition
 from everflow.runtime.topics.idle_sources import IdleSources, Moves
-from everflow.topology.physical_plan import PhysicalPlan
+from everflow.topology.plan import PhysicalPlan
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from everflow.runtime.thread.failure_text import ending
 from everflow.runtime.worker.global_records import GlobalRecords
 from everflow.state.store import InMemoryStore
 from everflow.testing.topics import RawRecord
-from everflow.topology.physical_plan import GlobalTable, LoadedTable
+from everflow.topology.plan import GlobalTable, LoadedTable
 
 Tell = Callable[[Iterable[RawRecord]], None]
 

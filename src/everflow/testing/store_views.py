@@ -9,8 +9,15 @@ from typing import Any, NamedTuple
 from everflow.foreign_names import Telling
 from everflow.serdes.windowed import split_session_key, split_window_store_key, window_store_key
 from everflow.state.changelog import unpack_value
-from everflow.state.store import InMemoryStore, InMemoryVersions, StoreSpec
-from everflow.state.versions import OPEN, VersionedRecord, record_as_of, records_of
+from everflow.state.store import (
+    OPEN,
+    InMemoryStore,
+    InMemoryVersions,
+    StoreSpec,
+    VersionedRecord,
+    record_as_of,
+    records_of,
+)
 from everflow.testing.driver_stores import MergedStore
 from everflow.windows import Windowed
 

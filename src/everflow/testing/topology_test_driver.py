@@ -59,14 +59,18 @@ from everflow.testing.driver_tables import DriverTables, log_columns
 from everflow.testing.driver_topics import DriverTopics
 from everflow.testing.store_views import KeyValueView, SessionView, VersionedView, WindowView
 from everflow.testing.topics import InputTopic, OutputTopic, RawRecord
-from everflow.topology.graph import SinkNode
-from everflow.topology.hops import HopInput
-from everflow.topology.physical_plan import PhysicalPlan, Source
-from everflow.topology.plan import emitting_every_update, plan, with_default_extractor
+from everflow.topology.batches import BatchInput
+from everflow.topology.graph import SinkNode, TimestampExtractor
+from everflow.topology.patterns import pattern_sources, with_topics
+from everflow.topology.plan import (
+    PhysicalPlan,
+    Source,
+    emitting_every_update,
+    plan,
+    with_default_extractor,
+)
 from everflow.topology.program import Topology, checked_topology
-from everflow.topology.sources.patterns import pattern_sources, with_topics
 from everflow.topology.subtopologies import cut
-from everflow.topology.timestamps import TimestampExtractor
 from everflow.waits import waiting
 
 
@@ -426,7 +430,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         return self._sink.take()
 
     def _computed(
-        self, request: BatchRequest, decoded: HopInput, trial: Trial | None
+        self, request: BatchRequest, decoded: BatchInput, trial: Trial | None
     ) -> BatchResult:
         step = self._step if trial is None else trial_of(self._step, trial)
         return step.run(request, decoded, self._columns, {})

@@ -1,26 +1,36 @@
-"""Which of two nodes a record reaches first: the order in which Kafka Streams forwards. Pure.
+"""The order in which a record reaches nodes, which is that in which Kafka Streams forwards. Pure.
 
 A record goes depth first: a node hands it to its first child, and to the next one when that child
 and all behind it are done; children are in the order in which they were added. Two sides of a join
 that come from one record therefore have an order, too (note 020).
-
 Where several results of one record come to one place by two ways, no order of the ways is right:
 the first result goes both ways, and then the second one. `ways_in_turn` finds such places, and says
 how a record comes to each operator, in bytes that have the order of arrival (note 031).
+
+Processors that share a store see it change record by record, so they run together, in one step
+(note 040). A processor that reads another one's results *directly* (through merges and children at
+most) is handed each while the other one still runs, as in Kafka Streams. Anything else between them
+takes the batch as a whole, and cannot run in the middle of a record.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cmp_to_key
 from itertools import combinations
+from types import MappingProxyType
 from typing import NamedTuple
 
+from everflow.errors import TopologyError
 from everflow.topology.graph import (
+    CHILD,
     FunctionNode,
+    Graph,
+    Link,
     MergeNode,
     Node,
+    ProcessorOperator,
     ProjectNode,
     SourceNode,
     StatefulNode,
@@ -28,25 +38,25 @@ from everflow.topology.graph import (
 )
 
 DIGIT = 0x80
-"""Of the bytes of an edge, which are never 0, so that a shorter way sorts before what is behind
-it."""
+"""Added to the bytes of an edge, which are never 0: so a shorter way sorts before those that it
+begins."""
 
 
 class Way(NamedTuple):
-    """From the operator or the topic whose records they are to one who reads them: the numbers of
-    the edges, each of a node's children, as bytes. ``told``: how many bytes of the path of a record
-    there lie behind the table that it is an update of."""
+    """A way from the operator or topic that makes records to one that reads them: the numbers of
+    the edges, each of a node's children, as bytes. ``table_bytes``: the length of that part of a
+    record's path which lies behind the table that the record updates."""
 
     maker: str
     edges: bytes
-    told: int = 0
+    table_bytes: int = 0
 
 
 @dataclass(frozen=True)
 class Ways:
-    """How records come to an operator: the way of each slot of each side. ``member``: bytes that
-    tell it from others that it runs together with. ``several``: one record may give several
-    results. ``aligned``: its sides are one flow of records, row by row."""
+    """The ways of records to an operator, for each slot of each side. ``member``: bytes that tell
+    it from others that it runs together with. ``several``: one record may give several results.
+    ``aligned``: its sides are one flow of records, row by row."""
 
     sides: tuple[tuple[Way, ...], ...]
     member: bytes
@@ -55,7 +65,7 @@ class Ways:
 
 
 def reaches_first(nodes: Iterable[Node], first: str, second: str) -> bool:
-    """Whether a record that reaches both nodes has been through ``first`` when a child that is
+    """True if a record that reaches both nodes has been through ``first`` when a child that is
     added to ``second`` now gets it. True where no record reaches both.
 
     That is so where ``first`` comes before ``second``, or behind it: behind a child that is there
@@ -66,7 +76,7 @@ def reaches_first(nodes: Iterable[Node], first: str, second: str) -> bool:
 
 
 def hands_on_first(nodes: Iterable[Node], first: str, second: str) -> bool:
-    """Whether a child that is added to both nodes now gets a record from ``first`` before it gets
+    """True if a child that is added to both nodes now gets a record from ``first`` before it gets
     the same from ``second``. True where no record reaches both."""
     children = _children(nodes)
     if first != second and second in _order(children, first):
@@ -102,7 +112,7 @@ def in_order_of_arrival(nodes: Iterable[Node], node: MergeNode) -> list[str]:
 
 
 def gives_several(node: Node) -> bool:
-    """Whether one record may give several results there: unless an operator says ``one_result``."""
+    """True if one record may give several results there: unless an operator says ``one_result``."""
     if isinstance(node, StatefulNode):
         return not node.operator.one_result
     if isinstance(node, FunctionNode):
@@ -118,7 +128,7 @@ def ways_in_turn(
 ) -> dict[str, Ways]:
     """The ways to the operators and sinks of sub-topologies that have a place to which several
     results of one record come by two ways; nothing of the others. ``sides_of``: the nodes that each
-    side of an operator or sink reads; ``together``: see `shared_stores.together`."""
+    side of an operator or sink reads; ``together``: see `together`."""
     listed = list(nodes)
     children, found = _children(listed), dict[str, tuple[Way, ...]]()
     read: dict[str, tuple[tuple[Way, ...], ...]] = {}
@@ -133,8 +143,8 @@ def ways_in_turn(
             read[node.name] = tuple(
                 tuple(way for name in side for way in behind(name)) for side in sides_of[node.name]
             )
-            told = len(read[node.name][0][0].edges) if _passes_on(node) else 0
-            found[node.name] = (Way(node.name, b"", told),)
+            table_bytes = len(read[node.name][0][0].edges) if _passes_on(node) else 0
+            found[node.name] = (Way(node.name, b"", table_bytes),)
         elif isinstance(node, SourceNode):
             found[node.name] = tuple(Way(f"{node.name}/{topic}", b"") for topic in node.topics)
         elif isinstance(node, MergeNode):
@@ -173,7 +183,7 @@ def _aligned(node: Node) -> bool:
 
 
 def _passes_on(node: Node) -> bool:
-    """Whether its results are updates of the table that it reads."""
+    """True if its results are updates of the table that it reads."""
     return isinstance(node, StatefulNode) and node.operator.passes_on
 
 
@@ -184,15 +194,15 @@ def _digits(number: int) -> bytes:
 
 
 class _Places:
-    """What comes to each operator, operators before it first: the makers behind which it is, and
-    whether several results of one record come there, or have met somewhere before it."""
+    """The makers behind which each operator is, and whether several results of one record reach it
+    or have met before it. Operators are added in topological order."""
 
     def __init__(self) -> None:
         self._behind: dict[str, frozenset[str]] = {}
         self._several: set[str] = set()
         self._met: set[str] = set()
         self.in_turn: list[str] = []
-        """Where no order of the ways is that of the records."""
+        """Operators for which no order of the ways is that of the records."""
 
     def add(self, node: Node, sides: tuple[tuple[Way, ...], ...]) -> None:
         """``sides``: what it reads. An operator whose sides are one flow has one way."""
@@ -238,3 +248,76 @@ def _order(children: Mapping[str, list[str]], root: str) -> list[str]:
             found[name] = None
             todo += reversed(children[name])
     return list(found)
+
+
+def together(graph: Graph) -> Mapping[str, tuple[str, ...]]:
+    """For each processor that shares a store, also through others: all that do, in the order in
+    which a record reaches them."""
+    groups: list[tuple[set[str], set[str]]] = []
+    for node in graph.nodes:
+        if not isinstance(node, StatefulNode) or not isinstance(node.operator, ProcessorOperator):
+            continue
+        names, stores = {node.name}, {spec.name for spec in node.stores}
+        for group in [one for one in groups if one[1] & stores]:
+            names, stores = names | group[0], stores | group[1]
+            groups.remove(group)
+        groups.append((names, stores))
+    found = {
+        name: tuple(sorted(names, key=cmp_to_key(order_of_arrival(graph.nodes))))
+        for names, _ in groups
+        if len(names) > 1
+        for name in names
+    }
+    return MappingProxyType(found)
+
+
+def ways_to(
+    graph: Graph, node: Node, group: Collection[str]
+) -> tuple[tuple[Link, ...], tuple[str, ...]]:
+    """The links by which others of its ``group`` hand a processor its records, and the other nodes
+    that it reads."""
+    found = list(_results_of(graph, node.inputs[0], group, None))
+    return (
+        tuple(one for one in found if isinstance(one, Link)),
+        tuple(one for one in found if not isinstance(one, Link)),
+    )
+
+
+def require_direct(graph: Graph) -> None:
+    """TopologyError where something lies between processors that share stores."""
+    for name, group in together(graph).items():
+        node = graph.node(name)
+        _, others = ways_to(graph, node, group)
+        for given in (*others, *node.inputs[1:]):
+            behind = graph.before(given) & set(group)
+            if behind:
+                raise TopologyError(
+                    f"{name} shares a store with {sorted(behind)[0]} and reads its results through "
+                    f"{given}: both run record by record, and what lies between takes a whole "
+                    "batch; do that in one of the two processors, or give them stores of their own",
+                    where=node.where,
+                )
+
+
+def _results_of(
+    graph: Graph, name: str, group: Collection[str], child: int | None
+) -> Iterator[Link | str]:
+    node = graph.node(name)
+    if name in group:
+        yield Link(name, child)
+    elif isinstance(node, MergeNode):
+        for given in node.inputs:
+            yield from _results_of(graph, given, group, None)
+    elif isinstance(node, ProjectNode) and node.label == CHILD and node.inputs[0] in group:
+        yield Link(node.inputs[0], _number(graph, node))
+    elif isinstance(node, ProjectNode) and (node.predicate, node.key, node.value) == (None,) * 3:
+        yield from _results_of(graph, node.inputs[0], group, None)
+    else:
+        yield name
+
+
+def _number(graph: Graph, child: ProjectNode) -> int:
+    parent = graph.node(child.inputs[0])
+    assert isinstance(parent, StatefulNode)
+    assert isinstance(parent.operator, ProcessorOperator)
+    return parent.operator.children.index(child.name.removeprefix(f"{parent.name}-"))

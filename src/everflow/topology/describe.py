@@ -1,17 +1,28 @@
-"""Writes a topology as Kafka Streams' ``TopologyDescription``, as JSON and as Mermaid. Pure.
+"""Writes a topology as Kafka Streams' ``TopologyDescription``, as JSON, Mermaid and SVG. Pure.
 
 Two nodes differ from what the graph holds, so that the text is the original's: a repartition sink
 shows the null-key filter that Kafka Streams puts before it, and projections that only prepare a
 value are folded into the node they prepare for. Nodes stand in the original's order (larger
 sub-tree first, then by name). Neighbours do too, except that the original sorts them while it is
 still counting, so behind a merge its order can depend on Java's hash order.
+
+The physical description names each node's execution path: ``Arrow`` (columns, in the Python
+worker), ``Catalyst`` (Spark's generated code, called from the worker) or ``Python`` (a function,
+record by record).
 """
 
 from __future__ import annotations
 
+import inspect
 import json
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from html import escape
+from typing import Any, NamedTuple
 
+from everflow.location import place
+from everflow.serdes.arrow_types import type_text
 from everflow.topology.graph import (
     JOINER,
     PREPARE,
@@ -24,21 +35,40 @@ from everflow.topology.graph import (
     SinkNode,
     SourceNode,
     StatefulNode,
+    TimeFunction,
     WholeTableNode,
 )
+from everflow.topology.plan import (
+    ARROW,
+    PYTHON,
+    Choice,
+    ColumnsOp,
+    FunctionOp,
+    PhysicalPlan,
+    PlanOp,
+    PrintOp,
+    Projection,
+    SinkOp,
+    StatefulOp,
+    TakeOp,
+    TimeOp,
+    UnnestOp,
+    columns_of,
+    computed_by,
+    why_not_arrow,
+)
 from everflow.topology.subtopologies import GlobalSubTopology, SubTopology, cut
-from everflow.topology.types import type_text
 
 
 @dataclass(kw_only=True)
 class Shown:
-    """A node as described: ``kind`` is Source, Processor or Sink; ``detail`` what stands in its
-    brackets."""
+    """A node as described: ``kind`` is Source, Processor or Sink; ``detail``: the text in its
+    brackets, of a processor its stores."""
 
     name: str
     kind: str
-    detail: str
     node: Node
+    detail: str = ""
     stores: list[str] = field(default_factory=list)
     predecessors: list[str] = field(default_factory=list)
     successors: list[str] = field(default_factory=list)
@@ -88,7 +118,9 @@ def as_mermaid(topology: Graph) -> str:
             ]
             links += [f"  {ids[name]} --> {ids[successor]}" for successor in entry.successors]
             if entry.kind == "Source":
-                links += [f"  {topic_id(topic)} --> {ids[name]}" for topic in topics_of(entry)]
+                links += [
+                    f"  {topic_id(topic)} --> {ids[name]}" for topic in _topics_of(entry.node)
+                ]
             elif entry.kind == "Sink":
                 links.append(f"  {ids[name]} --> {topic_id(sink_topic(entry.node))}")
         lines.append("  end")
@@ -97,19 +129,12 @@ def as_mermaid(topology: Graph) -> str:
 
 
 def in_numbers(topology: Graph) -> list[SubTopology | GlobalSubTopology]:
-    """All sub-topologies, by their numbers."""
     subs = cut(topology)
     return sorted((*subs.subtopologies, *subs.global_tables), key=lambda sub: sub.index)
 
 
 def _is_global(sub: SubTopology | GlobalSubTopology) -> bool:
     return isinstance(sub, GlobalSubTopology)
-
-
-def topics_of(entry: Shown) -> tuple[str, ...]:
-    """What a source reads."""
-    node = entry.node
-    return _topics_of(node)
 
 
 def _topics_of(node: Node) -> tuple[str, ...]:
@@ -136,11 +161,7 @@ def shown_nodes(sub: SubTopology | GlobalSubTopology) -> dict[str, Shown]:
         if isinstance(node, SinkNode) and node.kind == "repartition":
             filter_name = f"{node.name.removesuffix('-sink')}-filter"
             shown[filter_name] = Shown(
-                name=filter_name,
-                kind="Processor",
-                detail="stores: []",
-                node=node,
-                predecessors=inputs,
+                name=filter_name, kind="Processor", node=node, predecessors=inputs
             )
             inputs = [filter_name]
         kind, detail = _kind(node)
@@ -169,7 +190,7 @@ def _shown_global(node: WholeTableNode) -> dict[str, Shown]:
     source = Shown(
         name=node.source,
         kind="Source",
-        detail=f"rows: {node.told}"
+        detail=f"rows: {node.schedule}"
         if isinstance(node, LoadedTableNode)
         else f"topics: [{', '.join(_topics_of(node))}]",
         node=node,
@@ -179,7 +200,6 @@ def _shown_global(node: WholeTableNode) -> dict[str, Shown]:
     table = Shown(
         name=node.name,
         kind="Processor",
-        detail=f"stores: [{node.store.name}]",
         node=node,
         stores=[node.store.name],
         predecessors=[node.source],
@@ -197,7 +217,6 @@ def _show_parts(
         shown[part.name] = Shown(
             name=part.name,
             kind="Processor",
-            detail=f"stores: [{', '.join(sorted(part.stores))}]",
             node=node,
             stores=sorted(part.stores),
             predecessors=list(dict.fromkeys(inputs)),
@@ -220,7 +239,7 @@ def _kind(node: Node) -> tuple[str, str]:
         if isinstance(node.topic, str):
             return "Sink", f"topic: {node.topic}"
         return "Sink", f"extractor class: {sink_topic(node)}"
-    return "Processor", f"stores: [{', '.join(_stores(node))}]"
+    return "Processor", ""
 
 
 def _stores(node: Node) -> list[str]:
@@ -240,7 +259,8 @@ def sink_topic(node: Node) -> str:
 
 
 def _node_text(entry: Shown, shown: dict[str, Shown]) -> str:
-    lines = [f"{entry.kind}: {entry.name} ({entry.detail})"]
+    detail = entry.detail or f"stores: [{', '.join(entry.stores)}]"
+    lines = [f"{entry.kind}: {entry.name} ({detail})"]
     if entry.kind != "Sink":
         lines.append(f"      --> {', '.join(entry.successors) or 'none'}")
     if entry.kind != "Source":
@@ -252,7 +272,7 @@ def _node_json(entry: Shown, shown: dict[str, Shown]) -> dict[str, object]:
     found: dict[str, object] = {"name": entry.name, "type": entry.kind.lower()}
     node = entry.node
     if entry.kind == "Source":
-        found["topics"] = sorted(topics_of(entry))
+        found["topics"] = sorted(_topics_of(entry.node))
     elif entry.kind == "Sink":
         found["topic"] = sink_topic(node)
     else:
@@ -261,3 +281,304 @@ def _node_json(entry: Shown, shown: dict[str, Shown]) -> dict[str, object]:
     found["key"], found["value"] = type_text(node.out.key), type_text(node.out.value)
     found["where"] = node.where
     return found
+
+
+# --- the physical description ---------------------------------------------------------------------
+
+BY_RECORD = "by_record"
+"""The kind of a serde of the user that takes one value at a time."""
+
+
+class Road(NamedTuple):
+    """A node's execution path, the reason, and the line of the program (``file:line``)."""
+
+    node: str
+    road: str
+    why: str
+    where: str | None
+
+
+def roads(plan: PhysicalPlan) -> list[Road]:
+    """The road of every node that does something, in the order in which they run."""
+    found = [
+        Road(source.node, *_serdes("reads", source.key_serde, source.value_serde), None)
+        for source in plan.sources
+    ]
+    for op in (*plan.times, *plan.ops):
+        found += _of_op(op)
+    return list(dict.fromkeys(found))  # behind a merge a node is there once per path
+
+
+def physical_text(plan: PhysicalPlan, subtopology_of: Mapping[str, int]) -> str:
+    """By sub-topology, one line per node: execution path, node, reason, line of the program."""
+    listed = roads(plan)
+    if not listed:
+        return "nothing is computed\n"
+    wide = max(len(road.node) for road in listed)
+    lines = [f"computed in {summary(listed)}"]
+    within: dict[int, list[Road]] = {}
+    for road in listed:
+        within.setdefault(subtopology_of[road.node], []).append(road)
+    for number in sorted(within):
+        lines.append(f"  Sub-topology {number} (tasks {number}_0, {number}_1, ...)")
+        for road in within[number]:
+            at = f"  ({road.where})" if road.where else ""
+            lines.append(f"    {road.road:<9}  {road.node:<{wide}}  {road.why}{at}")
+    return "\n".join(lines) + "\n"
+
+
+def physical_json(plan: PhysicalPlan, subtopology_of: Mapping[str, int]) -> str:
+    """The same for programs: a list with an object for each node."""
+    found = [{"sub_topology": subtopology_of[road.node], **road._asdict()} for road in roads(plan)]
+    return json.dumps(found, indent=2)
+
+
+def summary(listed: list[Road]) -> str:
+    """The number of nodes on each execution path, in a line: ``Arrow 4, Catalyst 2 nodes``."""
+    counts = Counter(road.road for road in listed)
+    return ", ".join(f"{name} {count}" for name, count in counts.most_common()) + " nodes"
+
+
+def _of_projection(found: Projection | Choice) -> Road:
+    columns = columns_of(found)
+    why = ", ".join(_column_text(column) for column, _ in columns)
+    if isinstance(found, Projection) and found.node.label == PREPARE:
+        why = "prepares values"
+    if isinstance(found, Choice):
+        why = f"the {found.what} is {why}"
+    reasons = list(dict.fromkeys(filter(None, (why_not_arrow(*one) for one in columns))))
+    by = computed_by(found)
+    if by == PYTHON:
+        why, reasons = f"calls functions for columns of records: {why}", []
+    return Road(found.node.name, by, "; ".join([why, *reasons]), found.node.where)
+
+
+def _of_op(op: PlanOp | TimeOp) -> Iterator[Road]:
+    match op:
+        case ColumnsOp():
+            yield from map(_of_projection, op.projections)
+        case TimeOp(extractor=TimeFunction() as extractor):
+            yield Road(op.name, PYTHON, f"calls {_texts(extractor.fn)} for times", op.where)
+        case TimeOp(extractor=extractor) if extractor is not None:
+            yield Road(op.name, ARROW, f"times by {type(extractor).__name__}", op.where)
+        case FunctionOp():
+            yield Road(op.name, PYTHON, f"calls {_texts(op.fn)} for each record", op.where)
+        case TakeOp():
+            answer = "true" if op.taken else "false"
+            yield Road(op.name, ARROW, f"the records whose answer is {answer}", None)
+        case UnnestOp():
+            yield Road(op.name, ARROW, "a record for each element of a list", None)
+        case PrintOp():
+            yield Road(op.name, ARROW, f"prints {op.rows} rows of a batch at most", op.where)
+        case StatefulOp():
+            stores = "store " + ", ".join(
+                spec.name for spec in (*op.stores, *op.reads, *op.looks_up)
+            )
+            called = _texts(op.operator)
+            road, why = (PYTHON, f"{stores}: calls {called}") if called else (ARROW, stores)
+            yield Road(op.name, road, why, op.where)
+        case SinkOp():
+            if callable(op.topic):
+                why = f"calls {_texts(op.topic)} for each record's topic"
+                yield Road(op.name, PYTHON, why, op.where)
+            if callable(op.partitioner):
+                why = f"calls {_texts(op.partitioner)} for each record's partition"
+                yield Road(op.name, PYTHON, why, op.where)
+            yield Road(op.name, *_serdes("writes", op.key_serde, op.value_serde), op.where)
+
+
+def _serdes(verb: str, key: Any, value: Any) -> tuple[str, str]:
+    """Python where a serde of the user is called for each record."""
+    own = [serde for serde in (key, value) if serde.kind == BY_RECORD]
+    if own:
+        return PYTHON, f"{verb} by {', '.join(map(repr, own))}, record by record"
+    return ARROW, f"{verb} {key!r}, {value!r}"
+
+
+def _column_text(given: ColumnExpr) -> str:
+    text = str(given.column)
+    return text.removeprefix("Column<'").removesuffix("'>")
+
+
+def _functions(found: Any) -> Iterator[Callable[..., Any]]:
+    """The user's functions in a node's function or operator, at any depth of our records."""
+    if is_dataclass(found) and not isinstance(found, type):
+        for field in fields(found):
+            if not field.name.endswith("serde"):
+                yield from _functions(getattr(found, field.name))
+    elif callable(found) and not isinstance(found, type):
+        yield found
+
+
+def _texts(found: Any) -> str:
+    return ", ".join(map(_function_text, _functions(found)))
+
+
+def _function_text(fn: Callable[..., Any]) -> str:
+    """Name and, where it is known, file and line."""
+    name = getattr(fn, "__qualname__", type(fn).__qualname__)
+    code = getattr(inspect.unwrap(fn), "__code__", None)
+    return name if code is None else f"{name} ({code.co_filename}:{code.co_firstlineno})"
+
+
+# --- the drawing ----------------------------------------------------------------------------------
+
+_CHAR, _LINE, _PAD, _GAP, _ROW_GAP, _MARGIN = 6.7, 15, 10, 18, 26, 12
+_MOST_CHARS = 44
+_STYLE = "font: 11px ui-monospace, Menlo, Consolas, monospace; max-width: 100%; height: auto"
+
+
+@dataclass(kw_only=True)
+class _Box:
+    """``lines``: what stands in it; ``kind``: topic, processor or store; ``tip``: shown when
+    pointed at; ``name``: of the topic or node, whole."""
+
+    lines: tuple[str, ...]
+    kind: str
+    tip: str
+    name: str
+    rank: int = 0
+    x: float = 0.0
+    y: float = 0.0
+
+    @property
+    def width(self) -> float:
+        return max(len(line) for line in self.lines) * _CHAR + 2 * _PAD
+
+    @property
+    def height(self) -> float:
+        return len(self.lines) * _LINE + _PAD
+
+    @property
+    def middle(self) -> float:
+        return self.x + self.width / 2
+
+
+def as_svg(topology: Graph) -> str:
+    """One ``<svg>`` element that needs no network and no script, in the colours of the page around
+    it. Each sub-topology is a block of rows: the topics it reads, its processors (with their
+    stores), the topics it writes; a row follows the longest way from a source. The dashboard finds
+    nodes, topics and sub-topologies by their ``data-`` attributes."""
+    parts: list[str] = []
+    y, width = 0.0, 0.0
+    for sub in in_numbers(topology):
+        boxes, edges = _boxes(sub)
+        right, bottom = _place(boxes, edges, y + _MARGIN + _LINE)
+        title, bold = f"Sub-topology {sub.index}", "font-weight: bold"
+        parts.append(_text(_MARGIN, y + _MARGIN, title, bold, f' data-sub="{sub.index}"'))
+        parts += [_arrow(boxes[start], boxes[end]) for start, end in edges]
+        parts += [_drawn(box) for box in boxes.values()]
+        y, width = bottom + _MARGIN, max(width, right)
+    width, height = round(width + _MARGIN), round(y)
+    size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} style="{_STYLE}">'
+        + "".join(parts)
+        + "</svg>"
+    )
+
+
+def _boxes(sub: SubTopology | GlobalSubTopology) -> tuple[dict[str, _Box], list[tuple[str, str]]]:
+    """Boxes by id, in topological order, with their ranks; and the arrows between them."""
+    shown = shown_nodes(sub)
+    boxes: dict[str, _Box] = {}
+    edges: list[tuple[str, str]] = []
+
+    def topic_box(id_: str, topic: str) -> _Box:
+        box = _Box(lines=(_short(topic),), kind="topic", tip=f"topic {topic}", name=topic)
+        return boxes.setdefault(id_, box)
+
+    for name, entry in shown.items():
+        if entry.kind == "Source":
+            for topic in _topics_of(entry.node):
+                topic_box(f"in {topic}", topic)
+                edges.append((f"in {topic}", name))
+    for name, entry in shown.items():
+        before = [boxes[start].rank for start, end in edges if end == name]
+        boxes[name] = _Box(
+            lines=(_short(name), *(_short(f"store {store}") for store in entry.stores)),
+            kind="store" if entry.stores else "processor",
+            tip=_tip(entry),
+            name=name,
+            rank=max(before, default=-1) + 1,
+        )
+        edges += [(name, after) for after in entry.successors]
+    for name, entry in shown.items():
+        if entry.kind == "Sink":
+            topic = sink_topic(entry.node)
+            box = topic_box(f"out {topic}", topic)
+            box.rank = max(box.rank, boxes[name].rank + 1)
+            edges.append((name, f"out {topic}"))
+    return boxes, edges
+
+
+def _place(boxes: dict[str, _Box], edges: list[tuple[str, str]], top: float) -> tuple[float, float]:
+    """Sets ``x`` and ``y``; returns the right and the lower end."""
+    right, y = 0.0, top
+    for rank in range(max(box.rank for box in boxes.values()) + 1):
+        row = [(name, box) for name, box in boxes.items() if box.rank == rank]
+        wanted = {
+            name: [
+                boxes[start].middle
+                for start, end in edges
+                if end == name and boxes[start].rank < rank
+            ]
+            for name, _ in row
+        }
+        row.sort(
+            key=lambda item: sum(wanted[item[0]]) / len(wanted[item[0]]) if wanted[item[0]] else 0.0
+        )
+        x = float(_MARGIN)
+        for name, box in row:
+            above = wanted[name]
+            box.x = max(x, sum(above) / len(above) - box.width / 2) if above else x
+            box.y = y
+            x = box.x + box.width + _GAP
+            right = max(right, box.x + box.width)
+        y += max((box.height for _, box in row), default=0.0) + _ROW_GAP
+    return right, y - _ROW_GAP
+
+
+def _tip(entry: Shown) -> str:
+    node = entry.node
+    types = f"{type_text(node.out.key)} -> {type_text(node.out.value)}"
+    return f"{entry.name}\n{types}" + (f"\nat {place(node.where)}" if node.where else "")
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _MOST_CHARS else f"{text[: _MOST_CHARS - 1]}…"
+
+
+def _drawn(box: _Box) -> str:
+    fill = {"topic": "rgba(120,120,120,.16)", "processor": "none", "store": "rgba(60,130,220,.18)"}[
+        box.kind
+    ]
+    shape = (
+        f'<rect x="{box.x:.0f}" y="{box.y:.0f}" width="{box.width:.0f}" height="{box.height:.0f}" '
+        f'rx="{10 if box.kind == "topic" else 3}" fill="{fill}" stroke="currentColor" '
+        f'stroke-opacity=".55"/>'
+    )
+    texts = [
+        _text(box.x + _PAD, box.y + _LINE * (line + 1), text) for line, text in enumerate(box.lines)
+    ]
+    marked = f'data-{"topic" if box.kind == "topic" else "node"}="{escape(box.name)}"'
+    return f"<g {marked}><title>{escape(box.tip)}</title>{shape}{''.join(texts)}</g>"
+
+
+def _text(x: float, y: float, text: str, style: str = "", marked: str = "") -> str:
+    styled = f' style="{style}"' if style else ""
+    return (
+        f'<text x="{x:.0f}" y="{y:.0f}" fill="currentColor"{styled}{marked}>{escape(text)}</text>'
+    )
+
+
+def _arrow(start: _Box, end: _Box) -> str:
+    from_y, to_y = start.y + start.height, end.y
+    half = (from_y + to_y) / 2
+    left, right = start.middle, end.middle
+    line = (
+        f"M{left:.0f} {from_y:.0f} C{left:.0f} {half:.0f} {right:.0f} {half:.0f} {right:.0f} "
+        f"{to_y:.0f}"
+    )
+    tip = f"M{right - 3:.0f} {to_y - 6:.0f} L{right:.0f} {to_y:.0f} L{right + 3:.0f} {to_y - 6:.0f}"
+    return f'<path d="{line} {tip}" fill="none" stroke="currentColor" stroke-opacity=".55"/>'

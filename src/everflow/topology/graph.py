@@ -15,12 +15,95 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import pyarrow as pa
 
-from everflow.columns.computation import Twin
+from everflow.columns.computation import ArrowExpression
 from everflow.records import HEADERS, ClockCall, EdgeBatch, TasksResult
 from everflow.serdes import Serde
+from everflow.serdes.arrow_types import normal_type, type_text
 from everflow.serdes.base import ResultDecoder
 from everflow.state.store import StoreSpec, StoreView
-from everflow.topology.timestamps import FailOnInvalidTimestamp, TimestampExtractor
+
+
+class RecordContext(NamedTuple):
+    """Topic, partition and offset of a source's record, its time in Kafka (ms) and its headers, in
+    their order."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+
+
+@dataclass(frozen=True)
+class TimestampExtractor:
+    """Gives each record of a source its time, before the inputs of a task are merged by time."""
+
+    @property
+    def remembers(self) -> bool:
+        """True if it needs the partition time: the highest time of the partition's records so far,
+        which is kept beside the committed offsets."""
+        return False
+
+
+class FailOnInvalidTimestamp(TimestampExtractor):
+    """The time of the record in Kafka; a negative one stops the application. The default."""
+
+
+class LogAndSkipOnInvalidTimestamp(TimestampExtractor):
+    """The time of the record in Kafka; one with a negative time is dropped, counted
+    (``negative-timestamp``) and logged."""
+
+
+class UsePartitionTimeOnInvalidTimestamp(TimestampExtractor):
+    """The time of the record in Kafka; one with a negative time gets the highest time that its
+    partition has had so far. A first record without a time stops the application."""
+
+    @property
+    def remembers(self) -> bool:
+        """True: a record without a time gets that of its partition."""
+        return True
+
+
+class WallclockTimestampExtractor(TimestampExtractor):
+    """The time of the machine when the record's micro-batch was planned: all its records have the
+    same, and so they have when it is run again after a failure."""
+
+
+@dataclass(frozen=True)
+class TimeFunction(TimestampExtractor):
+    """A function of the user: ``fn(key, value, record, partition_time)``, of which it is given the
+    value, or the first ``takes``."""
+
+    fn: Callable[..., Any]
+    takes: int
+
+    @property
+    def remembers(self) -> bool:
+        """True if the function is given the partition time."""
+        return self.takes > 3
+
+
+EXTRACTORS: Mapping[str, type[TimestampExtractor]] = MappingProxyType(
+    {
+        one.__name__: one
+        for one in (
+            FailOnInvalidTimestamp,
+            LogAndSkipOnInvalidTimestamp,
+            UsePartitionTimeOnInvalidTimestamp,
+            WallclockTimestampExtractor,
+        )
+    }
+)
+"""The extractors that a setting can name."""
+
+
+def extractor_named(text: str) -> TimestampExtractor | None:
+    """The extractor that ``default.timestamp.extractor`` names: a class, with or without a module
+    or Java's package before it; None for any other."""
+    name = text.replace(":", ".").rpartition(".")[2]
+    found = EXTRACTORS.get(name)
+    return None if found is None else found()
+
 
 PREPARE = "PREPARE"
 """Label of a projection that only prepares the value for the node behind it (inputs of an
@@ -49,7 +132,7 @@ def joined_sides(value: pa.DataType) -> dict[str, pa.DataType]:
 
 
 def columns_in_sight(edge: EdgeType, uses: frozenset[str]) -> pa.Schema:
-    """Those of an edge's columns that an expression of the user reads."""
+    """The columns of an edge that an expression of the user reads."""
     seen = {
         "key": edge.key,
         "value": edge.value,
@@ -75,13 +158,13 @@ class ColumnExpr:
     type: pa.DataType
     uses: frozenset[str] = frozenset()
     calls: bool = False
-    """Whether it calls Python functions (``F.udf``, ``F.pandas_udf``, ``F.arrow_udf``)."""
+    """True if it calls Python functions (``F.udf``, ``F.pandas_udf``, ``F.arrow_udf``)."""
     skips_null: bool = False
     """Null where the record's value is, so that no function has to be called for it."""
-    twin: Twin | None = None
+    arrow: ArrowExpression | None = None
     """The same on Arrow, where that is exact (design note 016)."""
     why: str = ""
-    """Why it has no twin."""
+    """Why it has no Arrow expression."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +194,7 @@ class Reading:
         offset_reset: None: ``auto.offset.reset`` says it.
         timestamp: where the records' time comes from; None: ``default.timestamp.extractor`` says
             it. Those of a repartition topic have the time with which they were written.
-        pattern: which topics are read (`everflow.topology.sources.patterns`); None: those that
+        pattern: which topics are read (`everflow.topology.patterns`); None: those that
             are named.
         idle_ms: how long a partition is silent before its time goes on by the wall clock (note
             025); None: it never does.
@@ -139,7 +222,7 @@ class SourceNode(Node):
 
     @property
     def extractor(self) -> TimestampExtractor | ColumnExpr | None:
-        """What gives the records their times; None where they keep their own."""
+        """Gives the records their times; None if they keep their own."""
         given = self.reading.timestamp
         return None if isinstance(given, FailOnInvalidTimestamp) else given
 
@@ -250,11 +333,18 @@ class Inputs(NamedTuple):
 
 
 class Operator:
-    """What a `StatefulNode` runs: a frozen dataclass without state of its own, which travels to the
-    workers by pickle. One that gives every intermediate result on demand has a field
+    """The operator of a `StatefulNode`: a frozen dataclass without state of its own, which workers
+    get by pickle. One that gives every intermediate result on demand has a field
     ``emit_every_update``. The operators that exist: `everflow.operators`."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+    joins: ClassVar[bool] = False
+    """True if the records of all its sides make results, in one order (a join). Else those behind
+    the first side are updates of tables that it looks up."""
+    row_by_row: ClassVar[bool] = False
+    """True if its sides are one flow of records: in each row a record and its lookup result."""
+    passes_on: ClassVar[bool] = False
+    """True if its results are updates of the table that it reads."""
 
     def run(self, inputs: Inputs) -> TasksResult:
         """Results and changes of several tasks' records, and the tasks' new stream times. Writes
@@ -270,14 +360,8 @@ class Operator:
         return None
 
     @property
-    def joins(self) -> bool:
-        """Whether the records of all its sides make results, in one order (a join). Else those
-        behind the first side are updates of tables that it looks up."""
-        return False
-
-    @property
     def takes_null_keys(self) -> bool:
-        """Whether a record without a key gives a result (KIP-962)."""
+        """True if a record without a key gives a result (KIP-962)."""
         return False
 
     @property
@@ -286,8 +370,9 @@ class Operator:
         return ()
 
     @property
-    def look_every_ms(self) -> int | None:
-        """How often every task is run by the wall clock, with records or without; None: never."""
+    def wall_clock_interval_ms(self) -> int | None:
+        """Interval (ms) at which the wall clock runs every task, with records or without; None:
+        never."""
         return None
 
     @property
@@ -297,24 +382,8 @@ class Operator:
 
     @property
     def one_result(self) -> bool:
-        """Whether a record gives one result at most."""
+        """True if a record gives one result at most."""
         return False
-
-    @property
-    def row_by_row(self) -> bool:
-        """Whether its sides are one flow of records: row by row what the one is about, and what was
-        looked up for each of its records."""
-        return False
-
-    @property
-    def passes_on(self) -> bool:
-        """Whether its results are updates of the table that it reads."""
-        return False
-
-    def decode_result(self, data: bytes) -> Any:
-        """What the table shows for stored value bytes (without the 8-byte timestamp), as a Python
-        value; the bytes as they are where no table shows them."""
-        return data
 
 
 class TableOperator(Operator):
@@ -324,11 +393,11 @@ class TableOperator(Operator):
 
         @property
         def key_serde(self) -> Serde:
-            """Of the stored keys, without their windows or sessions."""
+            """Serde of the stored keys, without their windows or sessions."""
 
         @property
         def value_serde(self) -> Serde:
-            """Of the stored values, which are also the changelog's."""
+            """Serde of the stored values, which are also the changelog's."""
 
         @property
         def result_key(self) -> pa.DataType:
@@ -340,12 +409,12 @@ class TableOperator(Operator):
 
     @property
     def results(self) -> ResultDecoder:
-        """`decode_result` in columns, for those who read the table's store."""
+        """Reads the table's store as the table shows it."""
         return self.value_serde
 
 
 class Surroundings(NamedTuple):
-    """What a processor is told beside its records: the application, the task's sub-topology, the
+    """What a processor gets beside its records: the application, the task's sub-topology, the
     names of the input topics by ``source``, the machine's clock (epoch ms), calls to leave out."""
 
     application_id: str
@@ -405,8 +474,7 @@ class ProcessorOperator(Operator):
         return tuple(self.wall_clocks)
 
     @property
-    def look_every_ms(self) -> int | None:
-        """See `Operator`."""
+    def wall_clock_interval_ms(self) -> int | None:
         return min(self.wall_clocks.values(), default=None)
 
     def run_together(
@@ -437,7 +505,7 @@ class StatefulNode(Node):
     reads: tuple[StoreSpec, ...] = ()
     """Stores of tables that it reads and others write."""
     parts: tuple[Part, ...] = ()
-    """What ``describe()`` shows for it; empty: itself."""
+    """The nodes that ``describe()`` shows for it; empty: itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -466,15 +534,14 @@ class Rows(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedTableNode(WholeTableNode):
-    """What ``rows`` gives at the start, and every ``refresh_ms`` again (None: never), each time as
-    a whole (note 033)."""
+    """A table of ``rows``, read as a whole at the start and again every ``refresh_ms`` (None:
+    never; note 033)."""
 
     rows: Rows
     refresh_ms: int | None
 
     @property
-    def told(self) -> str:
-        """How often, in words."""
+    def schedule(self) -> str:
         if self.refresh_ms is None:
             return "loaded at the start"
         return f"loaded every {self.refresh_ms / 1000:g} s"
@@ -491,8 +558,8 @@ class SinkNode(Node):
     value_serde: Serde
     kind: str = "sink"
     partitioner: ColumnExpr | FunctionExpr | str | None = None
-    """What gives each record's partition, several or none; or by which hash its key does, one of
-    `everflow.columns.key_partitions.BY_HASH`. None: its key, as in Kafka Streams."""
+    """Gives each record's partition, several or none; or names the hash of its key, one of
+    `everflow.columns.key_partitions.BY_HASH`. None: by its key, as in Kafka Streams."""
 
 
 @dataclass(frozen=True)
@@ -519,6 +586,75 @@ class Graph:
                 return node
         raise KeyError(name)
 
-    def consumers(self, name: str) -> tuple[Node, ...]:
-        """Nodes that read from ``name``, in order."""
-        return tuple(node for node in self.nodes if name in node.inputs)
+    def before(self, name: str) -> set[str]:
+        """The node called ``name`` and all whose records reach it in its sub-topology."""
+        found, by_name = set[str](), {node.name: node for node in self.nodes}
+        todo = [name]
+        while todo:
+            one = todo.pop()
+            if one not in found:
+                found.add(one)
+                todo += by_name[one].inputs
+        return found
+
+
+def same_type(left: pa.DataType, right: pa.DataType) -> bool:
+    """True if two edges of these types can meet."""
+    return bool(normal_type(left) == normal_type(right))
+
+
+def write_alike(one: Serde | None, other: Serde | None) -> bool:
+    """True if two serdes write equal values as equal bytes, so that equal keys meet: also where
+    they are not equal themselves. What they do not write tells them apart for nobody: the size of
+    time windows, which fields of a JSON type may be null."""
+    if one is None or other is None:
+        return one is other
+    if one == other:
+        return True
+    if one.kind != other.kind:
+        return False
+    mine, its = _inner(one), _inner(other)
+    if mine is not None and its is not None:
+        return write_alike(mine, its)
+    if one.kind in ("json", "packed"):
+        return same_type(one.type, other.type)
+    return _same_of_users(one, other)
+
+
+def _inner(serde: Any) -> Serde | None:
+    """The serde of a window's key or of a list's entries, which writes all that tells apart."""
+    inner = ("time_windowed", "session_windowed", "list")
+    found: Serde | None = getattr(serde, "inner", None) if serde.kind in inner else None
+    return found
+
+
+def _same_of_users(one: Any, other: Any) -> bool:
+    """True if two serdes of the user's are of one class, with the same in them: a class seldom says
+    when its objects are equal."""
+    mine, its = getattr(one, "own", one), getattr(other, "own", other)
+    if type(mine) is not type(its) or not same_type(one.type, other.type):
+        return False
+    try:
+        return bool(vars(mine) == vars(its))
+    except Exception:  # without a __dict__, or with values that cannot be compared
+        return False
+
+
+def column_names(key: pa.DataType, value: pa.DataType) -> list[str]:
+    """The names that a Column on an edge may use, with types; struct fields are listed one level
+    deep."""
+    names: list[str] = []
+    for root, type_ in (("key", key), ("value", value)):
+        names.append(
+            f"{root} {type_text(type_)}" if not pa.types.is_struct(type_) else f"{root} struct"
+        )
+        if pa.types.is_struct(type_):
+            names += [f"{root}.{field.name} {type_text(field.type)}" for field in type_]
+    return [
+        *names,
+        "timestamp bigint (ms)",
+        "topic string",
+        "partition int",
+        "offset bigint",
+        "headers array<struct<key:string,value:binary>>",
+    ]

@@ -45,15 +45,14 @@ class KeyFunction:
 
 
 OF_WINDOWS = "windowed"
-"""By which windowed keys are spread, on topics that others read: each goes where its key goes
-without the window, by murmur2, so that all windows of a key lie in one partition (Kafka Streams'
+"""Partitioner of windowed keys on topics that others read: by murmur2 of the key without its
+window, so that all windows of a key lie in one partition (Kafka Streams'
 ``WindowedStreamPartitioner``)."""
 KeyPartitioner = str | KeyFunction
 """One of `everflow.columns.key_partitions.BY_HASH`, or `OF_WINDOWS`, or a function."""
 
 
-def told(partitioner: KeyPartitioner) -> str:
-    """Its name, for people."""
+def partitioner_name(partitioner: KeyPartitioner) -> str:
     if partitioner == OF_WINDOWS:
         return "murmur2 of the keys without their windows"
     if isinstance(partitioner, str):
@@ -75,9 +74,9 @@ def partitions_of(
 
 
 def key_partitioners(graph: Graph) -> dict[str, KeyPartitioner]:
-    """Of each topic of the user's that a task reads, and of each repartition topic (without the
-    application id) that its writer does not spread by a ``partitioner`` of its own. TopologyError
-    for topics that meet and have several."""
+    """The partitioner of each user topic that a task reads, and of each repartition topic (without
+    the application id) whose writer has none of its own. TopologyError for topics that meet and
+    have several."""
     found: dict[str, KeyPartitioner] = {
         topic: key_partitioner(node.reading.partitioner or usual(node.key_serde), node.topics)
         for node in graph.nodes
@@ -113,7 +112,11 @@ def spread_otherwise(graph: Graph) -> dict[str, str]:
     for node, topics in _meetings(graph):
         for topic in sorted(topics & {one.name for one in graph.repartition_topics} & by.keys()):
             if by[topic] != MURMUR2:
-                found.update(dict.fromkeys((store.name for store in node.stores), told(by[topic])))
+                found.update(
+                    dict.fromkeys(
+                        (store.name for store in node.stores), partitioner_name(by[topic])
+                    )
+                )
     return found
 
 
@@ -134,12 +137,12 @@ def keyed_sources(graph: Graph) -> frozenset[str]:
 
 
 def usual(key_serde: Serde) -> str:
-    """How Kafka Streams, and so everflow, spreads the keys of a topic that others read."""
+    """The partitioner that Kafka Streams, and so everflow, has for a topic that others read."""
     return OF_WINDOWS if key_serde.kind in KEY_SUFFIX_BYTES else MURMUR2
 
 
 def key_partitioner(given: str | FunctionExpr, topics: tuple[str, ...]) -> KeyPartitioner:
-    """What a program says of topics, as it is asked."""
+    """The partitioner as it is called, of one that a program gives."""
     return KeyFunction(given.fn, topics) if isinstance(given, FunctionExpr) else given
 
 
@@ -171,7 +174,7 @@ def _own(node: Node) -> frozenset[str]:
 
 
 def _differing(node: StatefulNode, known: Mapping[str, KeyPartitioner]) -> TopologyError:
-    listed = ", ".join(f"{topic}: {told(one)}" for topic, one in known.items())
+    listed = ", ".join(f"{topic}: {partitioner_name(one)}" for topic, one in known.items())
     return TopologyError(
         f"{node.name} reads topics whose keys are spread by different partitioners ({listed}), so "
         f"equal keys would not meet in one task; give each source the partitioner= of whoever "

@@ -1,21 +1,32 @@
-"""The planner puts the operators of a topology in one order, Columns among them (design D2). Pure.
+"""The physical plan of a topology: its operators in one order, Columns among them. Pure.
 
+A *slot* is one value stream inside the plan: the output of a source, of one projection, or of one
+operator. `everflow.runtime.step.task_step` runs the operators.
 Merges are dissolved: a projection behind a merge exists once per input path, and an operator behind
 it has several input slots. Projections that are computed by the same means, over the same records,
 are one operator.
+Columns that call Python functions are computed by stages, over all columns made so far. Spark's
+optimiser cuts a selection there: what the functions read, the functions, what is made of their
+results. `everflow.spark.columns.staged` finds the stages; a worker runs them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, is_dataclass, replace
+from functools import partial
+from types import FunctionType
 from typing import Any, TypeVar
 
 import pyarrow as pa
 
 from everflow.columns.key_partitions import MURMUR2
 from everflow.errors import TopologyError
-from everflow.topology.arrival import in_order_of_arrival, ways_in_turn
+from everflow.records import TaskId
+from everflow.serdes import BytesSerde, Serde
+from everflow.serdes.base import ResultDecoder, decode_one, value_reader
+from everflow.state.store import StoreSpec
+from everflow.topology.arrival import Ways, in_order_of_arrival, together, ways_in_turn, ways_to
 from everflow.topology.graph import (
     ColumnExpr,
     EdgeType,
@@ -27,6 +38,7 @@ from everflow.topology.graph import (
     LoadedTableNode,
     MergeNode,
     Node,
+    Operator,
     PrintNode,
     ProcessorOperator,
     ProjectNode,
@@ -34,34 +46,485 @@ from everflow.topology.graph import (
     SourceNode,
     StatefulNode,
     TakeNode,
+    TimeFunction,
+    TimestampExtractor,
     UnnestNode,
 )
-from everflow.topology.partitioners import key_partitioners, keyed_sources, usual
-from everflow.topology.physical_plan import (
-    DEAD_LETTER_TYPE,
-    PYTHON,
-    Choice,
-    ColumnsOp,
-    FunctionOp,
-    GlobalTable,
-    LoadedTable,
-    PhysicalPlan,
-    PrintOp,
-    Projection,
-    SinkOp,
-    Slot,
-    Source,
-    StatefulOp,
-    StepOp,
-    TakeOp,
-    TimeOp,
-    UnnestOp,
-    computed_by,
-    in_turn,
+from everflow.topology.idle_sources import IdleSource, idle_sources, sources_of
+from everflow.topology.partitioners import KeyPartitioner, key_partitioners, keyed_sources, usual
+
+# --- the parts ------------------------------------------------------------------------------------
+
+DEAD_LETTER_SLOT = 0
+"""Slot of undecodable records: key = raw key, value = struct<value: raw value, error: text>."""
+
+DEAD_LETTER_TYPE = EdgeType(
+    pa.binary(),
+    pa.struct(
+        [
+            ("value", pa.binary()),
+            ("error", pa.string()),
+            ("response", pa.string()),
+            ("about", pa.string()),
+        ]
+    ),
 )
-from everflow.topology.shared_stores import together, ways_to
-from everflow.topology.sources.idle_sources import idle_sources, sources_of
-from everflow.topology.timestamps import TimeFunction, TimestampExtractor
+"""Records as they came that are left out: why, what the handler said (`Response`), and JSON of the
+error's class, stack and stage, and of node, task and attempt."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """One input topic: ``index`` is the ``source`` column of its rows; ``topic`` the full name."""
+
+    index: int
+    topic: str
+    subtopology: int
+    node: str
+    key_serde: Serde
+    value_serde: Serde
+    offset_reset: str | None
+    kind: str
+    merged: bool
+    """True where the sub-topology reads several topics, so that its partitions are merged by time
+    (D3)."""
+    slot: int
+    """The slot of its decoded records."""
+    own_times: bool = True
+    """True if its records keep the times that they have in Kafka: a negative one stops the
+    application."""
+    idle: IdleSource | None = None
+    """How it advances stream time while it is idle; None: it does not."""
+    partitioner: KeyPartitioner | None = None
+    """Spreads its keys over its partitions, where a store relies on that; None: it does not matter,
+    or this application writes the topic."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One value stream of the plan: the records that a source, a projection or an operator
+    gives."""
+
+    id: int
+    name: str
+    type: EdgeType
+
+
+@dataclass(frozen=True)
+class Projection:
+    """A ProjectNode on one input slot."""
+
+    node: ProjectNode
+    input: int
+    output: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """A Column that says something of each record beside its value: a sink's ``topic``, a source's
+    ``time``. The output's value is a struct of it, named ``what``, and the value."""
+
+    node: SinkNode | SourceNode
+    what: str
+    column: ColumnExpr
+    type: pa.DataType
+    input: int
+    output: int
+
+
+ARROW, CATALYST, PYTHON = "Arrow", "Catalyst", "Python"
+"""The execution paths of a Column: an Arrow expression, Spark's generated code, a Python
+function."""
+
+
+def columns_of(found: Projection | Choice) -> tuple[tuple[ColumnExpr, pa.DataType], ...]:
+    """Its Columns, with the types of what is made of them."""
+    if isinstance(found, Choice):
+        return ((found.column, found.type),)
+    node = found.node
+    listed = (
+        (node.predicate, pa.bool_()),
+        (node.key, node.out.key),
+        (node.value, node.out.value),
+    )
+    return tuple((given, kind) for given, kind in listed if given is not None)
+
+
+def why_not_arrow(column: ColumnExpr, kind: pa.DataType) -> str:
+    """Why Arrow does not compute a Column of which a ``kind`` is made; empty where it does."""
+    if column.arrow is not None and not column.type.equals(kind):
+        return f"{column.type} becomes {kind}"
+    return column.why if column.arrow is None else ""
+
+
+def computed_by(found: Projection | Choice) -> str:
+    columns = columns_of(found)
+    if not any(why_not_arrow(*one) for one in columns):
+        return ARROW
+    return PYTHON if any(column.calls for column, _ in columns) else CATALYST
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnsOp:
+    """Columns over the records of slot ``input``: projections of them, or of what an earlier one
+    of these projections gives, which are computed together (one alone, if it calls functions)."""
+
+    projections: tuple[Projection | Choice, ...]
+    input: int
+    outputs: tuple[int, ...] = ()
+    """The slots that other operators read."""
+
+    @property
+    def name(self) -> str:
+        return self.projections[0].node.name
+
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        return (self.input,)
+
+    @property
+    def uses(self) -> frozenset[str]:
+        """The columns that its Columns read, by the names that users see."""
+        columns = (column for one in self.projections for column, _ in columns_of(one))
+        return frozenset(name for column in columns for name in column.uses)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeOp:
+    """Gives the records of one topic of a SourceNode their times, before inputs are merged.
+    ``extractor`` None: the input's value is ``struct<time, value>``."""
+
+    name: str
+    source: int
+    subtopology: int
+    extractor: TimestampExtractor | None
+    kept: str | None
+    """Under which name the partition time is kept; None: it is not."""
+    input: int
+    output: int
+    where: str | None
+
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        return (self.input,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FunctionOp:
+    """A FunctionNode: calls the user's function record by record."""
+
+    name: str
+    op: str
+    fn: Callable[..., Any]
+    type: EdgeType
+    inputs: tuple[int, ...]
+    output: int
+    where: str | None
+
+
+@dataclass(frozen=True)
+class TakeOp:
+    """A TakeNode."""
+
+    name: str
+    taken: bool
+    inputs: tuple[int, ...]
+    output: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrintOp:
+    """A PrintNode."""
+
+    name: str
+    title: str
+    rows: int
+    inputs: tuple[int, ...]
+    where: str | None
+
+
+@dataclass(frozen=True)
+class UnnestOp:
+    """An UnnestNode."""
+
+    name: str
+    keyed: bool
+    type: EdgeType
+    inputs: tuple[int, ...]
+    output: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatefulOp:
+    """A StatefulNode: runs per task of ``subtopology``."""
+
+    name: str
+    operator: Operator
+    stores: tuple[StoreSpec, ...]
+    reads: tuple[StoreSpec, ...]
+    """Stores that it reads as they were before the batch."""
+    subtopology: int
+    type: EdgeType
+    sides: tuple[tuple[int, ...], ...]
+    """The slots of each input: one, or a join's left and right."""
+    output: int
+    where: str | None
+    together: tuple[str, ...] = ()
+    """All processors that share stores with it, itself included, in the order in which a record
+    reaches them; empty: none does."""
+    links: tuple[Link, ...] = ()
+    """The processors among them that hand it records directly."""
+    idle: tuple[str, ...] = ()
+    """The sources whose silence moves its stream time, by the names under which theirs is kept."""
+
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        return tuple(slot for side in self.sides for slot in side)
+
+    @property
+    def looks_up(self) -> tuple[StoreSpec, ...]:
+        """Stores of global tables that it reads."""
+        return self.operator.looks_up
+
+
+@dataclass(frozen=True, kw_only=True)
+class SinkOp:
+    """A SinkNode. ``topic`` None = the input's value is ``struct<topic, value>``."""
+
+    name: str
+    topic: str | Callable[..., Any] | None
+    key_serde: Serde
+    value_serde: Serde
+    drop_null_keys: bool
+    partitioner: str | Callable[..., Any] | None = None
+    """A function; or "column": the input's value is ``struct<partition, value>``; or how the bytes
+    of the key say it, one of `everflow.columns.key_partitions.BY_HASH`, or `OF_WINDOWS`. None: as
+    Java does."""
+    inputs: tuple[int, ...]
+    where: str | None
+
+
+StepOp = FunctionOp | TakeOp | UnnestOp | PrintOp | StatefulOp | SinkOp
+PlanOp = ColumnsOp | StepOp
+
+
+def _made(op: PlanOp) -> tuple[int, ...]:
+    if isinstance(op, ColumnsOp):
+        return tuple(projection.output for projection in op.projections)
+    return () if isinstance(op, SinkOp | PrintOp) else (op.output,)
+
+
+def in_turn(ops: Sequence[PlanOp]) -> tuple[PlanOp, ...]:
+    """Operators, each behind those it reads, and those that run together side by side."""
+    makers = {slot: op for op in ops for slot in _made(op)}
+    by_name = {op.name: op for op in ops if isinstance(op, StatefulOp)}
+    found: dict[int, PlanOp] = {}
+
+    def put(op: PlanOp) -> None:
+        if id(op) in found:
+            return
+        group: list[PlanOp] = [op]
+        if isinstance(op, StatefulOp) and op.together:
+            group = [by_name[name] for name in op.together]
+        for one in group:
+            for slot in one.inputs:
+                if slot in makers and makers[slot] not in group:
+                    put(makers[slot])
+        found.update({id(one): one for one in group})
+
+    for op in ops:
+        put(op)
+    return tuple(found.values())
+
+
+@dataclass(frozen=True)
+class GlobalTable:
+    """A `GlobalTableNode`: the number of its sub-topology, its store, and how its topic is read
+    (a source of no slot, whose index is 0)."""
+
+    subtopology: int
+    store: StoreSpec
+    source: Source
+
+
+@dataclass(frozen=True)
+class LoadedTable:
+    """A `LoadedTableNode`, and the number of its sub-topology."""
+
+    subtopology: int
+    node: LoadedTableNode
+
+    @property
+    def task(self) -> TaskId:
+        """The only one that it has."""
+        return TaskId(self.subtopology, 0)
+
+    @property
+    def store(self) -> StoreSpec:
+        return self.node.store
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhysicalPlan:
+    """The operators of the whole application; the same for every stream thread."""
+
+    application_id: str
+    sources: tuple[Source, ...]
+    slots: tuple[Slot, ...]
+    times: tuple[ColumnsOp | TimeOp, ...]
+    """Gives records their times, before the inputs of tasks are merged."""
+    ops: tuple[PlanOp, ...]
+    """Behind that, each behind those whose records it reads."""
+    headers: bool
+    """True if anybody reads or forwards records' headers."""
+    global_tables: tuple[GlobalTable, ...] = ()
+    loaded_tables: tuple[LoadedTable, ...] = ()
+    ways: Mapping[str, Ways] = field(default_factory=dict)
+    """The ways of records to operators, in sub-topologies where the ways decide their order (note
+    031)."""
+
+    @property
+    def columns(self) -> tuple[ColumnsOp, ...]:
+        """All that compute Columns, in the order in which they run."""
+        return tuple(op for op in (*self.times, *self.ops) if isinstance(op, ColumnsOp))
+
+    @property
+    def stateful(self) -> tuple[StatefulOp, ...]:
+        return tuple(op for op in self.ops if isinstance(op, StatefulOp))
+
+    def stores(self) -> dict[int, tuple[StoreSpec, ...]]:
+        found: dict[int, dict[str, StoreSpec]] = {}
+        for op in self.stateful:
+            found.setdefault(op.subtopology, {}).update({spec.name: spec for spec in op.stores})
+        return {sub: tuple(specs.values()) for sub, specs in found.items()}
+
+    def whole_stores(self) -> tuple[StoreSpec, ...]:
+        """The stores of global tables, of topics and of DataFrames."""
+        return (
+            *(table.store for table in self.global_tables),
+            *(table.store for table in self.loaded_tables),
+        )
+
+    @property
+    def functions(self) -> bool:
+        """True if it calls the user's Python functions: nobody knows what a call costs."""
+        return any(map(_has_function, (*self.times, *self.ops)))
+
+    @property
+    def wall_clocks(self) -> Mapping[int, int]:
+        """Sub-topologies that the wall clock has to look at, and how often (ms): as often as the
+        fastest of their operators."""
+        found: dict[int, int] = {}
+        for op in self.stateful:
+            if (every_ms := op.operator.wall_clock_interval_ms) is not None:
+                found[op.subtopology] = min(every_ms, found.get(op.subtopology, every_ms))
+        return found
+
+    @property
+    def idle(self) -> Mapping[int, Mapping[str, IdleSource]]:
+        """Inputs whose silence moves stream time, by sub-topology and topic."""
+        found: dict[int, dict[str, IdleSource]] = {}
+        for source in self.sources:
+            if source.idle is not None:
+                found.setdefault(source.subtopology, {})[source.topic] = source.idle
+        return found
+
+    def value_results(self, store: str) -> ResultDecoder:
+        """Reads a column of a store's value bytes (without the 8-byte timestamp) as the table shows
+        them: of built-in aggregates the results, not the state that is kept for them. KeyError for
+        an unknown store."""
+        for whole in self.whole_stores():
+            if whole.name == store:
+                return whole.value_serde
+        for op in self.stateful:
+            for spec in op.stores:
+                if spec.name == store:
+                    return shown_by(op, spec)
+        raise KeyError(store)
+
+    def value_decoder(self, store: str) -> Callable[[bytes], Any]:
+        """`value_results` for single values."""
+        results: Any = self.value_results(store)
+        read = value_reader(results) or getattr(results, "decode", None)
+        return read or partial(decode_one, results)
+
+
+def shown_by(op: StatefulOp, spec: StoreSpec) -> ResultDecoder:
+    """Reads the values of one of an operator's stores as `PhysicalPlan.value_results`."""
+    if isinstance(op.operator, ProcessorOperator) or _beside(op, spec):
+        return spec.value_serde
+    operator: Any = op.operator
+    if getattr(operator, "value_serde", None) != spec.value_serde:
+        return BytesSerde()  # no table shows them
+    results: ResultDecoder = operator.results
+    return results
+
+
+def _beside(op: StatefulOp, spec: StoreSpec) -> bool:
+    """True if it is a store beside the one that an operator's table shows."""
+    return spec is not op.stores[0] and not op.operator.joins
+
+
+def _has_function(value: Any) -> bool:
+    """True if there is a function, or a processor, of somebody else in it."""
+    if isinstance(value, ColumnExpr):
+        return value.calls
+    if isinstance(value, ProcessorOperator):
+        return True
+    if isinstance(value, FunctionType):
+        return value.__module__ is None or not value.__module__.startswith("everflow.")
+    if isinstance(value, tuple | list | Mapping):
+        return any(map(_has_function, value.values() if isinstance(value, Mapping) else value))
+    return is_dataclass(value) and any(map(_has_function, vars(value).values()))
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Spark's code makes the columns ``made`` in the instance's JVM, where it has this
+    ``number``."""
+
+    number: int
+    made: pa.Schema
+
+
+@dataclass(frozen=True)
+class Pick:
+    """Columns as they are, or fields of structs: each by its column and the ordinals inside."""
+
+    paths: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Chain:
+    """``g(f(x))``: functions with the Spark types of their results, the innermost first.
+    ``arguments``: the name of each (None: by position) and its column among the inputs."""
+
+    functions: tuple[tuple[Callable[..., Any], Any], ...]
+    arguments: tuple[tuple[str | None, int], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """Functions of one kind over the columns behind the first ``kept``. Their results ``made``
+    replace these."""
+
+    eval_type: int
+    """PySpark's `PythonEvalType`."""
+    chains: tuple[Chain, ...]
+    kept: int
+    settings: Mapping[str, str]
+    """The session's settings that PySpark's workers get."""
+    given: str
+    """The inputs' types, Spark's JSON of a struct."""
+    made: pa.Schema
+    pickled: tuple[int, int] | None = None
+    """The JVM's numbers for pickled arguments and for results; None where both are Arrow."""
+
+
+Stage = Compute | Pick | Call
+
+
+# --- the planner ----------------------------------------------------------------------------------
 
 _Graph = TypeVar("_Graph", bound=Graph)
 
@@ -136,7 +599,7 @@ class _Planner:
         self._times: list[_Columns | TimeOp] = []
         self._ops: list[_Columns | StepOp] = []
         self._columns: dict[tuple[int, str], _Columns] = {}
-        """By a slot, and by what computes them, the Columns over it that others may join."""
+        """Columns that others may join, by their input slot and execution path."""
         self._sides: dict[str, tuple[tuple[str, ...], ...]] = {}
         """The nodes that each side of an operator or a sink reads."""
 
@@ -165,7 +628,6 @@ class _Planner:
     # -- placing -----------------------------------------------------------------------------------
 
     def place_all(self) -> None:
-        """Place every node, inputs first."""
         for node in self._topology.nodes:
             self._outputs[node.name] = tuple(self._place(node))
 
@@ -180,7 +642,8 @@ class _Planner:
                 yield from self._inputs(node)  # it only names a place (to_stream, split)
             case ProjectNode():
                 for slot in self._inputs(node):
-                    yield self._place_projection(node, slot)
+                    out = self._slot(node.name, node.out)
+                    yield self._project(Projection(node, slot, out), self._ops)
             case SinkNode():
                 self._place_sink(node)
             case PrintNode():
@@ -219,7 +682,7 @@ class _Planner:
             yield slot if node.extractor is None else self._place_times(node, topic, slot)
 
     def _looked_at(self, node: SourceNode) -> bool:
-        """Whether somebody else writes keys that a store relies on."""
+        """True if somebody else writes keys that a store relies on."""
         return node.kind != "repartition" and node.name in self._keyed
 
     def _place_times(self, node: SourceNode, topic: str, slot: int) -> int:
@@ -255,9 +718,6 @@ class _Planner:
             slot=-1,
         )
         return GlobalTable(source.subtopology, node.store, source)
-
-    def _place_projection(self, node: ProjectNode, slot: int) -> int:
-        return self._project(Projection(node, slot, self._slot(node.name, node.out)), self._ops)
 
     def _place_step_op(
         self, node: FunctionNode | TakeNode | UnnestNode | StatefulNode
@@ -360,7 +820,7 @@ class _Planner:
         self._ops.append(op)
 
     def _null_keys_are_taken(self, sink: SinkNode) -> bool:
-        """Whether a join that takes null keys is anywhere behind the repartition topic."""
+        """True if a join that takes null keys is anywhere behind the repartition topic."""
         behind, topics = set[str](), {sink.topic}
         for node in self._topology.nodes:  # inputs, and those who write a topic, first
             reads = topics & set(node.topics) if isinstance(node, SourceNode) else set(node.inputs)
@@ -406,11 +866,7 @@ class _Planner:
             replace(source, merged=topics_of[source.subtopology] > 1) for source in self._sources
         )
         columns = (op for op in (*times, *ops) if isinstance(op, ColumnsOp))
-        headers = (
-            any("headers" in op.uses for op in columns)
-            or self._reads_headers()
-            or any(map(self._forwards_headers, self._topology.nodes))
-        )
+        headers = self._needs_headers() or any("headers" in op.uses for op in columns)
         return PhysicalPlan(
             application_id=self._app,
             sources=sources,
@@ -423,10 +879,12 @@ class _Planner:
             ways=ways_in_turn(self._topology.nodes, self._sides, self._together, self._sub),
         )
 
-    def _reads_headers(self) -> bool:
-        """Whether a processor or a timestamp function of the user may read headers."""
+    def _needs_headers(self) -> bool:
+        """True if a processor or a timestamp function of the user may read headers, or a sink
+        writes them: a result has the headers of the record that made it."""
         return any(
             (isinstance(node, StatefulNode) and isinstance(node.operator, ProcessorOperator))
+            or (isinstance(node, SinkNode) and node.kind != "repartition")
             or (
                 isinstance(node, SourceNode)
                 and isinstance(node.reading.timestamp, TimeFunction)
@@ -434,28 +892,3 @@ class _Planner:
             )
             for node in self._topology.nodes
         )
-
-    def _forwards_headers(self, sink: Node) -> bool:
-        """Whether records reach a sink from a topic of others, through repartition topics too: a
-        result has the headers of the record that made it."""
-        if not isinstance(sink, SinkNode) or sink.kind == "repartition":
-            return False
-        todo, seen = list(sink.inputs), set[str]()
-        while todo:
-            name = todo.pop()
-            if name in seen:
-                continue
-            seen.add(name)
-            found = self._topology.node(name)
-            if isinstance(found, SourceNode) and found.kind == "repartition":
-                writers = [
-                    n
-                    for n in self._topology.nodes
-                    if isinstance(n, SinkNode) and n.topic in found.topics
-                ]
-                todo.extend(name for writer in writers for name in writer.inputs)
-            elif isinstance(found, SourceNode):
-                return True
-            else:
-                todo.extend(found.inputs)
-        return False

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from everflow.errors import TopologyError
 from everflow.foreign_names import Telling
 from everflow.location import user_line
-from everflow.topology.describe import as_text
-from everflow.topology.describe_physical import as_text as physical_text
-from everflow.topology.drawing import as_svg
+from everflow.topology.describe import as_svg, as_text, physical_text
 from everflow.topology.graph import (
     GlobalTableNode,
     Graph,
@@ -32,10 +30,9 @@ class Topology(Graph, Telling):
         return as_text(self)
 
     def describe_physical(self) -> str:
-        """Where each node's records are computed, by sub-topology, and by which line of the
-        program: ``Arrow`` (in columns), ``Catalyst`` (Spark's own code), ``Python`` (a function,
-        record by record). For a Spark like that everflow was made for; ``everflow describe
-        --physical`` asks the one here."""
+        """Each node's execution path, by sub-topology, with the line of the program: ``Arrow`` (in
+        columns), ``Catalyst`` (Spark's own code), ``Python`` (a function, record by record). For a
+        Spark that everflow supports; ``everflow describe --physical`` asks the one here."""
         index_of = cut(self).index_of
         return physical_text(plan(self, index_of, ""), index_of)
 

@@ -3,13 +3,16 @@
 Equal words mean bytes that are read alike (note 013). They are written beside every committed
 offset, so they are known wherever state is: also to an instance that has nothing but the
 changelogs.
+`fingerprint` lists what must be the same in all instances of a group: the same sub-topologies,
+reading the same topics, with stores of the same kind, retention and types. Stateless operators may
+change in a rolling upgrade.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -28,13 +31,14 @@ from everflow.serdes import (
     Serde,
     StringSerde,
 )
+from everflow.serdes.arrow_types import normal_type, type_text
 from everflow.serdes.by_record import ByRecord
 from everflow.serdes.lists import ListSerde
 from everflow.serdes.windowed import SessionWindowedSerde, TimeWindowedSerde
 from everflow.state.store import StoreSpec
-from everflow.topology.graph import Graph, StatefulNode
+from everflow.topology.graph import GlobalTableNode, Graph, SourceNode, StatefulNode, WholeTableNode
 from everflow.topology.partitioners import spread_otherwise
-from everflow.topology.types import normal_type, type_text
+from everflow.topology.subtopologies import SubTopologies, SubTopology
 
 _NAMED_BY_TYPE = (
     *(BytesSerde, StringSerde, BooleanSerde, IntegerSerde, FloatSerde, DoubleSerde),
@@ -43,7 +47,7 @@ _NAMED_BY_TYPE = (
 
 
 class StoreLayout(NamedTuple):
-    """What a store's entries, keys and values are, as people read it."""
+    """Kind, key type and value type of a store, as people read them."""
 
     kind: str
     key: str
@@ -88,7 +92,7 @@ def digest(layout: StoreLayout) -> str:
 
 
 def to_text(layouts: Mapping[str, Kept], room: int) -> str:
-    """JSON of layouts by the stores' names, in at most ``room`` characters (see `offset_metadata`):
+    """JSON of layouts by the stores' names, in at most ``room`` characters (see `idle_sources`):
     the longest become digests. Empty if even those take more: then nothing is kept."""
     kept = dict(layouts)
     for name in sorted(kept, key=lambda name: len(_json(kept[name])), reverse=True):
@@ -138,8 +142,8 @@ def topics_in(found: Iterable[Mapping[str, Kept]]) -> dict[str, frozenset[str]]:
 def layouts_to_keep(
     application_id: str, graph: Graph, found: Iterable[Mapping[str, Kept]]
 ) -> dict[str, Kept]:
-    """What is to be written from now on: the layouts of the program's stores, and of those that it
-    has no more, as ``found`` beside committed offsets. StoreLayoutError for a store that was
+    """The layouts to be written from now on: those of the program's stores, and of stores that it
+    no longer has, as ``found`` beside committed offsets. StoreLayoutError for a store that was
     written otherwise than the program reads it."""
     nodes = [node for node in graph.nodes if isinstance(node, StatefulNode)]
     stores = {store.name: (node, store) for node in nodes for store in node.stores}
@@ -156,7 +160,9 @@ def layouts_to_keep(
     if wrong:
         raise _refusal(
             application_id,
-            "\n".join(_told(*stores[name], differs) for name, differs in sorted(wrong.items())),
+            "\n".join(
+                _described(*stores[name], differs) for name, differs in sorted(wrong.items())
+            ),
         )
     return {**dict(known), **mine}
 
@@ -172,7 +178,7 @@ def require_readable(application_id: str, graph: Graph) -> None:
         if (why := _why_private(store))
     ]
     if stores:
-        listed = "\n".join(_told(node, store, why) for node, store, why in stores)
+        listed = "\n".join(_described(node, store, why) for node, store, why in stores)
         raise StoreLayoutError(
             f"Application {application_id} was run by Kafka Streams (Java), and everflow cannot "
             f"read what that keeps in these stores, so it was not started.\n{listed}\n"
@@ -209,7 +215,7 @@ def difference(stored: Kept, now: StoreLayout) -> str:
     )
 
 
-def _told(node: StatefulNode, store: StoreSpec, differs: str) -> str:
+def _described(node: StatefulNode, store: StoreSpec, differs: str) -> str:
     where = store.where or node.where
     lines = [
         f"store {store.name} of {node.name}{f', at {place(where)}' if where else ''}",
@@ -223,12 +229,11 @@ def _refusal(application_id: str, differs: str) -> StoreLayoutError:
         f"Application {application_id} has stored something else than this program reads, so it "
         f"was not started.\n{differs}\n"
         "Read as it is written now, what is stored would give wrong figures. Nothing was read or "
-        "changed; instances that run the "
-        "old program go on.\nTo keep what is stored, write the operator as it was. To keep the "
-        "change, give the program an "
-        "application.id of its own: it makes its stores anew, from the input as auto.offset.reset "
-        "says; or give the store another name and start once with --create-new-topics: it begins "
-        f"empty, with what is read from then on.\n{start_over(application_id)}",
+        "changed; instances that run the old program go on.\nTo keep what is stored, write the "
+        "operator as it was. To keep the change, give the program an application.id of its own: it "
+        "makes its stores anew, from the input as auto.offset.reset says; or give the store "
+        "another name and start once with --create-new-topics: it begins empty, with what is read "
+        f"from then on.\n{start_over(application_id)}",
         difference=differs,
     )
 
@@ -275,3 +280,75 @@ def _type(type_: pa.DataType, ordered: bool) -> str:
 
 def _name(name: str) -> str:
     return name if re.fullmatch(r"[\w.]+", name) else "`" + name.replace("`", "``") + "`"
+
+
+_LINES_SHOWN = 12
+
+
+def fingerprint(subs: SubTopologies) -> tuple[str, ...]:
+    """The sorted lines, without the application id: one per input topic, repartition topic written,
+    and store."""
+    kept = [
+        f"sub-topology {one.index} keeps all of {_origin(one.node)} in {_store(one.node.store)}"
+        for one in subs.global_tables
+    ]
+    spread = spread_otherwise(subs.topology)
+    kept += [f"store {store} is spread by {by}" for store, by in spread.items()]
+    return tuple(sorted([line for sub in subs.subtopologies for line in _lines(sub)] + kept))
+
+
+def differing_lines(mine: Sequence[str], theirs: Sequence[str]) -> str:
+    """The lines that only one side has (``+`` here, ``-`` there), at most 12; empty if they are
+    equal."""
+    only_mine, only_theirs = set(mine) - set(theirs), set(theirs) - set(mine)
+    # Sorted by the line, so that the two versions of a store stand side by side.
+    lines = sorted(
+        [(line, "+", "only here") for line in only_mine]
+        + [(line, "-", "only there") for line in only_theirs]
+    )
+    shown = [f"  {sign} {line}   ({where})" for line, sign, where in lines[:_LINES_SHOWN]]
+    if len(lines) > _LINES_SHOWN:
+        shown.append(f"  ... and {len(lines) - _LINES_SHOWN} lines more")
+    return "\n".join(shown)
+
+
+def _origin(node: WholeTableNode) -> str:
+    return f"topic {node.topic}" if isinstance(node, GlobalTableNode) else "a DataFrame"
+
+
+def _lines(sub: SubTopology) -> list[str]:
+    at = f"sub-topology {sub.index}"
+    sources = {
+        topic: node for node in sub.nodes if isinstance(node, SourceNode) for topic in node.topics
+    }
+    # Not the types of the user's topics: what an instance reads of a record is its own affair until
+    # it is stored.
+    lines = [f"{at} reads {_named(sources[topic], topic)}" for topic in sub.source_topics]
+    lines += [
+        f"{at} reads repartition topic {topic} ({_types(sources[topic])})"
+        for topic in sub.repartition_sources
+    ]
+    lines += [f"{at} writes repartition topic {topic}" for topic in sub.repartition_sinks]
+    # A pattern once: an instance that starts when there is one topic more fits the others.
+    return list(dict.fromkeys(lines)) + [f"{at} has {_store(store)}" for store in sub.stores]
+
+
+def _named(source: SourceNode, topic: str) -> str:
+    pattern = source.reading.pattern
+    return f"topic {topic}" if pattern is None else f"topics that match {pattern.pattern}"
+
+
+def _types(node: SourceNode) -> str:
+    return f"key {serde_words(node.key_serde, key=True)}, value {serde_words(node.value_serde)}"
+
+
+def _store(store: StoreSpec) -> str:
+    facts = [f"{store.kind} store {store.name}"]
+    if store.retention_ms is not None:
+        facts.append(f"retention {store.retention_ms} ms")
+    if store.window_size_ms is not None:
+        facts.append(f"window {store.window_size_ms} ms")
+    changelog = store.source_topic or store.changelog
+    facts.append(f"changelog {changelog}" if store.logging else "no changelog")
+    layout = layout_of(store)
+    return ", ".join(facts) + f" (key {layout.key}, value {layout.value})"

@@ -63,8 +63,7 @@ class SubTopology:
 
 @dataclass(frozen=True)
 class GlobalSubTopology:
-    """What keeps a global table on every instance: it has a number, and none of the group's
-    tasks."""
+    """Keeps a global table on every instance: it has a number, and none of the group's tasks."""
 
     index: int
     node: WholeTableNode
@@ -88,7 +87,6 @@ class SubTopologies:
 
     @property
     def global_topics(self) -> tuple[str, ...]:
-        """Those of global tables."""
         nodes = [one.node for one in self.global_tables]
         return tuple(node.topic for node in nodes if isinstance(node, GlobalTableNode))
 
@@ -100,7 +98,7 @@ class InternalTopics:
     repartition: Mapping[str, TopicSpec]
     changelog: Mapping[str, TopicSpec]
     left_out: frozenset[str] = frozenset()
-    """Those of ``changelog`` that say what was left out of a reused topic (note 065)."""
+    """Topics of ``changelog`` that record what was left out of a reused topic (note 065)."""
 
 
 def cut(topology: Graph) -> SubTopologies:
@@ -290,7 +288,7 @@ class _Meeting:
 
 
 def _meetings(subs: SubTopologies) -> list[_Meeting]:
-    """Of the whole topology, in its order."""
+    """All meetings of the topology, in its order."""
     topics_of: dict[str, frozenset[str]] = {}
     found = []
     for node in subs.topology.nodes:

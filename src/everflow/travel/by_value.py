@@ -8,6 +8,7 @@ again on the other side, which holds what functions use of it; each object exist
 
 from __future__ import annotations
 
+import copyreg
 import dataclasses
 import dis
 import functools
@@ -18,17 +19,26 @@ import os
 import pickle
 import sys
 import threading
+import types
 import typing
 import weakref
+from abc import ABCMeta
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from enum import Enum
-from types import CellType, CodeType, FunctionType, ModuleType
+from enum import Enum, EnumMeta
+from types import (
+    CellType,
+    CodeType,
+    FunctionType,
+    MemberDescriptorType,
+    MethodDescriptorType,
+    ModuleType,
+    WrapperDescriptorType,
+)
 from typing import Any
 
 from pyspark.cloudpickle import cloudpickle as untyped
 
-from everflow.travel import classes
 from everflow.travel.own_code import MAIN, is_own
 
 cloudpickle: Any = untyped
@@ -60,12 +70,12 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         if isinstance(obj, type):
             return self._class(obj) if self._is_made(obj) else super().reducer_override(obj)
         if isinstance(obj, _Bare):
-            return classes.make, classes.making(obj.cls, self._is_made, self._bare)
+            return make, making(obj.cls, self._is_made, self._bare)
         if isinstance(obj, _Part):
             return obj.reduce()
         if isinstance(obj, Enum) and self._is_made(type(obj)):
-            arguments, state = classes.making_member(obj, self._is_made)
-            return classes.make_instance, arguments, state, None, None, classes.fill_member
+            arguments, state = making_member(obj, self._is_made)
+            return make_instance, arguments, state, None, None, fill_member
         if isinstance(obj, CellType):
             return self._filled_later(
                 cloudpickle._make_empty_cell, (), tuple(_contents((obj,))), _fill_cell, obj
@@ -77,7 +87,7 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
                 else NotImplemented
             )
         if id(type(obj)) in self._open and type(obj) not in self.dispatch_table:
-            return classes.making_instance(obj, self._is_made)
+            return making_instance(obj, self._is_made)
         special = _SPECIAL.get(type(obj))
         return NotImplemented if special is None else special(obj)
 
@@ -160,7 +170,7 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         return _make_module, (module.__name__, facts, parent)
 
     def _is_made(self, cls: type) -> bool:
-        """Whether a class is made again on the other side. cloudpickle names some in its own way
+        """True if a class is made again on the other side. cloudpickle names some in its own way
         (NoneType, FunctionType ...)."""
         named = cls in cloudpickle._BUILTIN_TYPE_NAMES or cls in (
             type(None),
@@ -195,7 +205,7 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._later.append([])
         self._open.update(map(id, family))
         return _fill_classes, (
-            [(self._bare(cls), classes.contents(cls)[0], self._home(cls)) for cls in family],
+            [(self._bare(cls), contents(cls)[0], self._home(cls)) for cls in family],
         )
 
     def _left(self) -> Any:
@@ -211,7 +221,7 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         )
 
     def _data(self, cls: type) -> Any:
-        return _fill_classes, ([(self._bare(cls), classes.contents(cls)[1], None)],)
+        return _fill_classes, ([(self._bare(cls), contents(cls)[1], None)],)
 
     def _whole(self, family: list[type]) -> Any:
         self._open.difference_update(map(id, family))
@@ -383,7 +393,7 @@ _loading = _Loading()
 
 @contextmanager
 def loading_into(modules: dict[str, ModuleType]) -> Iterator[None]:
-    """What is unpickled inside finds, and puts, the program's modules here instead of in
+    """While unpickling inside, the program's modules are found and put here instead of in
     ``sys.modules``."""
     before, _loading.modules = _loading.modules, modules
     try:
@@ -429,7 +439,7 @@ def _first(found: Any, *_: Any) -> Any:
 
 def _fill_classes(given: list[tuple[type, dict[str, Any], ModuleType | None]]) -> None:
     for cls, held, home in given:
-        classes.fill(cls, held)
+        fill(cls, held)
         if home is not None:
             vars(home)[cls.__name__] = cls
 
@@ -451,3 +461,189 @@ def _cached_property(fn: Any, name: str | None) -> Any:
     made: Any = functools.cached_property(fn)
     made.attrname = name
     return made
+
+
+# --- classes --------------------------------------------------------------------------------------
+# A class of the program is made bare first, then filled. Creating a class runs code (a metaclass,
+# ``__init_subclass__``, ``__set_name__``, members of an enum), whose results are pickled anyway: so
+# none of it runs again, and a class exists once, whatever refers to it. Methods come before all
+# else: an instance that is a key is hashed while it is loaded, and so needs its class before the
+# variables that its methods use.
+
+_METHODS = (
+    FunctionType,
+    MethodDescriptorType,
+    WrapperDescriptorType,
+    classmethod,
+    functools.cached_property,
+    property,
+    staticmethod,
+    type(None),  # __hash__
+)
+
+
+def making(
+    cls: type, by_value: Callable[[type], bool], bare: Callable[[type], object]
+) -> tuple[Any, ...]:
+    """Arguments by which the other side makes ``cls`` bare. ``bare(other)`` stands for another bare
+    class."""
+
+    def reference(base: Any) -> Any:
+        return bare(base) if isinstance(base, type) and by_value(base) else base
+
+    meta: Any = type(cls)
+    # An installed metaclass has something to do: pydantic's, ABCMeta. An enum's would make the
+    # members anew, and that of typed dictionaries refuses what it made: they have dict as their
+    # base.
+    anew = issubclass(meta, EnumMeta) or meta.__name__ == "_TypedDictMeta"
+    maker = type if anew else next(one for one in meta.__mro__ if not by_value(one))
+    names: dict[str, Any] = {
+        **cloudpickle._class_getnewargs(cls)[3],
+        "__qualname__": cls.__qualname__,
+    }
+    if "__slots__" in vars(cls):
+        slots = [
+            name for name, value in vars(cls).items() if isinstance(value, MemberDescriptorType)
+        ]
+        names["__slots__"] = (
+            *slots,
+            *(name for name in ("__dict__", "__weakref__") if name in vars(cls)),
+        )
+    bases = cls.__bases__
+    if original := vars(cls).get("__orig_bases__"):
+        if maker in (type, ABCMeta):
+            names[
+                "__orig_bases__"
+            ] = ()  # Generic wants to see some; they may hold classes that hold this one
+        else:
+            bases = original  # pydantic asks for them
+    registering = [
+        base for base in cls.__mro__[1:] if by_value(base) and "__init_subclass__" in vars(base)
+    ]
+    return (
+        reference(meta),
+        maker,
+        cls.__name__,
+        tuple(map(reference, bases)),
+        names,
+        tuple(map(reference, registering)),
+    )
+
+
+def make(
+    meta: type,
+    maker: Any,
+    name: str,
+    bases: tuple[Any, ...],
+    names: dict[str, Any],
+    registering: tuple[type, ...],
+) -> type:
+    """The class that `making` means."""
+    resolved = types.resolve_bases(bases)
+    if resolved != bases:
+        names = {**names, "__orig_bases__": bases}
+    space = maker.__prepare__(name, resolved)
+    space.update(names)
+    with _silent(registering):
+        made: type = maker.__new__(meta, name, resolved, space)
+        maker.__init__(made, name, resolved, space)
+    return made
+
+
+@contextmanager
+def _silent(classes: Iterable[type]) -> Iterator[None]:
+    hooks = [
+        (cls, vars(cls)["__init_subclass__"]) for cls in classes if "__init_subclass__" in vars(cls)
+    ]
+    for cls, _ in hooks:
+        _plain(cls, "__delattr__")(cls, "__init_subclass__")
+    try:
+        yield
+    finally:
+        for cls, hook in hooks:
+            _plain(cls, "__setattr__")(cls, "__init_subclass__", hook)
+
+
+def _plain(cls: type, operation: str) -> Callable[..., None]:
+    """The metaclass's own way to change ``cls``, without what Python code makes of it: an enum
+    refuses new members."""
+    meta: Any = type(cls)
+    ways = (vars(one).get(operation) for one in meta.__mro__)
+    return next(way for way in ways if isinstance(way, WrapperDescriptorType))
+
+
+def contents(cls: type) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The content of ``cls``: methods and the like, and all else."""
+    held = cloudpickle._class_getstate(cls)[0]
+    made = [
+        name
+        for name, value in held.items()
+        if isinstance(value, MemberDescriptorType) and value.__objclass__ is cls
+    ]
+    methods = {
+        name: value
+        for name, value in held.items()
+        if isinstance(value, _METHODS) or name == "__parameters__"
+    }
+    return methods, {
+        name: value for name, value in held.items() if name not in methods and name not in made
+    }
+
+
+def fill(cls: type, held: Mapping[str, Any]) -> None:
+    """Give ``cls`` a part of its `contents`."""
+    change = _plain(cls, "__setattr__")
+    for name, value in held.items():
+        if name != "_abc_impl":
+            change(cls, name, value)
+    if "__firstlineno__" in held:
+        # Python 3.13 forgets it when __module__ is set.
+        change(cls, "__firstlineno__", held["__firstlineno__"])
+    for subclass in held.get("_abc_impl", ()):
+        ABCMeta.register(typing.cast("ABCMeta", cls), subclass)
+
+
+# --- instances ------------------------------------------------------------------------------------
+
+
+def making_instance(obj: object, by_value: Callable[[type], bool]) -> Any:
+    """How ``obj`` is pickled while its class is still filled (a singleton in a variable of the
+    class): without the program's ``__new__``, which may use what is not there yet."""
+    found = obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+    if not isinstance(found, tuple) or found[0] is not copyreg.__newobj__:  # type: ignore[attr-defined]
+        return found
+    cls, *arguments = found[1]
+    base = _installed_base(cls, by_value)
+    return make_instance, (cls, base, () if base is object else tuple(arguments)), *found[2:]
+
+
+def making_member(member: Enum, by_value: Callable[[type], bool]) -> tuple[Any, ...]:
+    """Arguments by which the other side makes a member of an enum without its attributes, and
+    those: neither the program's ``__new__`` nor its ``__init__`` is called again, and no member is
+    looked up by its value."""
+    cls = type(member)
+    data = _installed_base(cls, by_value)
+    if hasattr(data, "__getnewargs__"):
+        arguments = data.__getnewargs__(member)
+    else:
+        arguments = data.__reduce__(member)[1] if data.__reduce__ is not object.__reduce__ else ()
+    names = copyreg._slotnames(cls)  # type: ignore[attr-defined]
+    slots = {name: getattr(member, name) for name in names if hasattr(member, name)}
+    return (cls, data, arguments), (dict(vars(member)), slots)
+
+
+def _installed_base(cls: type, by_value: Callable[[type], bool]) -> Any:
+    return next(base for base in cls.__mro__ if not by_value(base) and not issubclass(base, Enum))
+
+
+def make_instance(cls: type, base: Any, arguments: tuple[Any, ...]) -> Any:
+    """An instance without its attributes, made by an installed base of its class."""
+    return base.__new__(cls, *arguments)
+
+
+def fill_member(member: Any, state: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    """Give a member of an enum its attributes."""
+    attributes, slots = state
+    vars(member).update(attributes)
+    for name, value in slots.items():
+        object.__setattr__(member, name, value)

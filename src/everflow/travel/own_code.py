@@ -48,7 +48,7 @@ class ModuleFacts:
 def belongs(
     facts: ModuleFacts, library: frozenset[str], recorded: Callable[[str, str], bool]
 ) -> bool:
-    """Whether the module is the user's. ``library`` are the folders of the standard library;
+    """True if the module is the user's. ``library`` are the folders of the standard library;
     ``recorded(file, top)`` says whether an installed distribution outside of a site-packages folder
     (``pip install --target``) lists the file's top-level package."""
     top = facts.name.partition(".")[0]
@@ -92,7 +92,7 @@ def program_folders(path: Iterable[str]) -> list[str]:
 
 
 def called(cls: type, names: frozenset[str]) -> bool:
-    """Whether the class or one of its bases is called so; by name, so that nothing has to be
+    """True if the class or one of its bases is called so; by name, so that nothing has to be
     imported for the question."""
     return any(f"{base.__module__}.{base.__qualname__}" in names for base in cls.__mro__)
 

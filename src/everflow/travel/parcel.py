@@ -16,7 +16,6 @@ from types import ModuleType
 from typing import Any
 
 from everflow.errors import FatalError
-from everflow.travel import inert
 from everflow.travel.by_value import loading_into
 from everflow.travel.own_code import is_own
 from everflow.travel.refusals import PortablePickler
@@ -58,7 +57,7 @@ class Parcel:
         """
         if _current == [self.name]:
             return _opened[self.name][0]
-        inert.worker_imports_harmlessly()
+        worker_imports_harmlessly()
         _forget_programs()
         if self.name not in _opened:
             while len(_opened) >= _KEPT:
@@ -108,6 +107,83 @@ def _failed(error: Exception) -> str:
     at = f"\n  at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     return (
         f"a Spark Python worker cannot build the program: {type(error).__name__}: {error}; what a "
-        f"function uses must be there "
-        f"for the Python of the workers too ({sys.executable}){at}"
+        f"function uses must be there for the Python of the workers too ({sys.executable}){at}"
     )
+
+
+_in_worker: list[bool] = []
+
+
+def in_worker() -> bool:
+    """True in a Python worker that opened a parcel."""
+    return bool(_in_worker)
+
+
+def worker_imports_harmlessly() -> None:
+    """Mark this process as a worker. PySpark's Columns and sessions find a Spark that takes every
+    call. Idempotent.
+
+    A worker rarely imports a program's modules, since they are pickled by value; it does for an
+    import inside a function of a module that the driver never imported, for an attribute that no
+    function names, and for an installed package. Then ``StreamsBuilder()``, Columns and a Spark
+    session at module level must neither start a second Spark nor fail.
+    """
+    if in_worker():
+        return
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    SparkContext._active_spark_context = Inert()  # type: ignore[assignment]
+    SparkSession.Builder.getOrCreate = lambda _: Inert()  # type: ignore[method-assign,assignment,return-value]
+    _in_worker.append(True)
+
+
+class Inert:
+    """Takes every call, attribute and item, and gives itself; empty when iterated."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        return self
+
+    def __getitem__(self, _: Any) -> Any:
+        return self
+
+    def __iter__(self) -> Any:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def __lt__(self, _: object) -> bool:
+        return False
+
+    __gt__ = __le__ = __ge__ = __lt__
+
+
+class InertInstance(Inert):
+    """A `KafkaStreams` that a worker made while it imported a program: it may be there, it must not
+    start."""
+
+    def start(self, *_: Any, **__: Any) -> None:
+        """Refused with the cure."""
+        raise FatalError(
+            "a Spark Python worker imported a module that starts a KafkaStreams at once; put that "
+            "line under `if __name__ == '__main__':` or into a function, so that the module can be "
+            "imported without running it",
+            code="EF-PROGRAM-IN-WORKER",
+        )
+
+    run = start

@@ -1,4 +1,4 @@
-"""Says what of a program cannot travel: the variable, the function that uses it, the cure."""
+"""Says what of a program cannot be pickled: the variable, the function that uses it, the cure."""
 
 from __future__ import annotations
 
@@ -38,18 +38,13 @@ _AT_FIRST_USE = (
 _CURES = (
     (
         TOPOLOGY_TYPES,
-        (
-            "the topology exists in the driver only; what a function remembers belongs into an "
-            "aggregate or a table"
-        ),
+        "the topology exists in the driver only; what a function remembers belongs into an "
+        "aggregate or a table",
     ),
     (
         _SPARK_TYPES,
-        (
-            "Spark exists in the driver only: use a Column in place of the function, or collect "
-            "what "
-            "it needs before"
-        ),
+        "Spark exists in the driver only: use a Column in place of the function, or collect what "
+        "it needs before",
     ),
 )
 
@@ -62,7 +57,6 @@ class PortablePickler(ByValuePickler):
     """Refuses what exists in the driver only."""
 
     def reducer_override(self, obj: Any) -> Any:
-        """As the base class."""
         if _stays(type(obj)):  # type: ignore[arg-type]
             raise NotPortable(type(obj).__name__)
         return super().reducer_override(obj)
@@ -85,7 +79,7 @@ class TravelCheck:
         self._pickler = _pickler()
 
     def require(self, taken: Mapping[str, object], operator: str, where: str | None) -> None:
-        """TopologyError unless what a node takes can travel: what is taken by its name, the
+        """TopologyError unless what a node takes can be pickled: what is taken by its name, the
         operator or node, the user's line."""
         try:
             self._pickler.dump(taken)

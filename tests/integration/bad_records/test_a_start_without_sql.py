@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from everflow import StreamsBuilder, serdes
-from everflow.spark import analysis_cache
+from everflow.spark import expressions
 from everflow.testing import wait_until
 from integration.lifecycle.lifecycle_cluster import Cluster, in_json
 
@@ -60,7 +60,7 @@ def test_the_first_batch_that_arrow_leaves_starts_it(
     cluster: Cluster, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # This process may have analysed as many Columns before as one may keep.
-    monkeypatch.setattr(analysis_cache, "_added", itertools.count())
+    monkeypatch.setattr(expressions, "_added", itertools.count())
     source, output, dead = topics = [cluster.topic(name, 1) for name in ("in", "out", "dead")]
     over = time.time_ns()  # no start has seen that Column
     stream = StreamsBuilder().stream(source, key=serdes.string(), value=serdes.json("n bigint"))

@@ -21,7 +21,7 @@ from everflow import (
     punctuate,
     serdes,
 )
-from everflow.state.memory_folder import MEMORY_DIR, MemoryFolder
+from everflow.state.disk import MEMORY_DIR, MemoryFolder
 from everflow.testing import wait_until
 from integration.lifecycle.lifecycle_cluster import Application, Cluster, last_by_key, text
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -20,6 +21,7 @@ from everflow.operators import (
     TableSpec,
     agg,
 )
+from everflow.serdes.base import decode_one
 from everflow.serdes.windowed import window_store_key
 from everflow.state.store import InMemoryStore, StoreSpec
 from everflow.windows import TimeWindows
@@ -215,7 +217,7 @@ def test_built_in_aggregates(split: Any, window: TimeWindows | None, every: bool
         "s", serdes.string(), AGGREGATORS, NAMES, INPUT, window=window, emit_every_update=every
     )
 
-    check(spec, Model(window, fold), split, INPUT, spec.decode_result)
+    check(spec, Model(window, fold), split, INPUT, partial(decode_one, spec.results))
 
 
 @settings(max_examples=100, deadline=None)

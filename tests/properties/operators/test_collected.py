@@ -4,6 +4,7 @@ every value, wherever the micro-batches are cut: whole, in time windows and in s
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from everflow import serdes
 from everflow.operators import AggregateSpec, SessionAggregateSpec, UserFunctionError, agg
 from everflow.operators.folds.packed_lists import pack, unpack
+from everflow.serdes.base import decode_one
 from everflow.state.store import InMemoryStore
 from everflow.windows import SessionWindows, TimeWindows
 from properties.operators import test_aggregates as groups
@@ -122,7 +124,7 @@ records = st.tuples(
 def test_of_groups_and_windows(split: Any, window: TimeWindows | None, every: bool) -> None:
     spec = spec_of(window, every)
 
-    groups.check(spec, groups.Model(window, step), split, INPUT, spec.decode_result)
+    groups.check(spec, groups.Model(window, step), split, INPUT, partial(decode_one, spec.results))
 
 
 @settings(max_examples=80, deadline=None)
@@ -132,7 +134,7 @@ def test_of_sessions(split: Any, windows: SessionWindows, every: bool) -> None:
     spec = SessionAggregateSpec(layout, windows, emit_every_update=every)
     model = sessions.Model(windows, step, lambda one, two: Shown(one.seen + two.seen))
 
-    sessions.check(spec, model, split, INPUT, spec.decode_result)
+    sessions.check(spec, model, split, INPUT, partial(decode_one, spec.results))
 
 
 elements = st.none() | st.floats() | st.just(-0.0)

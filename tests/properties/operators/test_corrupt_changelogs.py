@@ -28,8 +28,7 @@ from everflow.runtime.restore.restoration import RestoreJob, restore
 from everflow.runtime.restore.restore_plan import RestorePlan
 from everflow.runtime.step.checked_stores import UNREADABLE, CheckedAccess
 from everflow.state.lmdb_store import LmdbStore
-from everflow.state.store import StoreSpec, memory_store
-from everflow.state.versions import record_as_of
+from everflow.state.store import StoreSpec, memory_store, record_as_of
 from everflow.topology.graph import TableOperator
 from everflow.windows import SessionWindows, TimeWindows
 from properties.operators.operator_batches import done_by_one_task, edge_batch

@@ -26,8 +26,8 @@ from everflow.operators.table import TableSpec
 from everflow.operators.table_changes import HeldRows, PreviousValues
 from everflow.records import EdgeBatch
 from everflow.state.store import InMemoryStore, StoreSpec
+from everflow.topology.batches import appended
 from everflow.topology.graph import Inputs
-from everflow.topology.hops import appended
 from properties.operators.operator_batches import edge_batch
 
 TEXT = serdes.string()

@@ -17,9 +17,8 @@ from everflow import serdes
 from everflow.operators.processors.versioned_store import VersionEntries
 from everflow.records import StoreChanges
 from everflow.state.lmdb_store import LmdbStore
-from everflow.state.store import InMemoryVersions, StoreSpec
-from everflow.state.versioned_writes import version_changes
-from everflow.state.versions import OPEN
+from everflow.state.store import OPEN, InMemoryVersions, StoreSpec
+from everflow.state.versioned_snapshot import version_changes
 
 HISTORY_MS = 30
 TIMES = struct.Struct(">qq")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -21,6 +22,7 @@ from everflow.operators import (
     agg,
 )
 from everflow.operators.session_aggregate import ReducerMerger
+from everflow.serdes.base import decode_one
 from everflow.serdes.windowed import session_key
 from everflow.state.store import InMemoryStore, StoreSpec
 from everflow.windows import SessionWindows
@@ -241,7 +243,7 @@ def test_built_in_aggregates(
     retention_ms = windows.retention_ms + more
     spec = SessionAggregateSpec(layout, windows, retention_ms=retention_ms, emit_every_update=every)
 
-    check(spec, Model(windows, add, merged, more), split, INPUT, spec.decode_result)
+    check(spec, Model(windows, add, merged, more), split, INPUT, partial(decode_one, spec.results))
 
 
 @settings(max_examples=150, deadline=None)

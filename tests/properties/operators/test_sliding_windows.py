@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -22,6 +23,7 @@ from everflow.operators import (
     agg,
 )
 from everflow.operators.sliding import sliding_aggregate
+from everflow.serdes.base import decode_one
 from everflow.serdes.windowed import window_store_key
 from everflow.state.store import InMemoryStore, StoreSpec
 from everflow.windows import SlidingWindows
@@ -311,7 +313,9 @@ def test_built_in_aggregates(
     spec = SlidingAggregateSpec(layout, windows, retention_ms, emit_every_update=every)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sliding_aggregate, "_LOG_ENTRIES", entries)
-        check(spec, Model(windows, retention_ms, add), split, INPUT, spec.decode_result)
+        check(
+            spec, Model(windows, retention_ms, add), split, INPUT, partial(decode_one, spec.results)
+        )
 
 
 @settings(max_examples=60, deadline=None)

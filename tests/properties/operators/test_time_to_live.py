@@ -20,6 +20,7 @@ from everflow.operators import (
     agg,
 )
 from everflow.operators.time_to_live import TimeToLiveSpec
+from everflow.serdes.base import decode_one
 from everflow.state.store import InMemoryStore
 from everflow.topology.graph import Inputs
 from properties.operators.operator_batches import ONE_TASK, edge_batch
@@ -110,7 +111,7 @@ def check(spec: TimeToLiveSpec, model: Model, split: Any, type_: pa.DataType) ->
         assert stream_time == model.stream_time
         found = {
             key.decode(): (
-                spec.decode_result(data[8:]),
+                decode_one(spec.results, data[8:]),
                 int.from_bytes(data[:8], "big", signed=True),
             )
             for key, data in store.range(None, None)

@@ -21,10 +21,11 @@ from everflow.assignment.cluster_state import (
     AssignmentRules,
     ClusterState,
     Member,
+    RackCosts,
     TaskInfo,
+    costs_of,
 )
 from everflow.assignment.lags import Lags
-from everflow.assignment.racks import RackCosts, costs_of
 from everflow.assignment.refine import Placement, refine
 from everflow.assignment.standbys import place_standbys
 from everflow.assignment.target import Ideal

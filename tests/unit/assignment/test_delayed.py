@@ -13,7 +13,7 @@ from everflow.assignment.cluster_state import (
     Member,
     TaskInfo,
 )
-from everflow.assignment.delayed import Delay, hold_back, remember
+from everflow.assignment.lags import Delay, hold_back, remember
 from everflow.records import TaskId, TopicPartition
 
 A, B, FREE = TaskId(0, 0), TaskId(0, 1), TaskId(1, 0)

@@ -13,7 +13,7 @@ from everflow import JoinWindows, StreamsBuilder, TopologyError, serdes
 from everflow.dsl.streams import KStream
 from everflow.serdes import Serde
 from everflow.testing import TopologyTestDriver
-from everflow.topology.types import write_alike
+from everflow.topology.graph import write_alike
 from everflow.windows import Windowed
 
 pytestmark = pytest.mark.spark

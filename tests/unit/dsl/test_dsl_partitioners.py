@@ -25,18 +25,16 @@ from everflow.columns.key_partitions import key_partitions
 from everflow.errors import StoreLayoutError
 from everflow.records import EdgeBatch
 from everflow.runtime.step.partitioning import BY_KEY, Partitions
-from everflow.topology.fingerprint import fingerprint
 from everflow.topology.graph import SinkNode
 from everflow.topology.partitioners import (
     OF_WINDOWS,
     KeyFunction,
     key_partitioners,
     keyed_sources,
-    told,
+    partitioner_name,
 )
-from everflow.topology.physical_plan import SinkOp
-from everflow.topology.plan import plan
-from everflow.topology.store_layouts import layouts_to_keep
+from everflow.topology.plan import SinkOp, plan
+from everflow.topology.store_layouts import fingerprint, layouts_to_keep
 from everflow.topology.subtopologies import cut
 
 pytestmark = pytest.mark.spark
@@ -57,7 +55,7 @@ def stream(builder: StreamsBuilder, topic: str, by: Any = None) -> KStream:
 
 
 def spread(topology: Topology) -> dict[str, str]:
-    return {topic: told(by) for topic, by in key_partitioners(topology).items()}
+    return {topic: partitioner_name(by) for topic, by in key_partitioners(topology).items()}
 
 
 @pytest.mark.parametrize("by", ["crc32", "fnv1a", "murmur2", own, None])

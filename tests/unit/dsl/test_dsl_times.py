@@ -9,7 +9,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import LongType
 
 from everflow import ConfigError, StreamsBuilder, StreamsConfig, TopologyError, serdes
-from everflow.topology.timestamps import WallclockTimestampExtractor
+from everflow.topology.graph import WallclockTimestampExtractor
 
 pytestmark = pytest.mark.spark
 TEXT = serdes.string()

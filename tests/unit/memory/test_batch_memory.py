@@ -6,12 +6,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everflow.memory.batch_memory import FIRST_TIMES, BatchMemory, Taken
-from everflow.memory.budget import (
+from everflow.memory import (
+    FIRST_TIMES,
     LEAST_BATCH_BYTES,
     MIB,
     WORKER_BYTES,
+    BatchMemory,
     MemoryBudget,
+    Taken,
     WorkerMemory,
     least_budget,
     usual_budget,

@@ -9,9 +9,7 @@ import pytest
 
 from everflow.config import StreamsConfig
 from everflow.errors import ConfigError
-from everflow.memory.budget import MIB, least_budget, usual_budget
-from everflow.memory.machine import machine_memory
-from everflow.memory.peak import PeakMemory
+from everflow.memory import MIB, PeakMemory, least_budget, machine_memory, usual_budget
 
 GIB = 1 << 30
 LINUX = Path("/proc/self/clear_refs").exists()
@@ -50,15 +48,15 @@ def test_a_peak_is_seen_though_nothing_of_it_is_left() -> None:
     memory.settle()
     memory.begin(2 * MIB)
     assert np.ones(96 * MIB, np.uint8).all()
-    taken = memory.look()
+    taken = memory.taken()
     assert taken is not None
     assert taken.peak - taken.before >= 80 * MIB
     assert taken.before - taken.idle < 80 * MIB
-    again = memory.look()
+    again = memory.taken()
     assert again is not None
     assert again.peak == taken.peak, "the batch has not ended"
     memory.begin(2 * MIB)
-    later = memory.look()
+    later = memory.taken()
     assert later is not None
     assert later.peak < taken.peak - 40 * MIB
 
@@ -72,7 +70,7 @@ def test_pages_of_files_do_not_count(tmp_path: Path) -> None:
     assert not np.memmap(tmp_path / "store", np.uint8).any()
     mapped = np.memmap(tmp_path / "store", np.uint8)
     assert not mapped.any()
-    taken = memory.look()
+    taken = memory.taken()
     assert taken is not None
     assert taken.peak - taken.before < 32 * MIB
 
@@ -83,11 +81,11 @@ def test_nothing_is_known_of_a_small_batch_nor_without_a_kernel_that_says_it(
     memory = PeakMemory()
     memory.settle()
     memory.begin(1_000)
-    assert memory.look() is None
+    assert memory.taken() is None
     memory = PeakMemory(tmp_path)
     memory.settle()
     memory.begin(2 * MIB)
-    assert memory.look() is None
+    assert memory.taken() is None
 
 
 def test_left_out_the_budget_is_that_of_the_threads_and_the_machine() -> None:

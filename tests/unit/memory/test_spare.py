@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from everflow.memory.spare import EVERY_S, SpareMemory, trim_of_libc
+from everflow.memory import EVERY_S, SpareMemory, trim_of_libc
 from everflow.spark.job import worker_environment
 
 GLIBC = trim_of_libc() is not None and Path("/proc/self/status").exists()
 HELD = """
 import re, sys, threading
 from pathlib import Path
-from everflow.memory.spare import SpareMemory, share_one_area, trim_of_libc
+from everflow.memory import SpareMemory, share_one_area, trim_of_libc
 
 def held():
     return int(re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) >> 10
@@ -31,7 +31,7 @@ last = bytearray(1_000_000)
 del parts
 kept = held()
 now[0] = 61.0
-spare.look()
+spare.trim_if_due()
 print(before, kept, held())
 """
 
@@ -61,15 +61,15 @@ def test_it_is_given_back_once_a_minute_and_not_before() -> None:
     now, trims = [5.0], list[int]()
     spare = SpareMemory(trims.append, lambda: now[0])
     for now[0], count in ((6.0, 0), (4.9 + EVERY_S, 0), (5 + EVERY_S, 1), (6 + EVERY_S, 1)):
-        spare.look()
+        spare.trim_if_due()
         assert len(trims) == count
     now[0] = 5 + 2 * EVERY_S
-    spare.look()
+    spare.trim_if_due()
     assert trims == [0, 0]
 
 
 def test_another_c_library_keeps_what_it_keeps() -> None:
-    SpareMemory(None, lambda: 1e9).look()
+    SpareMemory(None, lambda: 1e9).trim_if_due()
 
 
 @pytest.mark.skipif(not GLIBC, reason="malloc_trim is glibc's")

@@ -18,7 +18,7 @@ from everflow.runtime.commit.commit_gate import GateBook
 from everflow.runtime.extension import Extension
 from everflow.runtime.tasks.task import ActiveTask
 from everflow.topology.graph import Graph
-from everflow.topology.sources.growth import TopicGrowth
+from everflow.topology.patterns import TopicGrowth
 
 A, B = TaskId(0, 0), TaskId(0, 1)
 OLD, NEW = (tuple(TopicPartition(topic, p) for p in range(2)) for topic in ("old", "new"))

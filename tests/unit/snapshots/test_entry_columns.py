@@ -21,8 +21,7 @@ from everflow.snapshots.entry_columns import (
     pages,
 )
 from everflow.state.changelog import pack_value
-from everflow.state.store import StoreSpec
-from everflow.state.versions import OPEN, Version
+from everflow.state.store import OPEN, StoreSpec, Version
 from markdown_pages import ROOT
 
 UTC_US = pa.timestamp("us", tz="UTC")

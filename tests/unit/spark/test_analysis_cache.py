@@ -16,9 +16,8 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from everflow.errors import TopologyError
-from everflow.spark import analysis_cache, expressions, session
-from everflow.spark.analysis_cache import MOST_OF_ONE, Analysis, keep, kept, key_of
-from everflow.spark.expressions import analyse
+from everflow.spark import expressions, session
+from everflow.spark.expressions import MOST_ADDED, Analysis, analyse, keep, kept, key_of
 from everflow.topology.graph import ColumnExpr
 from unit.spark.test_expressions import ACCEPTED, EDGE
 
@@ -30,9 +29,9 @@ SAID = Analysis(schema="{}", plan="[]", sql="key", deterministic=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An own cache, in a Spark that only everflow has a say in."""
     session.get_session()
-    monkeypatch.setattr(analysis_cache, "cache_root", lambda: tmp_path)
-    monkeypatch.setattr(analysis_cache, "plain_context", session.get_context)
-    monkeypatch.setattr(analysis_cache, "_added", iter(range(MOST_OF_ONE)))
+    monkeypatch.setattr(expressions, "cache_root", lambda: tmp_path)
+    monkeypatch.setattr(expressions, "plain_context", session.get_context)
+    monkeypatch.setattr(expressions, "_added", iter(range(MOST_ADDED)))
     return tmp_path / "columns"
 
 
@@ -44,7 +43,7 @@ def next_start(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         raise AssertionError("Spark SQL is started")
 
     def begin() -> None:
-        monkeypatch.setattr(analysis_cache, "sql_runs", lambda: False)
+        monkeypatch.setattr(expressions, "sql_runs", lambda: False)
         monkeypatch.setattr(expressions, "get_session", no_session)
 
     return begin
@@ -106,7 +105,7 @@ def test_a_file_that_is_not_whole_is_as_none(
 def test_a_spark_of_the_users_is_always_asked(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(analysis_cache, "plain_context", lambda: None)
+    monkeypatch.setattr(expressions, "plain_context", lambda: None)
     analyse(F.col("value.a"), EDGE, None)
     assert not folder.exists()
 
@@ -131,7 +130,7 @@ def test_only_settings_of_everflows_own_make_a_plain_spark() -> None:
 
 
 def test_old_files_make_room(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(analysis_cache, "MOST", 10)
+    monkeypatch.setattr(expressions, "MOST_KEPT", 10)
     for number in range(40):
         keep(f"key-{number}", SAID)
     names = {file.stem for file in folder.iterdir()}
@@ -143,6 +142,6 @@ def test_a_folder_that_cannot_be_written_is_no_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr(analysis_cache, "cache_root", lambda: tmp_path / "file")
+    monkeypatch.setattr(expressions, "cache_root", lambda: tmp_path / "file")
     keep("key", SAID)
     assert analyse(F.col("value.a"), EDGE, None).uses == {"value"}

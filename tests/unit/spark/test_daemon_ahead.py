@@ -18,7 +18,7 @@ import pytest
 from everflow.runtime.thread.worker_processes import alive
 from everflow.spark.job import worker_environment
 from everflow.spark.launch import daemon_ahead
-from everflow.spark.launch.handover import SOCKET_VARIABLE, DaemonPlace, same_imports
+from everflow.spark.launch.daemon import SOCKET_VARIABLE, DaemonPlace, same_imports
 from everflow.testing.waiting import wait_until
 
 DEADLINE_S = 30.0

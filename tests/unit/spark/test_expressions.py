@@ -12,10 +12,10 @@ from pyspark.sql import Column, Window
 from pyspark.sql import functions as F
 
 from everflow.errors import TopologyError
+from everflow.serdes.arrow_types import normal_type
 from everflow.spark.expressions import _empty_frame, analyse
 from everflow.spark.session import get_session
 from everflow.topology.graph import EdgeType
-from everflow.topology.types import normal_type
 
 pytestmark = pytest.mark.spark
 EDGE = EdgeType(

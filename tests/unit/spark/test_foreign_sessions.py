@@ -12,7 +12,7 @@ import pytest
 from pyspark import SparkContext
 
 from everflow.errors import SetupError
-from everflow.spark.foreign import _reap, refuse_connect, require_local, wanted_settings
+from everflow.spark.session import _reap, refuse_connect, require_local, wanted_settings
 from everflow.testing import wait_until
 
 

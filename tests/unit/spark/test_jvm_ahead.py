@@ -13,7 +13,7 @@ import pytest
 from pyspark import SparkConf, SparkContext, java_gateway
 
 from everflow.runtime.thread.worker_processes import alive
-from everflow.spark.launch import jvm_ahead
+from everflow.spark.launch import jvm_launch
 from everflow.spark.launch.jvm_launch import jvm_ends_with_failure
 
 LAUNCHED = """#!/bin/sh
@@ -37,7 +37,7 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for name in ("_gateway", "_jvm", "_active_spark_context"):
         monkeypatch.setattr(SparkContext, name, None)
     yield written
-    jvm_ahead.discard()
+    jvm_launch.discard()
     assert vars(java_gateway)["Popen"] is subprocess.Popen
 
 
@@ -87,26 +87,26 @@ def ended(process: subprocess.Popen[bytes]) -> None:
 
 
 def the_one_ahead() -> subprocess.Popen[bytes]:
-    (found,) = jvm_ahead._ahead
+    (found,) = jvm_launch._ahead
     return found.process
 
 
 def test_the_launch_takes_what_was_launched_ahead(log: Path) -> None:
-    jvm_ahead.launch_ahead(settings())
-    jvm_ahead.launch_ahead(settings())  # once is enough
+    jvm_launch.launch_ahead(settings())
+    jvm_launch.launch_ahead(settings())  # once is enough
     ahead = the_one_ahead()
-    folder = jvm_ahead._ahead[0].folder
+    folder = jvm_launch._ahead[0].folder
     process, told = launch(settings())
     assert (process, told) == (ahead, "told")
     assert log.read_text().splitlines() == ["launched"]
     assert not folder.exists(), "the secret of the connection stays on the disk"
-    jvm_ahead.discard()
+    jvm_launch.discard()
     assert alive(process.pid), "it is not ours any more"
     ended(process)
 
 
 def test_master_and_name_are_no_matter_of_the_jvm() -> None:
-    jvm_ahead.launch_ahead(settings())
+    jvm_launch.launch_ahead(settings())
     ahead = the_one_ahead()
     process, _ = launch(settings(slots=99, name="own"))
     assert process is ahead
@@ -139,8 +139,8 @@ def test_where_anything_is_different_another_one_is_launched(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    jvm_ahead.launch_ahead(settings())
-    ahead, folder = the_one_ahead(), jvm_ahead._ahead[0].folder
+    jvm_launch.launch_ahead(settings())
+    ahead, folder = the_one_ahead(), jvm_launch._ahead[0].folder
     process, _ = launch(change(monkeypatch, tmp_path))
     assert process is not ahead
     assert (alive(ahead.pid), alive(process.pid)) == (False, True)
@@ -149,17 +149,17 @@ def test_where_anything_is_different_another_one_is_launched(
 
 
 def test_what_nobody_took_ends() -> None:
-    jvm_ahead.launch_ahead(settings())
-    ahead, folder = the_one_ahead(), jvm_ahead._ahead[0].folder
-    jvm_ahead.discard()
-    jvm_ahead.discard()
+    jvm_launch.launch_ahead(settings())
+    ahead, folder = the_one_ahead(), jvm_launch._ahead[0].folder
+    jvm_launch.discard()
+    jvm_launch.discard()
     assert not alive(ahead.pid)
     assert not folder.exists()
 
 
 def test_it_ends_with_a_process_that_is_killed() -> None:
     """As by ``kill -9``: nobody calls `discard`."""
-    jvm_ahead.launch_ahead(settings())
+    jvm_launch.launch_ahead(settings())
     ahead = the_one_ahead()
     assert ahead.stdin is not None
     ahead.stdin.close()  # as the system does
@@ -170,12 +170,12 @@ def test_a_spark_that_cannot_be_launched_is_found_by_who_starts_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPARK_HOME", str(tmp_path / "nowhere"))
-    jvm_ahead.launch_ahead(settings())
-    assert not jvm_ahead._ahead
+    jvm_launch.launch_ahead(settings())
+    assert not jvm_launch._ahead
     with pytest.raises(FileNotFoundError):
         launch(settings())
 
 
 def test_the_terminals_signals_are_not_for_it() -> None:
-    jvm_ahead.launch_ahead(settings())
+    jvm_launch.launch_ahead(settings())
     assert os.getsid(the_one_ahead().pid) == the_one_ahead().pid

@@ -14,8 +14,7 @@ import pytest
 
 from everflow.errors import RetriableError
 from everflow.runtime.worker.column_client import ColumnClient, ColumnsFailed, Ticket
-from everflow.spark.column_service import NotComputableError
-from everflow.spark.prepared_later import prepared_later
+from everflow.spark.columns import NotComputableError, prepared_later
 from unit.runtime.worker.test_column_client import ROWS, TABLE, rows, service
 
 

@@ -12,7 +12,7 @@ import logging
 from py4j.java_gateway import GatewayClient
 from py4j.protocol import Py4JNetworkError
 from everflow import logs
-from everflow.spark.foreign import hush_py4j
+from everflow.spark.session import hush_py4j
 
 class Connection:
     socket = None

@@ -15,7 +15,7 @@ from everflow.errors import StoreMismatchError
 from everflow.state import lmdb_store
 from everflow.state.lmdb_env import StoreClosedError
 from everflow.state.lmdb_store import LmdbStore
-from everflow.state.reading_ahead import KEYS_MIN
+from everflow.state.store_snapshot import KEYS_MIN
 from everflow.testing.waiting import wait_until
 
 

@@ -8,9 +8,8 @@ import pytest
 
 from everflow.errors import ConfigError
 from everflow.records import TaskId
-from everflow.state.disk import message
+from everflow.state.disk import MemoryFolder, lies_in_memory, message
 from everflow.state.lmdb_store import LmdbStore
-from everflow.state.memory_folder import MemoryFolder, lies_in_memory
 from everflow.state.task_directory import StateDirectory
 
 TASK = TaskId(0, 1)

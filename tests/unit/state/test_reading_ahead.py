@@ -12,9 +12,9 @@ import lmdb
 import numpy as np
 import pytest
 
-from everflow.state import reading_ahead
+from everflow.state import store_snapshot
 from everflow.state.lmdb_store import LmdbStore
-from everflow.state.reading_ahead import KEYS_MIN, PROBES, ReadingAhead
+from everflow.state.store_snapshot import KEYS_MIN, PROBES, ReadingAhead
 from everflow.testing.waiting import wait_until
 
 KEYS = [b"%05d" % number for number in range(4 * KEYS_MIN)]
@@ -27,7 +27,7 @@ class Reads:
         self.own: list[bytes] = []
         self.others: list[bytes] = []
         self._caller = threading.get_ident()
-        monkeypatch.setattr(reading_ahead, "_waits", lambda: len(self.own) if missing else 7)
+        monkeypatch.setattr(store_snapshot, "_waits", lambda: len(self.own) if missing else 7)
 
     @contextmanager
     def transactions(self) -> Iterator[Reads]:
@@ -130,10 +130,10 @@ def test_a_thread_does_not_wait_for_each_page_of_a_store_on_disk(
     if not ahead:
         monkeypatch.setattr(ReadingAhead, "fetch", lambda *_: None)
     try:
-        before = reading_ahead._waits()
+        before = store_snapshot._waits()
         with store.snapshot() as snapshot:
             assert all(snapshot.get_many(asked))
-        waited = reading_ahead._waits() - before
+        waited = store_snapshot._waits() - before
     finally:
         store.close()
     # Some 1,100 pages of leaves: those of the probes and above them, or nearly all.

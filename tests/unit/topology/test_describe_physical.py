@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StringType
 
 from everflow import StreamsBuilder, agg, serdes
-from everflow.topology.describe_physical import as_json, roads
+from everflow.topology.describe import physical_json, roads
 from everflow.topology.plan import plan
 from everflow.topology.program import Topology
 from everflow.topology.subtopologies import cut
@@ -62,7 +62,7 @@ def listed(topology: Topology) -> list[tuple[str, str]]:
 def test_each_road_is_named_with_its_reason() -> None:
     found = listed(program())
     assert ("Arrow", ">(value.a, 0)") in found
-    assert ("Catalyst", f"{MATCHES}; rlike has no Arrow twin") in found
+    assert ("Catalyst", f"{MATCHES}; rlike has no Arrow expression") in found
     line = shout.__code__.co_firstlineno
     assert ("Python", f"calls shout (file:{line}) for each record") in found
     assert ("Arrow", "store sums") in found
@@ -96,11 +96,11 @@ def test_nodes_stand_under_the_number_that_their_tasks_have() -> None:
     assert found == {name: cut(topology).index_of[name] for name in found}
 
 
-def test_programs_get_the_same_as_json() -> None:
+def test_programs_get_the_same_physical_json() -> None:
     topology = program()
     index_of = cut(topology).index_of
     planned = plan(topology, index_of, "app")
-    told = json.loads(as_json(planned, index_of))
+    told = json.loads(physical_json(planned, index_of))
     assert [(one["node"], one["road"], one["why"]) for one in told] == [
         (road.node, road.road, road.why) for road in roads(planned)
     ]
@@ -132,7 +132,7 @@ def test_topics_by_column_and_by_function() -> None:
     assert ("Arrow", "the topic is concat('to-', value)") in found
     assert (
         "Catalyst",
-        "the topic is concat_ws('-', 'to', value); concat_ws has no Arrow twin",
+        "the topic is concat_ws('-', 'to', value); concat_ws has no Arrow expression",
     ) in found
     assert any(road == "Python" and why.endswith("for each record's topic") for road, why in found)
 
@@ -159,9 +159,9 @@ def test_columns_that_call_functions() -> None:
     ],
     ids=str,
 )
-def test_what_has_no_twin_is_named(column: str, why: str) -> None:
+def test_what_has_no_arrow_expression_is_named(column: str, why: str) -> None:
     builder = StreamsBuilder()
     stream = builder.stream("in", key=TEXT, value=serdes.json("a bigint, s string"))
     stream.map_values(F.struct(F.expr(column).alias("made"))).to("out")
     (said,) = (said for road, said in listed(builder.build()) if road == "Catalyst")
-    assert said.endswith(f"; {why} has no Arrow twin")
+    assert said.endswith(f"; {why} has no Arrow expression")

@@ -9,7 +9,6 @@ import pyarrow as pa
 from everflow import serdes
 from everflow.operators.table import TableSpec
 from everflow.state.store import StoreSpec
-from everflow.topology.fingerprint import difference, fingerprint
 from everflow.topology.graph import (
     EdgeType,
     ProjectNode,
@@ -19,6 +18,7 @@ from everflow.topology.graph import (
     StatefulNode,
 )
 from everflow.topology.program import Topology
+from everflow.topology.store_layouts import differing_lines, fingerprint
 from everflow.topology.subtopologies import cut
 
 EDGE = EdgeType(pa.binary(), pa.binary())
@@ -91,13 +91,13 @@ def test_stateless_operators_may_change_in_a_rolling_upgrade() -> None:
 
 def test_the_difference_names_both_sides() -> None:
     other = program(replace(STORE, value_serde=BYTES, retention_ms=9), topic="trains")
-    told = difference(program(), other).splitlines()
+    told = differing_lines(program(), other).splitlines()
     assert [line[:4] for line in told] == ["  + ", "  - ", "  + ", "  - "]
     assert "reads topic flights   (only here)" in told[0]
     assert "reads topic trains   (only there)" in told[1]
     assert "value bigint" in told[2]
     assert "retention 9 ms" in told[3]
-    assert difference(other, other) == ""
+    assert differing_lines(other, other) == ""
 
 
 def test_what_counts_as_another_program() -> None:
@@ -114,5 +114,5 @@ def test_what_counts_as_another_program() -> None:
 
 
 def test_a_long_difference_is_cut() -> None:
-    told = difference([f"line {n}" for n in range(40)], [])
+    told = differing_lines([f"line {n}" for n in range(40)], [])
     assert told.splitlines()[-1] == "  ... and 28 lines more"

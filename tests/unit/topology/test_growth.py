@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from everflow import Materialized, StreamsBuilder, Topology, TopologyError, serdes
 from everflow.topology.graph import SourceNode
-from everflow.topology.sources.growth import TopicGrowth, growth, may_grow
-from everflow.topology.sources.patterns import with_topics
+from everflow.topology.patterns import TopicGrowth, growth, may_grow, with_topics
 from everflow.topology.subtopologies import cut, internal_topics, tasks
 
 TEXT = serdes.string()

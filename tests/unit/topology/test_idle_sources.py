@@ -6,10 +6,8 @@ import pytest
 
 from everflow import StreamsBuilder, TimeWindows, serdes
 from everflow.errors import TopologyError
-from everflow.topology.offset_metadata import room_for_layouts
-from everflow.topology.physical_plan import PhysicalPlan
-from everflow.topology.plan import plan
-from everflow.topology.sources.idle_sources import IdleSource
+from everflow.topology.idle_sources import IdleSource, room_for_layouts
+from everflow.topology.plan import PhysicalPlan, plan
 from everflow.topology.subtopologies import cut
 
 TEXT = serdes.string()

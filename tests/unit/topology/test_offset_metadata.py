@@ -10,7 +10,7 @@ from everflow.operators.processors.processor import PunctuationType
 from everflow.runtime.commit.batch import format_metadata
 from everflow.runtime.step.stateful_ops import clock_name
 from everflow.topology.graph import StatefulNode
-from everflow.topology.offset_metadata import MOST_BYTES, room_for_layouts
+from everflow.topology.idle_sources import MOST_BYTES, room_for_layouts
 from everflow.topology.program import Topology
 
 MS = 1_764_000_000_000

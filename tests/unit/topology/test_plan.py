@@ -13,7 +13,7 @@ from pyspark.sql.types import StringType
 from everflow import StreamsBuilder, TimeWindows, Topology, agg, serdes
 from everflow.dsl.streams import KStream
 from everflow.topology.graph import StatefulNode
-from everflow.topology.physical_plan import (
+from everflow.topology.plan import (
     ARROW,
     CATALYST,
     PYTHON,
@@ -24,8 +24,9 @@ from everflow.topology.physical_plan import (
     StatefulOp,
     TimeOp,
     computed_by,
+    emitting_every_update,
+    plan,
 )
-from everflow.topology.plan import emitting_every_update, plan
 from everflow.topology.subtopologies import cut
 
 pytestmark = pytest.mark.spark

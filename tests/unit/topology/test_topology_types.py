@@ -6,7 +6,8 @@ import pyarrow as pa
 import pytest
 
 from everflow.serdes import arrow_type
-from everflow.topology.types import column_names, normal_type, same_type, type_text
+from everflow.serdes.arrow_types import normal_type, type_text
+from everflow.topology.graph import column_names, same_type
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from typing import Any
 from pyspark import serializers
 from pyspark.sql.types import DoubleType
 
+from everflow.spark.columns import function_of
 from everflow.travel.parcel import Parcel
-from everflow.travel.udf_command import function_of
 
 SEEN: list[object] = []
 noted: Callable[[object], None] = lambda value: SEEN.append(value)  # noqa: E731  # is pickled by value, as what a decorator has wrapped is

@@ -41,10 +41,10 @@ from everflow.runtime.commit.batch import format_metadata
 from everflow.runtime.start_up import START_METADATA, ClusterTopics
 from everflow.runtime.tasks.lost_writers import lost_writers
 from everflow.runtime.topics.internal_topics import TopicSpec, fixed_outputs
-from everflow.state.memory_folder import MemoryFolder
+from everflow.state.disk import MemoryFolder
 from everflow.state.task_directory import StateDirectory, content_of
+from everflow.topology.patterns import with_topics
 from everflow.topology.program import Topology
-from everflow.topology.sources.patterns import with_topics
 from everflow.topology.subtopologies import InternalTopics, SubTopologies, cut, internal_topics
 
 log = logging.getLogger("everflow")

@@ -17,7 +17,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from everflow import serdes
-from everflow.columns.builder import presence
+from everflow.columns.computation import presence
 from everflow.dsl.expressions import (
     Edge,
     Expression,
@@ -68,6 +68,7 @@ from everflow.operators.table_aggregate import (
 )
 from everflow.operators.table_changes import TableChanges
 from everflow.serdes import Serde
+from everflow.serdes.arrow_types import type_text
 from everflow.serdes.changed import ChangedSerde, changed_type
 from everflow.spark.expressions import analyse, spark_type
 from everflow.state.store import StoreSpec
@@ -82,7 +83,6 @@ from everflow.topology.graph import (
     StatefulNode,
     TableOperator,
 )
-from everflow.topology.types import type_text
 from everflow.windows import CountWindows, SessionWindows, SlidingWindows, TimeWindows
 
 Windows: TypeAlias = TimeWindows | SlidingWindows | SessionWindows | CountWindows
@@ -343,7 +343,7 @@ class Aggregation:
                 column="CASE WHEN value IS NOT NULL THEN true END",
                 type=pa.bool_(),
                 uses=frozenset({"value"}),
-                twin=presence(edge.type.value),
+                arrow=presence(edge.type.value),
             )
         for column in columns.values():
             # Each alone, so that a message names the one that is wrong.

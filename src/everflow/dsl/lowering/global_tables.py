@@ -30,6 +30,7 @@ from everflow.operators.joins import JoinedTable, JoinKind
 from everflow.operators.joins.foreign_keys import selected_type
 from everflow.operators.joins.joined_values import joined_type
 from everflow.operators.joins.stream_global import StreamGlobalJoin, mapped_type
+from everflow.serdes.arrow_types import normal_type, type_text
 from everflow.spark.expressions import arrow_type, without_error_log
 from everflow.state.store import StoreSpec
 from everflow.topology.graph import (
@@ -40,8 +41,8 @@ from everflow.topology.graph import (
     ProjectNode,
     StatefulNode,
     WholeTableNode,
+    same_type,
 )
-from everflow.topology.types import normal_type, same_type, type_text
 from everflow.windows import Duration, duration_ms
 
 

@@ -38,6 +38,7 @@ from everflow.errors import TopologyError
 from everflow.location import user_line
 from everflow.operators.joins import JoinedTable, JoinKind, joined_type
 from everflow.operators.suppress import SuppressSpec
+from everflow.serdes.arrow_types import type_text
 from everflow.spark.expressions import analyse
 from everflow.state.store import StoreSpec
 from everflow.topology.graph import (
@@ -47,8 +48,9 @@ from everflow.topology.graph import (
     ProcessorOperator,
     ProjectNode,
     StatefulNode,
+    same_type,
+    write_alike,
 )
-from everflow.topology.types import same_type, type_text, write_alike
 
 _OPERATORS = {JoinKind.INNER: "join", JoinKind.LEFT: "left_join", JoinKind.OUTER: "outer_join"}
 

@@ -25,6 +25,7 @@ from everflow.dsl.lowering.stream import Stream
 from everflow.dsl.topics import partitioner_of, target_of
 from everflow.errors import TopologyError
 from everflow.serdes import Serde
+from everflow.serdes.arrow_types import type_text
 from everflow.spark.expressions import analyse
 from everflow.topology.graph import (
     PREPARE,
@@ -38,8 +39,8 @@ from everflow.topology.graph import (
     TakeNode,
     UnnestNode,
     beside,
+    same_type,
 )
-from everflow.topology.types import same_type, type_text
 
 MOST_ROWS = 1_000
 """Of a micro-batch that is printed."""

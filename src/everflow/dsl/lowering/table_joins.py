@@ -37,6 +37,7 @@ from everflow.operators.joins.foreign_keys import (
 from everflow.operators.joins.subscriptions import AskedRows, Subscriptions
 from everflow.operators.joins.table_table import TableRows, TableTableRows
 from everflow.serdes import Serde
+from everflow.serdes.arrow_types import type_text
 from everflow.state.store import StoreSpec
 from everflow.topology.graph import (
     PREPARE,
@@ -46,8 +47,8 @@ from everflow.topology.graph import (
     Part,
     ProjectNode,
     StatefulNode,
+    same_type,
 )
-from everflow.topology.types import same_type, type_text
 
 _FOREIGN_RESULT = "KTABLE-FK-JOIN-OUTPUT-"
 """How Kafka Streams calls the table that it makes of the results, and its store."""

@@ -21,8 +21,8 @@ from everflow.operators.joins.joined_values import (
 from everflow.operators.user_code import written_bytes
 from everflow.records import EdgeBatch, TasksResult
 from everflow.serdes import Serde
+from everflow.topology.batches import appended
 from everflow.topology.graph import Inputs, Operator
-from everflow.topology.hops import appended
 
 
 @dataclass(frozen=True, kw_only=True)

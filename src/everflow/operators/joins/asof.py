@@ -25,8 +25,8 @@ from everflow.operators.user_code import written_bytes
 from everflow.records import ByteColumn, EdgeBatch, Int32, Int64, StoreChanges, TasksResult
 from everflow.serdes.windowed import window_store_keys
 from everflow.state.store import StoreSpec
+from everflow.topology.batches import appended
 from everflow.topology.graph import Inputs, Operator
-from everflow.topology.hops import appended
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,8 @@ from everflow.operators.fold import valid
 from everflow.operators.grouping import stream_times as running_times
 from everflow.operators.joins.held_back import HeldBack, Released, TimeMakers, come_out
 from everflow.records import EdgeBatch, Int64, TasksResult
+from everflow.topology.batches import appended
 from everflow.topology.graph import Inputs, Operator
-from everflow.topology.hops import appended
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import pyarrow as pa
 from everflow.operators.joins.batch_records import BatchRecords
 from everflow.operators.joins.joined_values import joined
 from everflow.records import EdgeBatch, Int64
-from everflow.topology.hops import appended
+from everflow.topology.batches import appended
 
 MISSING = -1
 

@@ -16,7 +16,7 @@ from everflow.records import EdgeBatch, Int32, Int64
 from everflow.serdes.base import ResultDecoder
 from everflow.serdes.windowed import SessionWindowedSerde, window_store_keys
 from everflow.state.store import VERSIONED, StoreSpec
-from everflow.topology.hops import spread
+from everflow.topology.batches import spread
 
 NEVER = int(np.iinfo(np.int64).min)
 

@@ -15,8 +15,8 @@ from everflow.operators.joins.joined_values import JoinKind, joined
 from everflow.operators.user_code import written_bytes
 from everflow.records import EdgeBatch, Int64, TasksResult
 from everflow.state.store import StoreSpec, StoreView
+from everflow.topology.batches import spread
 from everflow.topology.graph import Inputs, Operator
-from everflow.topology.hops import spread
 
 
 def mapped_type(left: pa.DataType, right: pa.DataType, key: pa.DataType) -> pa.DataType:

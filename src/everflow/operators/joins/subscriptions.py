@@ -27,8 +27,8 @@ from everflow.serdes import Serde
 from everflow.serdes.base import binary_from_matrix
 from everflow.state.changelog import unpack_value
 from everflow.state.store import StoreView
+from everflow.topology.batches import appended
 from everflow.topology.graph import Inputs, Operator
-from everflow.topology.hops import appended
 
 _LENGTH = struct.Struct(">I")
 _LAST = b"\xff"

@@ -17,8 +17,8 @@ from everflow.operators.joins.joined_values import (
     task_codes,
 )
 from everflow.records import EdgeBatch, TasksResult
+from everflow.topology.batches import concat
 from everflow.topology.graph import Inputs, Operator
-from everflow.topology.hops import concat
 
 
 @dataclass(frozen=True, kw_only=True)

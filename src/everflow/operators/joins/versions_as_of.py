@@ -19,7 +19,7 @@ from everflow.operators.joins.joined_table import NEVER, Held, JoinedTable
 from everflow.operators.joins.joined_values import Stores, task_codes
 from everflow.records import EdgeBatch, Int32, Int64
 from everflow.state.changelog import pack_value
-from everflow.state.versions import OPEN, VersionsView
+from everflow.state.store import OPEN, VersionsView
 
 STORED = -1
 """The place of what was there before the batch."""

@@ -152,7 +152,7 @@ class LookupJoin(_Waiting):
     table without a store."""
 
     @property
-    def look_every_ms(self) -> int | None:
+    def wall_clock_interval_ms(self) -> int | None:
         """See `Operator`."""
         return _interval_of(self.room)
 
@@ -211,7 +211,7 @@ class GlobalLookupJoin(_Waiting):
         return (self.table.spec,)
 
     @property
-    def look_every_ms(self) -> int | None:
+    def wall_clock_interval_ms(self) -> int | None:
         """See `Operator`."""
         return _interval_of(self.room) or LOOK_MS
 

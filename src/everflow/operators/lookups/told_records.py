@@ -19,7 +19,7 @@ from everflow.operators.stored_records import (
 )
 from everflow.operators.user_code import written_bytes
 from everflow.records import EdgeBatch, Int64, StoreChanges
-from everflow.topology.hops import appended
+from everflow.topology.batches import appended
 
 
 @dataclass(kw_only=True)

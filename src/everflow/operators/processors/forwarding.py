@@ -12,7 +12,7 @@ import pyarrow as pa
 from everflow.operators.processors.processor import NO_ROW, Forwarded, Record
 from everflow.operators.user_code import UserFunctionError
 from everflow.records import HEADERS, LAST_SEQ, EdgeBatch, Int64, joined_headers
-from everflow.serdes.fitting import UnfitError, column_of
+from everflow.serdes.arrow_types import UnfitError, column_of
 from everflow.serdes.windowed import python_keys
 from everflow.topology.graph import EdgeType
 from everflow.user_texts import shown

@@ -58,7 +58,7 @@ from everflow.records import (
     TasksResult,
 )
 from everflow.serdes import Serde
-from everflow.serdes.fitting import column_of
+from everflow.serdes.arrow_types import column_of
 from everflow.serdes.windowed import python_keys
 from everflow.state.store import StoreSpec, StoreView
 from everflow.topology.graph import EdgeType, ProcessorOperator, SharingProcessor, Surroundings

@@ -14,10 +14,11 @@ from everflow.operators.processors.stores import Values
 from everflow.records import StoreChanges
 from everflow.state.changelog import unpack_value
 from everflow.state.overlay import Overlay
-from everflow.state.store import StoreSpec, StoreView
-from everflow.state.versions import (
+from everflow.state.store import (
     OPEN,
     History,
+    StoreSpec,
+    StoreView,
     Version,
     VersionedRecord,
     VersionsView,

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from everflow.errors import DamagedEntryError, EverflowError
 from everflow.handlers.response import PROCESSING
-from everflow.memory.batch_memory import Taken
+from everflow.memory import Taken
 from everflow.metrics import Seen
 from everflow.records import UNBOUNDED_BYTES, KeyPlaces, OffsetRange, TaskId, TopicPartition
 

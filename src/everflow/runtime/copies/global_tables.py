@@ -29,7 +29,7 @@ from everflow.runtime.tasks.task import StandbyTask, TaskRole, TaskStore, contex
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store_snapshot import KEY_VALUE
 from everflow.threads import Running, Spawn, on_thread
-from everflow.topology.physical_plan import LoadedTable
+from everflow.topology.plan import LoadedTable
 from everflow.user_texts import error_text
 from everflow.waits import waiting
 

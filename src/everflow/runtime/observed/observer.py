@@ -50,8 +50,7 @@ from everflow.runtime.tasks.blueprint import Blueprint
 from everflow.runtime.tasks.task import TaskStore
 from everflow.runtime.wiring import client_id
 from everflow.threads import on_thread
-from everflow.topology.describe_physical import roads
-from everflow.topology.drawing import as_svg
+from everflow.topology.describe import as_svg, roads
 from everflow.topology.plan import plan
 from everflow.topology.program import Topology
 from everflow.topology.subtopologies import cut

@@ -47,9 +47,8 @@ from everflow.state.key_ranges import (
 )
 from everflow.state.lmdb_env import StoreClosedError
 from everflow.state.lmdb_store import LmdbStore
-from everflow.state.store import StoreSpec
+from everflow.state.store import StoreSpec, VersionedRecord, VersionsView, record_as_of, records_of
 from everflow.state.store_snapshot import StoreSnapshot
-from everflow.state.versions import VersionedRecord, VersionsView, record_as_of, records_of
 from everflow.windows import Windowed
 
 if TYPE_CHECKING:

@@ -22,9 +22,8 @@ from everflow.runtime.commit.batch import StorePlace, TaskContext
 from everflow.runtime.step.step_stores import FollowedView, StoreAccess
 from everflow.serdes.base import ResultDecoder, SerdeError
 from everflow.state.changelog import SUFFIX_BYTES, TIMESTAMP_BYTES
-from everflow.state.store import Bounds, Entry, StoreSpec
-from everflow.state.versions import Version
-from everflow.topology.physical_plan import StatefulOp, shown_by
+from everflow.state.store import Bounds, Entry, StoreSpec, Version
+from everflow.topology.plan import StatefulOp, shown_by
 from everflow.user_texts import error_text, shown
 
 _TOGETHER = 1_000

@@ -20,14 +20,14 @@ from everflow.runtime.commit.batch import BatchRequest
 from everflow.runtime.step.record_times import MOST_MS, far_time, no_time
 from everflow.runtime.step.step_functions import RecordFailure, raise_all
 from everflow.serdes.windowed import python_keys
-from everflow.topology.hops import HopInput
-from everflow.topology.physical_plan import Source, TimeOp
-from everflow.topology.timestamps import (
+from everflow.topology.batches import BatchInput
+from everflow.topology.graph import (
     RecordContext,
     TimeFunction,
     UsePartitionTimeOnInvalidTimestamp,
     WallclockTimestampExtractor,
 )
+from everflow.topology.plan import Source, TimeOp
 from everflow.user_texts import shown
 
 SKIPPED = "negative-timestamp"
@@ -121,7 +121,7 @@ class ExtractedTimes:
 
 def extract_times(
     ops: Sequence[TimeOp],
-    hop: HopInput,
+    hop: BatchInput,
     sources: Mapping[int, Source],
     request: BatchRequest,
     every_failure: bool = False,

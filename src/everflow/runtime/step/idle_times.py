@@ -10,9 +10,9 @@ import pyarrow as pa
 from everflow.records import LAST_SEQ, EdgeBatch, Int64, TaskId, TasksResult, TopicPartition
 from everflow.runtime.commit.batch import BatchRequest
 from everflow.runtime.step.step_stores import TaskStores
+from everflow.topology.batches import BatchInput, appended
 from everflow.topology.graph import Inputs, ProcessorOperator
-from everflow.topology.hops import HopInput, appended
-from everflow.topology.physical_plan import Source, StatefulOp
+from everflow.topology.plan import Source, StatefulOp
 
 Moved = Mapping[TaskId, Mapping[str, int]]
 """Of each task, to what the times of its silent sources are moved, by the names under which those
@@ -34,7 +34,7 @@ def moved(
 
 
 def source_times(
-    hop: HopInput,
+    hop: BatchInput,
     sources: Sequence[Source],
     request: BatchRequest,
     consumed: Mapping[TopicPartition, int],

@@ -22,7 +22,7 @@ from everflow.operators.table_aggregate import TableAggregateSpec
 from everflow.records import EdgeBatch, Int32, Int64, TasksResult
 from everflow.runtime.step.step_functions import RecordFailure
 from everflow.topology.graph import ProcessorOperator
-from everflow.topology.physical_plan import Source, StatefulOp
+from everflow.topology.plan import Source, StatefulOp
 
 _BY_KEY = (
     AggregateSpec,

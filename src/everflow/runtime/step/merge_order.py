@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from everflow.records import EdgeBatch, Int64, OffsetRange, TopicPartition
-from everflow.topology.hops import HopInput
-from everflow.topology.physical_plan import Source
+from everflow.topology.batches import BatchInput
+from everflow.topology.plan import Source
 
 
 class Merged(NamedTuple):
@@ -27,7 +27,7 @@ class Merged(NamedTuple):
 
 
 def merge_inputs(
-    hop: HopInput,
+    hop: BatchInput,
     sources: tuple[Source, ...],
     ranges: Mapping[TopicPartition, OffsetRange],
     log_ends: Mapping[TopicPartition, int],
@@ -127,7 +127,7 @@ def _before_cut(source: np.ndarray, effective: Int64, waiting: Iterable[int]) ->
 
 
 def _consumed(
-    hop: HopInput,
+    hop: BatchInput,
     sources: tuple[Source, ...],
     ranges: Mapping[TopicPartition, OffsetRange],
     kept: np.ndarray,
@@ -141,7 +141,7 @@ def _consumed(
     return consumed
 
 
-def _reordered(hop: HopInput, rank: Int64, kept: np.ndarray) -> dict[int, EdgeBatch]:
+def _reordered(hop: BatchInput, rank: Int64, kept: np.ndarray) -> dict[int, EdgeBatch]:
     """The slots' records with their ranks, without those that were cut."""
     ranked = {slot: replace(batch, seq=rank[hop.rows[slot]]) for slot, batch in hop.batches.items()}
     if kept.all():

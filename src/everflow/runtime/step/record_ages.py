@@ -12,12 +12,12 @@ import numpy as np
 
 from everflow.records import EdgeBatch, Int64, TaskId, TopicPartition
 from everflow.runtime.commit.batch import Ages
-from everflow.topology.hops import HopInput
-from everflow.topology.physical_plan import Source
+from everflow.topology.batches import BatchInput
+from everflow.topology.plan import Source
 
 
 def ages_read(
-    hop: HopInput,
+    hop: BatchInput,
     sources: Mapping[int, Source],
     consumed: Mapping[TopicPartition, int],
     stream_times: Mapping[TaskId, int],

@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from everflow.records import EdgeBatch, Int64
 from everflow.topology.arrival import DIGIT, Way, Ways
-from everflow.topology.hops import appended, concat, empty_like, in_order
-from everflow.topology.physical_plan import (
+from everflow.topology.batches import appended, concat, empty_like, in_order
+from everflow.topology.plan import (
     FunctionOp,
     PrintOp,
     SinkOp,
@@ -140,7 +140,7 @@ class DepthFirst:
         if op.operator.joins or number:
             put = np.concatenate(
                 [
-                    _without(self._path(batch.seq), way.told)
+                    _without(self._path(batch.seq), way.table_bytes)
                     for batch, way in zip(batches, ways, strict=True)
                 ]
             )

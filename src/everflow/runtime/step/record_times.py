@@ -9,8 +9,8 @@ import numpy as np
 
 from everflow.errors import RecordTimeError
 from everflow.records import EdgeBatch, Int64
-from everflow.topology.hops import HopInput
-from everflow.topology.physical_plan import Source
+from everflow.topology.batches import BatchInput
+from everflow.topology.plan import Source
 
 MOST_MS = (2**63 - 1) // 1000
 _MOVE_ON = (
@@ -38,7 +38,7 @@ def far_times(source: Source, raw: EdgeBatch) -> dict[int, RecordTimeError]:
     }
 
 
-def timely(hop: HopInput, otherwise_ms: int) -> Int64:
+def timely(hop: BatchInput, otherwise_ms: int) -> Int64:
     """The times of a hop's rows. A record beyond `MOST_MS` has that of the one before it in its
     partition, else of the next one, else ``otherwise_ms``: it is left out, and its dead letter
     keeps its place."""

@@ -24,14 +24,14 @@ from everflow.runtime.step.step_stores import PartStores, TaskStores
 from everflow.runtime.step.user_line import innermost_line
 from everflow.serdes import SerdeError
 from everflow.state.store import StoreView
+from everflow.topology.batches import empty_like
 from everflow.topology.graph import (
     Inputs,
     ProcessorOperator,
     SharingProcessor,
     Surroundings,
 )
-from everflow.topology.hops import empty_like
-from everflow.topology.physical_plan import Source, StatefulOp
+from everflow.topology.plan import Source, StatefulOp
 from everflow.user_texts import class_of, error_text
 
 PUNCTUATION = "punctuation"
@@ -202,7 +202,7 @@ class _GroupRun:
         for op, mine in zip(self.group, sides, strict=True):
             operator = op.operator
             processes = isinstance(operator, ProcessorOperator)
-            waits = operator.looks_up or operator.look_every_ms is not None
+            waits = operator.looks_up or operator.wall_clock_interval_ms is not None
             if operator.row_by_row or (waits and not processes):
                 return False
             updated = not processes or any(map(len, mine[1:]))
@@ -318,7 +318,7 @@ def _tasks(
     if isinstance(group[0].operator, ProcessorOperator):
         partitions = partitions.union(*moved)
     tasks = {partition: TaskId(subtopology, partition) for partition in sorted(partitions)}
-    if any(op.look_every_ms is not None for op in group):
+    if any(op.operator.wall_clock_interval_ms is not None for op in group):
         mine = (one.task for one in request.tasks if one.task.subtopology == subtopology)
         tasks |= {task.partition: task for task in mine}
     return tasks
@@ -340,7 +340,9 @@ def _clocks(op: StatefulOp, tasks: _Tasks, stores: TaskStores) -> Mapping[int, M
     if isinstance(stores, PartStores):
         return {}  # the wall clock calls behind all records
     return {
-        partition: {name: stores.stream_time(task, clock_name(op.name, name)) for name in op.clocks}
+        partition: {
+            name: stores.stream_time(task, clock_name(op.name, name)) for name in op.operator.marks
+        }
         for partition, task in tasks.items()
     }
 

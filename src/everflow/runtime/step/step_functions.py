@@ -15,10 +15,10 @@ from everflow.operators.user_code import require_users
 from everflow.records import EdgeBatch, Int64
 from everflow.runtime.commit.batch import BadRecord, BatchFailure
 from everflow.runtime.step.user_line import innermost_line
-from everflow.serdes.fitting import UnfitError, column_of
+from everflow.serdes.arrow_types import UnfitError, column_of
 from everflow.serdes.windowed import python_keys
-from everflow.topology.known_results import KnownResults, Made, joined
-from everflow.topology.physical_plan import FunctionOp, Source, TakeOp, UnnestOp
+from everflow.topology.batches import KnownResults, Made, joined
+from everflow.topology.plan import FunctionOp, Source, TakeOp, UnnestOp
 from everflow.user_texts import (
     COLUMN_IN_FUNCTION,
     MOST_TEXT,
@@ -208,8 +208,8 @@ def _called(
         try:
             made = _SHAPES[op.op](op, fitting, taken_results)
             break
-        except UnfitResultsError as misfits:
-            found = {int(good[row]): cause for row, cause in misfits.causes.items()}
+        except UnfitResultsError as mismatches:
+            found = {int(good[row]): cause for row, cause in mismatches.causes.items()}
             if not every_failure:
                 row, cause = min(found.items())
                 raise RecordFailure.at(op, sources, batch, row, cause) from cause

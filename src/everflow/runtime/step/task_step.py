@@ -63,9 +63,8 @@ from everflow.runtime.step.timings import timed
 from everflow.serdes import Serde
 from everflow.serdes.windowed import python_keys
 from everflow.topology.arrival import Ways
-from everflow.topology.hops import HopInput, in_order
-from everflow.topology.known_results import KnownResults
-from everflow.topology.physical_plan import (
+from everflow.topology.batches import BatchInput, KnownResults, in_order
+from everflow.topology.plan import (
     DEAD_LETTER_SLOT,
     ColumnsOp,
     FunctionOp,
@@ -240,7 +239,7 @@ class TaskStep:
     def run(
         self,
         request: BatchRequest,
-        decoded: HopInput,
+        decoded: BatchInput,
         computer: ColumnComputer,
         timings: dict[str, float],
     ) -> BatchResult:
@@ -255,7 +254,7 @@ class TaskStep:
     def _run(
         self,
         request: BatchRequest,
-        decoded: HopInput,
+        decoded: BatchInput,
         computer: ColumnComputer,
         timings: dict[str, float],
     ) -> BatchResult:
@@ -318,7 +317,7 @@ class TaskStep:
     def _merged(
         self,
         request: BatchRequest,
-        decoded: HopInput,
+        decoded: BatchInput,
         computer: ColumnComputer,
         timings: dict[str, float],
     ) -> tuple[Records, StepResult]:

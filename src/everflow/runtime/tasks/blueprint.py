@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.tasks.task import ActiveTask, StandbyTask, TaskRole, TaskStore
-from everflow.state.left_out import left_out_topic
-from everflow.state.store import StoreSpec
+from everflow.state.store import StoreSpec, left_out_topic
 from everflow.topology.graph import Graph
-from everflow.topology.physical_plan import PhysicalPlan
+from everflow.topology.plan import PhysicalPlan
 
 if TYPE_CHECKING:
     from everflow.state.task_directory import StateDirectory

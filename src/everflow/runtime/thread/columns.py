@@ -19,14 +19,21 @@ from everflow.runtime.worker.columns import (
     Selection,
     SparkColumns,
 )
-from everflow.spark.column_service import NotComputableError, computed, empty_frame
-from everflow.spark.prepared_later import prepared_later
-from everflow.spark.python_calls import staged
-from everflow.spark.segments import column_rows, computed_slots, spark_type, struct_type
+from everflow.spark.columns import (
+    NotComputableError,
+    column_rows,
+    computed,
+    computed_slots,
+    empty_frame,
+    prepared_later,
+    spark_type,
+    staged,
+    struct_type,
+)
 from everflow.spark.session import get_session, plain_context
-from everflow.topology.describe_physical import as_text
+from everflow.topology.describe import physical_text
 from everflow.topology.graph import ColumnExpr, EdgeType, Graph, columns_in_sight
-from everflow.topology.physical_plan import (
+from everflow.topology.plan import (
     CATALYST,
     PYTHON,
     Choice,
@@ -35,8 +42,8 @@ from everflow.topology.physical_plan import (
     Projection,
     columns_of,
     computed_by,
+    plan,
 )
-from everflow.topology.plan import plan
 from everflow.topology.subtopologies import cut
 
 
@@ -58,10 +65,10 @@ def prepared_columns(plan: PhysicalPlan) -> ColumnsOfPlan:
 
 
 def physical_description(
-    topology: Graph, form: Callable[[PhysicalPlan, Mapping[str, int]], str] = as_text
+    topology: Graph, form: Callable[[PhysicalPlan, Mapping[str, int]], str] = physical_text
 ) -> str:
     """`Topology.describe_physical` for the Spark that is here, which is asked; in the ``form`` of
-    text, or of `describe_physical.as_json`. Raises what `prepared_columns` raises."""
+    text, or of `physical_json`. Raises what `prepared_columns` raises."""
     index_of = cut(topology).index_of
     planned = plan(topology, index_of, "")
     prepared_columns(planned)

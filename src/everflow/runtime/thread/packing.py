@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from everflow.topology.physical_plan import ColumnsOp, PhysicalPlan
+from everflow.topology.plan import ColumnsOp, PhysicalPlan
 from everflow.travel.parcel import Parcel
 from everflow.travel.refusals import TravelCheck
 

@@ -56,8 +56,7 @@ from everflow.errors import (
     TaskTimeoutError,
     WorkerDiedError,
 )
-from everflow.memory.batch_memory import BatchMemory
-from everflow.memory.budget import WorkerMemory
+from everflow.memory import BatchMemory, WorkerMemory
 from everflow.moves import some
 from everflow.records import OffsetRange, TaskId, TopicPartition
 from everflow.retry import FIRST_PAUSE_MS, LONGEST_PAUSE_MS

@@ -27,7 +27,7 @@ from everflow.runtime.worker.log_input import LogInput
 from everflow.runtime.worker.resident_step import ResidentStep, refuse
 from everflow.runtime.worker.worker_ports import LmdbAccess, WorkerPorts
 from everflow.spark.job import ServingJob, SparkGoneError, SparkJobError, local_property
-from everflow.topology.physical_plan import PhysicalPlan
+from everflow.topology.plan import PhysicalPlan
 from everflow.travel.parcel import Parcel
 
 CHANNEL_PROPERTY = "everflow.resident"

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from everflow.config import BatchLimits
 from everflow.errors import EverflowError, RetriableError
-from everflow.memory.budget import WorkerMemory
+from everflow.memory import WorkerMemory
 from everflow.metrics import Metrics
 from everflow.records import UNBOUNDED_BYTES, TaskId, TopicPartition
 from everflow.runtime.commit.batch import (
@@ -25,7 +25,7 @@ from everflow.runtime.thread.batching import PlannedBatch
 from everflow.runtime.thread.retry_policy import ReplacementLimits
 from everflow.runtime.topics.end_offsets import EndOffsets
 from everflow.threads import Spawn, on_thread
-from everflow.topology.sources.idle_sources import IdleSource
+from everflow.topology.idle_sources import IdleSource
 
 
 class Job(Protocol):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from everflow.records import OffsetRange, TaskId, TopicPartition
-from everflow.topology.sources.idle_sources import IdleSource
+from everflow.topology.idle_sources import IdleSource
 
 Moves = Mapping[TaskId, Mapping[str, int]]
 """Of each task, to what the times of its silent sources are to be moved, by the names under which

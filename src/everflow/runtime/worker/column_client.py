@@ -1,4 +1,4 @@
-"""Asks the instance's JVM to compute Columns of a batch (`spark.column_service`; note 014)."""
+"""Asks the instance's JVM to compute Columns of a batch (`spark.columns`; note 014)."""
 
 from __future__ import annotations
 

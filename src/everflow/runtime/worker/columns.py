@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from everflow.columns.computation import LeftToSpark, Twin
+from everflow.columns.computation import ArrowExpression, LeftToSpark
 from everflow.errors import RetriableError
 from everflow.operators.user_code import failing_rows, require_users
 from everflow.records import EdgeBatch, no_headers
@@ -22,10 +22,9 @@ from everflow.runtime.step.step_functions import RecordFailure, raise_all
 from everflow.runtime.step.task_step import ColumnComputer, Records
 from everflow.runtime.worker.column_client import ColumnsFailed, Ticket
 from everflow.runtime.worker.python_calls import results_of
-from everflow.topology.column_stages import Call, Compute, Stage
+from everflow.topology.batches import ColumnRows, readable, spread
 from everflow.topology.graph import ColumnExpr
-from everflow.topology.hops import ColumnRows, readable, spread
-from everflow.topology.physical_plan import Choice, Projection, Source
+from everflow.topology.plan import Call, Choice, Compute, Projection, Source, Stage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,22 +35,22 @@ class ArrowProjection:
     input: int
     output: int
     topics: Mapping[int, str]
-    predicate: Twin | None = None
-    key: Twin | None = None
-    value: Twin | None = None
-    beside: Twin | None = None
+    predicate: ArrowExpression | None = None
+    key: ArrowExpression | None = None
+    value: ArrowExpression | None = None
+    beside: ArrowExpression | None = None
     """What it says of each record: each value becomes ``struct<WHAT, value>``."""
     what: str = ""
 
     @staticmethod
     def of(found: Projection | Choice, topics: Mapping[int, str]) -> ArrowProjection:
-        """Of a projection that Arrow computes (`physical_plan.computed_by`)."""
+        """Of a projection that Arrow computes (`plan.computed_by`)."""
         if isinstance(found, Choice):
             return ArrowProjection(
                 input=found.input,
                 output=found.output,
                 topics=topics,
-                beside=found.column.twin,
+                beside=found.column.arrow,
                 what=found.what,
             )
         node = found.node
@@ -59,16 +58,16 @@ class ArrowProjection:
             input=found.input,
             output=found.output,
             topics=topics,
-            predicate=_twin(node.predicate),
-            key=_twin(node.key),
-            value=_twin(node.value),
+            predicate=_in_arrow(node.predicate),
+            key=_in_arrow(node.key),
+            value=_in_arrow(node.value),
         )
 
     @property
     def sure(self) -> bool:
         """Whether Arrow never leaves it to Spark."""
         given = (self.predicate, self.key, self.value, self.beside)
-        return all(twin is None or twin.computation.sure for twin in given)
+        return all(arrow is None or arrow.sure for arrow in given)
 
     def run(self, records: Records) -> None:
         """Raises LeftToSpark."""
@@ -84,8 +83,8 @@ class ArrowProjection:
             value = pa.StructArray.from_arrays([said, batch.value], [self.what, "value"])
         records[self.output] = batch.with_columns(key, value)
 
-    def _made(self, twin: Twin, batch: EdgeBatch) -> pa.Array:
-        return twin.run(seen(batch, twin.reads, self.topics), len(batch))
+    def _made(self, arrow: ArrowExpression, batch: EdgeBatch) -> pa.Array:
+        return arrow.run(seen(batch, arrow.reads, self.topics), len(batch))
 
 
 @dataclass(frozen=True)
@@ -282,8 +281,8 @@ def _called(call: Call, rows: pa.RecordBatch, computer: ColumnComputer) -> list[
         raise CallFailed(failing_rows(rows.num_rows, failure)) from error
 
 
-def _twin(given: ColumnExpr | None) -> Twin | None:
-    return None if given is None else given.twin
+def _in_arrow(given: ColumnExpr | None) -> ArrowExpression | None:
+    return None if given is None else given.arrow
 
 
 def seen(batch: EdgeBatch, reads: pa.Schema, topics: Mapping[int, str]) -> list[pa.Array]:

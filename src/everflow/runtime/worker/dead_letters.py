@@ -20,7 +20,7 @@ from everflow.records import Bytes, EdgeBatch, Int64, listed_headers
 from everflow.runtime.commit.batch import LetterGroup
 from everflow.runtime.step.step_functions import UndecodableRecord
 from everflow.runtime.step.task_step import StepResult
-from everflow.topology.physical_plan import Source
+from everflow.topology.plan import Source
 
 PARTS_LEFT_OUT = f"{OWN}left.out"
 """Header of a letter that has not all of its record: which parts, and how large they were."""

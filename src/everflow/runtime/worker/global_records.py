@@ -26,7 +26,7 @@ from everflow.runtime.worker.kafka_sink import FLUSH_TIMEOUT_S, SinkWriter
 from everflow.runtime.worker.log_decoder import decoded_records
 from everflow.runtime.worker.set_aside import Judge
 from everflow.state.left_out import as_written
-from everflow.topology.physical_plan import Source
+from everflow.topology.plan import Source
 
 KEYLESS = "null-key"
 """Why a record enters no table."""

@@ -43,9 +43,8 @@ from everflow.runtime.worker.large_records import (
 from everflow.runtime.worker.log_decoder import LogDecoder
 from everflow.runtime.worker.set_aside import Fault, Judge
 from everflow.serdes import SerdeError
-from everflow.topology.hops import HopInput
-from everflow.topology.known_results import KnownResults
-from everflow.topology.physical_plan import Source
+from everflow.topology.batches import BatchInput, KnownResults
+from everflow.topology.plan import Source
 
 HALVED_AFTER = 12
 """So many runs of a batch that found another record each, and it is made half as large: of records
@@ -65,7 +64,7 @@ _OF_DATA = (
 disk, a broker's errors are nobody's record.)"""
 
 _T = TypeVar("_T")
-Run = Callable[[BatchRequest, HopInput, "Trial | None"], _T]
+Run = Callable[[BatchRequest, BatchInput, "Trial | None"], _T]
 """Computes a batch; the third says that nothing may come of it (`trial_of`)."""
 
 
@@ -144,7 +143,7 @@ class Isolated:
             return bool(self.stores)
         return not error.before_state and (bool(self.stores) or error.searchable)
 
-    def _decoded(self, read: Mapping[TopicPartition, LogColumns], judge: Judge) -> HopInput:
+    def _decoded(self, read: Mapping[TopicPartition, LogColumns], judge: Judge) -> BatchInput:
         with timed(self.timings, "decode"):
             return replace(self.decoder.run(read, judge), known=self.known)
 

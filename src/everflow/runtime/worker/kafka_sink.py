@@ -23,7 +23,7 @@ from everflow.errors import (
     RecordRefusedError,
     RecordTooLargeError,
 )
-from everflow.memory.batch_memory import Taken
+from everflow.memory import Taken
 from everflow.records import (
     Bytes,
     Int64,
@@ -62,9 +62,10 @@ from everflow.runtime.worker.large_records import (
     refused,
 )
 from everflow.state.changelog import fold
-from everflow.state.left_out import KeptEntry, as_written, left_out_topic
+from everflow.state.left_out import KeptEntry, as_written
+from everflow.state.store import left_out_topic
 from everflow.state.store_meta import NO_INPUTS, Owner
-from everflow.topology.physical_plan import Source
+from everflow.topology.plan import Source
 
 FLUSH_TIMEOUT_S = 60.0
 ENDED_LATE_S = 10.0

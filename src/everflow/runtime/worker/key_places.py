@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 
 from everflow.columns.key_partitions import BY_HASH, CRC32, key_partitions
 from everflow.records import EdgeBatch, Int64, KeyPlaces
-from everflow.topology.partitioners import KeyPartitioner, partitions_of, told
-from everflow.topology.physical_plan import Source
+from everflow.topology.partitioners import KeyPartitioner, partitioner_name, partitions_of
+from everflow.topology.plan import Source
 from everflow.user_texts import shown
 
 MOST_KEYS = 256
@@ -62,7 +62,7 @@ class KeyCheck:
         keys, lie = keys.take(pa.array(some)), raw.partition[rows[some]].astype(np.int64)
         self._checked[source.topic] = self._checked.get(source.topic, 0) + len(keys)
         wrong = np.flatnonzero(_said(source, source.partitioner, keys, count) != lie)
-        by = told(source.partitioner)
+        by = partitioner_name(source.partitioner)
         if not len(wrong):
             return KeyPlaces(source.node, source.topic, by, len(keys), 0)
         sample = f"{shown(keys[int(wrong[0])].as_py())} in {int(lie[wrong[0]])}"

@@ -16,7 +16,7 @@ from everflow.records import EdgeBatch, Int64
 from everflow.runtime.commit.batch import BatchRequest
 from everflow.runtime.step.task_step import SinkOutput, StepResult
 from everflow.runtime.worker.dead_letters import Letters
-from everflow.topology.physical_plan import Source
+from everflow.topology.plan import Source
 
 _KEY_SHOWN = 60
 MOST_NAMED = 500

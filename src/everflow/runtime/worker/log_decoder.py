@@ -24,10 +24,10 @@ from everflow.runtime.step.step_failure import stack_of
 from everflow.runtime.worker.key_places import KeyCheck
 from everflow.runtime.worker.set_aside import Fault, Judge
 from everflow.serdes import Serde
-from everflow.serdes.fitting import UnfitError, column_of
+from everflow.serdes.arrow_types import UnfitError, column_of
 from everflow.serdes.json_serde import JsonSerde
-from everflow.topology.hops import HopInput, as_text, concat
-from everflow.topology.physical_plan import (
+from everflow.topology.batches import BatchInput, as_text, concat
+from everflow.topology.plan import (
     DEAD_LETTER_SLOT,
     PhysicalPlan,
     Source,
@@ -54,13 +54,13 @@ class LogDecoder:
         counts = {topic: partitions.get(topic, 1) for topic in sorted(keyed)}
         return LogDecoder(plan.sources, plan.headers, handlers, KeyCheck(counts))
 
-    def run(self, read: Mapping[TopicPartition, LogColumns], judge: Judge) -> HopInput:
+    def run(self, read: Mapping[TopicPartition, LogColumns], judge: Judge) -> BatchInput:
         """Undecodable records, those whose time nothing holds, and those that are set aside, are
         live on the dead letter slot alone. Raises RecordTimeError for a negative time, and what
         `Judge.letters` raises."""
         index = {source.topic: source.index for source in self.sources}
         lengths = [len(columns) for columns in read.values()]
-        hop = HopInput(
+        hop = BatchInput(
             batches={},
             rows={},
             source=np.repeat(np.array([index[tp.topic] for tp in read], np.int32), lengths),
@@ -216,7 +216,7 @@ def _joined(columns: Sequence[Int64]) -> Int64:
     return np.concatenate(columns) if columns else np.empty(0, np.int64)
 
 
-def _raw(found: LogColumns, rows: Int64, hop: HopInput) -> EdgeBatch:
+def _raw(found: LogColumns, rows: Int64, hop: BatchInput) -> EdgeBatch:
     return EdgeBatch(
         key=found.keys,
         value=found.values,

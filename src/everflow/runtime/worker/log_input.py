@@ -9,7 +9,7 @@ from typing import Any
 
 from everflow.kafka.reading.log_columns import LogColumns
 from everflow.kafka.reading.range_reader import RangeReader
-from everflow.memory.peak import of_this_process
+from everflow.memory import of_this_process
 from everflow.records import TopicPartition
 from everflow.runtime.commit.batch import BatchRequest
 from everflow.runtime.worker.log_decoder import LogDecoder

@@ -16,7 +16,7 @@ from pyspark import serializers as untyped_serializers
 from pyspark import worker as untyped_worker
 
 from everflow.runtime.step.task_step import ColumnComputer
-from everflow.topology.column_stages import Call, Chain
+from everflow.topology.plan import Call, Chain
 
 serializers: Any = untyped_serializers
 worker: Any = untyped_worker

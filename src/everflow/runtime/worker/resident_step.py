@@ -19,7 +19,7 @@ from typing import Any
 from everflow.clock import in_utc
 from everflow.errors import EverflowError
 from everflow.kafka.reading.range_reader import RangeReader
-from everflow.memory.spare import SpareMemory, trim_of_libc
+from everflow.memory import SpareMemory, trim_of_libc
 from everflow.runtime.commit.batch import FAILED, BatchRequest, BatchResult
 from everflow.runtime.step.step_failure import failure_of
 from everflow.runtime.step.task_step import TaskStep
@@ -29,7 +29,7 @@ from everflow.runtime.worker.isolation import Isolated, Trial, stores_of, trial_
 from everflow.runtime.worker.log_input import QUIET_S, LogInput, settle
 from everflow.runtime.worker.worker_ports import announce, clients_of
 from everflow.sockets import read_line
-from everflow.topology.hops import HopInput
+from everflow.topology.batches import BatchInput
 
 STOP = "stop"
 REST_AFTER_MS = 100
@@ -88,7 +88,7 @@ class ResidentStep:
                     lines.flush()
                     if not going_on:
                         break
-                    spare.look()
+                    spare.trim_if_due()
 
     def _request(self, connection: socket.socket, lines: Any, reader: _Reader) -> bytes:
         """The next one; the reader rests until it comes."""
@@ -115,7 +115,7 @@ class ResidentStep:
                 self.input.warm_up(reader)
             request, read = self.input.read(reader, request)
 
-        def compute(request: BatchRequest, decoded: HopInput, trial: Trial | None) -> BatchResult:
+        def compute(request: BatchRequest, decoded: BatchInput, trial: Trial | None) -> BatchResult:
             reader.require_ids(QUIET_S)  # the brokers answer while the records are decoded
             step = self.step if trial is None else trial_of(self.step, trial)
             return step.run(request, decoded, columns, timings)

@@ -19,7 +19,7 @@ from everflow.records import EdgeBatch, TaskId, TopicPartition
 from everflow.runtime.commit.batch import BatchFailure, BatchRequest, as_json
 from everflow.runtime.step.step_failure import DescribedFailure, SparkSays, stack_of
 from everflow.runtime.step.step_functions import RecordFailure
-from everflow.topology.physical_plan import DEAD_LETTER_TYPE, Source
+from everflow.topology.plan import DEAD_LETTER_TYPE, Source
 
 Place = tuple[str, int, int]
 """Topic, partition, offset."""

@@ -15,8 +15,7 @@ from everflow.columns.key_partitions import java_partitions
 from everflow.errors import EverflowError, RetriableError
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.writing.record_writer import RecordWriter
-from everflow.memory.batch_memory import Taken
-from everflow.memory.peak import of_this_process
+from everflow.memory import Taken, of_this_process
 from everflow.records import StoreChanges
 from everflow.runtime.commit.batch import EXACTLY_ONCE_V2, BatchRequest, TaskContext, WorkerClients
 from everflow.runtime.commit.gate_client import GateAnswer, GateClient
@@ -153,7 +152,7 @@ class WorkerPorts:
             return view.get_many([key])[0]
 
     def memory(self) -> Taken | None:
-        return of_this_process(os.getpid()).look()
+        return of_this_process(os.getpid()).taken()
 
     def topic_limit(self, request: BatchRequest, topic: str) -> int | None:
         admin = ClusterAdmin.beside(clients_of(request).producer)

@@ -1,8 +1,11 @@
 """Spark's Python daemon with our imports done before it forks (`spark.python.daemon.module`).
 
 Without this the first batch after a worker's death pays the imports again (1.6 s against 0.26 s
-measured). Where another one has done them already, it is the daemon, and this one stands in for it
-(`everflow.spark.launch.handover`).
+measured). Where a daemon was started ahead, Spark's gives its place to that one: its standard
+streams (SCM_RIGHTS), and its environment, path and arguments as a line of JSON. Then the other one
+cannot be told from the one that Spark knows. Spark's own becomes a stand-in, of a megabyte: it ends
+when the daemon does, for Spark to see it, and where Spark ends it, its streams end with it, which
+is how a daemon of PySpark's is told to end. The socket lies in a private folder of one user.
 """
 
 from __future__ import annotations
@@ -10,21 +13,161 @@ from __future__ import annotations
 import fcntl
 import gc
 import importlib
+import json
 import os
 import resource
+import select
 import socket
 import sys
 import termios
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import PurePath
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePath
+from typing import BinaryIO
 
 from everflow.clock import to_utc
-from everflow.spark.launch.handover import SOCKET_VARIABLE, DaemonPlace, awaited, give, stand_in
+from everflow.sockets import read_line
+
+SOCKET_VARIABLE = "EVERFLOW_DAEMON_AHEAD"
+"""The socket's path, in the environment of the daemon that Spark launches."""
+STREAMS = (0, 1, 2)
+TAKEN = b"taken"
+ANSWER_S = 20.0
+"""The other one may be at its imports still; it has had the time since Spark began to start."""
+_OF_A_SHELL = frozenset({"_", "PWD", "OLDPWD", "SHLVL"})
+_OF_THE_PATH = frozenset({"PYTHONPATH", "EVERFLOW_PROGRAM_PATH"})
+"""They are compared as what they make: `DaemonPlace.path`."""
+_SPARKS = ("SPARK_", "PYSPARK_", "PYTHON_", "_PYSPARK_")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DaemonPlace:
+    """Everything that a daemon runs with."""
+
+    executable: str
+    folder: str
+    environment: Mapping[str, str]
+    path: Sequence[str]
+    arguments: Sequence[str]
+
+    @classmethod
+    def of_this_process(cls) -> DaemonPlace:
+        return cls(
+            executable=sys.executable,
+            folder=os.getcwd(),
+            environment=dict(os.environ),
+            path=list(sys.path),
+            arguments=list(sys.argv),
+        )
+
+    def take(self) -> None:
+        """Let this process have it."""
+        os.environ.clear()
+        os.environ.update(self.environment)
+        sys.path[:] = self.path
+        sys.argv[:] = self.arguments
+
+
+def same_imports(mine: DaemonPlace, asked: DaemonPlace) -> bool:
+    """True if what was imported in ``mine`` is what would be imported in ``asked``: the same
+    interpreter and folder, no variable that was another one, none more but Spark's own, and no
+    folder more with anything in it (Spark has one for files that are added later)."""
+    had, has = _compared(mine.environment), _compared(asked.environment)
+    more = {name for name in has if name not in had}
+    return (
+        mine.executable == asked.executable
+        and mine.folder == asked.folder
+        and all(has.get(name) == value for name, value in had.items())
+        and all(name.startswith(_SPARKS) for name in more)
+        and [entry for entry in asked.path if entry in mine.path or not _gives_nothing(entry)]
+        == [entry for entry in mine.path if entry in asked.path or not _gives_nothing(entry)]
+    )
+
+
+def give(path: str, place: DaemonPlace) -> socket.socket | None:
+    """Give ``place`` and this process's streams to the one that waits at ``path``; the connection,
+    which ends with that one's life. None where nobody takes it: the caller goes on as if it had not
+    asked."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.settimeout(ANSWER_S)
+        connection.connect(path)
+        socket.send_fds(connection, [b"\n"], STREAMS)
+        connection.sendall(json.dumps(asdict(place)).encode() + b"\n")
+        if connection.recv(len(TAKEN), socket.MSG_WAITALL) == TAKEN:
+            connection.settimeout(None)
+            return connection
+    except OSError:
+        pass
+    connection.close()
+    return None
+
+
+def stand_in(connection: socket.socket) -> None:
+    """Be there for as long as the other one is; does not return. Not as a Python, which takes ten
+    times the memory."""
+    os.dup2(connection.fileno(), STREAMS[0])
+    with open(os.devnull, "wb") as nowhere:
+        for stream in STREAMS[1:]:
+            os.dup2(nowhere.fileno(), stream)
+    with suppress(OSError):
+        os.execvp("cat", ["cat"])  # by another name a binary of many commands is none
+    while connection.recv(1):  # where there is no cat
+        pass
+    os._exit(0)
+
+
+def awaited(listening: socket.socket, timeout_s: float) -> bool:
+    """Wait until somebody asks, and take the place if it is like this one: True. False where it is
+    not, nobody asks, or standard input, which whoever launched this process holds, ends."""
+    mine = DaemonPlace.of_this_process()
+    ready, _, _ = select.select([listening.fileno(), STREAMS[0]], [], [], timeout_s)
+    if listening.fileno() not in ready:
+        return False
+    connection, _ = listening.accept()
+    listening.close()
+    _, streams, _, _ = socket.recv_fds(connection, 1, len(STREAMS))
+    with connection.makefile("rb") as lines:
+        asked = _read(lines)
+    if len(streams) != len(STREAMS) or asked is None or not same_imports(mine, asked):
+        connection.close()
+        return False
+    asked.take()
+    for given, stream in zip(streams, STREAMS, strict=True):
+        os.dup2(given, stream)
+        os.close(given)
+    connection.sendall(TAKEN)
+    # It says whether this process lives, not whether a worker does.
+    os.register_at_fork(after_in_child=connection.close)
+    return True
+
+
+def _read(lines: BinaryIO) -> DaemonPlace | None:
+    try:
+        return DaemonPlace(**json.loads(read_line(lines, "the place of a daemon")))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _compared(environment: Mapping[str, str]) -> dict[str, str]:
+    left_out = _OF_A_SHELL | _OF_THE_PATH
+    return {name: value for name, value in environment.items() if name not in left_out}
+
+
+def _gives_nothing(entry: str) -> bool:
+    """A folder that is empty or not there, and Spark's archive of Java classes."""
+    folder = Path(entry)
+    return (
+        folder.suffix == ".jar"
+        or not folder.exists()
+        or (folder.is_dir() and not any(folder.iterdir()))
+    )
+
 
 MODULE = "everflow.spark.launch.daemon"
 AHEAD = "--ahead"
-"""With the number of a listening socket: wait there for the daemon that Spark launches."""
+"""Option with the number of a listening socket: wait there for the daemon that Spark launches."""
 AHEAD_S = 300.0
 """Nobody has asked for so long: Spark does not start, or has daemons of another kind."""
 
@@ -63,15 +206,15 @@ def without_archives(path: Iterable[str]) -> list[str]:
 
 
 def keep_for_good() -> None:
-    """What there is by now, modules above all, is no garbage and is never looked through again: a
-    worker of PySpark's collects garbage after each task, which took 58 ms of a processor."""
+    """Exempt everything that exists now, modules above all, from garbage collection: PySpark's
+    workers collect after each task, which took 58 ms of a processor."""
     gc.collect()
     gc.freeze()
 
 
 def as_a_jvms() -> None:
-    """What a daemon has that Spark's JVM launches, and a child of the driver has not: no terminal,
-    where one who asks for a password would stop all workers, and as many open files as are
+    """Make this child of the driver like a daemon that Spark's JVM launches: without a terminal,
+    where a prompt for a password would stop all workers, and with as many open files as are
     allowed."""
     with suppress(OSError):
         terminal = os.open("/dev/tty", os.O_RDWR)

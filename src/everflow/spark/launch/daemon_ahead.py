@@ -2,7 +2,7 @@
 
 Spark launches its daemon for the first job, when its JVM is up; the daemon's imports, 0.7 s of a
 processor, were waited for then, by everybody. One that has done them takes the place of the one
-that Spark launches (`handover`); where it is not the same, or has gone, nothing but time is lost.
+that Spark launches (`give`); where it is not the same, or has gone, nothing but time is lost.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from everflow.sockets import remove_socket_folder, socket_folder_of_process
-from everflow.spark.launch.daemon import AHEAD, MODULE
-from everflow.spark.launch.handover import SOCKET_VARIABLE
-from everflow.spark.launch.jvm_ahead import deaf
+from everflow.spark.launch.daemon import AHEAD, MODULE, SOCKET_VARIABLE
+from everflow.spark.launch.jvm_launch import deaf
 
 _BY_SPARK = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "YES"}
-"""What Spark sets for a daemon and libraries read when they are imported."""
+"""Variables that Spark sets for a daemon and that libraries read when they are imported."""
 _HASH_SEED = "PYTHONHASHSEED"
 _SPARKS_HASH_SEED = "0"
 """PySpark's, where none is set."""
@@ -95,8 +94,8 @@ def _apart() -> None:
 
 
 def variable() -> dict[str, str]:
-    """For the environment of workers: where their daemon finds one that has started ahead. The same
-    from the launch on, as Spark has a daemon for each environment."""
+    """The variable by which a worker's daemon finds the one that was started ahead. It is the same
+    from the launch on, since Spark has a daemon for each environment."""
     return {SOCKET_VARIABLE: _ahead[0].socket} if _ahead else {}
 
 

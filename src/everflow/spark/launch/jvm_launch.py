@@ -3,6 +3,14 @@
 PySpark launches it as a child and waits for the file in which it tells its port. If that wait is
 interrupted, the file's folder is removed, the JVM fails to write it, and lives on without anybody
 who could end it: only behind that point it watches for the end of its parent.
+
+`launch_ahead` launches it beside what else a start has to do: in its first second the JVM needs
+nothing of this process, which imports modules or asks brokers meanwhile. The start of Spark then
+takes it, if PySpark would launch the very same: command, environment and current folder. Otherwise
+it ends, and PySpark launches another.
+
+Standard error of the JVM and the workers becomes lines of `everflow.logs.SPARK_OUTPUT`, through a
+pipe: nothing in Spark's settings covers what the JVM says before its logging is set up.
 """
 
 from __future__ import annotations
@@ -10,18 +18,224 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import shutil
 import signal
 import subprocess
+import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
-from pyspark import SparkContext, java_gateway
+from pyspark import SparkConf, SparkContext, java_gateway
 
-from everflow.spark.launch.jvm_ahead import WAIT_S, JvmAhead, recording, taken
-from everflow.spark.launch.jvm_output import JvmOutput
+from everflow.logs import SPARK_OUTPUT
+from everflow.stop_signals import NUMBERS
+
+_spark_output = logging.getLogger(SPARK_OUTPUT)
+TAIL_LINES = 15
+_READ_BYTES = 65_536
+
+
+class JvmOutput:
+    """One pipe: give ``write_end`` to the process that is launched, then `launched`. A thread reads
+    until nobody can write."""
+
+    def __init__(self) -> None:
+        self._read_end, self.write_end = os.pipe()
+        self._tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._thread = threading.Thread(
+            target=self._read, name="everflow-spark-output", daemon=True
+        )
+        self._open = True
+        self._thread.start()
+
+    def launched(self) -> None:
+        """This process writes nothing itself. Idempotent."""
+        if self._open:
+            self._open = False
+            os.close(self.write_end)
+
+    def tail(self, wait_s: float = 1.0) -> list[str]:
+        """The last lines of a process that has ended."""
+        self._thread.join(wait_s)
+        return list(self._tail)
+
+    def _read(self) -> None:
+        # Not through a file object: its lock, held while waiting, would be missed when the
+        # interpreter ends.
+        rest = b""
+        while data := os.read(self._read_end, _READ_BYTES):
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                self._say(line)
+        if rest:
+            self._say(rest)
+        os.close(self._read_end)
+
+    def _say(self, line: bytes) -> None:
+        text = line.decode(errors="replace").rstrip()
+        if text:
+            self._tail.append(text)
+            _spark_output.debug("%s", text)
+
+
+_TOLD_IN = "_PYSPARK_DRIVER_CONN_INFO_PATH"
+"""Names the file in which the JVM tells where it listens; each launch has a new one."""
+_NOT_OF_THE_JVM = ("spark.master=", "spark.app.name=")
+"""Settings that a SparkContext takes when it is made, in whatever JVM."""
+WAIT_S = 10.0
+
+
+@dataclass(kw_only=True)
+class JvmAhead:
+    """A JVM that was launched and not asked for anything yet."""
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    current: str
+    folder: Path
+    launched: list[subprocess.Popen[Any]] = field(default_factory=list)
+    output: JvmOutput = field(default_factory=JvmOutput)
+
+    @property
+    def process(self) -> subprocess.Popen[Any]:
+        return self.launched[0]
+
+    def is_that_of(self, command: Sequence[str], environment: Mapping[str, str]) -> bool:
+        """True if it lives, and nothing would be different in a JVM launched like this now."""
+        return (
+            bool(self.launched)
+            and self.process.poll() is None
+            and _of_the_jvm(command) == _of_the_jvm(self.command)
+            and {**environment, _TOLD_IN: ""} == {**self.environment, _TOLD_IN: ""}
+            and os.getcwd() == self.current
+        )
+
+    def tells_in(self, file: str) -> None:
+        """Let what it has told, or will tell, be found in ``file``."""
+        os.symlink(self.environment[_TOLD_IN], file)
+
+    def forget_what_it_told(self) -> None:
+        """Its port and its secret. Idempotent."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def end(self) -> None:
+        self.output.launched()
+        for process in self.launched:
+            if getattr(process, "pid", None) is not None:  # forked already
+                process.kill()
+                process.wait(WAIT_S)
+        self.forget_what_it_told()
+
+
+_ahead: list[JvmAhead] = []
+"""One at the most."""
+
+
+def launch_ahead(conf: SparkConf) -> None:
+    """Launch the JVM that PySpark would launch for ``conf``; returns at once. Nothing happens where
+    this process has one. Whatever goes wrong is found by the one who starts Spark. Not for several
+    threads at once."""
+    if _ahead or SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ:
+        return
+    command, options = _pysparks_launch(conf)
+    folder = Path(tempfile.mkdtemp(prefix="everflow-jvm-"))
+    environment = {**options["env"], _TOLD_IN: str(folder / "told")}
+    ahead = JvmAhead(command=command, environment=environment, current=os.getcwd(), folder=folder)
+    _ahead.append(ahead)
+    atexit.register(discard)
+    try:
+        recording(ahead.launched, ahead.output)(command, **{**options, "env": environment})
+    except OSError:
+        discard()
+    ahead.output.launched()
+
+
+def taken(command: Sequence[str], environment: Mapping[str, str]) -> JvmAhead | None:
+    """The one that was launched ahead, in place of a launch with these; it is the caller's now.
+    None where there is none, and where it would be another one, which has ended then."""
+    if not _ahead:
+        return None
+    found = _ahead[0]
+    if not found.is_that_of(command, environment):
+        discard()
+        return None
+    found.tells_in(environment[_TOLD_IN])
+    _ahead.clear()
+    return found
+
+
+def discard() -> None:
+    """End the one that was launched ahead, if nobody has taken it. Idempotent."""
+    while _ahead:
+        _ahead[-1].end()
+        _ahead.pop()
+
+
+def recording(
+    launched: list[subprocess.Popen[Any]], output: JvmOutput
+) -> type[subprocess.Popen[Any]]:
+    """Launches a JVM, adds it to ``launched`` and sends its output to ``output``."""
+
+    class Recorded(subprocess.Popen[Any]):
+        """Known before the fork: an interrupt may come before the constructor returns."""
+
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            launched.append(self)
+            options = {"stderr": output.write_end, **options, "start_new_session": True}
+            options["preexec_fn"] = _and_deaf(options.get("preexec_fn"))
+            super().__init__(*arguments, **options)
+
+    return Recorded
+
+
+def deaf() -> None:
+    """Let a child, before it executes another program, ignore signals to everything that a terminal
+    or a supervisor has started."""
+    for number in NUMBERS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _and_deaf(given: Callable[[], None] | None) -> Callable[[], None]:
+    def prepare() -> None:
+        if given is not None:
+            given()
+        deaf()
+
+    return prepare
+
+
+class _NotLaunchedError(Exception):
+    """Ends PySpark's launch where it would launch."""
+
+
+def _pysparks_launch(conf: SparkConf) -> tuple[Sequence[str], dict[str, Any]]:
+    """Command and options with which PySpark would launch a JVM now: its own code says it."""
+    found: list[tuple[Sequence[str], dict[str, Any]]] = []
+
+    def note(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+        found.append((command, options))
+        raise _NotLaunchedError
+
+    launcher: Any = java_gateway  # which names Popen for itself
+    before, launcher.Popen = launcher.Popen, note
+    try:
+        launcher.launch_gateway(conf)
+    except _NotLaunchedError:
+        pass
+    finally:
+        launcher.Popen = before
+    return found[0]
+
+
+def _of_the_jvm(command: Sequence[str]) -> list[str]:
+    return [part for part in command if not part.startswith(_NOT_OF_THE_JVM)]
+
 
 log = logging.getLogger("everflow.spark")
 
@@ -123,8 +337,7 @@ def _end_in_order(process: subprocess.Popen[Any]) -> None:
 
 
 def _forget() -> None:
-    """What the class keeps of a gateway; a context that was only half made is in
-    ``_active_spark_context``."""
+    """Clear the class's gateway; a half-made context is in ``_active_spark_context``."""
     gateway = SparkContext._gateway
     SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
     if gateway is not None:

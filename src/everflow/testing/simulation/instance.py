@@ -11,7 +11,7 @@ from collections.abc import Collection
 
 from everflow.errors import EverflowError
 from everflow.membership.member import Assigned, Failed, Lost, MemberEvent, Revoked
-from everflow.memory.budget import MemoryBudget
+from everflow.memory import MemoryBudget
 from everflow.metrics import Metrics
 from everflow.records import UNBOUNDED_BYTES, TaskId
 from everflow.runtime.client_state import ENDED, STOPPING, Pause

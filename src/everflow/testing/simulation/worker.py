@@ -34,7 +34,7 @@ from everflow.testing.simulation.log import Fold, SimulatedLog
 from everflow.testing.simulation.network import Network
 from everflow.testing.simulation.scheduler import SimulatedClock
 from everflow.testing.simulation.settings import SimulationSettings
-from everflow.topology.physical_plan import Source
+from everflow.topology.plan import Source
 
 _T = TypeVar("_T")
 

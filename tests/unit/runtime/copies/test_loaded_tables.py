@@ -21,7 +21,7 @@ from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
 from everflow.threads import Running
 from everflow.topology.graph import EdgeType, LoadedTableNode
-from everflow.topology.physical_plan import LoadedTable
+from everflow.topology.plan import LoadedTable
 
 TASK = TaskId(3, 0)
 SPEC = StoreSpec(

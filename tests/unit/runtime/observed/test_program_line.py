@@ -8,7 +8,7 @@ from everflow import StreamsBuilder
 from everflow.assignment.user_data import digest
 from everflow.config import StreamsConfig
 from everflow.runtime.observed.observer import subject_of
-from everflow.topology.fingerprint import fingerprint
+from everflow.topology.store_layouts import fingerprint
 from everflow.topology.subtopologies import cut
 
 

@@ -6,8 +6,8 @@ from everflow import serdes
 from everflow.records import OffsetRange, TaskId, TopicPartition
 from everflow.runtime.commit.batch import BatchRequest
 from everflow.runtime.step.idle_times import moved
-from everflow.topology.physical_plan import Source
-from everflow.topology.sources.idle_sources import IdleSource
+from everflow.topology.idle_sources import IdleSource
+from everflow.topology.plan import Source
 
 TASK, NEXT = TaskId(0, 0), TaskId(0, 1)
 

@@ -10,8 +10,8 @@ from everflow.records import TaskId, TopicPartition
 from everflow.runtime.commit.batch import Ages
 from everflow.runtime.step.record_ages import ages_read
 from everflow.serdes import string
-from everflow.topology.hops import HopInput
-from everflow.topology.physical_plan import Source
+from everflow.topology.batches import BatchInput
+from everflow.topology.plan import Source
 
 NAMES = ("a", "b")
 SOURCES = {
@@ -48,7 +48,7 @@ def test_ages_are_those_of_a_plain_loop(
     """Runs: source, partition, times, and how many of them are consumed."""
     rows = [(s, p, n, ms) for s, p, times, _ in runs for n, ms in enumerate(times)]
     columns = [np.array([row[i] for row in rows], np.int64) for i in range(4)]
-    hop = HopInput(
+    hop = BatchInput(
         batches={},
         rows={},
         source=columns[0],

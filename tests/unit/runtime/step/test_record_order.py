@@ -24,8 +24,7 @@ from everflow.topology.graph import (
     SinkNode,
     SourceNode,
 )
-from everflow.topology.physical_plan import FunctionOp, PhysicalPlan, SinkOp
-from everflow.topology.plan import plan
+from everflow.topology.plan import FunctionOp, PhysicalPlan, SinkOp, plan
 
 TEXT = serdes.string()
 EDGE = EdgeType(pa.string(), pa.string())
@@ -76,7 +75,7 @@ def forwarded(graph: Graph) -> dict[str, list[str]]:
             made = node.fn(None, value)
             results = [made] if node.op == "map_values" else made
         for result in results:
-            for child in graph.consumers(node.name):
+            for child in (one for one in graph.nodes if node.name in one.inputs):
                 reach(child, result)
 
     for record in RECORDS:

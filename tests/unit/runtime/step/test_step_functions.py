@@ -18,7 +18,7 @@ from everflow.runtime.commit.batch import BadRecord
 from everflow.runtime.step.step_functions import RecordFailure, run_function, unnest
 from everflow.runtime.step.task_step import _to_outputs
 from everflow.topology.graph import EdgeType
-from everflow.topology.physical_plan import FunctionOp, SinkOp, Source, UnnestOp
+from everflow.topology.plan import FunctionOp, SinkOp, Source, UnnestOp
 from unit.runtime.own_serde import OwnSerde
 
 TEXT = serdes.string()

@@ -20,7 +20,7 @@ from everflow.runtime.step.step_failure import failure_of
 from everflow.runtime.step.step_functions import RecordFailure, run_function
 from everflow.runtime.thread.failure_text import ending, in_full
 from everflow.topology.graph import EdgeType
-from everflow.topology.physical_plan import FunctionOp, Source
+from everflow.topology.plan import FunctionOp, Source
 
 EDGE = EdgeType(pa.string(), pa.string())
 SOURCES = {

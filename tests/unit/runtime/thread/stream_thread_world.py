@@ -22,7 +22,7 @@ from everflow.runtime.tasks.task import ActiveTask, TaskState, TaskStore
 from everflow.runtime.thread.stream_thread import StreamThread
 from everflow.runtime.thread.thread_ports import ThreadServices, ThreadSettings
 from everflow.runtime.topics.end_offsets import EndOffsets
-from everflow.topology.sources.idle_sources import IdleSource
+from everflow.topology.idle_sources import IdleSource
 
 IN = TopicPartition("in", 0)
 TASK = TaskId(0, 0)

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from everflow.errors import FatalError, WorkerDiedError
-from everflow.memory.batch_memory import Taken
-from everflow.memory.budget import MIB, WORKER_BYTES, WorkerMemory
+from everflow.memory import MIB, WORKER_BYTES, Taken, WorkerMemory
 from everflow.records import CommittedOffset, TopicPartition
 from everflow.runtime.commit.batch import (
     COMMITTED,

@@ -14,8 +14,7 @@ from everflow.dsl.graph_builder import GraphBuilder
 from everflow.errors import TopologyError
 from everflow.runtime.thread.packing import packed
 from everflow.topology.graph import EdgeType, FunctionNode, SourceNode
-from everflow.topology.physical_plan import PhysicalPlan
-from everflow.topology.plan import plan
+from everflow.topology.plan import PhysicalPlan, plan
 from everflow.topology.program import Topology
 from everflow.topology.subtopologies import cut
 

@@ -17,7 +17,7 @@ from everflow.errors import (
     TaskTimeoutError,
     WorkerDiedError,
 )
-from everflow.memory.budget import WorkerMemory
+from everflow.memory import WorkerMemory
 from everflow.records import UNBOUNDED_BYTES, OffsetRange, TaskId, TopicPartition
 from everflow.runtime.commit.batch import BadEntry, BadRecord, BatchFailure, CodeLine
 from everflow.runtime.tasks.task import ActiveTask, TaskState

@@ -19,8 +19,7 @@ from everflow.runtime.thread.thread_ports import batch_request
 from everflow.runtime.wiring import Dependencies, job_opener
 from everflow.runtime.worker.worker_ports import BatchUnwantedError, clients_of
 from everflow.topology.graph import EdgeType, FunctionNode, SourceNode
-from everflow.topology.physical_plan import PhysicalPlan
-from everflow.topology.plan import plan
+from everflow.topology.plan import PhysicalPlan, plan
 from everflow.topology.program import Topology
 from everflow.topology.subtopologies import cut
 

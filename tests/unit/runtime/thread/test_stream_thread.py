@@ -20,7 +20,7 @@ from everflow.runtime.commit.batch import (
 )
 from everflow.runtime.tasks.task import ActiveTask, TaskState
 from everflow.runtime.thread.batching import BatchSize
-from everflow.topology.sources.idle_sources import IdleSource
+from everflow.topology.idle_sources import IdleSource
 from unit.runtime.thread.stream_thread_world import IN, OTHER, OTHER_TASK, TASK, World
 
 

@@ -18,7 +18,7 @@ from everflow.errors import (
     RecordError,
     TaskTimeoutError,
 )
-from everflow.memory.budget import WorkerMemory
+from everflow.memory import WorkerMemory
 from everflow.records import UNBOUNDED_BYTES, CommittedOffset, TopicPartition
 from everflow.runtime.commit.batch import (
     COMMITTED,

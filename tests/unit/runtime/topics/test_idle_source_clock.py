@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from everflow.records import OffsetRange, TaskId, TopicPartition
 from everflow.runtime.topics.idle_sources import AGAIN_MS, IdleSources, Moves
-from everflow.topology.sources.idle_sources import IdleSource
+from everflow.topology.idle_sources import IdleSource
 
 TASK = TaskId(0, 3)
 IN, OTHER = TopicPartition("in", 3), TopicPartition("other", 3)

@@ -31,8 +31,8 @@ from everflow.runtime.worker.large_records import largest_entry, times_of_entrie
 from everflow.runtime.worker.log_decoder import LogDecoder
 from everflow.runtime.worker.set_aside import Judge
 from everflow.serdes import SerdeError
-from everflow.topology.hops import HopInput
-from everflow.topology.physical_plan import DEAD_LETTER_SLOT, Source
+from everflow.topology.batches import BatchInput
+from everflow.topology.plan import DEAD_LETTER_SLOT, Source
 
 A, B = TopicPartition("a", 0), TopicPartition("b", 0)
 
@@ -95,7 +95,7 @@ class Batch:
         self.always = False
 
     def compute(
-        self, request: BatchRequest, hop: HopInput, trial: Trial | None
+        self, request: BatchRequest, hop: BatchInput, trial: Trial | None
     ) -> tuple[list[str], int]:
         self.trials += trial is not None
         self.runs += trial is None
@@ -161,7 +161,7 @@ def test_an_error_whose_text_is_no_utf8_is_a_dead_letter_that_can_be_written() -
     batch = Batch(Tells)
     letters = []
 
-    def compute(request: BatchRequest, hop: HopInput, trial: Trial | None) -> int:
+    def compute(request: BatchRequest, hop: BatchInput, trial: Trial | None) -> int:
         made = batch.compute(request, hop, trial)
         letters.append(hop.batches[DEAD_LETTER_SLOT])
         return made[1]
@@ -208,7 +208,7 @@ def test_the_record_that_makes_an_entry_of_a_store_too_large_is_found(limit: int
     task = TaskContext(TaskId(0, 0), "", "", {}, {"lists": StorePlace("", changelog)})
     trials = 0
 
-    def compute(request: BatchRequest, hop: HopInput, trial: Trial | None) -> None:
+    def compute(request: BatchRequest, hop: BatchInput, trial: Trial | None) -> None:
         nonlocal trials
         count = len(hop.batches[1])
         changes = StoreChanges("lists", [b"k"], [b"v" * (50 * count + 13)], np.zeros(1, np.int64))
@@ -238,7 +238,7 @@ def test_records_that_give_entries_times_that_their_changelog_refuses_are_found(
     changelog, refused_ms = "app-counts-changelog", 10**14
     task = TaskContext(TaskId(0, 0), "", "", {}, {"counts": StorePlace("", changelog)})
 
-    def compute(request: BatchRequest, hop: HopInput, trial: Trial | None) -> None:
+    def compute(request: BatchRequest, hop: BatchInput, trial: Trial | None) -> None:
         offsets = hop.batches[1].offset.tolist()
         times = [refused_ms if offset - 100 in late else 1 for offset in offsets]
         changes = StoreChanges("counts", [b"k"] * len(times), [b"v"] * len(times), np.array(times))
@@ -272,7 +272,7 @@ def test_a_serde_without_an_answer_is_waited_for_and_blames_no_record(
     """With a topic for dead letters, too: good records would go there."""
     trials = 0
 
-    def compute(request: BatchRequest, hop: HopInput, trial: Trial | None) -> None:
+    def compute(request: BatchRequest, hop: BatchInput, trial: Trial | None) -> None:
         nonlocal trials
         trials += trial is not None
         cause = SerdeError("ConnectionError: refused")
@@ -295,7 +295,7 @@ def test_a_function_s_outage_is_its_record_s_matter() -> None:
     """Unless its handler is retry-outages."""
     batch = Batch()
 
-    def compute(request: BatchRequest, hop: HopInput, trial: Trial | None) -> int:
+    def compute(request: BatchRequest, hop: BatchInput, trial: Trial | None) -> int:
         if 101 in hop.batches[1].offset.tolist():
             cause = Away("refused")
             failure = RecordFailure(BadRecord("a", 0, 101, "map"), None, cause)

@@ -27,7 +27,7 @@ from everflow.runtime.step.task_step import StepResult
 from everflow.runtime.worker.kafka_sink import KafkaSink
 from everflow.runtime.worker.worker_ports import WorkerPorts
 from everflow.state.lmdb_store import LmdbStore
-from everflow.topology.physical_plan import Source
+from everflow.topology.plan import Source
 
 YES = GateAnswer(True, group_metadata=b"meta")
 CHANGELOG = "app-counts-changelog"

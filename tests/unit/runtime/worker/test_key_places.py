@@ -18,7 +18,7 @@ from everflow.runtime.commit.batch import COMMITTED, BatchFigures, BatchResult
 from everflow.runtime.thread.batch_counts import BatchCounts, misplaced_keys
 from everflow.runtime.worker.key_places import ALL_UP_TO, MOST_KEYS, ONE_OF, KeyCheck
 from everflow.topology.partitioners import OF_WINDOWS, KeyFunction, KeyPartitioner
-from everflow.topology.physical_plan import Source
+from everflow.topology.plan import Source
 from everflow.windows import Windowed
 
 SOURCE = Source(

@@ -34,7 +34,7 @@ from everflow.runtime.worker.large_records import LetterTooLargeError
 from everflow.runtime.worker.worker_ports import WorkerPorts
 from everflow.state.changelog import pack_value
 from everflow.state.left_out import KeptEntry
-from everflow.topology.physical_plan import DEAD_LETTER_TYPE, Source
+from everflow.topology.plan import DEAD_LETTER_TYPE, Source
 
 IN = TopicPartition("in", 0)
 SOURCE = Source(

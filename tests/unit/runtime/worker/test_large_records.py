@@ -15,7 +15,7 @@ from everflow.runtime.commit.batch import BatchFailure, BatchRequest, StorePlace
 from everflow.runtime.step.step_failure import failure_of
 from everflow.runtime.step.task_step import SinkOutput, StepResult
 from everflow.runtime.worker.large_records import named, refused
-from everflow.topology.physical_plan import Source
+from everflow.topology.plan import Source
 
 SOURCES = [
     Source(

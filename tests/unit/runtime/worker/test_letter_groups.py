@@ -17,7 +17,7 @@ from everflow.runtime.commit.batch import COMMITTED, BatchFigures, BatchResult, 
 from everflow.runtime.step.task_step import StepResult
 from everflow.runtime.thread.batch_counts import BatchCounts
 from everflow.runtime.worker.dead_letters import take_letters
-from everflow.topology.physical_plan import DEAD_LETTER_TYPE, Source
+from everflow.topology.plan import DEAD_LETTER_TYPE, Source
 
 SOURCE = Source(
     index=0,

@@ -16,7 +16,7 @@ from everflow.runtime.worker.log_decoder import decoded_records
 from everflow.runtime.worker.set_aside import Judge
 from everflow.serdes import Serde
 from everflow.serdes.by_record import adopted
-from everflow.topology.physical_plan import Source
+from everflow.topology.plan import Source
 from unit.runtime.own_serde import OwnSerde
 
 

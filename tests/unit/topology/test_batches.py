@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 from everflow.records import HEADERS, EdgeBatch
+from everflow.topology.batches import ColumnRows, concat, in_order
 from everflow.topology.graph import EdgeType
-from everflow.topology.hops import ColumnRows, concat, in_order
-from everflow.topology.physical_plan import Slot
+from everflow.topology.plan import Slot
 
 STRUCT = pa.struct([("a", pa.int64()), ("b", pa.list_(pa.string()))])
 WINDOWED = pa.struct([("key", pa.string()), ("start", pa.int64()), ("end", pa.int64())])

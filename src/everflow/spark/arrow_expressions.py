@@ -1,28 +1,104 @@
 """Translates what Spark made of Columns into Arrow operations that do the same (note 016).
 
-What is read is the analysed plan, as its own JSON: casts, field ordinals and the functions behind
-their names are the analyser's.
+The analysed plan is read, in one call, as the JSON that Spark makes of it (asking the JVM node by
+node costs some milliseconds a Column): casts, field ordinals and the functions behind their names
+are the analyser's.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import _parse_datatype_json_value
 
-from everflow.columns.builder import ComputationBuilder
-from everflow.columns.computation import Computation, Twin
-from everflow.columns.kernels import NoTwinError
-from everflow.spark.analysed import ExpressionNode, column_read
+from everflow.columns.computation import (
+    ArrowExpression,
+    ArrowExpressionBuilder,
+    NotInArrowError,
+)
+
+
+class ExpressionNode(NamedTuple):
+    """An expression: the name of its class in Catalyst, the fields that Spark ``says``, and what it
+    is made of."""
+
+    kind: str
+    says: Mapping[str, Any]
+    children: tuple[ExpressionNode, ...]
+
+    def walk(self) -> Iterator[ExpressionNode]:
+        """It and all below it, each before its children."""
+        yield self
+        for child in self.children:
+            yield from child.walk()
+
+
+class AnalysedPlan(NamedTuple):
+    """``operators``: the names of the plan's nodes, the last one first. ``expressions`` of all of
+    them; of a selection its Columns, in order."""
+
+    operators: tuple[str, ...]
+    expressions: tuple[ExpressionNode, ...]
+
+    @staticmethod
+    def of(plan: str) -> AnalysedPlan:
+        """Reads a logical plan from Spark's JSON."""
+        nodes = json.loads(plan)
+        return AnalysedPlan(
+            tuple(_class_name(node) for node in nodes),
+            tuple(_tree(iter(each)) for node in nodes for each in _listed(node)),
+        )
+
+    def walk(self) -> Iterator[ExpressionNode]:
+        for expression in self.expressions:
+            yield from expression.walk()
+
+
+def reads_column(node: ExpressionNode) -> bool:
+    """True if it reads one of the columns in sight, which are called as `column_read` says."""
+    return node.kind == "AttributeReference"
+
+
+def column_read(node: ExpressionNode) -> str:
+    """The name of the column that it reads. Spark resolves names in any case (``F.col("KEY")``,
+    unless ``spark.sql.caseSensitive`` says otherwise), and says them as the program wrote them; all
+    columns in sight have small letters."""
+    return str(node.says["name"]).lower()
+
+
+def _listed(node: Mapping[str, Any]) -> Iterator[list[Mapping[str, Any]]]:
+    """A plan node's expressions: each a list of nodes, each with its class. What a leaf gives is
+    none of them."""
+    for name, value in node.items():
+        if name == "output" or not isinstance(value, list):
+            continue
+        for found in [value, *value]:
+            if isinstance(found, list) and found and "class" in _mapping(found[0]):
+                yield found
+
+
+def _mapping(found: object) -> Mapping[str, Any]:
+    return found if isinstance(found, dict) else {}
+
+
+def _tree(nodes: Iterator[Mapping[str, Any]]) -> ExpressionNode:
+    says = next(nodes)
+    children = tuple(_tree(nodes) for _ in range(says["num-children"]))
+    return ExpressionNode(_class_name(says), says, children)
+
+
+def _class_name(node: Mapping[str, Any]) -> str:
+    return str(node["class"]).rpartition(".")[2].rstrip("$")
+
 
 _TRYING = re.compile(r"\btry_\w+\(", re.IGNORECASE)
 """Expressions that give null where others fail; the plan's JSON does not tell them apart."""
@@ -80,31 +156,30 @@ class _Struct:
 _Value = int | _Struct
 
 
-def twin_of(column: ExpressionNode, text: str, reads: pa.Schema, made: pa.DataType) -> Twin:
-    """The twin of an analysed Column, in SQL ``text``, which reads the columns ``reads`` by their
-    names and makes a column of type ``made``.
-
-    Raises NoTwinError.
+def arrow_expression_of(
+    column: ExpressionNode, text: str, reads: pa.Schema, made: pa.DataType
+) -> ArrowExpression:
+    """The Arrow expression of an analysed Column, in SQL ``text``, which reads the columns
+    ``reads`` by their names and makes a column of type ``made``. Raises NotInArrowError.
     """
     if trying := _TRYING.search(text):
-        raise NoTwinError(trying.group().lower().rstrip("("))
-    return Twin(reads, _Translation(reads).run(column, made))
+        raise NotInArrowError(trying.group().lower().rstrip("("))
+    return _Translation(reads).run(column, made)
 
 
 class _Translation:
-    """Of one Column."""
+    """The translation of one Column."""
 
     def __init__(self, reads: pa.Schema) -> None:
-        self._builder = ComputationBuilder(reads.types)
+        self._builder = ArrowExpressionBuilder(reads)
         self._common: _Value | None = None
         self._columns = {name: at for at, name in enumerate(reads.names)}
 
-    def run(self, expression: ExpressionNode, made: pa.DataType) -> Computation:
-        """What it makes."""
-        return self._builder.build([self._place(self._value(expression, None))], [made])
+    def run(self, expression: ExpressionNode, made: pa.DataType) -> ArrowExpression:
+        return self._builder.build(self._place(self._value(expression, None)), made)
 
     def _value(self, node: ExpressionNode, guard: int | None) -> _Value:
-        """What an expression makes. ``guard``: the place of where Spark computes it (None:
+        """Translates an expression. ``guard``: the place of where Spark computes it (None:
         everywhere)."""
         builder = self._builder
         match node.kind:
@@ -141,16 +216,16 @@ class _Translation:
                 return builder.literal(None, builder.type_of(place))
         kernel = _KERNELS.get(node.kind)
         if kernel is None:
-            raise NoTwinError(_spoken(node.kind))
+            raise NotInArrowError(_spoken(node.kind))
         places = [self._place(self._value(each, guard)) for each in node.children]
         if _is_reordered(node) and pa.types.is_integer(builder.type_of(places[0])):
-            raise NoTwinError("integers whose constants Spark moves to the end of their sum")
+            raise NotInArrowError("integers whose constants Spark moves to the end of their sum")
         return builder.call(kernel, *places, guard=guard)
 
     def _with(self, node: ExpressionNode, guard: int | None) -> _Value:
         """An expression and the one that it refers to; Spark computes that one for every row."""
         if self._common is not None or len(node.children) != 2:
-            raise NoTwinError("what refers to several expressions")
+            raise NotInArrowError("what refers to several expressions")
         child, (inside,) = node.children[0], node.children[1].children
         self._common = self._value(inside, None)
         made = self._value(child, guard)
@@ -170,15 +245,15 @@ class _Translation:
         if isinstance(kind, str) and kind.startswith("decimal("):
             return self._builder.literal(Decimal(text), _arrow(kind))
         if not isinstance(kind, str) or kind not in _SCALARS:
-            raise NoTwinError(f"a constant of type {kind}")
+            raise NotInArrowError(f"a constant of type {kind}")
         try:
             return self._builder.literal(_SCALARS[kind](text), _arrow(kind))
         except ValueError as error:
-            raise NoTwinError(f"the constant {text} of type {kind}") from error
+            raise NotInArrowError(f"the constant {text} of type {kind}") from error
 
     def _struct(self, children: Sequence[ExpressionNode], guard: int | None) -> _Struct:
         if not children:
-            raise NoTwinError("a struct without fields")
+            raise NotInArrowError("a struct without fields")
         names = [str(each.says["value"]) for each in children[::2]]
         values = [self._value(each, guard) for each in children[1::2]]
         return _Struct(tuple(zip(names, values, strict=True)), None)
@@ -201,7 +276,7 @@ class _Translation:
         for change in node.children[1:]:
             name = str(change.says["name"])
             if not all(each.isascii() for each in (name, *(field for field, _ in fields))):
-                raise NoTwinError("a changed field whose name is not ASCII")
+                raise NotInArrowError("a changed field whose name is not ASCII")
             same = [field.lower() == name.lower() for field, _ in fields]
             if change.kind == "DropField":
                 fields = [field for field, is_it in zip(fields, same, strict=True) if not is_it]
@@ -212,7 +287,7 @@ class _Translation:
                 ]
                 fields += [] if any(same) else [made]
             else:
-                raise NoTwinError(_spoken(change.kind))
+                raise NotInArrowError(_spoken(change.kind))
         return _Struct(tuple(fields), valid)
 
     def _field(self, given: _Value, ordinal: int) -> _Value:
@@ -302,7 +377,7 @@ class _Translation:
     def _cast_struct(self, value: _Struct, wanted: pa.DataType) -> _Struct:
         """Field by field, where that cannot fail: a field under a null struct is not computed."""
         if not pa.types.is_struct(wanted) or wanted.num_fields != len(value.fields):
-            raise NoTwinError(f"cast of a struct as {wanted}")
+            raise NotInArrowError(f"cast of a struct as {wanted}")
         fields: list[tuple[str, _Value]] = []
         for (_, given), field in zip(value.fields, wanted, strict=True):
             if isinstance(given, _Struct):
@@ -316,7 +391,7 @@ class _Translation:
 
 
 def _is_reordered(node: ExpressionNode) -> bool:
-    """Whether Spark's optimiser (ReorderAssociativeOperator) computes a sum or product of integers
+    """True if Spark's optimiser (ReorderAssociativeOperator) computes a sum or product of integers
     in another order than it is written: one of another order overflows elsewhere."""
     if node.kind not in ("Add", "Multiply"):
         return False
@@ -329,11 +404,12 @@ def _is_reordered(node: ExpressionNode) -> bool:
 
 
 _TRANSPARENT = ("Alias", "Nvl", "If", "CaseWhen", "Coalesce", "Cast")
-"""What the optimiser may take away from around a sum, where a condition is a constant."""
+"""Expressions that the optimiser may remove around a sum, where a condition is a constant."""
 
 
 def _operands(node: ExpressionNode, kind: str) -> list[ExpressionNode]:
-    """Of nested sums (``kind`` Add) or products, in order; of another expression itself."""
+    """The operands of nested sums (``kind`` Add) or products, in order; another expression
+    alone."""
     if node.kind != kind and node.kind not in _TRANSPARENT:
         return [node]
     parts = [_operands(child, kind) for child in node.children]
@@ -354,13 +430,13 @@ def _is_decimal(node: ExpressionNode) -> bool:
 
 
 def _arrow(kind: Any) -> pa.DataType:
-    """Of a Spark type's JSON. Texts of another collation compare in another way."""
+    """The Arrow type of a Spark type's JSON. Texts of another collation compare in another way."""
     if "collat" in json.dumps(kind):
-        raise NoTwinError(f"the type {kind}")
+        raise NotInArrowError(f"the type {kind}")
     try:
         made: pa.DataType = to_arrow_type(_parse_datatype_json_value(kind), timezone="UTC")
     except (PySparkException, ValueError, KeyError, TypeError) as error:
-        raise NoTwinError(f"the type {kind}") from error
+        raise NotInArrowError(f"the type {kind}") from error
     return made
 
 

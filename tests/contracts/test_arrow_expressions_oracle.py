@@ -1,4 +1,4 @@
-"""The Arrow twins of Columns are what Spark is; and what holds them to it sees where they are not.
+"""Arrow expressions give what Spark gives, and the oracle sees where they do not.
 
 A slice of `./run oracle columns`.
 """
@@ -14,10 +14,10 @@ import pytest
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 
-from everflow.columns import kernels
+from everflow.columns import computation as kernels
 from everflow.columns.computation import LeftToSpark
+from everflow.spark.columns import struct_type
 from everflow.spark.expressions import analyse, spark_type
-from everflow.spark.segments import struct_type
 from everflow.topology.graph import EdgeType
 from oracle.columns import Report, compare
 from oracle.expressions import VALUE, Drawing
@@ -37,7 +37,7 @@ def last(reports: Iterator[Report]) -> Report:
     return report
 
 
-def test_twins_are_what_spark_is(spark: SparkSession) -> None:
+def test_arrow_expressions_are_what_spark_is(spark: SparkSession) -> None:
     report = last(compare(spark, 240, 17))
     assert report.differing == []
     assert report.equal > 140, report
@@ -56,25 +56,25 @@ def test_twins_are_what_spark_is(spark: SparkSession) -> None:
         ("if(true, value.tinyint_2 * tinyint(0), tinyint(3)) * value.tinyint_1", False),
     ],
 )
-def test_a_sum_that_spark_computes_in_another_order_has_no_twin(
+def test_a_sum_that_spark_computes_in_another_order_has_no_arrow_expression(
     spark: SparkSession, text: str, computed_as_written: bool
 ) -> None:
     edge = EdgeType(pa.string(), VALUE)
-    assert (analyse(F.expr(text), edge, None).twin is not None) == computed_as_written
+    assert (analyse(F.expr(text), edge, None).arrow is not None) == computed_as_written
 
 
 def test_what_fails_in_spark_is_computed_also_where_nothing_is_made_of_it(
     spark: SparkSession,
 ) -> None:
     text = "CAST(coalesce(value.float_1, CAST(0 AS float)) AS tinyint) IS NOT NULL"
-    twin = analyse(F.expr(text), EdgeType(pa.string(), VALUE), None).twin
-    assert twin is not None
+    arrow = analyse(F.expr(text), EdgeType(pa.string(), VALUE), None).arrow
+    assert arrow is not None
     values = [{**dict.fromkeys(VALUE.names), "float_1": value} for value in (3.0, math.inf)]
     arrays = {"value": pa.array(values, VALUE), "key": pa.array(["a", "b"])}
-    given = [arrays[name] for name in twin.reads.names]
-    assert twin.run([each.slice(0, 1) for each in given], 1).to_pylist() == [True]
+    given = [arrays[name] for name in arrow.reads.names]
+    assert arrow.run([each.slice(0, 1) for each in given], 1).to_pylist() == [True]
     with pytest.raises(LeftToSpark):
-        twin.run(given, 2)
+        arrow.run(given, 2)
 
 
 CHANGES: dict[str, Callable[[Column], Column]] = {
@@ -100,12 +100,12 @@ def test_changed_fields_are_what_spark_makes_of_them(spark: SparkSession, name: 
     drawing, edge = Drawing(5), EdgeType(pa.string(), VALUE)
     column = CHANGES[name](F.col("value"))
     found = analyse(column, edge, None)
-    twin = found.twin
-    assert twin is not None
+    arrow = found.arrow
+    assert arrow is not None
     rows = pa.RecordBatch.from_arrays(
         [pa.array([None, *"abcdefghijk"] * 2), drawing.rows(24)], ["key", "value"]
     )
-    made = twin.run([rows.column(each) for each in twin.reads.names], 24)
+    made = arrow.run([rows.column(each) for each in arrow.reads.names], 24)
     frame = spark.createDataFrame(pa.Table.from_batches([rows]), struct_type(rows.schema))
     column = column.cast(spark_type(found.type))  # as whoever computes it does
     job = frame.coalesce(1).select(column.alias("made")).toArrow().column("made")
@@ -118,18 +118,17 @@ def test_what_is_not_translated_is_sparks(
     def stumbles(*_: object) -> object:
         raise KeyError("in the translation")
 
-    monkeypatch.setattr("everflow.spark.expressions.twin_of", stumbles)
+    monkeypatch.setattr("everflow.spark.expressions.arrow_expression_of", stumbles)
     found = analyse(F.expr("value.int_1 + 1"), EdgeType(pa.string(), VALUE), None)
-    assert found.twin is None
+    assert found.arrow is None
     assert "in the translation" in found.why
 
 
 @pytest.mark.parametrize("kernel", MUTATIONS)
-def test_a_wrong_twin_is_seen(
+def test_a_wrong_arrow_expression_is_seen(
     spark: SparkSession, kernel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernels, "KERNELS", {**kernels.KERNELS, kernel: MUTATIONS[kernel]})
-    monkeypatch.setattr("everflow.columns.computation.KERNELS", kernels.KERNELS)
     assert any(report.differing for report in compare(spark, WITHIN, 3)), "nothing was seen"
 
 

@@ -1,9 +1,14 @@
-"""Batches of records by slot, what joins them, and the rows of records that the JVM computes."""
+"""Batches of records by slot, what joins them, and the rows of records that the JVM computes.
+
+A record that fails is left out, and its batch is computed again. The functions' results for all
+other records are kept (`KnownResults`), so that none is called twice (note 041).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -17,8 +22,7 @@ from everflow.records import (
     joined_headers,
     no_headers,
 )
-from everflow.topology.known_results import KnownResults
-from everflow.topology.physical_plan import Slot
+from everflow.topology.plan import Slot
 
 _META = {
     "topic": pa.field("_src", pa.int32()),
@@ -27,12 +31,12 @@ _META = {
     "timestamp": pa.field("_ts", pa.int64()),
     "headers": pa.field("_hdr", HEADERS),
 }
-"""By what a user sees beside key and value, the columns of `ColumnRows`; of the topic the index of
-its source."""
+"""The columns of `ColumnRows` beside key and value, by the name that users see; the topic is the
+index of its source."""
 
 
 @dataclass(kw_only=True)
-class HopInput:
+class BatchInput:
     """Decoded records of a micro-batch by slot (and the rows of the batch in which they stand), and
     the metadata of all rows."""
 
@@ -43,11 +47,11 @@ class HopInput:
     offset: Int64
     timestamp: Int64
     bytes: int = 0
-    """Of the records of the log that were read."""
+    """Bytes of the records that were read from the log."""
     known: KnownResults | None = None
-    """What functions gave for these records before; None where nobody computes them again."""
+    """Earlier results of functions for these records; None if the batch is not computed again."""
     keys: Sequence[KeyPlaces] = ()
-    """Where keys of these lie."""
+    """The partitions of these records' keys."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,19 +68,16 @@ class ColumnRows:
     uses: frozenset[str]
 
     def meta(self) -> dict[str, pa.Field]:
-        """Of `_META`, by what a user sees."""
+        """The fields of `_META` that the Columns use, by the name that users see."""
         return {name: field for name, field in _META.items() if name in self.uses}
 
     def given_schema(self) -> pa.Schema:
-        """Of the rows."""
         return pa.schema([*self.meta().values(), *_fields(self.given)])
 
     def made_schema(self) -> pa.Schema:
-        """Of what comes back."""
         return pa.schema([field for slot in self.made for field in made_fields(slot)])
 
     def of(self, batch: EdgeBatch) -> pa.RecordBatch:
-        """The rows of these records."""
         count, schema = len(batch), self.given_schema()
         found = {
             "topic": batch.source,
@@ -118,7 +119,6 @@ class ColumnRows:
 
 
 def _fields(slot: Slot) -> list[pa.Field]:
-    """Of key and value."""
     name, kind = f"p{slot.id}", slot.type.value
     fields = [pa.field(f"{name}_k", slot.type.key)]
     if not pa.types.is_struct(kind):
@@ -128,7 +128,7 @@ def _fields(slot: Slot) -> list[pa.Field]:
 
 
 def made_fields(slot: Slot) -> list[pa.Field]:
-    """Of a slot that comes back (`ColumnRows`)."""
+    """The fields of a slot that comes back (`ColumnRows`)."""
     return [pa.field(f"p{slot.id}", pa.bool_()), *_fields(slot)]
 
 
@@ -226,7 +226,6 @@ def appended(batches: Sequence[EdgeBatch]) -> EdgeBatch:
 
 
 def empty_like(key: pa.DataType, value: pa.DataType) -> EdgeBatch:
-    """No records of these types."""
     none64, none32 = np.empty(0, np.int64), np.empty(0, np.int32)
     return EdgeBatch(
         key=pa.array([], key),
@@ -244,3 +243,70 @@ def in_order(batch: EdgeBatch) -> EdgeBatch:
     if len(batch) < 2 or (np.diff(batch.seq) >= 0).all():
         return batch
     return batch.take(np.argsort(batch.seq, kind="stable"))
+
+
+class Made(NamedTuple):
+    """Results of a function in columns; ``rows``: of which record each is."""
+
+    rows: Int64
+    key: pa.Array
+    value: pa.Array
+
+
+@dataclass(frozen=True)
+class KnownResults:
+    """Results of one micro-batch, by the slots that get them; owned by the thread that computes
+    it."""
+
+    _by_slot: dict[int, tuple[EdgeBatch, Made]] = field(default_factory=dict)
+
+    def keep(self, slot: int, given: EdgeBatch, made: Made) -> None:
+        """The function that fills ``slot`` gave that for the records ``given``."""
+        self._by_slot[slot] = given, made
+
+    def of(self, slot: int, asked: EdgeBatch) -> tuple[Int64, Made]:
+        """The rows of ``asked`` whose results are known, and these results (with their rows in
+        ``asked``). A record is identified by its offset and by what the function would see of
+        it."""
+        nothing: Int64 = np.empty(0, np.int64)
+        none = nothing, Made(nothing, asked.key.slice(0, 0), asked.value.slice(0, 0))
+        if slot not in self._by_slot:
+            return none
+        given, made = self._by_slot[slot]
+        mine, theirs = _common(given, asked)
+        if not len(mine) or len(mine) != len(theirs):
+            return none
+        before, now = given.take(mine), asked.take(theirs)
+        for one, other in ((before.offset, now.offset), (before.partition, now.partition)):
+            if not np.array_equal(one, other):
+                return none
+        if not (before.key.equals(now.key) and before.value.equals(now.value)):
+            return none
+        place = np.full(len(given), -1, np.int64)
+        place[mine] = theirs
+        rows = place[made.rows]
+        kept = np.flatnonzero(rows >= 0)
+        taken = pa.array(kept, pa.int64())
+        return theirs, Made(rows[kept], made.key.take(taken), made.value.take(taken))
+
+
+def joined(parts: list[Made]) -> Made:
+    """The results of all ``parts``, which are of different records, by their rows."""
+    rows = np.concatenate([one.rows for one in parts])
+    order = np.argsort(rows, kind="stable")
+    taken = pa.array(order, pa.int64())
+    key = pa.concat_arrays([one.key for one in parts]).take(taken)
+    value = pa.concat_arrays([one.value for one in parts]).take(taken)
+    return Made(rows[order], key, value)
+
+
+def _common(given: EdgeBatch, asked: EdgeBatch) -> tuple[Int64, Int64]:
+    """The rows of both whose record the other has, too."""
+    mine, theirs = np.zeros(len(given), bool), np.zeros(len(asked), bool)
+    for source in np.unique(asked.source).tolist():
+        for partition in np.unique(asked.partition).tolist():
+            left = np.flatnonzero((given.source == source) & (given.partition == partition))
+            right = np.flatnonzero((asked.source == source) & (asked.partition == partition))
+            mine[left] = np.isin(given.offset[left], asked.offset[right])
+            theirs[right] = np.isin(asked.offset[right], given.offset[left])
+    return np.flatnonzero(mine), np.flatnonzero(theirs)

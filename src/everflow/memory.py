@@ -1,0 +1,344 @@
+"""An instance's memory: its parts, and how much of it a micro-batch takes (note 045).
+
+Bytes throughout, of memory that no file backs: the kernel takes back what it keeps of a store's
+file when it needs it. `MemoryBudget` divides the total; `BatchMemory` learns from earlier batches
+how many raw bytes the next one may read, since what is made of the records (columns, objects of the
+user's functions, prepared changes, output) is known only afterwards.
+May import layer 0.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+MIB = 1 << 20
+
+JVM_BYTES = 896 * MIB
+"""Spark's JVM: of its heap (1 GiB at the most) what a backlog makes it take, its classes and
+compiled code."""
+DRIVER_BYTES = 256 * MIB
+"""The process that the program runs in, without what it restores."""
+WORKER_BYTES = 192 * MIB
+"""A stream thread's worker before it has read anything, as far as everflow goes: what the
+program's own modules add is measured."""
+BATCH_BYTES = 576 * MIB
+"""The most that a worker takes beyond that by default."""
+LEAST_BATCH_BYTES = 64 * MIB
+"""Below it a thread could read a few large records at a time only."""
+FOLLOWING_BYTES = 72 * MIB
+"""Readers of standbys, of warm-ups and of global tables: a queue and two fetches each
+(`CopyFollower`)."""
+_TAKEN_ANYWAY = JVM_BYTES + DRIVER_BYTES + FOLLOWING_BYTES
+RESTORES = 4
+"""Stores that are restored at the same time at the most."""
+_HELD = 6
+"""A restore holds so many times a fetch: one under way, one received, its columns, and the keys
+and values of a chunk as objects."""
+_LEAST_FETCH, _MOST_FETCH = MIB // 4, 8 * MIB
+_RESTORING_SHARE = 10
+"""Restores have a tenth of what no process takes anyway, the workers have the rest."""
+_LEAST_AHEAD, _MOST_AHEAD = 1 * MIB, 64 * MIB
+_LEAST_QUEUE, _MOST_QUEUE = 1 * MIB, 128 * MIB
+_LEAST_PAGES, _MOST_PAGES = 1 * MIB, 128 * MIB
+_OF_MACHINE = 3, 4
+"""Three of four parts: the others are the system's, of the files of the stores above all."""
+
+
+@dataclass(frozen=True)
+class MemoryBudget:
+    """``total``: of all processes of an instance (``max.memory.bytes``)."""
+
+    total: int
+
+    @property
+    def restore_fetch(self) -> int:
+        """Bytes that a restore fetches and loads at once."""
+        spare = self.total - _TAKEN_ANYWAY
+        return _within(_LEAST_FETCH, spare // (_RESTORING_SHARE * RESTORES * _HELD), _MOST_FETCH)
+
+    @property
+    def beside_workers(self) -> int:
+        return _TAKEN_ANYWAY + RESTORES * _HELD * self.restore_fetch
+
+    def worker(self, threads: int) -> WorkerMemory:
+        """The memory of each worker, with so many threads."""
+        share = (self.total - self.beside_workers) // max(1, threads)
+        return WorkerMemory(max(WORKER_BYTES + LEAST_BATCH_BYTES, share))
+
+
+@dataclass(frozen=True)
+class WorkerMemory:
+    """``total``: of one stream thread's worker, all in all."""
+
+    total: int
+
+    @property
+    def ahead(self) -> int:
+        """Bytes that are fetched before a batch asks for them; up to three times as many are in
+        memory: under way, received, and in columns."""
+        return _within(_LEAST_AHEAD, self._batch // 12, _MOST_AHEAD)
+
+    @property
+    def queue(self) -> int:
+        """Bytes that may wait for the brokers; beyond that a batch's writer waits."""
+        return _within(_LEAST_QUEUE, self._batch // 8, _MOST_QUEUE)
+
+    @property
+    def pages(self) -> int:
+        """Bytes of changed pages that its stores may keep from one batch to the next
+        (`HeldPages`)."""
+        return _within(_LEAST_PAGES, self._batch // 8, _MOST_PAGES)
+
+    def room(self, idle: int) -> int:
+        """Bytes for a batch and everything that is made of its records. ``idle``: what the worker
+        takes without one."""
+        return max(LEAST_BATCH_BYTES, self.total - idle)
+
+    @property
+    def _batch(self) -> int:
+        return self.room(WORKER_BYTES)
+
+
+def least_budget(threads: int) -> int:
+    """Less is no budget for so many stream threads."""
+    workers = threads * (WORKER_BYTES + LEAST_BATCH_BYTES)
+    return _TAKEN_ANYWAY - (-workers * _RESTORING_SHARE // (_RESTORING_SHARE - 1))
+
+
+def usual_budget(threads: int, machine: int | None) -> int:
+    """The default. ``machine``: bytes that there are for this process and all others; None: not
+    known."""
+    restores = RESTORES * _HELD * _MOST_FETCH
+    wanted = _TAKEN_ANYWAY + restores + threads * (WORKER_BYTES + BATCH_BYTES)
+    part, parts = _OF_MACHINE
+    there = wanted if machine is None else machine * part // parts
+    return max(least_budget(threads), min(wanted, there))
+
+
+def _within(least: int, value: int, most: int) -> int:
+    return max(least, min(value, most))
+
+
+FIRST_TIMES = 8.0
+"""Bytes of memory for each byte of records, until one batch has been seen: JSON in columns takes
+three to five."""
+MOST_TIMES = 1_000.0
+AIMED_AT = 0.75
+"""The part of the room that a batch is planned to take: the next one's records may differ."""
+TELLING_SHARE = 4
+"""A batch tells something from a fourth of the most on: what a small one takes are the buffers that
+the large ones left."""
+OUTGROWN_SHARE = 8
+"""A batch must have outgrown what the process held before by this part, for its peak to be what it
+needs; else the peak is an upper bound."""
+_LEAST_RECORD_BYTES = 1_024
+
+
+class Taken(NamedTuple):
+    """Bytes that a worker held: without a batch, when the batch's records had been read, and at the
+    most until its end."""
+
+    idle: int
+    before: int
+    peak: int
+
+
+@dataclass(frozen=True)
+class BatchMemory:
+    """Learnt by one stream thread. ``times``: bytes of memory for a byte of records; ``idle``: of
+    its worker, without any."""
+
+    times: float = FIRST_TIMES
+    idle: int = WORKER_BYTES
+
+    def most_bytes(self, limit: int, worker: WorkerMemory) -> int:
+        """Bytes of records that the next batch may take; ``limit``: ``max.batch.bytes``."""
+        fitting = int(worker.room(self.idle) * AIMED_AT / self.times)
+        return min(limit, max(_LEAST_RECORD_BYTES, fitting))
+
+    def after(self, raw_bytes: int, most_bytes: int, taken: Taken | None) -> BatchMemory:
+        """The estimate after one more batch, whose limit was ``most_bytes``. It rises at once and
+        falls by half."""
+        if taken is None or raw_bytes * TELLING_SHARE < most_bytes or raw_bytes <= 0:
+            return self if taken is None else replace(self, idle=taken.idle)
+        needed = max(0, taken.peak - taken.idle)
+        seen = min(MOST_TIMES, max(1.0, needed / raw_bytes))
+        outgrown = (taken.peak - taken.before) * OUTGROWN_SHARE >= needed
+        if seen > self.times:
+            return BatchMemory(seen if outgrown else self.times, taken.idle)
+        return BatchMemory((self.times + seen) / 2, taken.idle)
+
+    def doubted(self) -> BatchMemory:
+        """After a worker that died: it may have had no memory."""
+        return replace(self, times=min(MOST_TIMES, 2 * self.times))
+
+
+_ROOT = Path("/")
+
+
+def machine_memory(root: Path = _ROOT) -> int | None:
+    """Bytes that this process and the others beside it may have; None where the system does not
+    say. A container's limit is that of its control group (version 1 or 2), and of those above it.
+    ``root``: where ``proc`` and ``sys`` are."""
+    found = [limit for limit in _limits(root) if limit > 0]
+    return min(found, default=None)
+
+
+def _limits(root: Path) -> Iterator[int]:
+    with suppress(OSError, ValueError, AttributeError):
+        yield os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    groups = root / "sys/fs/cgroup"
+    with suppress(OSError, ValueError):
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            _, kinds, group = line.split(":", 2)
+            if kinds == "":
+                yield from _of_groups(groups, group, "memory.max")
+            elif "memory" in kinds.split(","):
+                yield from _of_groups(groups / "memory", group, "memory.limit_in_bytes")
+
+
+def _of_groups(mounted: Path, group: str, file: str) -> Iterator[int]:
+    """The limits of a group and of those above it. In a container its own may be the mount."""
+    parts = [part for part in group.split("/") if part]
+    for depth in range(len(parts) + 1):
+        with suppress(OSError, ValueError):  # "max" is no number: there is no limit
+            yield int(mounted.joinpath(*parts[:depth], file).read_text())
+
+
+WORTH_LOOKING_BYTES = 1 << 20
+"""Below so many bytes of records a batch tells nothing, and looking costs 0.1 ms."""
+_FIELD = re.compile(rb"^(VmHWM|RssAnon|RssFile|RssShmem):\s+(\d+) kB", re.MULTILINE)
+_RESET_MARK = "5"
+
+
+class PeakMemory:
+    """Peak memory of one process, used by its main thread: of memory that no file backs. The kernel
+    keeps the high-water mark, of which pages of files (stores above all, and shared memory) are
+    taken off: exact to the pages that were mapped since the mark was reached. Without Linux nothing
+    is known. ``folder``: its own in ``/proc``."""
+
+    def __init__(self, folder: Path = Path("/proc/self")) -> None:
+        self._folder = folder
+        self._idle: int | None = None
+        self._before = self._peak = 0
+        self._watched = False
+
+    def settle(self) -> None:
+        """The process holds no records now."""
+        held = self._held()
+        if held is not None:
+            self._idle = held if self._idle is None else min(self._idle, held)
+
+    def begin(self, raw_bytes: int) -> None:
+        """A batch of so many bytes was read."""
+        self._watched = False
+        if raw_bytes < WORTH_LOOKING_BYTES or self._idle is None:
+            return
+        held = self._held()
+        if held is not None:
+            self._before = self._peak = held
+            self._watched = self._reset()
+
+    def taken(self) -> Taken | None:
+        """The peak since `begin`; None if it is not known. Called before and after mapping
+        files."""
+        if not self._watched or self._idle is None:
+            return None
+        found = self._fields()
+        files = found.get(b"RssFile", 0) + found.get(b"RssShmem", 0)
+        marked = found.get(b"VmHWM", 0) - files
+        self._peak = max(self._peak, marked, found.get(b"RssAnon", 0))
+        self._reset()
+        return Taken(self._idle, self._before, self._peak)
+
+    def _held(self) -> int | None:
+        return self._fields().get(b"RssAnon")
+
+    def _fields(self) -> dict[bytes, int]:
+        try:
+            text = (self._folder / "status").read_bytes()
+        except OSError:
+            return {}
+        return {name: int(kib) << 10 for name, kib in _FIELD.findall(text)}
+
+    def _reset(self) -> bool:
+        try:
+            (self._folder / "clear_refs").write_text(_RESET_MARK)
+        except OSError:
+            return False
+        return True
+
+
+_of_process: dict[int, PeakMemory] = {}
+
+
+def of_this_process(pid: int) -> PeakMemory:
+    """The one of the process, whose number is ``pid``: a fork has another."""
+    if pid not in _of_process:
+        _of_process.clear()
+        _of_process[pid] = PeakMemory()
+    return _of_process[pid]
+
+
+M_ARENA_MAX = -8
+"""A constant of glibc's ``malloc.h``."""
+EVERY_S = 60.0
+"""Taking 128 MiB anew costs some 30 ms: a two-thousandth of that time at the most."""
+
+
+def trim_of_libc() -> Callable[[int], object] | None:
+    """glibc's ``malloc_trim``; None with another C library."""
+    return _of_libc("malloc_trim")
+
+
+def share_one_area() -> None:
+    """Threads that ask for memory for the first time from now on take it from the areas that there
+    are, in turns: the first one alone, where this is said before there are threads. Without effect
+    with another C library, and where the user has set ``MALLOC_ARENA_MAX``.
+
+    A worker has two by its environment, which the process of a user's program cannot be given.
+    """
+    mallopt = _of_libc("mallopt")
+    if mallopt is not None and "MALLOC_ARENA_MAX" not in os.environ:
+        mallopt(M_ARENA_MAX, 1)
+
+
+def _of_libc(name: str) -> Callable[..., object] | None:
+    try:
+        function: Callable[..., object] = getattr(ctypes.CDLL(None), name)
+    except (AttributeError, OSError):
+        return None
+    return function
+
+
+class SpareMemory:
+    """Gives freed memory back to the system, used by one thread of the process; ``trim`` is called
+    without the interpreter's lock.
+
+    glibc keeps freed memory, up to `MALLOC_TRIM_THRESHOLD_`
+    (`everflow.spark.job.worker_environment`), and never gives back what lies below a live block.
+    After one large batch a worker would be larger for good.
+    """
+
+    def __init__(
+        self,
+        trim: Callable[[int], object] | None,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._trim, self._clock_s = trim, clock_s
+        self._next_s = clock_s() + EVERY_S
+
+    def trim_if_due(self) -> None:
+        """Give back what is free, at most every `EVERY_S`."""
+        now_s = self._clock_s()
+        if self._trim is not None and now_s >= self._next_s:
+            self._next_s = now_s + EVERY_S
+            self._trim(0)

@@ -1,0 +1,593 @@
+"""Computes Columns in the instance's JVM without a Spark job; calls functions in them (note 014).
+
+The service in the JVM runs what Catalyst made of the Columns: the expressions of the optimised
+plan, compiled by its own `UnsafeProjection`. Other plan nodes, and a Spark whose internals are not
+as expected, are refused.
+
+In the projections every slot lives in columns ``p<id>`` (live), ``p<id>_k`` and ``p<id>_x``
+(value); expressions of the user run guarded by their slot's live flag, so that a row that an
+earlier filter removed is never evaluated: one row in is one row out, and the row for which a Column
+fails names the record.
+
+A selection that calls Python functions is cut as Spark's optimiser has cut it: what the functions
+read, a plan node for functions of one kind, what is made of their results. Each becomes a stage of
+`everflow.topology.plan`.
+
+An Arrow expression seldom needs the Column that it stands for: planning and compiling that at every
+start would cost two seconds, for nothing in most programs. So a worker that needs it asks a socket
+of the driver (`prepared_later`, note 016).
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import pickle
+import socket
+import struct
+import sys
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any, cast
+
+import pyarrow as pa
+from py4j.protocol import Py4JError
+from pyspark.cloudpickle import cloudpickle as untyped
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
+from pyspark.sql.types import (
+    DataType,
+    StringType,
+    StructField,
+    StructType,
+    _parse_datatype_json_string,
+)
+
+from everflow.sockets import socket_folder_of_process
+from everflow.topology.batches import ColumnRows
+from everflow.topology.graph import ColumnExpr, joined_sides
+from everflow.topology.plan import (
+    Call,
+    Chain,
+    Choice,
+    ColumnsOp,
+    Compute,
+    PhysicalPlan,
+    Pick,
+    Projection,
+    Slot,
+    Stage,
+)
+
+# --- the service in the JVM -----------------------------------------------------------------------
+
+_SOURCE = Path(__file__).with_name("ColumnService.java")
+_lock = threading.Lock()
+_running: tuple[Any, _Service] | None = None
+
+
+class NotComputableError(Exception):
+    """This Spark cannot compute these Columns without a job. The text says why."""
+
+
+class _Service:
+    """One per JVM; the JVM ends it."""
+
+    def __init__(self, session: SparkSession) -> None:
+        jvm: Any = session._jvm
+        loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+        compiler = jvm.org.codehaus.janino.SimpleCompiler()
+        compiler.setParentClassLoader(loader)
+        compiler.cook(_SOURCE.read_text())
+        arguments = session.sparkContext._gateway.new_array(jvm.java.lang.Object, 2)  # type: ignore[union-attr]
+        self.path = str(socket_folder_of_process() / "c")
+        arguments[0], arguments[1] = self.path, session._jsparkSession.sessionState().conf()
+        service = compiler.getClassLoader().loadClass("everflow.ColumnService")
+        self._java = service.getConstructors()[0].newInstance(arguments)
+        self._jvm = jvm
+        self._session = session
+        self._prepared = 0
+
+    def add(
+        self, projections: Sequence[tuple[Any, Any]], given: StructType, made: StructType
+    ) -> tuple[str, int]:
+        """Prepare projections: of each the expressions, and the attributes that they read."""
+        expressions, inputs = self._jvm.java.util.ArrayList(), self._jvm.java.util.ArrayList()
+        for project_list, attributes in projections:
+            expressions.add(project_list)
+            inputs.add(attributes)
+        parse = self._session._jsparkSession.parseDataType
+        self._prepared += 1
+        self._java.add(self._prepared, expressions, inputs, parse(given.json()), parse(made.json()))
+        return self.path, self._prepared
+
+    def add_call(
+        self, given: StructType, made: StructType, binary_as_bytes: bool
+    ) -> tuple[str, tuple[int, int]]:
+        """Prepare how arguments are pickled and results unpickled: the number of each."""
+        parse = self._session._jsparkSession.parseDataType
+        self._prepared += 2
+        arguments, results = self._prepared - 1, self._prepared
+        kind = made if len(made) > 1 else made[0].dataType
+        self._java.addCall(
+            arguments,
+            parse(given.json()),
+            binary_as_bytes,
+            results,
+            parse(kind.json()),
+            parse(made.json()),
+        )
+        return self.path, (arguments, results)
+
+
+def computed(frame: DataFrame) -> tuple[str, int]:
+    """Prepare what ``frame``, some selections above an `empty_frame`, makes of its rows: the
+    socket's path, and the number under which workers ask for it.
+
+    NotComputableError where it cannot. Any thread; the service lives as long as the JVM.
+    """
+    with refused_internals():
+        leaf, nodes = nodes_of(frame, ("Project",))
+        projections = [(plan.projectList(), plan.child().output()) for plan in nodes]
+        return prepared(frame.sparkSession, projections, schema_of(leaf), frame.schema)
+
+
+def prepared(
+    session: SparkSession,
+    projections: Sequence[tuple[Any, Any]],
+    given: StructType,
+    made: StructType,
+) -> tuple[str, int]:
+    """As `computed`, for Catalyst's own expressions and attributes, projection by projection."""
+    with _lock, refused_internals():
+        return _service(session).add(projections, given, made)
+
+
+def prepared_call(
+    session: SparkSession, given: StructType, made: StructType, binary_as_bytes: bool
+) -> tuple[str, tuple[int, int]]:
+    """Prepare a call of functions that take pickled rows: the socket's path, and the numbers under
+    which workers ask for pickled arguments and for results."""
+    with _lock, refused_internals():
+        return _service(session).add_call(given, made, binary_as_bytes)
+
+
+def _service(session: SparkSession) -> _Service:
+    global _running
+    if _running is None or _running[0] is not session.sparkContext:
+        _running = session.sparkContext, _Service(session)
+    return _running[1]
+
+
+@contextmanager
+def refused_internals() -> Iterator[None]:
+    """NotComputableError for a Spark whose internals are not as expected."""
+    try:
+        yield
+    except (Py4JError, PySparkException) as error:
+        raise NotComputableError(
+            f"this Spark offers no such service: {str(error).splitlines()[0]}"
+        ) from error
+
+
+def empty_frame(session: SparkSession, schema: Any) -> DataFrame:
+    """No rows, of a Spark schema, which the optimiser takes for some: it leaves the selections
+    above alone."""
+    java: Any = session._jsparkSession
+    rows = session.sparkContext._jsc.emptyRDD()
+    return DataFrame(java.createDataFrame(rows, java.parseDataType(schema.json())), session)
+
+
+def nodes_of(frame: DataFrame, names: Collection[str]) -> tuple[Any, list[Any]]:
+    """The leaf of the optimised plan, and the nodes above it in the order they run, all of them
+    with one of ``names``."""
+    plan: Any = frame._jdf.queryExecution().optimizedPlan()
+    above = []
+    while plan.nodeName() in names:
+        above.append(plan)
+        plan = plan.child()
+    if plan.nodeName() not in ("LogicalRDD", "Scan ExistingRDD") or not above:
+        raise NotComputableError(f"it has a plan node {plan.nodeName()}")
+    return plan, above[::-1]
+
+
+def schema_of(plan: Any) -> StructType:
+    return cast(StructType, _parse_datatype_json_string(plan.schema().json()))
+
+
+log = logging.getLogger("everflow.spark")
+
+# --- preparing Columns when a worker asks ---------------------------------------------------------
+
+_NUMBER = struct.Struct(">i")
+_NUMBERS = struct.Struct(">ii")
+_FAILED = -1
+_door_lock = threading.Lock()
+_door: _Door | None = None
+
+Prepare = Callable[[], tuple[str, int]]
+"""Prepares, and gives the socket of the service and the number there."""
+
+
+class _Door:
+    """One per process. Question: int32 ticket. Answer: int32 number, int32 length and the socket's
+    path; or -1, int32 length and why it cannot be had. All integers are big-endian."""
+
+    def __init__(self) -> None:
+        self.path = str(socket_folder_of_process() / "d")
+        self._lock = threading.Lock()
+        self._wanted: list[Prepare] = []
+        self._prepared: dict[int, tuple[str, int]] = {}
+        self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listening.bind(self.path)
+        self._listening.listen()
+        threading.Thread(target=self._serve, name="everflow-columns-door", daemon=True).start()
+
+    def add(self, prepare: Prepare) -> int:
+        with self._lock:
+            self._wanted.append(prepare)
+            return len(self._wanted) - 1
+
+    def _serve(self) -> None:
+        while True:
+            asking, _ = self._listening.accept()
+            with asking:
+                try:
+                    self._answer(asking)
+                except (OSError, struct.error) as error:
+                    log.debug("a worker has hung up at the door: %s", error)
+
+    def _answer(self, asking: socket.socket) -> None:
+        (ticket,) = _NUMBER.unpack(asking.recv(_NUMBER.size, socket.MSG_WAITALL))
+        try:
+            text, number = self._redeemed(ticket)
+        except Exception as error:
+            log.warning("Columns could not be prepared", exc_info=True)
+            text, number = f"{type(error).__name__}: {error}", _FAILED
+        said = text.encode()
+        asking.sendall(_NUMBERS.pack(number, len(said)) + said)
+
+    def _redeemed(self, ticket: int) -> tuple[str, int]:
+        if ticket not in self._prepared:
+            with self._lock:
+                prepare = self._wanted[ticket]
+            log.info("Arrow leaves Columns to Spark for the first time: preparing them")
+            self._prepared[ticket] = prepare()
+        return self._prepared[ticket]
+
+
+def prepared_later(prepare: Prepare) -> tuple[str, int]:
+    """The door's path, and the ticket for which a worker gets there what ``prepare`` gives. It is
+    called once at most, by the door's thread. Any thread; lasts as long as the process."""
+    global _door
+    with _door_lock:
+        _door = _door or _Door()
+        return _door.path, _door.add(prepare)
+
+
+# --- Catalyst's projections -----------------------------------------------------------------------
+
+
+def spark_type(kind: pa.DataType) -> DataType:
+    """The Spark type of an Arrow type (``null`` becomes string: Spark cannot carry void columns
+    through Arrow)."""
+    return StringType() if pa.types.is_null(kind) else from_arrow_type(kind)
+
+
+def struct_type(fields: pa.Schema) -> StructType:
+    """Columns of these Arrow types as Spark sees them."""
+    return StructType([StructField(field.name, spark_type(field.type)) for field in fields])
+
+
+def column_rows(plan: PhysicalPlan, op: ColumnsOp) -> ColumnRows:
+    """The rows for which it is computed."""
+    return ColumnRows(
+        given=plan.slots[op.input],
+        made=tuple(plan.slots[slot] for slot in op.outputs),
+        uses=op.uses,
+    )
+
+
+def computed_slots(frame: DataFrame, plan: PhysicalPlan, op: ColumnsOp) -> DataFrame:
+    """A frame of `ColumnRows` -> the columns of the slots that are made, row by row."""
+    rows = column_rows(plan, op)
+    topics = {source.index: source.topic for source in plan.sources}
+    given = rows.given
+    frame = frame.select(
+        *[F.col(field.name) for field in rows.meta().values()],
+        F.lit(True).alias(f"p{given.id}"),
+        F.col(f"p{given.id}_k"),
+        _assemble(given).alias(f"p{given.id}_x"),
+    )
+    for projection in op.projections:
+        frame = _projected(frame, projection, plan.slots[projection.input], rows, topics)
+    columns = [column for slot in rows.made for column in _slot_columns(slot)]
+    return frame.select(
+        *[
+            column.cast(spark_type(field.type)).alias(field.name)
+            for column, field in zip(columns, rows.made_schema(), strict=True)
+        ]
+    )
+
+
+def _projected(
+    frame: DataFrame,
+    projection: Projection | Choice,
+    given: Slot,
+    rows: ColumnRows,
+    topics: Mapping[int, str],
+) -> DataFrame:
+    """One node on one slot. The names the user sees (key, value, ...) exist only inside this
+    selection."""
+    i, o = projection.input, projection.output
+    before = frame.columns
+    seen = frame.select(
+        "*",
+        F.col(f"p{i}_k").alias("key"),
+        F.col(f"p{i}_x").alias("value"),
+        *[
+            (_topic_name(topics) if name == "topic" else F.col(field.name)).alias(name)
+            for name, field in rows.meta().items()
+        ],
+        *[F.col(f"p{i}_x")[side].alias(side) for side in joined_sides(given.type.value)],
+    )
+    live = F.coalesce(F.col(f"p{i}"), F.lit(False))
+    if isinstance(projection, Choice):
+        chosen = projection.column.column.cast(spark_type(projection.type))
+        value = F.struct(chosen.alias(projection.what), F.col("value").alias("value"))
+        new = [
+            live.alias(f"p{o}"),
+            F.col("key").alias(f"p{o}_k"),
+            F.when(live, value).alias(f"p{o}_x"),
+        ]
+        return seen.select(*[F.col(name) for name in before], *new)
+    node = projection.node
+    if node.predicate is not None:
+        live = F.when(live, F.coalesce(node.predicate.column, F.lit(False))).otherwise(F.lit(False))
+        seen = seen.select("*", live.alias(f"p{o}"))
+        live = F.col(f"p{o}")
+    else:
+        seen = seen.select("*", live.alias(f"p{o}"))
+    key = _column(node.key, "key")
+    value = _column(node.value, "value")
+    guarded = F.coalesce(F.col(f"p{o}"), F.lit(False))
+    key_type, value_type = spark_type(node.out.key), spark_type(node.out.value)
+    return seen.select(
+        *[F.col(name) for name in before],
+        F.col(f"p{o}"),
+        F.when(guarded, key).cast(key_type).alias(f"p{o}_k"),
+        F.when(guarded, value).cast(value_type).alias(f"p{o}_x"),
+    )
+
+
+def _column(given: ColumnExpr | None, name: str) -> Column:
+    """A projection's key or value: a Column, the text of one, or the existing one under
+    ``name``."""
+    if given is None:
+        return F.col(name)
+    column: Column = F.expr(given.column) if isinstance(given.column, str) else given.column
+    return column
+
+
+def _topic_name(topics: Mapping[int, str]) -> Column:
+    name = F.lit(None).cast("string")
+    for index, topic in topics.items():
+        name = F.when(F.col("_src") == index, F.lit(topic)).otherwise(name)
+    return name
+
+
+def _assemble(slot: Slot) -> Column:
+    """A slot's value from its flat columns."""
+    name = f"p{slot.id}"
+    if not pa.types.is_struct(slot.type.value):
+        return F.col(f"{name}_v")
+    fields = [F.col(f"{name}_v{i}").alias(field.name) for i, field in enumerate(slot.type.value)]
+    return F.when(F.coalesce(F.col(f"{name}_vn"), F.lit(False)), F.struct(*fields))
+
+
+def _slot_columns(slot: Slot) -> Sequence[Column]:
+    name = f"p{slot.id}"
+    live = F.coalesce(F.col(name), F.lit(False))
+    columns = [live, F.col(f"{name}_k")]
+    value = F.col(f"{name}_x")
+    if not pa.types.is_struct(slot.type.value):
+        return [*columns, value]
+    return [*columns, value.isNotNull(), *[value[field.name] for field in slot.type.value]]
+
+
+# --- Columns that call Python functions -----------------------------------------------------------
+
+_CALLS = ("ArrowEvalPython", "BatchEvalPython")
+
+
+def staged(frame: DataFrame) -> tuple[str, tuple[Stage, ...]]:
+    """The stages of ``frame``, some selections above an `empty_frame`, and the socket where they
+    are computed (empty: nowhere). NotComputableError where they cannot be."""
+    with refused_internals():
+        leaf, nodes = nodes_of(frame, ("Project", *_CALLS))
+        cut = _Cut(frame.sparkSession, schema_of(leaf))
+        for node in nodes:
+            if node.nodeName() in _CALLS:
+                cut.call(node)
+            else:
+                cut.project(node.projectList(), node.child().output())
+        cut.compute()
+        return cut.path, tuple(cut.stages)
+
+
+class _Cut:
+    """Collects stages. Projections wait until their result is needed: they go in one request."""
+
+    def __init__(self, session: SparkSession, given: StructType) -> None:
+        self._session = session
+        self._jvm: Any = session._jvm
+        self._given = given
+        self._waiting: list[tuple[Any, Any]] = []
+        self.stages: list[Stage] = []
+        self.path = ""
+
+    def project(self, expressions: Any, attributes: Any) -> None:
+        self._waiting.append((expressions, attributes))
+
+    def compute(self) -> None:
+        """Stages for what waits; without the JVM where nothing is to compute."""
+        if not self._waiting:
+            return
+        last = list(_items(self._waiting[-1][0]))
+        made = _struct([_type(expression) for expression in last])
+        paths = [_paths(*projection) for projection in self._waiting]
+        picks = [Pick(tuple(found)) for found in paths if found is not None]
+        if len(picks) == len(paths):
+            self.stages += picks
+        else:
+            self.path, number = prepared(self._session, self._waiting, self._given, made)
+            self.stages.append(Compute(number, _arrow(made)))
+        self._given, self._waiting = made, []
+
+    def call(self, node: Any) -> None:
+        """A plan node that calls functions: its inputs are computed behind the columns that it
+        keeps."""
+        kept = node.child().output()
+        inputs: list[Any] = []
+        chains = tuple(self._chain(udf, inputs) for udf in _items(node.udfs()))
+        expressions = self._jvm.java.util.ArrayList()
+        for expression in (*_items(kept), *inputs):
+            expressions.add(expression)
+        self.project(self._jvm.PythonUtils.toSeq(expressions), kept)
+        self.compute()
+        count = kept.size()
+        given = _struct([field.dataType for field in self._given.fields[count:]])
+        made = _struct([_type(udf) for udf in _items(node.udfs())])
+        settings = self._settings()
+        pickled = None
+        if node.nodeName() == "BatchEvalPython":
+            as_bytes = settings.get("spark.sql.execution.pyspark.binaryAsBytes", "true") == "true"
+            self.path, pickled = prepared_call(self._session, given, made, as_bytes)
+        self.stages.append(
+            Call(
+                eval_type=int(node.udfs().apply(0).evalType()),
+                chains=chains,
+                kept=count,
+                settings=settings,
+                given=given.json(),
+                made=_arrow(made),
+                pickled=pickled,
+            )
+        )
+        self._given = _struct([field.dataType for field in (*self._given.fields[:count], *made)])
+
+    def _settings(self) -> dict[str, str]:
+        runner = self._jvm.org.apache.spark.sql.execution.python.ArrowPythonRunner
+        settings = runner.getPythonRunnerConfMap(self._session._jsparkSession.sessionState().conf())
+        return dict(self._jvm.scala.jdk.javaapi.CollectionConverters.asJava(settings))
+
+    def _chain(self, udf: Any, inputs: list[Any]) -> Chain:
+        """A call and those inside it that Spark makes in one breath. Its arguments are added to
+        ``inputs``, each once."""
+        calls = [udf]
+        while udf.children().size() == 1 and _class(udf.children().apply(0)) == "PythonUDF":
+            udf = udf.children().apply(0)
+            calls.append(udf)
+        arguments = []
+        for child in _items(udf.children()):
+            named = _class(child) == "NamedArgumentExpression"
+            value = child.value() if named else child
+            place = next((i for i, known in enumerate(inputs) if known.semanticEquals(value)), None)
+            if place is None:
+                place = len(inputs)
+                inputs.append(value)
+            arguments.append((str(child.key()) if named else None, place))
+        functions = tuple(function_of(self._command(call)) for call in reversed(calls))
+        return Chain(functions, tuple(arguments))
+
+    def _command(self, udf: Any) -> bytes:
+        """The pickled function of a call."""
+        return bytes(udf.func().command().toArray(self._jvm.scala.reflect.ClassTag.Byte()))
+
+
+def _paths(expressions: Any, attributes: Any) -> list[tuple[int, ...]] | None:
+    """The paths of a projection's columns in its input; None if one is computed."""
+    places = {attribute.exprId().id(): place for place, attribute in enumerate(_items(attributes))}
+    found = [_path(expression, places) for expression in _items(expressions)]
+    paths = [path for path in found if path is not None]
+    return paths if len(paths) == len(found) else None
+
+
+def _path(expression: Any, places: dict[int, int]) -> tuple[int, ...] | None:
+    kind = _class(expression)
+    if kind == "AttributeReference":
+        return (places[expression.exprId().id()],)
+    if kind == "Alias":
+        return _path(expression.child(), places)
+    if kind == "GetStructField":
+        inside = _path(expression.child(), places)
+        return None if inside is None else (*inside, int(expression.ordinal()))
+    return None
+
+
+def _items(sequence: Any) -> Iterator[Any]:
+    return (sequence.apply(index) for index in range(sequence.size()))
+
+
+def _class(expression: Any) -> str:
+    return str(expression.getClass().getSimpleName())
+
+
+def _type(expression: Any) -> Any:
+    return _parse_datatype_json_string(expression.dataType().json())
+
+
+def _struct(types: Sequence[Any]) -> StructType:
+    return StructType([StructField(f"_{place}", kind) for place, kind in enumerate(types)])
+
+
+def _arrow(struct: StructType) -> Any:
+    return to_arrow_schema(struct, timezone="UTC")
+
+
+cloudpickle: Any = untyped
+
+
+def function_of(command: bytes) -> tuple[Callable[..., Any], Any]:
+    """A function that PySpark has pickled for a UDF, and the Spark type of its result; in the
+    driver, where it was pickled. A function of a loaded module gets that module's variables, as the
+    other functions of the program have them, not copies. Only what a closure holds is as it was
+    when the UDF was first called on a Column."""
+    function, kind = _Unpickler(io.BytesIO(command)).load()
+    return function, kind
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        here = module == cloudpickle.__name__ and _HERE.get(name)
+        return here or super().find_class(module, name)
+
+
+def _make_function(
+    code: CodeType, facts: dict[str, Any], name: Any, defaults: Any, cells: Any
+) -> FunctionType:
+    module = sys.modules.get(facts.get("__name__", ""))
+    space = facts if module is None else vars(module)
+    space.setdefault("__builtins__", __builtins__)
+    return FunctionType(code, space, name, defaults, cells)
+
+
+def _function_setstate(fn: FunctionType, state: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    attributes, slots = state
+    space = fn.__globals__
+    pickled = slots["__globals__"].items()
+    missing = {name: value for name, value in pickled if name not in space}
+    builtins = space["__builtins__"]
+    cloudpickle._function_setstate(fn, (attributes, {**slots, "__globals__": missing}))
+    space["__builtins__"] = builtins
+
+
+_HERE: dict[str, Any] = {
+    "_make_function": _make_function,
+    "_function_setstate": _function_setstate,
+}

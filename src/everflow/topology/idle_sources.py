@@ -1,0 +1,132 @@
+"""Sources whose idle partitions advance stream time by the wall clock (note 025). Pure.
+
+Beside each committed offset stand the stream times of all operators with a state in that task,
+without which a restart would let late records in, and the layouts of the stores, as far as there is
+room. Brokers take 4,096 bytes and refuse the whole commit where they are longer
+(``offset.metadata.max.bytes``), so `require_room` refuses such a program while it is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from everflow.errors import TopologyError
+from everflow.topology.graph import Graph, Node, SinkNode, SourceNode, StatefulNode
+from everflow.topology.subtopologies import SubTopology, cut
+
+
+@dataclass(frozen=True)
+class IdleSource:
+    """An input topic of a sub-topology whose silence counts.
+
+    Attributes:
+        kept: under which name its time is kept beside the committed offsets: the highest of its
+            records, or what it was moved to.
+        after_ms: how long a partition has to be silent.
+        fed_by: topics that have to be consumed, too, before silence means that there is nothing:
+            those from which a repartition topic is written.
+    """
+
+    kept: str
+    after_ms: int
+    fed_by: frozenset[str] = frozenset()
+
+
+def idle_sources(graph: Graph, application_id: str) -> dict[str, dict[str, IdleSource]]:
+    """Idle sources by source node and topic (as the node names it).
+
+    A repartition topic is idle when every source that it is written from is; it waits for the
+    longest of them, since a record may be on its way from there.
+    """
+    found: dict[str, dict[str, IdleSource]] = {}
+    for node in graph.nodes:
+        if not isinstance(node, SourceNode):
+            continue
+        feeding = _feeding(graph, node)
+        after = [one.reading.idle_ms for one in feeding if one.kind != "repartition"]
+        known = [ms for ms in after if ms is not None]
+        if not known or len(known) < len(after):
+            continue
+        fed_by = frozenset(
+            f"{application_id}-{topic}" if one.kind == "repartition" else topic
+            for one in feeding
+            if one is not node
+            for topic in one.topics
+        )
+        found[node.name] = {
+            topic: IdleSource(name, max(known), fed_by)
+            for topic, name in node.names_of_topics("/idle").items()
+        }
+    return found
+
+
+def _feeding(graph: Graph, source: SourceNode) -> list[SourceNode]:
+    """The source, and of a repartition topic all sources behind it."""
+    found = {source.name: source}
+    todo = [source]
+    while todo:
+        one = todo.pop()
+        if one.kind != "repartition":
+            continue
+        for sink in graph.nodes:
+            if not isinstance(sink, SinkNode) or sink.topic not in one.topics:
+                continue
+            for node in sources_of(graph, sink):
+                if node.name not in found:
+                    found[node.name] = node
+                    todo.append(node)
+    return list(found.values())
+
+
+def sources_of(graph: Graph, node: Node) -> list[SourceNode]:
+    """The sources from which records reach a node in its sub-topology."""
+    before = graph.before(node.name)
+    return [one for one in graph.nodes if one.name in before and isinstance(one, SourceNode)]
+
+
+MOST_BYTES = 4_096
+OTHERS_BYTES = 64
+"""The prefix, the batch's id, what separates the parts."""
+_TIME_BYTES = len(',"":1700000000000')
+_Idle = Mapping[str, Mapping[str, IdleSource]]
+
+
+def room_for_layouts(graph: Graph) -> int:
+    """The bytes that every task of the program leaves."""
+    idle = idle_sources(graph, "")
+    taken = max((_times_bytes(sub, idle) for sub in cut(graph).subtopologies), default=0)
+    return max(0, MOST_BYTES - OTHERS_BYTES - taken)
+
+
+def require_room(graph: Graph) -> None:
+    """TopologyError where the stream times of a task do not fit, with the cure."""
+    idle = idle_sources(graph, "")
+    for sub in cut(graph).subtopologies:
+        taken = _times_bytes(sub, idle)
+        if taken + OTHERS_BYTES <= MOST_BYTES:
+            continue
+        stateful = [node for node in sub.nodes if isinstance(node, StatefulNode)]
+        raise TopologyError(
+            f"sub-topology {sub.index} has {len(stateful)} operators with a state; their stream "
+            f"times are kept beside its committed offsets, take {taken:,} bytes there, and brokers "
+            f"take {MOST_BYTES:,}. Cut the sub-topology in two: send a stream before some of them "
+            f"through repartition(name=...); or give the operators short names, name='n1'",
+            where=stateful[-1].where,
+        )
+
+
+def _times_bytes(sub: SubTopology, idle: _Idle) -> int:
+    names = (name for node in sub.nodes for name in _timed(node, idle))
+    return sum(len(name.encode()) + _TIME_BYTES for name in names)
+
+
+def _timed(node: Node, idle: _Idle) -> list[str]:
+    """The names under which times of the node are kept: its own, and of what the wall clock
+    calls; a source's partition times, and those that its silence moves."""
+    if isinstance(node, SourceNode):
+        moved = [one.kept for one in idle.get(node.name, {}).values()]
+        return [*node.partition_times().values(), *moved]
+    if not isinstance(node, StatefulNode):
+        return []
+    return [node.name, *(f"{node.name}/{one}" for one in node.operator.marks)]

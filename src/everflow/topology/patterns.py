@@ -1,0 +1,205 @@
+"""Sources whose topics a pattern names: which of the existing topics they read. Pure (note 037).
+
+While a program is built, such a source has its pattern in the place of a topic. At a start, and in
+the test driver, the topics that match as a whole take that place.
+Of topics that are created, or get partitions, while a program runs, `growth` finds those that it
+can read: sub-topologies, internal topics and existing tasks stay as they are. A topic that would
+change one of them is left out, and the reason is logged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from everflow.errors import TopologyError
+from everflow.topology.graph import Graph, Node, SourceNode
+from everflow.topology.program import Topology
+from everflow.topology.subtopologies import cut, internal_topics
+
+_INTERNAL = ("-changelog", "-repartition")
+
+
+def pattern_sources(graph: Graph) -> list[SourceNode]:
+    """The sources that have a pattern."""
+    return [
+        node
+        for node in graph.nodes
+        if isinstance(node, SourceNode) and node.reading.pattern is not None
+    ]
+
+
+def matched(graph: Graph, existing: Iterable[str], application_id: str) -> dict[str, SourceNode]:
+    """The topics that a pattern names, and its source. Kafka's own topics and the application's
+    internal ones belong to no pattern. TopologyError for a topic of two sources."""
+    named = {
+        topic: node
+        for node in graph.nodes
+        if isinstance(node, SourceNode) and node.reading.pattern is None
+        for topic in node.topics
+    }
+    found: dict[str, SourceNode] = {}
+    for topic in sorted(existing):
+        if topic.startswith("__") or _internal(topic, application_id):
+            continue
+        for node in pattern_sources(graph):
+            assert node.reading.pattern is not None
+            if not node.reading.pattern.fullmatch(topic):
+                continue
+            other = found.get(topic) or named.get(topic)
+            if other is not None:
+                raise TopologyError(
+                    f"the topic {topic!r} matches the pattern {node.reading.pattern.pattern!r}, "
+                    f"and the source at {other.where} reads it too; a topic belongs to one source: "
+                    "make the pattern narrower, or use one stream twice",
+                    where=node.where,
+                )
+            found[topic] = node
+    return found
+
+
+def with_topics(topology: Topology, existing: Iterable[str], application_id: str) -> Topology:
+    """The topology whose patterns are replaced by the topics there are; TopologyError for a pattern
+    that none matches."""
+    sources = pattern_sources(topology)
+    if not sources:
+        return topology
+    found = matched(topology, existing, application_id)
+    topics = {
+        source.name: tuple(topic for topic, node in found.items() if node.name == source.name)
+        for source in sources
+    }
+    for source in sources:
+        if not topics[source.name]:
+            raise TopologyError(
+                f"no topic matches the pattern {source.topics[0]!r}; create one before the "
+                f"application starts, and see that this user may see it. A pattern is that of a "
+                "whole name: re.compile('in.*'), not 'in'",
+                where=source.where,
+                code="EF-SOURCE-TOPIC",
+            )
+    return replace(topology, nodes=tuple(_with(node, topics) for node in topology.nodes))
+
+
+def _with(node: Node, topics: Mapping[str, tuple[str, ...]]) -> Node:
+    return replace(node, topics=topics[node.name]) if node.name in topics else node  # type: ignore[call-arg]
+
+
+def _internal(topic: str, application_id: str) -> bool:
+    return topic.startswith(f"{application_id}-") and topic.endswith(_INTERNAL)
+
+
+_Program = TypeVar("_Program", bound=Graph)
+
+
+@dataclass(frozen=True)
+class TopicGrowth:
+    """``taken``: the partitions of the topics that are read from now on; ``left_out``: why others
+    are not. ``where``: the line of each one's source."""
+
+    topology: Graph
+    taken: Mapping[str, int]
+    left_out: Mapping[str, str]
+    where: Mapping[str, str]
+
+
+def growth(
+    topology: Graph, counts: Mapping[str, int], existing: Mapping[str, int], application_id: str
+) -> TopicGrowth:
+    """``counts``: partitions of the user's topics that the program reads; ``existing``: of all that
+    there are. A new topic, or one with more partitions (`resizable`), is taken or left out by
+    itself, in the order of names."""
+    taken: dict[str, int] = {}
+    left_out: dict[str, str] = {}
+    where: dict[str, str] = {}
+    for topic, read in resizable(topology).items():
+        partitions = existing.get(topic, 0)
+        if 0 < counts.get(topic, 0) < partitions and not _differing(
+            topology, {**counts, **taken}, {topic: partitions}, application_id
+        ):
+            where[topic], taken[topic] = str(read.where), partitions
+    if not pattern_sources(topology):
+        return TopicGrowth(topology, taken, left_out, where)
+    shape = _internal_partitions(topology, counts, application_id)
+    for topic in sorted(existing.keys() - counts.keys()):
+        partitions = existing[topic]
+        try:
+            source = matched(topology, [topic], application_id).get(topic)
+            if source is None or not partitions:
+                continue
+            where[topic] = str(source.where)
+            wider = _with_topic(topology, source, topic)
+            other = _internal_partitions(
+                wider, {**counts, **taken, topic: partitions}, application_id
+            )
+        except TopologyError as error:
+            where.setdefault(topic, str(error.where))
+            left_out[topic] = str(error).partition("\n  at ")[0]
+            continue
+        changed = sorted(name for name, number in other.items() if shape[name] != number)
+        if changed:
+            left_out[topic] = (
+                f"it has {partitions} partitions, and {changed[0]} has {shape[changed[0]]}, which "
+                f"cannot become {other[changed[0]]}: keys would leave their state"
+            )
+            continue
+        topology, taken[topic] = wider, partitions
+    return TopicGrowth(topology, taken, left_out, where)
+
+
+def resizable(topology: Graph) -> dict[str, SourceNode]:
+    """The user's topics that may get more partitions while the program runs, with their sources:
+    nothing of their sub-topologies is stored, so no key has a state that it would leave."""
+    subs = cut(topology).subtopologies
+    free = {topic for sub in subs if not sub.stores for topic in sub.source_topics}
+    sources = [node for node in topology.nodes if isinstance(node, SourceNode)]
+    return {
+        topic: source
+        for source in sources
+        if source.kind != "repartition"
+        for topic in sorted(free.intersection(source.topics))
+    }
+
+
+def may_grow(
+    topology: Graph, counts: Mapping[str, int], topic: str, partitions: int, application_id: str
+) -> bool:
+    """True if the program reads more partitions of a topic while it runs."""
+    if topic not in resizable(topology) or partitions <= counts[topic]:
+        return False
+    return not _differing(topology, counts, {topic: partitions}, application_id)
+
+
+def _differing(
+    topology: Graph, counts: Mapping[str, int], more: Mapping[str, int], application_id: str
+) -> bool:
+    """True if an internal topic would need another number of partitions, or topics that have to
+    have equally many would not."""
+    before = _internal_partitions(topology, counts, application_id)
+    try:
+        return _internal_partitions(topology, {**counts, **more}, application_id) != before
+    except TopologyError:
+        return True
+
+
+def _internal_partitions(
+    topology: Graph, counts: Mapping[str, int], application_id: str
+) -> dict[str, int]:
+    found = internal_topics(cut(topology), counts, application_id)
+    return {
+        name: partitions
+        for topics in (found.repartition, found.changelog)
+        for name, (partitions, _) in topics.items()
+    }
+
+
+def _with_topic(topology: _Program, source: SourceNode, topic: str) -> _Program:
+    """Behind the topics that there are: what was numbered keeps its number."""
+    nodes = tuple(
+        replace(node, topics=(*node.topics, topic))
+        if isinstance(node, SourceNode) and node.name == source.name
+        else node
+        for node in topology.nodes
+    )
+    return replace(topology, nodes=nodes)
