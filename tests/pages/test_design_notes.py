@@ -42,7 +42,7 @@ def cited(text: str) -> set[str]:
 
 
 def _files() -> list[Path]:
-    folders = ("src", "tests", "bench", "chaos", "deploy", "oracle", "soak", "docs")
+    folders = ("src", "simulation", "tests", "bench", "chaos", "deploy", "oracle", "soak", "docs")
     return sorted(
         p
         for folder in folders

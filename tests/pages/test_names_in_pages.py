@@ -25,7 +25,7 @@ PAGES = [
 ]
 SOURCES = sorted(
     path
-    for folder in ("src", "tests", "bench", "chaos", "deploy", "oracle", "soak")
+    for folder in ("src", "simulation", "tests", "bench", "chaos", "deploy", "oracle", "soak")
     for path in (ROOT / folder).rglob("*.py")
 )
 SOURCES.remove(Path(__file__))

@@ -3,8 +3,7 @@
 What is here is public. Whoever reads the driver begins with `topology_test_driver`, then `topics`
 and `store_views`; the broker is `broker` (with `broker_guard`, the process that ends it with its
 owner), three of them are `cluster`, and `kafka_proxy` brings faults between it and its clients
-(`proxy_frames` knows the protocol). `simulation` runs whole groups in virtual time, for everflow's
-own tests and `everflow simulate`.
+(`proxy_frames` knows the protocol).
 May import everything; nothing below imports it.
 """
 

@@ -16,13 +16,13 @@ from everflow.records import CommittedOffset, TaskId, TopicPartition
 from everflow.retry import FIRST_PAUSE_MS
 from everflow.runtime.commit.batch import BatchRequest
 from everflow.runtime.tasks.task import TaskState
-from everflow.testing.simulation.group_coordinator import GroupCoordinator
-from everflow.testing.simulation.history import History
-from everflow.testing.simulation.instance import SimulatedInstance
-from everflow.testing.simulation.log import Fold, SimulatedLog, Transaction, fold_of
-from everflow.testing.simulation.ports import KILL_WORKERS_MS
-from everflow.testing.simulation.recovery import FENCE_PAUSE_MS
-from everflow.testing.simulation.settings import SimulationSettings
+from everflow_simulation.group_coordinator import GroupCoordinator
+from everflow_simulation.history import History
+from everflow_simulation.instance import SimulatedInstance
+from everflow_simulation.log import Fold, SimulatedLog, Transaction, fold_of
+from everflow_simulation.ports import KILL_WORKERS_MS
+from everflow_simulation.recovery import FENCE_PAUSE_MS
+from everflow_simulation.settings import SimulationSettings
 
 PAUSE_SLACK_MS = 30.0
 """Beyond what can be derived, I4 allows for what is read from another thread's poll or wakes up

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import TypeVar
 
-from everflow.testing.simulation.scheduler import Process, Scheduler
+from everflow_simulation.scheduler import Process, Scheduler
 
 _T = TypeVar("_T")
 

@@ -13,7 +13,7 @@ from everflow.records import TaskId, TopicPartition
 from everflow.runtime.copies.known_copies import AtRest, Copies
 from everflow.runtime.copies.state_updater import FollowedTask
 from everflow.runtime.tasks.task import TaskStore
-from everflow.testing.simulation.log import Fold
+from everflow_simulation.log import Fold
 
 
 @dataclass(kw_only=True)

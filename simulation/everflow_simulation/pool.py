@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from everflow.testing.simulation.scheduler import Process, Scheduler
+from everflow_simulation.scheduler import Process, Scheduler
 
 
 @dataclass(kw_only=True)

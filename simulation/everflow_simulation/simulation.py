@@ -13,18 +13,18 @@ from everflow.assignment.cluster_state import Assignment, ClusterState, Member, 
 from everflow.errors import EverflowError, ProcessIdClashError
 from everflow.records import CommittedOffset, TaskId, TopicPartition
 from everflow.runtime.commit.batch import format_metadata
-from everflow.testing.simulation.checks import Checks, InvariantError
-from everflow.testing.simulation.disk import SimulatedDisk
-from everflow.testing.simulation.group_coordinator import GroupCoordinator, GroupState
-from everflow.testing.simulation.history import History
-from everflow.testing.simulation.instance import SimulatedInstance
-from everflow.testing.simulation.log import SimulatedLog, Write, fold_of
-from everflow.testing.simulation.network import Network
-from everflow.testing.simulation.ports import World
-from everflow.testing.simulation.scheduler import Scheduler
-from everflow.testing.simulation.settings import SimulationSettings, Timings
-from everflow.testing.simulation.worker import CrashPlan
 from everflow.waits import shown_by, shown_elsewhere
+from everflow_simulation.checks import Checks, InvariantError
+from everflow_simulation.disk import SimulatedDisk
+from everflow_simulation.group_coordinator import GroupCoordinator, GroupState
+from everflow_simulation.history import History
+from everflow_simulation.instance import SimulatedInstance
+from everflow_simulation.log import SimulatedLog, Write, fold_of
+from everflow_simulation.network import Network
+from everflow_simulation.ports import World
+from everflow_simulation.scheduler import Scheduler
+from everflow_simulation.settings import SimulationSettings, Timings
+from everflow_simulation.worker import CrashPlan
 
 SHOWN = 60
 """Entries of the history in an InvariantError."""

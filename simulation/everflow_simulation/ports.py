@@ -31,21 +31,21 @@ from everflow.runtime.tasks.recovery import ATTEMPT_MS, ON_DISK, Recovery, Recov
 from everflow.runtime.tasks.task import ActiveTask, TaskStore
 from everflow.runtime.thread.thread_ports import ThreadSettings
 from everflow.runtime.topics.end_offsets import EndOffsets
-from everflow.testing.simulation.channel import ChannelServices, SimulatedChannel
-from everflow.testing.simulation.disk import SimulatedCopies, SimulatedDisk
-from everflow.testing.simulation.follower import SimulatedFollower
-from everflow.testing.simulation.group_coordinator import Code, GroupCoordinator
-from everflow.testing.simulation.history import History
-from everflow.testing.simulation.log import SimulatedLog
-from everflow.testing.simulation.network import Network
-from everflow.testing.simulation.pool import FiberPool
-from everflow.testing.simulation.recovery import SimulatedRecoveryPorts, fence
-from everflow.testing.simulation.scheduler import Fiber, Process, Scheduler, SimulatedClock
-from everflow.testing.simulation.settings import APPLICATION, SimulationSettings
-from everflow.testing.simulation.worker import SimulatedJob, WorkerServices
+from everflow_simulation.channel import ChannelServices, SimulatedChannel
+from everflow_simulation.disk import SimulatedCopies, SimulatedDisk
+from everflow_simulation.follower import SimulatedFollower
+from everflow_simulation.group_coordinator import Code, GroupCoordinator
+from everflow_simulation.history import History
+from everflow_simulation.log import SimulatedLog
+from everflow_simulation.network import Network
+from everflow_simulation.pool import FiberPool
+from everflow_simulation.recovery import SimulatedRecoveryPorts, fence
+from everflow_simulation.scheduler import Fiber, Process, Scheduler, SimulatedClock
+from everflow_simulation.settings import APPLICATION, SimulationSettings
+from everflow_simulation.worker import SimulatedJob, WorkerServices
 
 if TYPE_CHECKING:
-    from everflow.testing.simulation.instance import SimulatedInstance
+    from everflow_simulation.instance import SimulatedInstance
 
 MAX_BATCH_RECORDS = 1_000_000_000
 KILL_WORKERS_MS = 5.0

@@ -18,9 +18,9 @@ from everflow.runtime.client_state import ENDED, STOPPING, Pause
 from everflow.runtime.instance import Instance, InstanceSettings
 from everflow.runtime.life import InstanceLife, leaves
 from everflow.runtime.restore.listeners import RestoreTracker
-from everflow.testing.simulation.disk import SimulatedDisk
-from everflow.testing.simulation.ports import SimulatedPorts, World, transactional_id
-from everflow.testing.simulation.scheduler import Process
+from everflow_simulation.disk import SimulatedDisk
+from everflow_simulation.ports import SimulatedPorts, World, transactional_id
+from everflow_simulation.scheduler import Process
 
 DRAIN_TIMEOUT_MS = 60_000.0
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from everflow.records import Int64, TopicPartition
-from everflow.testing.simulation.log import SimulatedLog
-from everflow.testing.simulation.scheduler import SimulatedClock
+from everflow_simulation.log import SimulatedLog
+from everflow_simulation.scheduler import SimulatedClock
 
 _NO_TIMES: Int64 = np.empty(0, np.int64)
 

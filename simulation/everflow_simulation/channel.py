@@ -25,15 +25,15 @@ from everflow.kafka.group_channel import (
     watch_every,
 )
 from everflow.records import MemberMetadata, TopicPartition
-from everflow.testing.simulation.group_coordinator import (
+from everflow_simulation.group_coordinator import (
     Code,
     GroupCoordinator,
     JoinReply,
     JoinRequest,
     SyncReply,
 )
-from everflow.testing.simulation.network import Network
-from everflow.testing.simulation.scheduler import Process
+from everflow_simulation.network import Network
+from everflow_simulation.scheduler import Process
 
 RETRY_BACKOFF_MS = 100.0
 

@@ -10,9 +10,9 @@ from typing import Any
 from everflow.config import AssignmentRules
 from everflow.errors import ConfigError
 from everflow.records import TaskId
-from everflow.testing.simulation.checks import InvariantError
-from everflow.testing.simulation.settings import SimulatedSubTopology, SimulationSettings, Timings
-from everflow.testing.simulation.simulation import LeaderDecision, Simulation
+from everflow_simulation.checks import InvariantError
+from everflow_simulation.settings import SimulatedSubTopology, SimulationSettings, Timings
+from everflow_simulation.simulation import LeaderDecision, Simulation
 
 LIMIT_MS = 24 * 3_600_000.0
 BOUNDS: Mapping[str, tuple[int, int]] = {

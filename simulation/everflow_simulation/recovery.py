@@ -10,10 +10,10 @@ from everflow.errors import RetriableError
 from everflow.records import CommittedOffset, TopicPartition
 from everflow.retry import StoppedError
 from everflow.runtime.tasks.task import ActiveTask, TaskStore
-from everflow.testing.simulation.disk import SimulatedDisk
-from everflow.testing.simulation.log import SimulatedLog
-from everflow.testing.simulation.network import Network
-from everflow.testing.simulation.scheduler import SimulatedClock
+from everflow_simulation.disk import SimulatedDisk
+from everflow_simulation.log import SimulatedLog
+from everflow_simulation.network import Network
+from everflow_simulation.scheduler import SimulatedClock
 
 SLICE_MS = 250.0
 FENCE_PATIENCE_MS = 30_000.0

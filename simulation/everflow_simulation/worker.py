@@ -28,13 +28,13 @@ from everflow.runtime.step.task_step import SinkOutput, StepResult
 from everflow.runtime.worker.crash_points import APPLYING
 from everflow.runtime.worker.kafka_sink import KafkaSink
 from everflow.state.store_meta import Owner
-from everflow.testing.simulation.disk import SimulatedDisk
-from everflow.testing.simulation.history import History
-from everflow.testing.simulation.log import Fold, SimulatedLog
-from everflow.testing.simulation.network import Network
-from everflow.testing.simulation.scheduler import SimulatedClock
-from everflow.testing.simulation.settings import SimulationSettings
 from everflow.topology.physical_plan import Source
+from everflow_simulation.disk import SimulatedDisk
+from everflow_simulation.history import History
+from everflow_simulation.log import Fold, SimulatedLog
+from everflow_simulation.network import Network
+from everflow_simulation.scheduler import SimulatedClock
+from everflow_simulation.settings import SimulationSettings
 
 _T = TypeVar("_T")
 

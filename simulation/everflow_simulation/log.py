@@ -14,9 +14,9 @@ from random import Random
 
 from everflow.errors import EverflowError, GenerationChanged, RetriableError, TaskMigratedError
 from everflow.records import CommittedOffset, TopicPartition
-from everflow.testing.simulation.group_coordinator import Code, GroupCoordinator
-from everflow.testing.simulation.history import History
-from everflow.testing.simulation.scheduler import Scheduler, Timer
+from everflow_simulation.group_coordinator import Code, GroupCoordinator
+from everflow_simulation.history import History
+from everflow_simulation.scheduler import Scheduler, Timer
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from everflow.testing.simulation.history import History
-from everflow.testing.simulation.scheduler import Scheduler, Timer
+from everflow_simulation.history import History
+from everflow_simulation.scheduler import Scheduler, Timer
 
 
 class Code(enum.Enum):
