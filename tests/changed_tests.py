@@ -22,11 +22,10 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-BEGIN = ("src/", "simulation/", "tests/", "examples/", "")
+BEGIN = ("src/", "simulation/", "demo/", "tests/", "examples/", "")
 """Where the names of modules begin, as on pytest's path."""
-FOLDERS = (
-    *("src", "simulation", "tests", "bench", "chaos", "deploy", "oracle", "soak", "examples"),
-)
+TOOLS = ("bench", "chaos", "deploy", "oracle", "soak")
+FOLDERS = ("src", "simulation", "demo", "tests", *TOOLS, "examples")
 
 
 def changed(root: Path) -> set[str]:

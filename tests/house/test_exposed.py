@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SOURCES = [ROOT / "src", ROOT / "simulation"]
+SOURCES = [ROOT / "src", ROOT / "simulation", ROOT / "demo"]
 """Folders whose packages are in the wheel."""
 UNPICKLE = {
     "everflow/spark/job.py",  # a row of its own Spark job

@@ -66,7 +66,6 @@ MUTATIONS = {
         "operators.table everflow.dsl.streams",
         "topology.graph everflow.operators.table",
         "console.terminal everflow.cli.app",
-        "demo.run everflow.cli.run",
         "runtime.tasks.task everflow.testing.waiting",
         "client.direct everflow.topology.graph",
         "observe.otlp everflow.kafka.admin",
@@ -132,7 +131,7 @@ MUTATIONS = {
     "A collector's packages": ("observe.exposition opentelemetry",),
     "Certificates": ("testing.broker trustme",),
     "The terminal": ("testing.broker rich",),
-    "The command line": ("demo.run typer",),
+    "The command line": ("testing.broker typer",),
     "JSON": ("kafka.admin orjson",),
     "The type checker's own": ("errors typing_extensions",),
     "Arrow": ("membership.member pyarrow",),
@@ -169,7 +168,9 @@ MUTATIONS = {
     "What runs on the hosts beside Spark knows no Spark": ("fleet.keeper everflow.spark.session",),
     "Of what stands beside the package, only its commands know": (
         "testing.broker everflow_simulation",
+        "console.terminal everflow_demo",
     ),
+    "What stands beside the package knows no command": ("testing.broker everflow.cli.app",),
 }
 """Contract -> imports that break it: a module below everflow, and what it would import."""
 

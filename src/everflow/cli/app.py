@@ -363,13 +363,13 @@ def demo(
             "debug": debug,
         }
         if shows is Demo.flights:
-            from everflow.demo.run import run_demo
+            from everflow_demo.run import run_demo
 
             matches = run_demo(**given, instances=instances).matches_batch
         elif instances > 1:
             raise ConfigError("the enrichment demo has one instance: leave out --instances")
         else:
-            from everflow.demo.enrichment.run import run_enrichment
+            from everflow_demo.enrichment.run import run_enrichment
 
             matches = run_enrichment(**given).matches_batch
     raise typer.Exit(0 if matches else EXIT_FAILED)

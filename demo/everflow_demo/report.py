@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from everflow.demo.batch import Figures
-from everflow.demo.moves import Moves
+from everflow_demo.batch import Figures
+from everflow_demo.moves import Moves
 
 SHOWN = 10
 DIFFERENCES_SHOWN = 20

@@ -6,9 +6,9 @@ import threading
 import time
 from dataclasses import dataclass, field
 
-from everflow.demo.data import TopicRecords
 from everflow.errors import FatalError
 from everflow.kafka.writing.record_writer import RecordWriter
+from everflow_demo.data import TopicRecords
 
 _CHUNK = 50_000  # records handed to the producer at a time
 _TICK_S = 0.05

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as csv
 
-from everflow.demo.data import VALUE_SCHEMA, TopicRecords, data_file, encoded
+from everflow_demo.data import VALUE_SCHEMA, TopicRecords, data_file, encoded
 
 DEPARTURES_TOPIC = "departures"
 WEATHER_TOPIC = "weather"
@@ -28,7 +28,7 @@ KNOWN_SINCE_MS = 1_325_376_000_000
 def load_weather() -> pa.Table:
     """The hourly weather at the three airports, in the order of time: ``origin``, the fields of
     `WEATHER_SCHEMA`, ``time`` (int64, ms since the epoch, the begin of the hour). SetupError as
-    `everflow.demo.data.data_file`."""
+    `everflow_demo.data.data_file`."""
     table = _read(
         "weather.csv",
         {

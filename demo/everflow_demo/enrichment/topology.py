@@ -5,8 +5,9 @@ from __future__ import annotations
 from pyspark.sql import functions as F
 
 from everflow import JoinWindows, KStream, StreamsBuilder, agg, serdes
-from everflow.demo.data import VALUE_SCHEMA
-from everflow.demo.enrichment.data import (
+from everflow.topology.program import Topology
+from everflow_demo.data import VALUE_SCHEMA
+from everflow_demo.enrichment.data import (
     AIRLINE_SCHEMA,
     AIRLINES_TOPIC,
     DEPARTURES_TOPIC,
@@ -15,7 +16,6 @@ from everflow.demo.enrichment.data import (
     WEATHER_SCHEMA,
     WEATHER_TOPIC,
 )
-from everflow.topology.program import Topology
 
 BY_AIRLINE_TOPIC = "delay-by-airline"
 BY_VISIBILITY_TOPIC = "delay-by-visibility"
@@ -28,7 +28,7 @@ UNKNOWN = "unknown"
 def build() -> Topology:
     """Build the topology; starts or adopts a Spark session, since the conditions are Spark Columns.
 
-    Results, JSON of `everflow.demo.topology.DELAY_SCHEMA` on the topics of `RESULT_TOPICS`: the
+    Results, JSON of `everflow_demo.topology.DELAY_SCHEMA` on the topics of `RESULT_TOPICS`: the
     flights that left and their mean departure delay per airline's name (stream-table join), per
     airport and visibility in whole miles, ``JFK-10`` (windowed stream-stream join with the weather
     of the hour), and per plane's manufacturer (foreign-key join of a table of flights with the

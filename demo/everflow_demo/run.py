@@ -13,10 +13,6 @@ from rich.console import Console
 
 from everflow.config import StreamsConfig
 from everflow.console.status import StatusLine
-from everflow.demo import batch, data, elastic, report, results, stage, topology
-from everflow.demo.feed import Feed
-from everflow.demo.instance_process import InstanceProcess
-from everflow.demo.moves import Moves
 from everflow.logs import lines_to
 from everflow.records import TaskId, TopicPartition
 from everflow.spark.session import get_context
@@ -24,6 +20,10 @@ from everflow.stop_signals import owned
 from everflow.topology.program import Topology
 from everflow.topology.subtopologies import cut
 from everflow.waits import shown_by
+from everflow_demo import batch, data, elastic, report, results, stage, topology
+from everflow_demo.feed import Feed
+from everflow_demo.instance_process import InstanceProcess
+from everflow_demo.moves import Moves
 
 APPLICATION_ID = "flights-demo"
 
@@ -41,7 +41,7 @@ def run_demo(
     """Run the demo and print it; the caller turns ``matches_batch`` into an exit code.
 
     With two ``instances`` the flights come at a pace, and a second instance joins and leaves
-    meanwhile (`everflow.demo.elastic`). Broker, state folders and instances end with this call,
+    meanwhile (`everflow_demo.elastic`). Broker, state folders and instances end with this call,
     also when it is interrupted (SIGINT, SIGTERM: raises KeyboardInterrupt). Call it from the main
     thread.
 

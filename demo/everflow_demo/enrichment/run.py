@@ -12,13 +12,13 @@ from rich.console import Console
 
 from everflow.config import StreamsConfig
 from everflow.console.status import StatusLine
-from everflow.demo import stage
-from everflow.demo.data import load_flights
-from everflow.demo.enrichment import batch, data, report, results, topology
 from everflow.logs import lines_to
 from everflow.spark.session import get_context
 from everflow.stop_signals import owned
 from everflow.waits import shown_by
+from everflow_demo import stage
+from everflow_demo.data import load_flights
+from everflow_demo.enrichment import batch, data, report, results, topology
 
 APPLICATION_ID = "enrichment-demo"
 
@@ -33,7 +33,7 @@ def run_enrichment(
     debug: bool = False,
 ) -> report.EnrichmentOutcome:
     """Run the demo and print it; the caller turns ``matches_batch`` into an exit code. ``limit``:
-    only the first so many flights. Ends, and raises, as `everflow.demo.run.run_demo`."""
+    only the first so many flights. Ends, and raises, as `everflow_demo.run.run_demo`."""
     with ExitStack() as stack:
         stack.enter_context(owned())
         status = stack.enter_context(StatusLine(console))

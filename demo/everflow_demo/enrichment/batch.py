@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from everflow.demo.batch import MeanDelay, compare
+from everflow_demo.batch import MeanDelay, compare
 
 HOUR_MS = 3_600_000
 
@@ -28,7 +28,7 @@ class Enriched:
 
 
 def figures(flights: pa.Table, weather: pa.Table, airlines: pa.Table, planes: pa.Table) -> Enriched:
-    """Compute all figures from the tables of `everflow.demo.enrichment.data`."""
+    """Compute all figures from the tables of `everflow_demo.enrichment.data`."""
     frame: Any = flights.to_pandas()
     flown = frame[frame["dep_delay"].notna()]
     named = flown.merge(airlines.to_pandas()[["carrier", "name"]], on="carrier")
@@ -48,7 +48,7 @@ def figures(flights: pa.Table, weather: pa.Table, airlines: pa.Table, planes: pa
 
 
 def differences(streamed: Enriched, batch: Enriched) -> list[str]:
-    """As `everflow.demo.batch.differences`."""
+    """As `everflow_demo.batch.differences`."""
     return [
         *compare("airline", streamed.airlines, batch.airlines),
         *compare("airport and visibility", streamed.visibilities, batch.visibilities),

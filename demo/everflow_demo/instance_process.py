@@ -1,4 +1,4 @@
-"""Starts, hears and ends the process of `everflow.demo.instance`; leaves nothing of it."""
+"""Starts, hears and ends the process of `everflow_demo.instance`; leaves nothing of it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from everflow.demo.instance import STOP, decode
 from everflow.errors import FatalError
 from everflow.records import TaskId
 from everflow.runtime.task_status import TaskStatus
+from everflow_demo.instance import STOP, decode
 
 _END_S = 20.0
 _TAIL_LINES = 15
@@ -43,7 +43,7 @@ class InstanceProcess:
         self._folder.mkdir(parents=True)
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "everflow.demo.instance", json.dumps(dict(self._settings))],
+                [sys.executable, "-m", "everflow_demo.instance", json.dumps(dict(self._settings))],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from everflow import serdes
-from everflow.demo.batch import MeanDelay
-from everflow.demo.enrichment.batch import Enriched
-from everflow.demo.enrichment.topology import (
+from everflow_demo.batch import MeanDelay
+from everflow_demo.enrichment.batch import Enriched
+from everflow_demo.enrichment.topology import (
     BY_AIRLINE_TOPIC,
     BY_MANUFACTURER_TOPIC,
     BY_VISIBILITY_TOPIC,
 )
-from everflow.demo.stage import Record, latest
-from everflow.demo.topology import DELAY_SCHEMA
+from everflow_demo.stage import Record, latest
+from everflow_demo.topology import DELAY_SCHEMA
 
 
 def to_figures(records: Mapping[str, Iterable[Record]]) -> Enriched:
     """Decode the records of the three result topics, each in the order of its partitions. A group
     that has lost all its entries is no result. Raises SerdeError for bytes that are not what
-    `everflow.demo.enrichment.topology.build` writes."""
+    `everflow_demo.enrichment.topology.build` writes."""
     return Enriched(
         airlines=_delays(records.get(BY_AIRLINE_TOPIC, ())),
         visibilities=_delays(records.get(BY_VISIBILITY_TOPIC, ())),

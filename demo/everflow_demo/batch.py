@@ -51,7 +51,7 @@ class Figures:
 
 
 def figures(flights: pa.Table) -> Figures:
-    """Compute all figures from the table of `everflow.demo.data.load_flights`."""
+    """Compute all figures from the table of `everflow_demo.data.load_flights`."""
     frame: Any = flights.to_pandas()
     flown = frame[frame["dep_delay"].notna()]
     day = pd.to_datetime(flown["time"], unit="ms", utc=True).dt.normalize()

@@ -9,8 +9,8 @@ from __future__ import annotations
 from pyspark.sql import functions as F
 
 from everflow import StreamsBuilder, TimeWindows, agg, serdes
-from everflow.demo.data import FLIGHTS_TOPIC, VALUE_SCHEMA
 from everflow.topology.program import Topology
+from everflow_demo.data import FLIGHTS_TOPIC, VALUE_SCHEMA
 
 BY_CARRIER_TOPIC = "delay-by-carrier"
 BY_CARRIER_DAY_TOPIC = "delay-by-carrier-and-day"
@@ -26,7 +26,7 @@ def build() -> Topology:
     Results, on topics of the same names as the constants: per carrier and per carrier and UTC day
     (windowed key) the flights that left and their mean departure delay (JSON of `DELAY_SCHEMA`);
     per route ``origin-dest`` the number of all flights (Java long). Flights arrive out of order by
-    less than a day (see `everflow.demo.data`), so with a day of grace no window drops one.
+    less than a day (see `everflow_demo.data`), so with a day of grace no window drops one.
     """
     builder = StreamsBuilder()
     flights = builder.stream(FLIGHTS_TOPIC, key=serdes.string(), value=serdes.json(VALUE_SCHEMA))

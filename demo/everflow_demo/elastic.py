@@ -17,16 +17,16 @@ from everflow.config import StreamsConfig
 from everflow.console.status import StatusLine
 from everflow.console.terminal import Progress
 from everflow.console.watch import LagReader
-from everflow.demo.feed import Feed, Pace
-from everflow.demo.instance_process import InstanceProcess
-from everflow.demo.moves import Moves
-from everflow.demo.pauses import Pauses, PauseWatch
-from everflow.demo.view import Instances, copies, matrix, roles, shared
 from everflow.errors import FatalError
 from everflow.kafka.admin import ClusterAdmin
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.client_state import ENDED, ClientState
 from everflow.runtime.task_status import ACTIVE, role_of
+from everflow_demo.feed import Feed, Pace
+from everflow_demo.instance_process import InstanceProcess
+from everflow_demo.moves import Moves
+from everflow_demo.pauses import Pauses, PauseWatch
+from everflow_demo.view import Instances, copies, matrix, roles, shared
 
 FEED_S = 75.0
 """The pace of the feed is that of all flights in this time; what is left when the second instance

@@ -4,5 +4,6 @@
 `batch` does so with pandas, `results` compares and `report` shows; `stage` is what a demo runs on,
 and `enrichment` is the second one. With two instances `elastic` directs:
 `instance_process` starts `instance`, `view`, `moves` and `pauses` watch.
-May import everything; nothing below imports it. `docs/guide/first-hour.md` shows its output.
+A package of its own, which everflow's wheel carries; of everflow only `everflow demo` imports it.
+It may import all of everflow but `everflow.cli`. `docs/guide/first-hour.md` shows its output.
 """

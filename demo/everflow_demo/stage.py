@@ -13,8 +13,6 @@ from everflow.config import StreamsConfig
 from everflow.console.status import StatusLine
 from everflow.console.terminal import Progress
 from everflow.console.watch import LagReader, input_topics
-from everflow.demo import feed
-from everflow.demo.data import TopicRecords
 from everflow.errors import FatalError
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.reading.log_reader import LogReader
@@ -23,6 +21,8 @@ from everflow.runtime.client_state import ENDED
 from everflow.runtime.task_status import summary
 from everflow.testing.broker import EmbeddedBroker
 from everflow.topology.program import Topology
+from everflow_demo import feed
+from everflow_demo.data import TopicRecords
 
 PARTITIONS = 4
 CHANGELOG_RETENTION_MS = 100 * 365 * 86_400_000

@@ -9,9 +9,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from everflow.demo.batch import MeanDelay
-from everflow.demo.enrichment.batch import Enriched
-from everflow.demo.report import SHOWN, verdict_lines
+from everflow_demo.batch import MeanDelay
+from everflow_demo.enrichment.batch import Enriched
+from everflow_demo.report import SHOWN, verdict_lines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ def show(outcome: EnrichmentOutcome, console: Console) -> None:
 
 
 def verdict(outcome: EnrichmentOutcome) -> list[str]:
-    """As `everflow.demo.report.verdict`."""
+    """As `everflow_demo.report.verdict`."""
     found = outcome.streamed
     compared = (
         f"{len(found.airlines)} airlines, {len(found.visibilities)} airports by visibility, "

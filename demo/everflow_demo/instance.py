@@ -1,4 +1,4 @@
-"""Runs one more instance of the demo: `python -m everflow.demo.instance SETTINGS` (JSON).
+"""Runs one more instance of the demo: `python -m everflow_demo.instance SETTINGS` (JSON).
 
 It tells what its tasks do in lines of JSON on its standard output. A line ``stop`` on its standard
 input makes it hand its tasks over, leave and end; the end of the input, which is also what it sees
@@ -17,13 +17,13 @@ from typing import Any
 
 from everflow import KafkaStreams
 from everflow.config import StreamsConfig
-from everflow.demo import topology
 from everflow.errors import EverflowError, FatalError
 from everflow.records import TaskId
 from everflow.runtime.client_state import ENDED, ClientState
 from everflow.runtime.task_status import TaskStatus
 from everflow.runtime.tasks.task import TaskRole, TaskState
 from everflow.spark.session import get_context
+from everflow_demo import topology
 
 STOP = "stop"
 MARK = '{"everflow":'

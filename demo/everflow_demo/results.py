@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from everflow import serdes
-from everflow.demo.batch import CarrierDay, Figures, MeanDelay
-from everflow.demo.stage import Record, latest
-from everflow.demo.topology import (
+from everflow_demo.batch import CarrierDay, Figures, MeanDelay
+from everflow_demo.stage import Record, latest
+from everflow_demo.topology import (
     BY_CARRIER_DAY_TOPIC,
     BY_CARRIER_TOPIC,
     DAY_MS,
@@ -21,7 +21,7 @@ def to_figures(records: Mapping[str, Iterable[Record]]) -> Figures:
 
     The last value of a key is its result; a null value deletes it. Keys never change partition, so
     the order between partitions does not matter. Raises SerdeError for bytes that are not what
-    `everflow.demo.topology.build` writes.
+    `everflow_demo.topology.build` writes.
     """
     carrier_key = serdes.string()
     day_key = serdes.time_windowed(serdes.string(), DAY_MS)
