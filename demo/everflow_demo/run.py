@@ -15,11 +15,11 @@ from everflow.config import StreamsConfig
 from everflow.console.status import StatusLine
 from everflow.logs import lines_to
 from everflow.records import TaskId, TopicPartition
+from everflow.retry import shown_by
 from everflow.spark.session import get_context
 from everflow.stop_signals import owned
 from everflow.topology.program import Topology
 from everflow.topology.subtopologies import cut
-from everflow.waits import shown_by
 from everflow_demo import batch, data, elastic, report, results, stage, topology
 from everflow_demo.feed import Feed
 from everflow_demo.instance_process import InstanceProcess

@@ -12,8 +12,8 @@ from everflow.assignment import assignor
 from everflow.assignment.cluster_state import Assignment, ClusterState, Member, TaskInfo
 from everflow.errors import EverflowError, ProcessIdClashError
 from everflow.records import CommittedOffset, TaskId, TopicPartition
+from everflow.retry import shown_by, shown_elsewhere
 from everflow.runtime.commit.batch import format_metadata
-from everflow.waits import shown_by, shown_elsewhere
 from everflow_simulation.checks import Checks, InvariantError
 from everflow_simulation.disk import SimulatedDisk
 from everflow_simulation.group_coordinator import GroupCoordinator, GroupState

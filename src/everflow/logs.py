@@ -28,7 +28,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass
@@ -36,8 +36,29 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import IO, Any
 
-from everflow.moves import LOGGER as MOVES
-from everflow.user_texts import printable
+from everflow.user_program import printable
+
+LOGGER = "everflow.moves"
+moves = logging.getLogger(LOGGER)
+"""INFO: what moved, or what is waited for. WARNING: what an operator may have to look at."""
+
+ABOUT_ASSIGNMENT = {"about": "assignment"}
+"""``extra=`` of lines about what moves where and why: the page keeps them apart."""
+
+SHOWN = 5
+
+
+def some(things: Iterable[object], shown: int = SHOWN) -> str:
+    """``0_0, 0_1, 0_2, 0_3, 1_0 and 3 more``, in the order given; ``none`` of nothing."""
+    texts = [str(thing) for thing in things]
+    text = ", ".join(texts[:shown]) or "none"
+    return f"{text} and {len(texts) - shown:,} more" if len(texts) > shown else text
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 task``, ``8 tasks``."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
 
 OWN = "everflow"
 CLIENTS = ("kafka", "py4j")
@@ -247,7 +268,7 @@ class _People(logging.Handler):
     def _shown(self, record: logging.LogRecord) -> bool:
         if self.verbose:
             return record.levelno >= logging.INFO or record.name == SPARK_OUTPUT
-        return record.levelno >= (logging.INFO if record.name == MOVES else logging.WARNING)
+        return record.levelno >= (logging.INFO if record.name == LOGGER else logging.WARNING)
 
     def _say(self, record: logging.LogRecord) -> None:
         text: str | None = record.getMessage()

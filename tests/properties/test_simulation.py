@@ -22,6 +22,7 @@ from everflow.assignment.cluster_state import Assignment, AssignmentRules, Clust
 from everflow.assignment.user_data import LATEST_VERSION
 from everflow.errors import ConfigError
 from everflow.records import OffsetRange, TaskId, TopicPartition
+from everflow.retry import shown_by
 from everflow.runtime.client_state import ClientState
 from everflow.runtime.commit import commit_gate
 from everflow.runtime.commit.commit_gate import Decision
@@ -31,7 +32,6 @@ from everflow.runtime.tasks.recovery import Recovery
 from everflow.runtime.worker import kafka_sink
 from everflow.runtime.worker.crash_points import OFFSETS_SENT
 from everflow.runtime.worker.kafka_sink import KafkaSink
-from everflow.waits import shown_by
 from everflow_simulation.checks import Checks, InvariantError
 from everflow_simulation.forecast import Step, forecast
 from everflow_simulation.history import History

@@ -14,9 +14,9 @@ import pytest
 
 from everflow import KafkaStreams
 from everflow.errors import ConfigError
+from everflow.retry import shown_by, shown_elsewhere, told, waiting
 from everflow.testing import wait_until
 from everflow.topology.program import Topology
-from everflow.waits import shown_by, shown_elsewhere, told, waiting
 
 
 def test_a_long_wait_is_said_with_its_seconds_again_and_again_until_it_is_over() -> None:
@@ -56,12 +56,12 @@ def test_the_owner_of_the_screen_shows_all_waits_while_it_owns_it() -> None:
 
 
 PROGRAM = """
-from everflow import waits
-waits.told.__wrapped__.__kwdefaults__["first_s"] = 0.02
+from everflow import retry
+retry.told.__wrapped__.__kwdefaults__["first_s"] = 0.02
 import threading
-said, say = threading.Event(), waits.moves.info
-waits.told.__wrapped__.__defaults__ = (lambda line: (say(line), said.set()),)
-with waits.waiting("starting Spark"):
+said, say = threading.Event(), retry.moves.info
+retry.told.__wrapped__.__defaults__ = (lambda line: (say(line), said.set()),)
+with retry.waiting("starting Spark"):
     assert said.wait(30)
 """
 
@@ -77,7 +77,7 @@ TEST = """
 import threading
 from functools import partial
 from everflow.testing import pytest_waits
-from everflow.waits import told, waiting
+from everflow.retry import told, waiting
 
 def test_waits(monkeypatch):
     written, write = threading.Event(), pytest_waits._write

@@ -13,9 +13,9 @@ from rich.console import Console
 from everflow.config import StreamsConfig
 from everflow.console.status import StatusLine
 from everflow.logs import lines_to
+from everflow.retry import shown_by
 from everflow.spark.session import get_context
 from everflow.stop_signals import owned
-from everflow.waits import shown_by
 from everflow_demo import stage
 from everflow_demo.data import load_flights
 from everflow_demo.enrichment import batch, data, report, results, topology

@@ -228,11 +228,11 @@ def describe(
     with _errors_for_people(debug):
         from everflow.cli.cluster import own_status
         from everflow.cli.program import LOAD_SILENT_S, load_topology
+        from everflow.retry import shown_by
         from everflow.runtime.thread.columns import physical_description
         from everflow.spark.session import get_context
         from everflow.topology import describe as described
         from everflow.topology import describe_physical as computed
-        from everflow.waits import shown_by
 
         forms = {
             DescribeFormat.text: described.as_text,
@@ -281,9 +281,9 @@ def broker(
     with _errors_for_people(debug):
         from everflow.cli.broker_topics import create_topics, parse_topics
         from everflow.cli.cluster import own_status
+        from everflow.retry import shown_by
         from everflow.testing.broker import EmbeddedBroker
         from everflow.testing.broker_security import BrokerSecurity, write_client_settings
-        from everflow.waits import shown_by
 
         topics = parse_topics(topic or [])
         doors = BrokerSecurity() if security else None

@@ -25,8 +25,8 @@ from everflow.cli.formats import Form, Output, echo
 from everflow.cli.formats import show as shown
 from everflow.clock import instant
 from everflow.errors import ConfigError, FatalError
-from everflow.moves import counted
-from everflow.user_texts import one_line
+from everflow.logs import counted
+from everflow.user_program import one_line
 
 if TYPE_CHECKING:
     from everflow.kafka.admin import ClusterAdmin

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from everflow.user_texts import printable
+from everflow.user_program import printable
 
 
 class Format(str, Enum):

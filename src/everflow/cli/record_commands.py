@@ -17,7 +17,7 @@ from everflow.cli.cluster_options import (
 )
 from everflow.cli.formats import Form, Format, Output, WindowKind
 from everflow.errors import ConfigError
-from everflow.user_texts import printable
+from everflow.user_program import printable
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="An existing topic.")]
 KeyFormat = Annotated[Format, typer.Option("--key", help="What keys are.")]

@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 from everflow.errors import TopologyError
 from everflow.foreign_names import Telling
 from everflow.foreign_names.fitting_calls import FittingClass
-from everflow.location import user_line
 from everflow.state.store import StoreSpec
 from everflow.topology.graph import StatefulNode
+from everflow.user_program import user_line
 from everflow.windows import Duration, duration_ms
 
 

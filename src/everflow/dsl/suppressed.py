@@ -13,8 +13,8 @@ from typing import ClassVar
 from everflow.errors import TopologyError
 from everflow.foreign_names import Telling
 from everflow.foreign_names.fitting_calls import FittingClass
-from everflow.location import user_line
 from everflow.operators.suppress import BufferBounds, EarlyResults
+from everflow.user_program import user_line
 from everflow.windows import Duration, duration_ms
 
 

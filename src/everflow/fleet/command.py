@@ -32,11 +32,11 @@ from everflow.fleet.program_files import pack
 from everflow.fleet.slot_job import SlotJob, SparkJobs, require_running
 from everflow.observe.host_names import OwnNames
 from everflow.observe.http_server import LOOPBACK, HttpServer
+from everflow.retry import waiting
 from everflow.spark.foreign import hush_accumulators, hush_py4j
 from everflow.spark.launch.jvm_launch import jvm_ends_with_failure
 from everflow.spark.session import interrupt_kept, prepare_environment
 from everflow.stop_signals import StopSignals
-from everflow.waits import waiting
 
 EVERY_S = 1.0
 REACH_S = 5.0

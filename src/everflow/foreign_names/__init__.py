@@ -20,8 +20,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from everflow.errors import UnknownImportError, UnknownNameError
-from everflow.location import user_line
-from everflow.moves import some
+from everflow.logs import some
+from everflow.user_program import user_line
 
 KAFKA_STREAMS, PYSPARK = "Kafka Streams", "PySpark"
 """The other APIs, as the data names them."""

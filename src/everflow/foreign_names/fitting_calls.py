@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from everflow.errors import TopologyError
 from everflow.foreign_names import TellingClass, entry_of
-from everflow.location import user_line
+from everflow.user_program import user_line
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

@@ -16,7 +16,7 @@ from everflow.handlers.response import (
     ExceptionHandler,
     Response,
 )
-from everflow.user_texts import error_text, shown
+from everflow.user_program import error_text, shown
 
 
 def log_and_fail(context: ErrorHandlerContext, error: BaseException) -> Response:

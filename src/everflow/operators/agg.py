@@ -15,9 +15,9 @@ import pyarrow as pa
 from everflow.errors import TopologyError
 from everflow.foreign_names import telling
 from everflow.foreign_names.fitting_calls import fitting
-from everflow.location import user_line
 from everflow.operators.folds.sketch import HIGHEST, LOWEST, precision_of
 from everflow.serdes.arrow_types import holds, type_text
+from everflow.user_program import user_line
 
 KINDS = (
     *("count", "sum", "min", "max", "avg", "first", "last"),

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from everflow.serdes.arrow_types import Misfit, field_step, type_text
-from everflow.user_texts import shown
+from everflow.user_program import shown
 
 _Check = Callable[[Sequence[Any]], object]
 """Raises TypeError if one of the values does not fit. None fits every type."""

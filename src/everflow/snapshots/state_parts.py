@@ -15,6 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from everflow.records import TopicPartition
+from everflow.retry import waiting
 from everflow.snapshots.changelog_state import CommittedLog, PartitionLog
 from everflow.snapshots.entry_columns import compared, pages
 from everflow.snapshots.logged_stores import LoggedStore
@@ -22,7 +23,6 @@ from everflow.snapshots.points import Reach
 from everflow.snapshots.snapshot import batches, opened
 from everflow.state.left_out import KeptEntry, unpacked
 from everflow.state.lmdb_store import LmdbStore
-from everflow.waits import waiting
 
 
 @dataclass(frozen=True)

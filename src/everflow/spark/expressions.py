@@ -25,6 +25,7 @@ from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
 from everflow.columns.computation import Twin
 from everflow.columns.kernels import NoTwinError
 from everflow.errors import TopologyError
+from everflow.retry import waiting
 from everflow.spark.analysed import AnalysedPlan, ExpressionNode, column_read, reads_column
 from everflow.spark.analysis_cache import Analysis, keep, kept, key_of
 from everflow.spark.arrow_twins import twin_of
@@ -32,8 +33,7 @@ from everflow.spark.naive_times import any_written, written_at
 from everflow.spark.session import get_session, letters_of
 from everflow.topology.graph import ColumnExpr, EdgeType, columns_in_sight, joined_sides
 from everflow.topology.types import column_names, normal_type, same_type, type_text
-from everflow.user_texts import UNDECODED
-from everflow.waits import waiting
+from everflow.user_program import UNDECODED
 
 _USE_TIMESTAMP = (
     "a prepared plan would freeze the time of its first batch; use "

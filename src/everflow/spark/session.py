@@ -25,6 +25,7 @@ from everflow.errors import SetupError
 from everflow.jvm.class_archive import start_options
 from everflow.jvm.java import find_java
 from everflow.memory.spare import share_one_area
+from everflow.retry import waiting
 from everflow.sockets import socket_folder_of_process
 from everflow.spark.foreign import (
     adopt,
@@ -39,7 +40,6 @@ from everflow.spark.foreign import (
 from everflow.spark.later import real_one_starts, running_context, stand_in
 from everflow.spark.launch import jvm_ahead
 from everflow.spark.launch.jvm_launch import jvm_ends_with_failure
-from everflow.waits import waiting
 
 log = logging.getLogger("everflow.spark")
 

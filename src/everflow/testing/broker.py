@@ -33,8 +33,8 @@ from everflow.errors import SetupError
 from everflow.jvm.class_archive import start_options
 from everflow.jvm.jars import resolve_jars
 from everflow.jvm.java import find_java
+from everflow.retry import waiting
 from everflow.testing.broker_security import INSIDE, MUTUAL, SASL, BrokerSecurity
-from everflow.waits import waiting
 
 _START_TIMEOUT_S = 180.0
 """For machines that are slow or busy: it takes 3 s on a quick one, more than 60 s have been

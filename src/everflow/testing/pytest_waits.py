@@ -10,7 +10,7 @@ import sys
 from functools import partial
 from typing import Any
 
-from everflow.waits import shown_by, told
+from everflow.retry import shown_by, told
 
 
 def pytest_configure(config: Any) -> None:

@@ -30,9 +30,9 @@ from everflow.errors import TopologyError
 from everflow.exact_texts import exact_ms
 from everflow.foreign_names import Telling
 from everflow.handlers.given import Handlers
-from everflow.location import user_line
-from everflow.moves import moves as told_moves
+from everflow.logs import moves as told_moves
 from everflow.records import EdgeBatch, Int64, OffsetRange, TaskId, TopicPartition
+from everflow.retry import waiting
 from everflow.runtime.client_state import IllegalStateError
 from everflow.runtime.commit.batch import COMMITTED, BatchRequest, BatchResult, TaskContext
 from everflow.runtime.step.partitioning import BY_KEY
@@ -67,7 +67,7 @@ from everflow.topology.program import Topology, checked_topology
 from everflow.topology.sources.patterns import pattern_sources, with_topics
 from everflow.topology.subtopologies import cut
 from everflow.topology.timestamps import TimestampExtractor
-from everflow.waits import waiting
+from everflow.user_program import user_line
 
 
 class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from html import escape
 
-from everflow.location import place
 from everflow.topology.describe import Shown, in_numbers, shown_nodes, sink_topic, topics_of
 from everflow.topology.graph import Graph
 from everflow.topology.subtopologies import GlobalSubTopology, SubTopology
 from everflow.topology.types import type_text
+from everflow.user_program import place
 
 _CHAR, _LINE, _PAD, _GAP, _ROW_GAP, _MARGIN = 6.7, 15, 10, 18, 26, 12
 _MOST_CHARS = 44

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from everflow.errors import TopologyError
 from everflow.foreign_names import Telling
-from everflow.location import user_line
 from everflow.topology.describe import as_text
 from everflow.topology.describe_physical import as_text as physical_text
 from everflow.topology.drawing import as_svg
@@ -20,6 +19,7 @@ from everflow.topology.graph import (
 )
 from everflow.topology.plan import plan
 from everflow.topology.subtopologies import cut
+from everflow.user_program import user_line
 
 
 @dataclass(frozen=True, repr=False)

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from everflow.errors import StoreLayoutError, start_over
-from everflow.location import place
 from everflow.serdes import (
     BooleanSerde,
     BytesSerde,
@@ -35,6 +34,7 @@ from everflow.state.store import StoreSpec
 from everflow.topology.graph import Graph, StatefulNode
 from everflow.topology.partitioners import spread_otherwise
 from everflow.topology.types import normal_type, type_text
+from everflow.user_program import place
 
 _NAMED_BY_TYPE = (
     *(BytesSerde, StringSerde, BooleanSerde, IntegerSerde, FloatSerde, DoubleSerde),

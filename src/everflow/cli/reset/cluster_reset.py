@@ -34,7 +34,7 @@ from everflow.kafka.errors import OffsetsUnstableError, kafka_error
 from everflow.kafka.group_commands import commit_offsets, groups_of, remove_members
 from everflow.kafka.transactions import open_transactional_ids
 from everflow.kafka.writing.fencing import fence_all
-from everflow.moves import counted, some
+from everflow.logs import counted, some
 from everflow.records import TopicPartition
 from everflow.retry import attempting
 from everflow.runtime.commit.batch import format_metadata

@@ -166,8 +166,8 @@ def _reset(target: str, config: StreamsConfig, status: StatusLine, asked: _Asked
 
 def _loaded(target: str, status: StatusLine) -> Topology:
     from everflow.cli.program import LOAD_SILENT_S, load_topology
+    from everflow.retry import shown_by
     from everflow.spark.session import get_context
-    from everflow.waits import shown_by
 
     with (
         shown_by(status.waiting),

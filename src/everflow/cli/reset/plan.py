@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from everflow.clock import instant, time_of
 from everflow.errors import ConfigError
-from everflow.moves import some
+from everflow.logs import some
 from everflow.records import TopicPartition
 from everflow.setting_checks import BY_DURATION, reset_duration_ms
 

@@ -19,7 +19,7 @@ from everflow.cli.watching.kubernetes import goes_for_good, read_stateful_set
 from everflow.client.direct import asked, no_answer, refused_with, timed_out
 from everflow.console.observed import url_of
 from everflow.errors import ConfigError, EverflowError, FatalError, RetriableError
-from everflow.moves import counted
+from everflow.logs import counted
 from everflow.observe.page.verdict import duration
 
 ASK_S = 10.0

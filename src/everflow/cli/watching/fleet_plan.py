@@ -20,8 +20,8 @@ from everflow.errors import ConfigError, RetriableError
 from everflow.fleet.command import Fleet, run_fleet
 from everflow.fleet.decision import require_not_own
 from everflow.logs import time_of_day
+from everflow.retry import shown_by
 from everflow.stop_signals import owned
-from everflow.waits import shown_by
 
 ASK_S = 10.0
 

@@ -83,9 +83,9 @@ def register(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
         with errors_for_people(debug):
             from everflow.cli.cluster import client_config, connected, own_status
             from everflow.cli.program import LOAD_SILENT_S, load_topology
+            from everflow.retry import shown_by
             from everflow.snapshots.frames import changelog_of
             from everflow.spark.session import get_context
-            from everflow.waits import shown_by
 
             _check(form, path, at, diff, output, limit)
             config = client_config(

@@ -10,7 +10,7 @@ from typing import Any
 from everflow.console.observed import table
 from everflow.runtime.serving.parameters import as_json
 from everflow.snapshots.rows import Rows
-from everflow.user_texts import one_line
+from everflow.user_program import one_line
 
 TABLE_ROWS = 100
 _CELL = 60

@@ -22,7 +22,7 @@ from everflow.cli.cluster_options import (
 )
 from everflow.cli.formats import Form, Output, show
 from everflow.errors import ConfigError
-from everflow.moves import counted
+from everflow.logs import counted
 
 Addresses = Annotated[
     list[str],

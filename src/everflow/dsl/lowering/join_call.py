@@ -35,7 +35,6 @@ from everflow.dsl.functions import (
 from everflow.dsl.graph_builder import GraphBuilder
 from everflow.dsl.lowering.stream import Stream
 from everflow.errors import TopologyError
-from everflow.location import user_line
 from everflow.operators.joins import JoinedTable, JoinKind, joined_type
 from everflow.operators.suppress import SuppressSpec
 from everflow.spark.expressions import analyse
@@ -49,6 +48,7 @@ from everflow.topology.graph import (
     StatefulNode,
 )
 from everflow.topology.types import same_type, type_text, write_alike
+from everflow.user_program import user_line
 
 _OPERATORS = {JoinKind.INNER: "join", JoinKind.LEFT: "left_join", JoinKind.OUTER: "outer_join"}
 

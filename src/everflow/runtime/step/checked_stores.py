@@ -25,7 +25,7 @@ from everflow.state.changelog import SUFFIX_BYTES, TIMESTAMP_BYTES
 from everflow.state.store import Bounds, Entry, StoreSpec
 from everflow.state.versions import Version
 from everflow.topology.physical_plan import StatefulOp, shown_by
-from everflow.user_texts import error_text, shown
+from everflow.user_program import error_text, shown
 
 _TOGETHER = 1_000
 """Entries that are decoded at once at most."""

@@ -32,7 +32,7 @@ from everflow.topology.graph import (
 )
 from everflow.topology.hops import empty_like
 from everflow.topology.physical_plan import Source, StatefulOp
-from everflow.user_texts import class_of, error_text
+from everflow.user_program import class_of, error_text
 
 PUNCTUATION = "punctuation"
 """Why a node dropped what is no record: a clock's call that failed."""

@@ -27,7 +27,7 @@ from everflow.runtime.commit.batch import BadEntry, BadRecord, BatchFailure
 from everflow.runtime.step.step_functions import RecordFailure, UndecodableRecord
 from everflow.runtime.step.user_line import innermost_line
 from everflow.serdes import SerdeError
-from everflow.user_texts import class_of, error_text, writable
+from everflow.user_program import class_of, error_text, writable
 
 MOST_DETAILS = 20_000
 

@@ -19,7 +19,7 @@ from everflow.serdes.fitting import UnfitError, column_of
 from everflow.serdes.windowed import python_keys
 from everflow.topology.known_results import KnownResults, Made, joined
 from everflow.topology.physical_plan import FunctionOp, Source, TakeOp, UnnestOp
-from everflow.user_texts import (
+from everflow.user_program import (
     COLUMN_IN_FUNCTION,
     MOST_TEXT,
     UNDECODED,

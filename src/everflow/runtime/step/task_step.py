@@ -79,7 +79,7 @@ from everflow.topology.physical_plan import (
     TimeOp,
     UnnestOp,
 )
-from everflow.user_texts import shown
+from everflow.user_program import shown
 
 Records = MutableMapping[int, EdgeBatch]
 """Of a micro-batch, by slot."""

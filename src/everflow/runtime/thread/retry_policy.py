@@ -56,9 +56,9 @@ from everflow.errors import (
     TaskTimeoutError,
     WorkerDiedError,
 )
+from everflow.logs import some
 from everflow.memory.batch_memory import BatchMemory
 from everflow.memory.budget import WorkerMemory
-from everflow.moves import some
 from everflow.records import OffsetRange, TaskId, TopicPartition
 from everflow.retry import FIRST_PAUSE_MS, LONGEST_PAUSE_MS
 from everflow.runtime.commit.batch import BatchFailure, BatchResult

@@ -32,7 +32,7 @@ from everflow.topology.physical_plan import (
     PhysicalPlan,
     Source,
 )
-from everflow.user_texts import class_of, error_text, writable
+from everflow.user_program import class_of, error_text, writable
 
 
 @dataclass(frozen=True)
