@@ -6,10 +6,12 @@ where to go: an instance is started and told to stop, that is all. The rest is w
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from everflow import KafkaStreams
 from everflow import metrics as names
@@ -17,16 +19,178 @@ from everflow.config import StreamsConfig
 from everflow.console.status import StatusLine
 from everflow.console.terminal import Progress
 from everflow.console.watch import LagReader
-from everflow.errors import FatalError
+from everflow.errors import EverflowError, FatalError
 from everflow.kafka.admin import ClusterAdmin
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.client_state import ENDED, ClientState
-from everflow.runtime.task_status import ACTIVE, role_of
+from everflow.runtime.task_status import ACTIVE, RESTORING, WARM_UP, TaskStatus, progress, role_of
 from everflow_demo.feed import Feed, Pace
 from everflow_demo.instance_process import InstanceProcess
-from everflow_demo.moves import Moves
-from everflow_demo.pauses import Pauses, PauseWatch
-from everflow_demo.view import Instances, copies, matrix, roles, shared
+from everflow_demo.report import Moves
+
+_PERIOD_S = 0.05
+_ANSWER_S = 10.0
+
+
+class PartitionPause(NamedTuple):
+    """A partition with waiting records and no commit; times in s, on the caller's clock."""
+
+    since_s: float
+    until_s: float
+
+    @property
+    def seconds(self) -> float:
+        """How long."""
+        return self.until_s - self.since_s
+
+
+class Pauses:
+    """Looks at offsets -> pauses. Pure. A commit ends a pause and begins the next one; where
+    nothing waits there is none."""
+
+    def __init__(self) -> None:
+        self._since: dict[TopicPartition, float] = {}
+        self._committed: dict[TopicPartition, int] = {}
+        self._pauses: dict[TopicPartition, list[PartitionPause]] = {}
+        self._looked_s = 0.0
+
+    def add(
+        self,
+        at_s: float,
+        committed: Mapping[TopicPartition, int],
+        ends: Mapping[TopicPartition, int],
+    ) -> None:
+        """Take one look: offsets committed (0 where there is none), and the ends of the same
+        partitions, read after them."""
+        for tp, end in ends.items():
+            offset = committed.get(tp, 0)
+            since = self._since.setdefault(tp, at_s)
+            if offset > self._committed.get(tp, 0):
+                self._pauses.setdefault(tp, []).append(PartitionPause(since, at_s))
+                self._since[tp] = at_s
+            elif offset >= end:
+                self._since[tp] = at_s
+            self._committed[tp] = offset
+        self._looked_s = at_s
+
+    def longest(self, since_s: float, until_s: float) -> dict[TopicPartition, PartitionPause]:
+        """The longest pause of each partition that reaches into the time between; none for one that
+        never had work."""
+        found = {}
+        for tp, since in list(self._since.items()):
+            pauses = [*self._pauses.get(tp, ()), PartitionPause(since, self._looked_s)]
+            within = [
+                pause
+                for pause in pauses
+                if pause.seconds > 0 and pause.until_s > since_s and pause.since_s < until_s
+            ]
+            if within:
+                found[tp] = max(within, key=lambda pause: pause.seconds)
+        return found
+
+
+class PauseWatch:
+    """Feeds `Pauses` from the broker, twenty times a second, from a thread of its own.
+
+    ``pauses`` may be asked at any time from other threads. A look that fails is left out: the pause
+    it would have ended only gets longer.
+    """
+
+    def __init__(
+        self, admin: Mapping[str, Any], group: str, partitions: Iterable[TopicPartition]
+    ) -> None:
+        self.pauses = Pauses()
+        self._settings = dict(admin)
+        self._group = group
+        self._partitions = list(partitions)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="demo-pauses", daemon=True)
+
+    def __enter__(self) -> Pauses:
+        self._thread.start()
+        return self.pauses
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        admin = ClusterAdmin(self._settings)
+        while not self._stop.wait(_PERIOD_S):
+            try:
+                # Not stable ones: asked this often, a transaction is nearly always under way.
+                found = admin.committed(self._group, self._partitions, _ANSWER_S, stable=False)
+                at_s = time.monotonic()
+                committed = {tp: one.offset for tp, one in found.items()}
+                ends = admin.end_offsets(self._partitions, "read_committed")
+                self.pauses.add(at_s, committed, ends)
+            except EverflowError:
+                continue
+        admin.close()
+
+
+Instances = Mapping[str, Mapping[TaskId, TaskStatus]]
+"""The tasks of each instance, by its name."""
+PAUSE = "pause"
+_WIDTH = 9
+
+
+def matrix(
+    instances: Instances, tasks: Sequence[TaskId], pauses: Mapping[TaskId, float]
+) -> list[str]:
+    """A row for each instance, a column for each task, below a head: the task's role there. Below
+    them the longest pause of each task, in s; the row is left out where ``pauses`` is empty."""
+    label = max(len(name) for name in instances) + 2
+    rows = [" " * label + "".join(f"{task!s:<{_WIDTH}}" for task in tasks)]
+    for name, found in instances.items():
+        cells = (_cell(found[task]) if task in found else "" for task in tasks)
+        rows.append(f"{name:<{label}}" + "".join(f"{cell:<{_WIDTH}}" for cell in cells))
+    if pauses:
+        cells = (f"{pauses[task]:.2f} s" if task in pauses else "" for task in tasks)
+        rows.append(f"{PAUSE:<{label}}" + "".join(f"{cell:<{_WIDTH}}" for cell in cells))
+    return [row.rstrip() for row in rows]
+
+
+def copies(instances: Instances) -> list[str]:
+    """``second: warm-up of 0_1 43 %, 12,000 records/s, 3 s left`` for each task that somebody waits
+    for and of which that much is known."""
+    return [
+        f"{name}: {_DOING[role_of(status)]} {task} {progress([status])}"
+        for name, tasks in instances.items()
+        for task, status in sorted(tasks.items())
+        if role_of(status) in _DOING and status.copied is not None and status.lag is not None
+    ]
+
+
+def roles(instances: Instances) -> frozenset[tuple[str, TaskId, str]]:
+    """What changes when a task comes, goes or gets another role."""
+    return frozenset(
+        (name, task, role_of(status))
+        for name, tasks in instances.items()
+        for task, status in tasks.items()
+    )
+
+
+def shared(instances: Instances, tasks: Collection[TaskId]) -> bool:
+    """Whether every instance processes some of these tasks, together all of them, and no copy is
+    waited for."""
+    active = [
+        {task for task, status in found.items() if role_of(status) == ACTIVE}
+        for found in instances.values()
+    ]
+    waited_for = any(
+        role_of(status) in _DOING for found in instances.values() for status in found.values()
+    )
+    return all(active) and set(tasks) == set().union(*active) and not waited_for
+
+
+def _cell(status: TaskStatus) -> str:
+    role = role_of(status)
+    return "restore" if role == RESTORING else role
+
+
+_DOING = {WARM_UP: "warm-up of", RESTORING: "restore of"}
+
 
 FEED_S = 75.0
 """The pace of the feed is that of all flights in this time; what is left when the second instance

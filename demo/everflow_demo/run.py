@@ -20,10 +20,10 @@ from everflow.spark.session import get_context
 from everflow.stop_signals import owned
 from everflow.topology.program import Topology
 from everflow.topology.subtopologies import cut
-from everflow_demo import batch, data, elastic, report, results, stage, topology
+from everflow_demo import batch, data, elastic, report, stage, topology
 from everflow_demo.feed import Feed
 from everflow_demo.instance_process import InstanceProcess
-from everflow_demo.moves import Moves
+from everflow_demo.report import Moves
 
 APPLICATION_ID = "flights-demo"
 
@@ -64,7 +64,7 @@ def run_demo(
         if instances > 1:
             settings.update(elastic.SETTINGS)
         moves, elapsed_s = _stream(settings, data.to_records(flights), folder, instances, status)
-        streamed = results.to_figures(
+        streamed = batch.to_figures(
             stage.read_results(StreamsConfig(**settings), topology.RESULT_TOPICS)
         )
     outcome = report.Outcome(

@@ -9,9 +9,8 @@ from rich.console import Console
 
 from everflow_demo.batch import MeanDelay
 from everflow_demo.enrichment import batch, data
-from everflow_demo.enrichment.batch import Enriched
+from everflow_demo.enrichment.batch import Enriched, to_figures
 from everflow_demo.enrichment.report import EnrichmentOutcome, show
-from everflow_demo.enrichment.results import to_figures
 from everflow_demo.enrichment.topology import BY_MANUFACTURER_TOPIC, RESULT_TOPICS
 
 HOUR = batch.HOUR_MS

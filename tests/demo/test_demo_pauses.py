@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from everflow.records import TopicPartition
-from everflow_demo.pauses import Pauses
+from everflow_demo.elastic import Pauses
 
 TP = TopicPartition("flights", 0)
 

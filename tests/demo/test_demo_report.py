@@ -8,9 +8,9 @@ from rich.console import Console
 
 from everflow.records import TaskId
 from everflow_demo.batch import CarrierDay, Figures, MeanDelay
-from everflow_demo.moves import Moves
 from everflow_demo.report import (
     DIFFERENCES_SHOWN,
+    Moves,
     Outcome,
     busiest_routes,
     moves_text,

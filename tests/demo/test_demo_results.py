@@ -6,8 +6,7 @@ import pytest
 
 from everflow import Windowed, serdes
 from everflow.serdes import SerdeError
-from everflow_demo.batch import CarrierDay, Figures, MeanDelay
-from everflow_demo.results import to_figures
+from everflow_demo.batch import CarrierDay, Figures, MeanDelay, to_figures
 from everflow_demo.topology import BY_CARRIER_DAY_TOPIC, BY_CARRIER_TOPIC, DAY_MS, ROUTES_TOPIC
 
 

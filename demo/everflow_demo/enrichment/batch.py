@@ -5,14 +5,22 @@ Nothing here may share code with the stream's path: a mistake made twice would g
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from everflow import serdes
 from everflow_demo.batch import MeanDelay, compare
+from everflow_demo.enrichment.topology import (
+    BY_AIRLINE_TOPIC,
+    BY_MANUFACTURER_TOPIC,
+    BY_VISIBILITY_TOPIC,
+)
+from everflow_demo.stage import Record, latest
+from everflow_demo.topology import DELAY_SCHEMA
 
 HOUR_MS = 3_600_000
 
@@ -59,3 +67,24 @@ def differences(streamed: Enriched, batch: Enriched) -> list[str]:
 def _means(frame: Any, by: Any) -> dict[str, MeanDelay]:
     grouped = frame["dep_delay"].groupby(by.to_numpy()).agg(["count", "mean"])
     return {str(key): MeanDelay(int(n), float(mean)) for key, n, mean in grouped.itertuples()}
+
+
+def to_figures(records: Mapping[str, Iterable[Record]]) -> Enriched:
+    """Decode the records of the three result topics, each in the order of its partitions. A group
+    that has lost all its entries is no result. Raises SerdeError for bytes that are not what
+    `everflow_demo.enrichment.topology.build` writes."""
+    return Enriched(
+        airlines=_delays(records.get(BY_AIRLINE_TOPIC, ())),
+        visibilities=_delays(records.get(BY_VISIBILITY_TOPIC, ())),
+        manufacturers=_delays(records.get(BY_MANUFACTURER_TOPIC, ())),
+    )
+
+
+def _delays(records: Iterable[Record]) -> dict[str, MeanDelay]:
+    key, value = serdes.string(), serdes.json(DELAY_SCHEMA)
+    found = {key.decode(k): value.decode(v) for k, v in latest(records).items()}
+    return {
+        group: MeanDelay(delay["flights"], delay["mean_dep_delay"])
+        for group, delay in found.items()
+        if delay["flights"]
+    }

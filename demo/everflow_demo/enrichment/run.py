@@ -18,7 +18,7 @@ from everflow.spark.session import get_context
 from everflow.stop_signals import owned
 from everflow_demo import stage
 from everflow_demo.data import load_flights
-from everflow_demo.enrichment import batch, data, report, results, topology
+from everflow_demo.enrichment import batch, data, report, topology
 
 APPLICATION_ID = "enrichment-demo"
 
@@ -60,7 +60,7 @@ def run_enrichment(
         started = time.monotonic()
         stage.process(config, program, status)
         elapsed_s = time.monotonic() - started
-        streamed = results.to_figures(stage.read_results(config, topology.RESULT_TOPICS))
+        streamed = batch.to_figures(stage.read_results(config, topology.RESULT_TOPICS))
     outcome = report.EnrichmentOutcome(
         records_in={given.topic: len(given) for given in records},
         guarantee=guarantee,
