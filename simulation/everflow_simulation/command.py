@@ -17,11 +17,12 @@ from everflow_simulation.forecast import Forecast, Round, Step, forecast
 
 SHOWN_ROUNDS = 16
 DEFAULT_RATE = 400_000.0
+COLUMNS = ("after", "members", "assigned", "to release", "warm-ups", "to migrate")
 
 
 @dataclass(frozen=True)
 class Files:
-    """Where to write to, besides the terminal."""
+    """Files to write, besides the terminal."""
 
     result: Path | None = None
     history: Path | None = None
@@ -45,7 +46,7 @@ def run(step: Step, files: Files, console: Console) -> Forecast:
 
 
 def _require_writable(path: Path) -> None:
-    """ConfigError before minutes are spent on a result that has nowhere to go."""
+    """ConfigError for a file that cannot be written, before the simulation runs."""
     folder = path.absolute().parent
     if path.is_dir():
         raise ConfigError(f"{path}: that is a folder; give the name of a file.")
@@ -56,52 +57,26 @@ def _require_writable(path: Path) -> None:
 
 
 def show(found: Forecast, console: Console) -> None:
-    """The rebalances as a table, then what it comes to."""
+    """Print the rebalances as a table, and a summary."""
     step = found.step
     console.print(_headline(step), markup=False, highlight=False, soft_wrap=True)
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in (
-        "after",
-        "members",
-        "handed over",
-        "taken to hand over",
-        "warm-ups",
-        "still to move",
-    ):
+    for column in COLUMNS:
         table.add_column(column, justify="right")
     for one in _shown(found.rounds):
         cells = ("...",) * 6 if one is None else (_seconds(one.at_s), *map(str, _cells(one)))
         table.add_row(*cells)
     console.print(table)
     all_tasks = step.tasks + step.stateless_tasks
-    per_member = sorted(found.tasks_per_member.values())
-    rows = [
-        (
-            "moves",
-            (
-                f"{found.moves} of {all_tasks} tasks end on another instance, {found.warmed} "
-                f"warmed up "
-                f"first"
-            ),
-        ),
-        ("rebalances", str(found.rebalances)),
-        (
-            "paused",
-            (
-                f"{found.task_seconds_paused:,.1f} task-seconds in all, one task at most "
-                f"{_seconds(found.longest_pause_s)}"
-            ),
-        ),
-        (
-            "tasks",
-            (
-                f"{per_member[0]} to {per_member[-1]} per instance afterwards, {len(per_member)} "
-                f"instances"
-            ),
-        ),
-        ("balanced", _balanced(found)),
-    ]
-    for label, text in rows:
+    tasks, longest = sorted(found.tasks_per_member.values()), _seconds(found.longest_pause_s)
+    rows = {
+        "moves": f"{found.moves} of {all_tasks} tasks migrate, {found.warmed} after a warm-up",
+        "rebalances": str(found.rebalances),
+        "paused": f"{found.task_seconds_paused:,.1f} task-seconds, at most {longest} for one task",
+        "tasks": f"{tasks[0]} to {tasks[-1]} per instance afterwards, {len(tasks)} instances",
+        "balanced": _balanced(found),
+    }
+    for label, text in rows.items():
         console.print(f"{label:<12} {text}", markup=False, highlight=False, soft_wrap=True)
 
 
@@ -111,8 +86,7 @@ def _headline(step: Step) -> str:
     kind = " static" if step.static else ""
     return (
         f"{step.members}{kind} instances, {step.tasks} stateful tasks of {step.state_records:,} "
-        f"records, "
-        f"{step.stateless_tasks} stateless tasks: {', '.join(changes)}. "
+        f"records, {step.stateless_tasks} stateless tasks: {', '.join(changes)}. "
         f"Restoring {step.restore_rate:,.0f} records/s per thread, warming up "
         f"{step.follow_rate:,.0f} records/s per instance, "
         f"at most {step.warmups} warm-ups."
