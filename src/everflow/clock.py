@@ -111,7 +111,6 @@ class Deadline:
         return max(0.0, self._end_ms - self._clock.monotonic_ms())
 
     def expired(self) -> bool:
-        """Whether the limit has passed."""
         return self._clock.monotonic_ms() >= self._end_ms
 
 
@@ -142,7 +141,7 @@ def in_utc() -> Iterator[None]:
 
 
 def to_utc() -> None:
-    """As `in_utc`, for good: of a process that only workers come from."""
+    """`in_utc` for the rest of a process that only workers come from."""
     os.environ["TZ"] = UTC
     time.tzset()
 

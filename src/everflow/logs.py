@@ -88,7 +88,7 @@ def _of_one(text: str) -> str:
 
 
 def _cleaned(record: logging.LogRecord) -> logging.LogRecord:
-    """For handlers of the program, which have formatters of their own."""
+    """A copy for handlers of the program, which have formatters of their own."""
     text = record.getMessage()
     if (clean := _of_one(text)) == text:
         return record
@@ -167,7 +167,7 @@ class _Files(logging.Handler):
         self.setFormatter(_OwnLines(_FORMAT, _TIME))
 
     def add(self, file: LogFile) -> None:
-        """From now on it gets everything, and first what waited for it."""
+        """Write everything to ``file`` from now on, and first the waiting lines."""
         with self._guarded():
             self._open.append(file)
             for line in self._backlog:
@@ -175,7 +175,6 @@ class _Files(logging.Handler):
             self._backlog.clear()
 
     def remove(self, file: LogFile) -> None:
-        """It gets nothing more."""
         with self._guarded():
             if file in self._open:
                 self._open.remove(file)
@@ -204,7 +203,7 @@ class _Said:
 
 
 class Repeats:
-    """Which texts are worth saying again. Pure: times are passed in, in seconds; one caller at a
+    """Decides which texts to repeat. Pure: times are passed in, in seconds; one caller at a
     time."""
 
     SOON_S, SELDOM_S, FORGOTTEN_S, KEPT = 10.0, 300.0, 120.0, 100

@@ -46,7 +46,7 @@ def retrying(
     deadline: Deadline,
     stop: threading.Event,
 ) -> T:
-    """As `attempting`; TaskTimeoutError when ``deadline`` is over."""
+    """`attempting`, with TaskTimeoutError when ``deadline`` is over."""
     try:
         return attempting(operation, what, clock=clock, deadline=deadline, stop=stop)
     except RetriableError as error:
@@ -95,7 +95,7 @@ def attempting(
 
 
 def quietly(action: Callable[[], object]) -> None:
-    """For what may fail without harm: it is tried again, or recovery makes up for it."""
+    """Run an action whose failure does no harm: it is tried again, or a recovery replaces it."""
     try:
         action()
     except EverflowError as error:
@@ -103,28 +103,26 @@ def quietly(action: Callable[[], object]) -> None:
 
 
 FIRST_S = 5.0
-"""Of two waits in a row, each just too short to be told, nobody waits 10 s without a word."""
+"""Two waits in a row, each just too short to be shown, then last less than 10 s."""
 LONGEST_PAUSE_S = 60.0
 
 Shower = Callable[[str], AbstractContextManager[object]]
-"""Shows what is waited for while its block runs."""
+"""Shows a text while its block runs."""
 
 _showers: list[Shower] = []
 
 
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
-    """While the block runs, whoever waits for ``what`` (``starting Spark``) is told, if it lasts.
-    Any thread."""
-    show = _showers[-1] if _showers else told
+    """Show that the block waits for ``what`` (``starting Spark``), if it lasts. Any thread."""
+    show = _showers[-1] if _showers else logged
     with show(what):
         yield
 
 
 @contextmanager
 def shown_by(show: Shower) -> Iterator[None]:
-    """While the block runs, all waits of this process are shown by ``show``, which may be called
-    from any thread."""
+    """While the block runs, ``show`` shows all waits of this process, on any thread."""
     _showers.append(show)
     try:
         yield
@@ -133,16 +131,15 @@ def shown_by(show: Shower) -> Iterator[None]:
 
 
 def shown_elsewhere(_: str) -> AbstractContextManager[object]:
-    """For `shown_by`, where another line says what is waited for."""
+    """For `shown_by`, where another line shows the wait."""
     return nullcontext()
 
 
 @contextmanager
-def told(
+def logged(
     what: str, say: Callable[[str], object] = moves.info, *, first_s: float = FIRST_S
 ) -> Iterator[None]:
-    """Lines, from a thread of its own that has ended behind the block: ``starting Spark, 10 s so
-    far``."""
+    """Log the wait of the block, from a thread of its own: ``starting Spark, 10 s so far``."""
     install()
 
     def tell(elapsed_s: float) -> float:

@@ -143,7 +143,8 @@ def error_text(error: BaseException) -> str:
 
 
 def class_of(error: BaseException) -> str:
-    """Its class with the module, as in ``json.decoder.JSONDecodeError``; Python's own without."""
+    """The class of an error with its module, as in ``json.decoder.JSONDecodeError``; Python's own
+    without."""
     kind = type(error)
     if kind.__module__ == "builtins":
         return kind.__qualname__

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from everflow.cli.formats import Output, echo, show
-from everflow.cli.watching.state_rows import _cell
+from everflow.cli.commands import Output, echo, show
+from everflow.cli.state import _cell
 from everflow.console.status import StatusLine
 from everflow.console.terminal import error_text
 from everflow.errors import FatalError

@@ -120,7 +120,7 @@ def _ask_brokers(config: StreamsConfig, status: StatusLine) -> None:
 
 
 def pause_s(took_s: float, state: ClientState) -> float:
-    """From one sample to the next, where the last one took so many seconds."""
+    """Seconds until the next sample, where the last one took ``took_s``."""
     longest_s = LONGEST_RUNNING_S if state is ClientState.RUNNING else LONGEST_INTERVAL_S
     return min(longest_s, max(WATCH_INTERVAL_S, took_s * WATCH_PAUSES))
 

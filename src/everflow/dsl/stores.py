@@ -9,8 +9,7 @@ from typing import ClassVar
 from everflow.dsl.expressions import checked_serde
 from everflow.dsl.graph_builder import check_name
 from everflow.errors import TopologyError
-from everflow.foreign_names import Telling
-from everflow.foreign_names.fitting_calls import FittingClass
+from everflow.foreign_names import FittingClass, Telling
 from everflow.serdes import Serde
 from everflow.state.store import StoreSpec
 from everflow.user_program import user_line

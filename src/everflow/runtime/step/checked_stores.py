@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from everflow.errors import DamagedEntryError
-from everflow.handlers.outages import is_outage
+from everflow.handlers import is_outage
 from everflow.runtime.commit.batch import StorePlace, TaskContext
 from everflow.runtime.step.step_stores import FollowedView, StoreAccess
 from everflow.serdes.base import ResultDecoder, SerdeError

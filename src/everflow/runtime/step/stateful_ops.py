@@ -9,9 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from everflow.errors import RetriableError
-from everflow.handlers.given import Handlers
-from everflow.handlers.outages import is_outage
-from everflow.handlers.response import PROCESSING, ErrorHandlerContext, Response
+from everflow.handlers import PROCESSING, ErrorHandlerContext, Handlers, Response, is_outage
 from everflow.operators.user_code import UserFunctionError
 from everflow.records import ClockCall, EdgeBatch, TaskId, TasksResult, TopicPartition
 from everflow.runtime.commit.batch import BadRecord, BatchFailure, BatchRequest

@@ -20,8 +20,7 @@ from everflow.errors import (
     TaskMigratedError,
     UnknownOutcomeError,
 )
-from everflow.handlers.outages import chain, is_outage
-from everflow.handlers.response import PRODUCTION
+from everflow.handlers import PRODUCTION, chain, is_outage
 from everflow.records import TopicPartition
 from everflow.runtime.commit.batch import BadEntry, BadRecord, BatchFailure
 from everflow.runtime.step.step_functions import RecordFailure, UndecodableRecord

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from everflow.errors import EverflowError
-from everflow.handlers.response import DESERIALIZATION, PROCESSING
+from everflow.handlers import DESERIALIZATION, PROCESSING
 from everflow.operators.user_code import require_users
 from everflow.records import EdgeBatch, Int64
 from everflow.runtime.commit.batch import BadRecord, BatchFailure

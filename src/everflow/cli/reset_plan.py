@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from everflow.clock import instant, time_of
 from everflow.errors import ConfigError
-from everflow.logs import some
+from everflow.logs import counted, some
 from everflow.records import TopicPartition
 from everflow.setting_checks import BY_DURATION, reset_duration_ms
 
@@ -33,7 +33,7 @@ _FORMS = (
 
 @dataclass(frozen=True)
 class Position:
-    """Where inputs are to begin. ``time_ms``: the first record of this time or later."""
+    """A position of the inputs. ``time_ms``: the first record of this time or later."""
 
     kind: Literal["earliest", "latest", "time"]
     time_ms: int = -1
@@ -43,7 +43,7 @@ class Position:
 
 
 def parse_position(text: str, now_ms: int) -> Position:
-    """What ``--to`` says (KIP-171); ConfigError for anything else."""
+    """Parse ``--to`` (KIP-171). Raises ConfigError."""
     if text == "earliest":
         return Position("earliest")
     if text == "latest":
@@ -59,14 +59,14 @@ def parse_position(text: str, now_ms: int) -> Position:
 
 
 def chosen_topics(
-    given: Sequence[str], inputs: Sequence[str], tables: Collection[str]
+    named: Sequence[str], inputs: Sequence[str], tables: Collection[str]
 ) -> tuple[str, ...]:
     """The input topics that ``--input-topics`` names, all without it; ``tables`` are those of
     global tables. ConfigError for a topic that has no offsets of the group."""
     wanted = dict.fromkeys(
-        name.strip() for part in given for name in part.split(",") if name.strip()
+        name.strip() for part in named for name in part.split(",") if name.strip()
     )
-    if given and not wanted:
+    if named and not wanted:
         raise ConfigError("--input-topics names no topic")
     whole = [name for name in wanted if name in tables and name not in inputs]
     if whole:
@@ -116,9 +116,9 @@ def leftovers(
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """All that a reset does. ``needed``: the program's internal topics, those that exist and those
-    that do not, with their partitions; ``repartition`` some of them. ``offsets``: what is committed
-    of the inputs, in the order of partitions; ``committed``: what is now."""
+    """All steps of a reset. ``needed``: the program's internal topics, whether they exist or not,
+    with their partitions; ``repartition`` some of them. ``offsets``: offsets to commit for the
+    inputs, in the order of partitions; ``committed``: offsets that are committed now."""
 
     application_id: str
     servers: str
@@ -143,13 +143,12 @@ class Plan:
 
     @property
     def untouched(self) -> bool:
-        """Whether the application has left nothing: neither here nor in the cluster."""
+        """True if the application has left nothing, here or in the cluster."""
         return not (self.members or self.transactions or self.deleted or self.committed) and (
             self.folder is None
         )
 
     def lines(self) -> list[str]:
-        """For people."""
         names = [(name, self.deleted[name]) for name in self.deleted]
         old = {one.topic for one in self.others}
         rows = [
@@ -180,7 +179,6 @@ class Plan:
         return shown
 
     def plain(self, *, dry_run: bool, done: bool) -> dict[str, Any]:
-        """For programs."""
         return {
             "application_id": self.application_id,
             "dry_run": dry_run,
@@ -217,7 +215,7 @@ class Plan:
 
     @property
     def _stores(self) -> str:
-        return f", {self.stores} store{'s' * (self.stores != 1)}"
+        return f", {counted(self.stores, 'store')}"
 
     def _moved(self, tp: TopicPartition) -> str:
         now = self.committed.get(tp)
@@ -231,7 +229,8 @@ def new_offsets(
     starts: Mapping[TopicPartition, int],
     committed: Mapping[TopicPartition, int],
 ) -> dict[TopicPartition, int]:
-    """What is committed of each input: ``starts`` of the ``chosen`` topics, of the others what is.
+    """Offsets to commit for the inputs: ``starts`` of the ``chosen`` topics, the committed ones of
+    the others.
 
     Those are committed again, too: beside an offset stand the stream times and layouts of stores
     that are gone, and records that are read again would be late by them.
@@ -259,4 +258,4 @@ def _member(one: MemberDescription) -> str:
 
 
 def _partitions(count: int) -> str:
-    return f"{count:,} partition{'s' * (count != 1)}"
+    return counted(count, "partition")

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
-from everflow.cli.reset.plan import (
+from everflow.cli.reset_plan import (
     Plan,
     Position,
     chosen_topics,
@@ -76,10 +76,10 @@ class ClusterReset:
 
     # --- looking ----------------------------------------------------------------------------------
 
-    def look(self, position: Position, given: Sequence[str]) -> Plan:
-        """What there is, and what would be done; changes nothing.
+    def plan(self, position: Position, named: Sequence[str]) -> Plan:
+        """The plan of a reset; changes nothing.
 
-        Raises ConfigError for a topic of ``given`` that the program does not read, TopologyError
+        Raises ConfigError for a topic of ``named`` that the program does not read, TopologyError
         for topics that are missing or do not fit, StateFormatError for another one's folder.
         """
         application_id = self.config.application_id
@@ -87,7 +87,7 @@ class ClusterReset:
         topology = with_topics(self.topology, existing, application_id)
         subs = cut(topology)
         inputs = list(dict.fromkeys(t for sub in subs.subtopologies for t in sub.source_topics))
-        chosen = chosen_topics(given, inputs, subs.global_topics)
+        chosen = chosen_topics(named, inputs, subs.global_topics)
         needed = self._needed(subs, existing)
         partitions = _partitions({name: existing[name] for name in inputs})
         committed = self.admin.committed(application_id, partitions, stable=False)
@@ -137,8 +137,8 @@ class ClusterReset:
         return {tp: ends[tp] if offset < 0 else offset for tp, offset in found.items()}
 
     def _open_transactions(self) -> list[str]:
-        """Those of the application. Where the brokers do not list them they are looked for by what
-        they hold back (`_require_settled`)."""
+        """Open transactions of the application; none where the brokers do not list them (`_fence`
+        then checks the offsets that open transactions block)."""
         config = self.config
         try:
             found = open_transactional_ids(
@@ -156,8 +156,8 @@ class ClusterReset:
     # --- doing ------------------------------------------------------------------------------------
 
     def held_folder(self, plan: Plan) -> StateDirectory | None:
-        """This host's state folder, locked from now on; None where there is none. StateLockedError
-        where an instance here runs."""
+        """This host's state folder, which stays locked; None if there is none. StateLockedError if
+        an instance runs on it."""
         if plan.folder is None:
             return None
         root = Path(self.config.state_memory_dir).expanduser()
@@ -236,7 +236,7 @@ class ClusterReset:
             ) from error
 
     def _delete(self, topics: Collection[str]) -> None:
-        """And wait until they are gone: what is made anew too soon is refused."""
+        """Delete topics, and wait until they are gone: creating one too early is refused."""
         self.admin.delete_topics(topics, STEP_S)
         deadline = Deadline(self.clock, STEP_S * 1000)
         while left := self.admin.describe_topics(topics):
@@ -248,7 +248,7 @@ class ClusterReset:
             self.clock.wait(self._never, _LOOK_MS)
 
     def _commit(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """As a first start does: beside the offsets stands nothing of stores and times."""
+        """Commit offsets as a first start does, without metadata of stores and stream times."""
         if not offsets:
             return
         config = self.config
