@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from everflow.testing.simulation.forecast import LARGE, Step
-from everflow.testing.simulation.simulation import Simulation
+from everflow_simulation.forecast import LARGE, Step
+from everflow_simulation.simulation import Simulation
 
 MODES = ("static", "drained", "leaving")
 

@@ -22,8 +22,10 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-BEGIN = ("src/", "tests/", "examples/", "")
+BEGIN = ("src/", "simulation/", "demo/", "tests/", "examples/", "")
 """Where the names of modules begin, as on pytest's path."""
+TOOLS = ("bench", "chaos", "deploy", "oracle", "soak")
+FOLDERS = ("src", "simulation", "demo", "tests", *TOOLS, "examples")
 
 
 def changed(root: Path) -> set[str]:
@@ -67,13 +69,7 @@ def is_test(path: str) -> bool:
 
 
 def _python(root: Path) -> list[str]:
-    tops = [
-        root / name
-        for name in ("src", "tests", "bench", "chaos", "deploy", "oracle", "soak", "examples")
-    ]
-    return [
-        str(path.relative_to(root)) for top in tops if top.is_dir() for path in top.rglob("*.py")
-    ]
+    return [str(path.relative_to(root)) for name in FOLDERS for path in (root / name).rglob("*.py")]
 
 
 def _module(path: str) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pyspark
 
-from everflow.autoscale.processes import free_port
+from everflow.autoscale import free_port
 from everflow.jvm import find_java
 from everflow.testing import wait_until
 

@@ -24,7 +24,7 @@ from chaos.rounds.schedule import OFFSETS
 from everflow.sockets import require_size
 from everflow.testing.broker import EmbeddedBroker
 from everflow.testing.broker_security import INSIDE
-from everflow.testing.proxy_frames import correlation_of, header_of
+from everflow.testing.kafka_proxy import correlation_of, header_of
 
 LATE_S = 4.0
 """More than a group takes to give a task to another owner, and with another transaction's markers

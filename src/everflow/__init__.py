@@ -41,8 +41,12 @@ if TYPE_CHECKING:
     from everflow.dsl.streams_builder import StreamsBuilder
     from everflow.dsl.suppressed import BufferConfig, EmitStrategy, Suppressed
     from everflow.errors import ConfigError, EverflowError, SetupError, TopologyError
-    from everflow.handlers.outages import RetryOutages
-    from everflow.handlers.response import ErrorHandlerContext, ExceptionHandler, Response
+    from everflow.handlers import (
+        ErrorHandlerContext,
+        ExceptionHandler,
+        Response,
+        RetryOutages,
+    )
     from everflow.operators import agg
     from everflow.operators.processors.processor import (
         BatchProcessor,
@@ -218,8 +222,7 @@ _NAMES = {
     ),
     "dsl.streams_builder": "StreamsBuilder",
     "dsl.suppressed": "BufferConfig EmitStrategy Suppressed",
-    "handlers.outages": "RetryOutages",
-    "handlers.response": "ErrorHandlerContext ExceptionHandler Response",
+    "handlers": "ErrorHandlerContext ExceptionHandler Response RetryOutages",
     "errors": "ConfigError EverflowError SetupError TopologyError",
     "operators.processors.processor": (
         "BatchProcessor Processor ProcessorContext PunctuationType Record RecordMetadata "

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Protocol
 
@@ -70,6 +71,33 @@ class ManualClock:
         return event.is_set()
 
 
+class Running(Protocol):
+    """Something that was started and ends by itself."""
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Wait for its end, for so long at most; whether it has ended."""
+
+
+Spawn = Callable[[str, Callable[[], None]], Running]
+"""(name, code) -> that code, started beside other code: on a thread, or by a simulation."""
+
+
+@dataclass(frozen=True)
+class _Thread:
+    thread: threading.Thread
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        self.thread.join(timeout_s)
+        return not self.thread.is_alive()
+
+
+def on_thread(name: str, run: Callable[[], None]) -> Running:
+    """A `Spawn`: a daemon thread."""
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    return _Thread(thread)
+
+
 class Deadline:
     """One time limit shared by all steps of an operation."""
 
@@ -83,7 +111,6 @@ class Deadline:
         return max(0.0, self._end_ms - self._clock.monotonic_ms())
 
     def expired(self) -> bool:
-        """Whether the limit has passed."""
         return self._clock.monotonic_ms() >= self._end_ms
 
 
@@ -114,7 +141,7 @@ def in_utc() -> Iterator[None]:
 
 
 def to_utc() -> None:
-    """As `in_utc`, for good: of a process that only workers come from."""
+    """`in_utc` for the rest of a process that only workers come from."""
     os.environ["TZ"] = UTC
     time.tzset()
 

@@ -21,8 +21,7 @@ from typing import Any
 from everflow.errors import ConfigError
 from everflow.foreign_names import entry_of
 from everflow.foreign_names.java_security import in_librdkafkas_names
-from everflow.handlers.given import Handlers, handler_setting
-from everflow.handlers.response import DESERIALIZATION, PROCESSING, PRODUCTION
+from everflow.handlers import DESERIALIZATION, PROCESSING, PRODUCTION, Handlers, handler_setting
 from everflow.memory import MemoryBudget, least_budget, machine_memory, usual_budget
 from everflow.setting_checks import (
     INT64,
@@ -267,16 +266,16 @@ class StreamsConfig:
         fields = {f.name: f for f in dataclasses.fields(self) if f.metadata.get("key", True)}
         clients: dict[str, dict[str, Any]] = {}
         values: dict[str, Any] = {}
-        for given, raw in (*_mapped(settings).items(), *keys.items()):
-            name = given.replace(".", "_").replace("-", "_")
+        for written, raw in (*_mapped(settings).items(), *keys.items()):
+            name = written.replace(".", "_").replace("-", "_")
             if name in fields:
                 if name in values:
                     raise ConfigError(f"{dotted_name(name)} is given twice.")
                 values[name] = raw
                 continue
-            client, key = _client_key(given)
+            client, key = _client_key(written)
             if client is None:
-                raise ConfigError(_unknown(given, [*fields]))
+                raise ConfigError(_unknown(written, [*fields]))
             clients.setdefault(client, {})[key] = raw
         for name, spec in fields.items():
             value = (
@@ -321,7 +320,7 @@ class StreamsConfig:
         raise ConfigError(f"{dotted_name(name)} = {value!r} {problem}.{left_out}")
 
     def warnings(self) -> list[str]:
-        """What was set in vain, one sentence each."""
+        """A sentence for each setting without effect."""
         return [
             f"{dotted_name(name)} = {getattr(self, name)!r} has no effect yet: {instead}."
             for name, instead in WITHOUT_EFFECT.items()
@@ -330,7 +329,7 @@ class StreamsConfig:
 
     @property
     def exactly_once(self) -> bool:
-        """Whether ``processing.guarantee`` is ``exactly_once_v2``."""
+        """True if ``processing.guarantee`` is ``exactly_once_v2``."""
         return self.processing_guarantee == EXACTLY_ONCE_V2
 
     def shared_client(self) -> dict[str, Any]:
@@ -403,7 +402,7 @@ class StreamsConfig:
 
     @property
     def memory(self) -> MemoryBudget:
-        """What the instance's processes may take, and who gets which part."""
+        """Memory limits of the instance's processes."""
         return MemoryBudget(self.max_memory_bytes)
 
     def assignment(self) -> AssignmentRules:
@@ -468,7 +467,8 @@ def dotted_name(name: str) -> str:
 
 
 def _check_tags(used: Sequence[str], tags: Mapping[str, str]) -> None:
-    """As Kafka Streams does: copies cannot be placed apart by a tag that this instance lacks."""
+    """ConfigError as in Kafka Streams: replicas cannot be spread over a tag that this instance
+    lacks."""
     for key in used:
         if key not in tags:
             raise ConfigError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from everflow.location import place
+from everflow.user_program import place
 
 if TYPE_CHECKING:
     from everflow.records import TaskId, TopicPartition

@@ -33,7 +33,7 @@ def whole(text: str) -> int:
 
 
 def is_number(text: str) -> bool:
-    """Whether it is a number as JSON writes it."""
+    """True for a number as JSON writes it."""
     return _NUMBER.fullmatch(text) is not None
 
 
@@ -55,7 +55,7 @@ def number_text(value: float) -> str:
 
 
 def is_day(text: str) -> bool:
-    """Whether it is written as a date is, ``2024-01-31``."""
+    """True for a date, ``2024-01-31``."""
     return _DATE.fullmatch(text) is not None
 
 

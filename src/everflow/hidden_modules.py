@@ -91,9 +91,8 @@ def blamed(error: BaseException) -> list[Hiding]:
 
 
 def library(name: str, here: Iterable[Path]) -> str | None:
-    """What the top-level module ``name`` is for people if there is one outside of the folders
-    ``here``: a module of Python's, or an installed package, with its place. None: there is
-    none."""
+    """A text for the top-level module ``name`` if there is one outside of the folders ``here``: a
+    module of Python's, or an installed package, with its place. None if there is none."""
     if name in sys.stdlib_module_names or name in sys.builtin_module_names:
         return f"Python's own module {name}"
     spec = _elsewhere(name, set(here))
@@ -103,8 +102,8 @@ def library(name: str, here: Iterable[Path]) -> str | None:
 
 
 def _installed(folder: Path) -> bool:
-    """Whether packages are installed there: a module of another folder of the program's, as of
-    PYTHONPATH, is none."""
+    """True if packages are installed in ``folder``, which is not just another folder of the
+    program, as of PYTHONPATH."""
     return folder.name in _SITES or any(folder.glob("*.dist-info"))
 
 
@@ -121,8 +120,8 @@ def _place(spec: ModuleSpec) -> str:
 
 
 def _loaded_beside(names: Iterable[str]) -> list[Hiding]:
-    """Of loaded top-level modules those whose file lies beside the script, or in the current
-    folder, while there is a library of that name."""
+    """Loaded top-level modules whose file lies beside the script, or in the current folder, while a
+    library of that name exists."""
     first = sys.path[0] if sys.path else ""
     folders = {first, os.path.realpath(first), os.getcwd()}
     found = []

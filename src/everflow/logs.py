@@ -28,7 +28,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass
@@ -36,8 +36,29 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import IO, Any
 
-from everflow.moves import LOGGER as MOVES
-from everflow.user_texts import printable
+from everflow.user_program import printable
+
+LOGGER = "everflow.moves"
+moves = logging.getLogger(LOGGER)
+"""INFO: what moved, or what is waited for. WARNING: what an operator may have to look at."""
+
+ABOUT_ASSIGNMENT = {"about": "assignment"}
+"""``extra=`` of lines about what moves where and why: the page keeps them apart."""
+
+SHOWN = 5
+
+
+def some(things: Iterable[object], shown: int = SHOWN) -> str:
+    """``0_0, 0_1, 0_2, 0_3, 1_0 and 3 more``, in the order given; ``none`` of nothing."""
+    texts = [str(thing) for thing in things]
+    text = ", ".join(texts[:shown]) or "none"
+    return f"{text} and {len(texts) - shown:,} more" if len(texts) > shown else text
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 task``, ``8 tasks``."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
 
 OWN = "everflow"
 CLIENTS = ("kafka", "py4j")
@@ -67,7 +88,7 @@ def _of_one(text: str) -> str:
 
 
 def _cleaned(record: logging.LogRecord) -> logging.LogRecord:
-    """For handlers of the program, which have formatters of their own."""
+    """A copy for handlers of the program, which have formatters of their own."""
     text = record.getMessage()
     if (clean := _of_one(text)) == text:
         return record
@@ -146,7 +167,7 @@ class _Files(logging.Handler):
         self.setFormatter(_OwnLines(_FORMAT, _TIME))
 
     def add(self, file: LogFile) -> None:
-        """From now on it gets everything, and first what waited for it."""
+        """Write everything to ``file`` from now on, and first the waiting lines."""
         with self._guarded():
             self._open.append(file)
             for line in self._backlog:
@@ -154,7 +175,6 @@ class _Files(logging.Handler):
             self._backlog.clear()
 
     def remove(self, file: LogFile) -> None:
-        """It gets nothing more."""
         with self._guarded():
             if file in self._open:
                 self._open.remove(file)
@@ -183,7 +203,7 @@ class _Said:
 
 
 class Repeats:
-    """Which texts are worth saying again. Pure: times are passed in, in seconds; one caller at a
+    """Decides which texts to repeat. Pure: times are passed in, in seconds; one caller at a
     time."""
 
     SOON_S, SELDOM_S, FORGOTTEN_S, KEPT = 10.0, 300.0, 120.0, 100
@@ -247,7 +267,7 @@ class _People(logging.Handler):
     def _shown(self, record: logging.LogRecord) -> bool:
         if self.verbose:
             return record.levelno >= logging.INFO or record.name == SPARK_OUTPUT
-        return record.levelno >= (logging.INFO if record.name == MOVES else logging.WARNING)
+        return record.levelno >= (logging.INFO if record.name == LOGGER else logging.WARNING)
 
     def _say(self, record: logging.LogRecord) -> None:
         text: str | None = record.getMessage()

@@ -111,7 +111,7 @@ Labels = tuple[str, ...]
 
 
 class Seen(NamedTuple):
-    """How many values, their sum, the smallest and the largest."""
+    """Number of values, their sum, the smallest and the largest."""
 
     number: int
     total: float
@@ -119,7 +119,6 @@ class Seen(NamedTuple):
     most: float
 
     def also(self, other: Seen) -> Seen:
-        """Of both."""
         return Seen(
             self.number + other.number,
             self.total + other.total,
@@ -145,13 +144,12 @@ class RecentlySeen:
         self._halves: tuple[Seen | None, Seen | None] = (None, None)
 
     def add(self, seen: Seen, now_ms: float) -> None:
-        """These were seen now."""
         self._turn(now_ms)
         before, now = self._halves
         self._halves = (before, seen if now is None else now.also(seen))
 
     def at(self, now_ms: float) -> Seen | None:
-        """What there is; None: nothing."""
+        """The values at ``now_ms``; None if there are none."""
         self._turn(now_ms)
         before, now = self._halves
         return before if now is None else now if before is None else before.also(now)
@@ -207,12 +205,12 @@ class Metrics:
             return dict(self._notes.get(name, {}))
 
     def snapshot(self) -> dict[str, float]:
-        """All values without labels now."""
+        """All values without labels."""
         with self._lock:
             return dict(self._values)
 
     def series(self) -> dict[str, dict[Labels, float]]:
-        """All values with labels now."""
+        """All values with labels."""
         with self._lock:
             return {name: dict(series) for name, series in self._series.items()}
 
@@ -224,7 +222,7 @@ class Metrics:
                 recent.setdefault(labels, RecentlySeen()).add(seen, now_ms)
 
     def recent(self, name: str, now_ms: float) -> dict[Labels, Seen]:
-        """What was seen in the last 30 to 60 s, by labels; who was not seen is left out."""
+        """Values of the last 30 to 60 s, by labels."""
         with self._lock:
             found = {labels: one.at(now_ms) for labels, one in self._recent.get(name, {}).items()}
         return {labels: seen for labels, seen in found.items() if seen is not None}

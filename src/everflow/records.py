@@ -50,7 +50,7 @@ class ByteColumn(Sequence[Any]):
 
 
 def names_a_topic(name: object) -> bool:
-    """Whether it is text that Kafka takes as a topic's name."""
+    """True if Kafka accepts the text as a topic's name."""
     return isinstance(name, str) and bool(_TOPIC.fullmatch(name)) and name not in (".", "..")
 
 

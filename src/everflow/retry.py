@@ -1,14 +1,25 @@
-"""Retries passing faults under one deadline (KIP-572), visibly, and says so when it gives up."""
+"""Retries passing faults under one deadline (KIP-572), and shows waits that last.
+
+    with waiting("starting Spark"):
+        ...
+
+In a program and in a notebook's cell such a wait is a line of `everflow.moves` after five seconds,
+and at growing intervals. A command has a live line, a test runner its report: they say how with
+`shown_by`.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TypeVar
 
 from everflow.clock import Clock, Deadline
 from everflow.errors import EverflowError, RetriableError, TaskTimeoutError
+from everflow.logs import install, moves
 
 log = logging.getLogger("everflow")
 
@@ -35,7 +46,7 @@ def retrying(
     deadline: Deadline,
     stop: threading.Event,
 ) -> T:
-    """As `attempting`; TaskTimeoutError when ``deadline`` is over."""
+    """`attempting`, with TaskTimeoutError when ``deadline`` is over."""
     try:
         return attempting(operation, what, clock=clock, deadline=deadline, stop=stop)
     except RetriableError as error:
@@ -84,8 +95,84 @@ def attempting(
 
 
 def quietly(action: Callable[[], object]) -> None:
-    """For what may fail without harm: it is tried again, or recovery makes up for it."""
+    """Run an action whose failure does no harm: it is tried again, or a recovery replaces it."""
     try:
         action()
     except EverflowError as error:
         log.warning("%s", error)
+
+
+FIRST_S = 5.0
+"""Two waits in a row, each just too short to be shown, then last less than 10 s."""
+LONGEST_PAUSE_S = 60.0
+
+Shower = Callable[[str], AbstractContextManager[object]]
+"""Shows a text while its block runs."""
+
+_showers: list[Shower] = []
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """Show that the block waits for ``what`` (``starting Spark``), if it lasts. Any thread."""
+    show = _showers[-1] if _showers else logged
+    with show(what):
+        yield
+
+
+@contextmanager
+def shown_by(show: Shower) -> Iterator[None]:
+    """While the block runs, ``show`` shows all waits of this process, on any thread."""
+    _showers.append(show)
+    try:
+        yield
+    finally:
+        _showers.remove(show)
+
+
+def shown_elsewhere(_: str) -> AbstractContextManager[object]:
+    """For `shown_by`, where another line shows the wait."""
+    return nullcontext()
+
+
+@contextmanager
+def logged(
+    what: str, say: Callable[[str], object] = moves.info, *, first_s: float = FIRST_S
+) -> Iterator[None]:
+    """Log the wait of the block, from a thread of its own: ``starting Spark, 10 s so far``."""
+    install()
+
+    def tell(elapsed_s: float) -> float:
+        say(f"{what}, {elapsed_s:.0f} s so far")
+        return min(elapsed_s, LONGEST_PAUSE_S)
+
+    with telling(tell, first_s):
+        yield
+
+
+@contextmanager
+def telling(
+    tell: Callable[[float], float], first_s: float, clock: Callable[[], float] = time.monotonic
+) -> Iterator[None]:
+    """While the block runs, call ``tell`` on a thread of its own, which has ended behind the block.
+
+    Args:
+        tell: takes how long the block has run and returns the pause before the next call, both in
+        seconds.
+        first_s: the pause before the first call.
+        clock: monotonic seconds, for how long the block has run.
+    """
+    began, over = clock(), threading.Event()
+
+    def run() -> None:
+        pause_s = first_s
+        while not over.wait(pause_s):
+            pause_s = tell(clock() - began)
+
+    teller = threading.Thread(target=run, name="everflow-waits", daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        over.set()
+        teller.join()

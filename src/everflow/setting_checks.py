@@ -53,12 +53,12 @@ class OneOf:
 
 
 def int32(minimum: int) -> Check:
-    """For what is 32 bits wide in Kafka's protocol or configuration."""
+    """A number with 32 bits in Kafka's protocol or configuration."""
     return Between(minimum, INT32)
 
 
 def time_ms(minimum: int) -> Check:
-    """For ms that only we wait for."""
+    """A duration in ms that only everflow waits for."""
     return Between(minimum, LONGEST_MS)
 
 
@@ -87,7 +87,7 @@ def kafka_name(longest: int, why: str = "") -> Check:
 
 
 def _wrong_address(address: str) -> str | None:
-    """What is wrong with ``host:port``; IPv6 is in brackets."""
+    """The fault of ``host:port``; IPv6 is in brackets."""
     scheme, separator, rest = address.partition("://")
     host, _, port = address.rpartition(":")
     if not address:
@@ -206,7 +206,7 @@ _ISO = re.compile(
 
 
 def offset_reset(value: object) -> str | None:
-    """Where an input begins without a committed offset (KIP-1106)."""
+    """The start of an input without a committed offset (KIP-1106)."""
     text = str(value)
     if text in _RESETS or reset_duration_ms(text) is not None:
         return None
@@ -217,7 +217,7 @@ def offset_reset(value: object) -> str | None:
 
 
 def reset_duration_ms(policy: str) -> int | None:
-    """How far back ``by_duration:...`` begins; None for another policy, or one with parts of a
+    """The duration of ``by_duration:...``; None for another policy, or for parts of a
     millisecond."""
     found = _ISO.fullmatch(policy.removeprefix(BY_DURATION))
     if not policy.startswith(BY_DURATION) or found is None:
@@ -228,6 +228,6 @@ def reset_duration_ms(policy: str) -> int | None:
 
 
 def is_secret(key: str) -> bool:
-    """Whether the value of a setting, in Kafka's, Spark's or our names, is one that nobody else
-    should see, and not only where that is."""
+    """True if the setting's value (in Kafka's, Spark's or our names) is secret, and not just the
+    place of a secret."""
     return _SECRET.search(key) is not None and _NAMES_ONLY.search(key) is None

@@ -33,12 +33,12 @@ _locks: dict[Path, int] = {}
 
 
 class TooLargeError(ConnectionError):
-    """What comes over a socket is larger than anything that is sent there on purpose. Nothing more
-    can be read of it: whoever meets this closes the connection."""
+    """A message over a socket is larger than any valid one. The reader closes the connection, as
+    nothing more can be read of it."""
 
 
 class Lines(Protocol):
-    """What `socket.makefile` gives."""
+    """The part of `socket.makefile` that is needed."""
 
     def readline(self, limit: int = ..., /) -> bytes: ...
 
@@ -72,7 +72,7 @@ def socket_folder() -> Path:
 
 
 def socket_folder_of_process() -> Path:
-    """As `socket_folder`; it goes with this process."""
+    """A `socket_folder` that is removed with this process."""
     folder = socket_folder()
     atexit.register(remove_socket_folder, folder)
     return folder

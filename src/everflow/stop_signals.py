@@ -89,11 +89,11 @@ class StopSignals:
 
     @property
     def interrupted(self) -> bool:
-        """Whether a signal came before anything ran."""
+        """True if a signal arrived before anything ran."""
         return self.first is not None and self._raising
 
     def only_count(self) -> None:
-        """From now on nothing is raised and nobody is told: the end is under way."""
+        """From now on only count signals: the end is under way."""
         self._raising = False
 
     def over(self) -> None:
@@ -165,8 +165,7 @@ def _is_ours(number: int) -> bool:
 
 
 def write_nowhere(descriptor: int) -> None:
-    """From now on what this process writes to ``descriptor`` is dropped: nobody is there to read
-    it, and a failure helps nobody."""
+    """Drop all output to ``descriptor`` from now on: its reader has ended."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, descriptor)
     os.close(nowhere)

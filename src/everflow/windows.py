@@ -13,10 +13,9 @@ import numpy.typing as npt
 
 from everflow.errors import TopologyError
 from everflow.exact_texts import exact_ms
-from everflow.foreign_names import Telling
-from everflow.foreign_names.fitting_calls import FittingClass
-from everflow.location import user_line
+from everflow.foreign_names import FittingClass, Telling
 from everflow.records import Int64
+from everflow.user_program import user_line
 
 _MOST_DIGITS = 30
 """More than a long has: a number that is cut to so many is too large anyway."""

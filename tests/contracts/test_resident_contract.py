@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from everflow import StreamsBuilder, TimeWindows, agg, serdes
-from everflow.handlers.given import Handlers
+from everflow.handlers import Handlers
 from everflow.kafka.reading.log_columns import LogColumns
 from everflow.records import HEADERS, EdgeBatch, TopicPartition
 from everflow.runtime.step.task_step import PreparedColumns, Records

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from everflow.demo import batch, data
-from everflow.demo.enrichment import batch as enriched
-from everflow.demo.enrichment.data import load_airlines, load_planes, load_weather
 from everflow.testing.waiting import wait_until
+from everflow_demo import batch, data
+from everflow_demo.enrichment import batch as enriched
+from everflow_demo.enrichment.data import load_airlines, load_planes, load_weather
 
 FLIGHTS = 3_000
 TIMEOUT_S = 240

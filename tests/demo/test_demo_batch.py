@@ -6,7 +6,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from everflow.demo.batch import CarrierDay, Figures, MeanDelay, differences, figures
+from everflow_demo.batch import CarrierDay, Figures, MeanDelay, differences, figures
 
 DAY_MS = 86_400_000
 FLIGHTS = pa.table(

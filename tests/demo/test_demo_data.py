@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from everflow.demo.data import FLIGHTS_TOTAL, TopicRecords, load_flights, to_records
+from everflow_demo.data import FLIGHTS_TOTAL, TopicRecords, load_flights, to_records
 
 DAY_MS = 86_400_000
 

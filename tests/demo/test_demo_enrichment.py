@@ -7,12 +7,11 @@ import io
 import pyarrow as pa
 from rich.console import Console
 
-from everflow.demo.batch import MeanDelay
-from everflow.demo.enrichment import batch, data
-from everflow.demo.enrichment.batch import Enriched
-from everflow.demo.enrichment.report import EnrichmentOutcome, show
-from everflow.demo.enrichment.results import to_figures
-from everflow.demo.enrichment.topology import BY_MANUFACTURER_TOPIC, RESULT_TOPICS
+from everflow_demo.batch import MeanDelay
+from everflow_demo.enrichment import batch, data
+from everflow_demo.enrichment.batch import Enriched, to_figures
+from everflow_demo.enrichment.report import EnrichmentOutcome, show
+from everflow_demo.enrichment.topology import BY_MANUFACTURER_TOPIC, RESULT_TOPICS
 
 HOUR = batch.HOUR_MS
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from everflow.demo.feed import Pace
+from everflow_demo.feed import Pace
 
 
 def sent_after(pace: Pace, seconds: float, sent: int = 0, tick_s: float = 0.05) -> int:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from everflow.demo.pauses import Pauses
 from everflow.records import TopicPartition
+from everflow_demo.elastic import Pauses
 
 TP = TopicPartition("flights", 0)
 

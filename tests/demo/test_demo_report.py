@@ -6,10 +6,11 @@ import io
 
 from rich.console import Console
 
-from everflow.demo.batch import CarrierDay, Figures, MeanDelay
-from everflow.demo.moves import Moves
-from everflow.demo.report import (
+from everflow.records import TaskId
+from everflow_demo.batch import CarrierDay, Figures, MeanDelay
+from everflow_demo.report import (
     DIFFERENCES_SHOWN,
+    Moves,
     Outcome,
     busiest_routes,
     moves_text,
@@ -18,7 +19,6 @@ from everflow.demo.report import (
     verdict,
     worst_carriers,
 )
-from everflow.records import TaskId
 
 FIGURES = Figures(
     carriers={"UA": MeanDelay(2, 3.0), "F9": MeanDelay(1, 20.25)},

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from everflow import Windowed, serdes
-from everflow.demo.batch import CarrierDay, Figures, MeanDelay
-from everflow.demo.results import to_figures
-from everflow.demo.topology import BY_CARRIER_DAY_TOPIC, BY_CARRIER_TOPIC, DAY_MS, ROUTES_TOPIC
 from everflow.serdes import SerdeError
+from everflow_demo.batch import CarrierDay, Figures, MeanDelay, to_figures
+from everflow_demo.topology import BY_CARRIER_DAY_TOPIC, BY_CARRIER_TOPIC, DAY_MS, ROUTES_TOPIC
 
 
 def day_key(carrier: str, day: int) -> bytes:

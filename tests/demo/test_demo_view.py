@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from everflow.demo.instance import decode, encode
-from everflow.demo.view import copies, matrix, roles, shared
 from everflow.records import TaskId
 from everflow.runtime.task_status import TaskStatus
 from everflow.runtime.tasks.task import TaskRole, TaskState
+from everflow_demo.elastic import copies, matrix, roles, shared
+from everflow_demo.instance import decode, encode
 
 A, B = TaskId(0, 0), TaskId(1, 0)
 ACTIVE = TaskStatus(role=TaskRole.ACTIVE, state=TaskState.RUNNING, lag=3, rate=0.0, remaining_s=0.0)

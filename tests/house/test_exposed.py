@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parents[2] / "src"
+ROOT = Path(__file__).parents[2]
+SOURCES = [ROOT / "src", ROOT / "simulation", ROOT / "demo"]
+"""Folders whose packages are in the wheel."""
 UNPICKLE = {
     "everflow/spark/job.py",  # a row of its own Spark job
-    "everflow/testing/simulation/channel.py",  # within one process
+    "everflow_simulation/channel.py",  # within one process
     "everflow/travel/parcel.py",  # the program, from the driver to its workers
     "everflow/spark/columns.py",  # the program's functions in Columns
 }
@@ -34,7 +36,8 @@ def calls(path: Path) -> list[tuple[str, str, ast.Call]]:
 
 def wrong(path: Path) -> list[str]:
     told = []
-    name = path.relative_to(SOURCE).as_posix() if path.is_relative_to(SOURCE) else path.name
+    folder = next((one for one in SOURCES if path.is_relative_to(one)), path.parent)
+    name = path.relative_to(folder).as_posix()
     for owner, call, node in calls(path):
         shell = [word.value for word in node.keywords if word.arg == "shell"]
         if (owner in ("os", "subprocess", "asyncio") and call in SHELLS) or shell:
@@ -50,7 +53,9 @@ def wrong(path: Path) -> list[str]:
 
 
 def test_nothing_starts_a_shell_unpickles_what_others_say_or_leaves_open_files() -> None:
-    assert [text for path in sorted(SOURCE.rglob("*.py")) for text in wrong(path)] == []
+    assert [
+        text for folder in SOURCES for path in sorted(folder.rglob("*.py")) for text in wrong(path)
+    ] == []
 
 
 @pytest.mark.parametrize(

@@ -30,16 +30,17 @@ KINDS: dict[str, Any] = {
     "layers": LayersContract,
     "protected": ProtectedContract,
 }
+CONFIGURATION = read_configuration(str(ROOT / "pyproject.toml"))
+ROOTS: list[str] = CONFIGURATION["session_options"]["root_packages"]
 CONTRACTS: dict[str, dict[str, Any]] = {
-    options["name"]: options
-    for options in read_configuration(str(ROOT / "pyproject.toml"))["contracts_options"]
+    options["name"]: options for options in CONFIGURATION["contracts_options"]
 }
 
 
 @cache
 def graph() -> grimp.ImportGraph:
     """Every import of every module."""
-    return grimp.build_graph("everflow", include_external_packages=True, cache_dir=None)
+    return grimp.build_graph(*ROOTS, include_external_packages=True, cache_dir=None)
 
 
 def holds(name: str, *added: tuple[str, str]) -> bool:
@@ -47,7 +48,7 @@ def holds(name: str, *added: tuple[str, str]) -> bool:
     changed, options = deepcopy(graph()), dict(CONTRACTS[name])
     for importer, imported in added:
         changed.add_import(importer=importer, imported=imported)
-    session = {"root_packages": ["everflow"], "include_external_packages": "True"}
+    session = {"root_packages": ROOTS, "include_external_packages": "True"}
     contract = KINDS[options["type"]](name, session, options)
     return bool(contract.check(changed, verbose=False).kept)
 
@@ -65,7 +66,6 @@ MUTATIONS = {
         "operators.table everflow.dsl.streams",
         "topology.graph everflow.operators.table",
         "console.terminal everflow.cli.app",
-        "demo.run everflow.cli.run",
         "runtime.tasks.task everflow.testing.waiting",
         "client.direct everflow.topology.graph",
         "observe.otlp everflow.kafka.admin",
@@ -131,7 +131,7 @@ MUTATIONS = {
     "A collector's packages": ("observe.exposition opentelemetry",),
     "Certificates": ("testing.broker trustme",),
     "The terminal": ("testing.broker rich",),
-    "The command line": ("demo.run typer",),
+    "The command line": ("testing.broker typer",),
     "JSON": ("kafka.admin orjson",),
     "The type checker's own": ("errors typing_extensions",),
     "Arrow": ("membership.member pyarrow",),
@@ -166,6 +166,11 @@ MUTATIONS = {
         "runtime.copies.state_updater everflow.runtime.query.queries",
     ),
     "What runs on the hosts beside Spark knows no Spark": ("fleet.keeper everflow.spark.session",),
+    "Of what stands beside the package, only its commands know": (
+        "testing.broker everflow_simulation",
+        "console.terminal everflow_demo",
+    ),
+    "What stands beside the package knows no command": ("testing.broker everflow.cli.app",),
 }
 """Contract -> imports that break it: a module below everflow, and what it would import."""
 

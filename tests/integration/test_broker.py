@@ -15,7 +15,7 @@ import psutil
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from everflow.cli.broker_topics import create_topics
+from everflow.cli.topics import create_topics
 from everflow.errors import ConfigError, SetupError
 from everflow.testing.broker import EmbeddedBroker
 from everflow.testing.waiting import wait_until

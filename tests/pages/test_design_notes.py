@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from changed_tests import FOLDERS
+
 ROOT = Path(__file__).parents[2]
 NOTES = ROOT / "docs" / "design"
 DICTIONARY = NOTES / "000-the-design.md"
@@ -42,10 +44,9 @@ def cited(text: str) -> set[str]:
 
 
 def _files() -> list[Path]:
-    folders = ("src", "tests", "bench", "chaos", "deploy", "oracle", "soak", "docs")
     return sorted(
         p
-        for folder in folders
+        for folder in (*FOLDERS, "docs")
         for suffix in ("py", "md")
         for p in (ROOT / folder).rglob(f"*.{suffix}")
     )

@@ -30,7 +30,8 @@ def codes(source: str) -> set[str]:
     return {text for text in texts if CODE.fullmatch(text)}
 
 
-IN_CODE = set().union(*(codes(path.read_text()) for path in (ROOT / "src").rglob("*.py")))
+SOURCES = [path for folder in ("src", "demo") for path in (ROOT / folder).rglob("*.py")]
+IN_CODE = set().union(*(codes(path.read_text()) for path in SOURCES))
 
 
 def classes(source: str) -> dict[str, str | None]:
@@ -50,11 +51,7 @@ def classes(source: str) -> dict[str, str | None]:
     }
 
 
-CODE_OF = {
-    name: code
-    for path in (ROOT / "src").rglob("*.py")
-    for name, code in classes(path.read_text()).items()
-}
+CODE_OF = {name: code for path in SOURCES for name, code in classes(path.read_text()).items()}
 
 
 def test_every_code_has_a_paragraph_and_every_paragraph_a_code() -> None:

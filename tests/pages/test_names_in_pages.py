@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from changed_tests import FOLDERS
+
 ROOT = Path(__file__).parents[2]
 NOTES = ROOT / "docs" / "design"
 HOLDS = re.findall(
@@ -23,11 +25,7 @@ PAGES = [
     ROOT / "docs" / "ARCHITECTURE.md",
     *(NOTES / name for name in HOLDS),
 ]
-SOURCES = sorted(
-    path
-    for folder in ("src", "tests", "bench", "chaos", "deploy", "oracle", "soak")
-    for path in (ROOT / folder).rglob("*.py")
-)
+SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 SOURCES.remove(Path(__file__))
 
 HISTORY = {

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from everflow import StreamsConfig
+from everflow.logs import LOGGER
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "SCALING.md").read_text()
@@ -66,7 +67,7 @@ def test_the_example_is_the_one_that_is_tested() -> None:
     assert code in (ROOT / "examples" / "own_assignor.py").read_text()
 
 
-NAMES = sorted(set(re.findall(r"`(everflow(?:\.[a-z_]+)+)(\.[A-Z]\w+)?`", PAGE)))
+NAMES = sorted({*re.findall(r"`(everflow(?:\.[a-z_]+)+)(\.[A-Z]\w+)?`", PAGE)} - {(LOGGER, "")})
 
 
 @pytest.mark.parametrize(("module", "name"), NAMES)

@@ -10,8 +10,8 @@ from random import Random
 from everflow.assignment.user_data import LATEST_VERSION
 from everflow.config import AssignmentRules
 from everflow.runtime.worker.crash_points import NAMES as POINTS
-from everflow.testing.simulation.settings import SimulatedSubTopology, SimulationSettings, Timings
-from everflow.testing.simulation.simulation import Simulation
+from everflow_simulation.settings import SimulatedSubTopology, SimulationSettings, Timings
+from everflow_simulation.simulation import Simulation
 
 
 @dataclass(frozen=True)

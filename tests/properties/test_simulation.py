@@ -22,6 +22,7 @@ from everflow.assignment.cluster_state import Assignment, AssignmentRules, Clust
 from everflow.assignment.user_data import LATEST_VERSION
 from everflow.errors import ConfigError
 from everflow.records import OffsetRange, TaskId, TopicPartition
+from everflow.retry import shown_by
 from everflow.runtime.client_state import ClientState
 from everflow.runtime.commit import commit_gate
 from everflow.runtime.commit.commit_gate import Decision
@@ -31,15 +32,14 @@ from everflow.runtime.tasks.recovery import Recovery
 from everflow.runtime.worker import kafka_sink
 from everflow.runtime.worker.crash_points import OFFSETS_SENT
 from everflow.runtime.worker.kafka_sink import KafkaSink
-from everflow.testing.simulation.checks import Checks, InvariantError
-from everflow.testing.simulation.forecast import Step, forecast
-from everflow.testing.simulation.history import History
-from everflow.testing.simulation.log import SimulatedLog
-from everflow.testing.simulation.recovery import SimulatedRecoveryPorts
-from everflow.testing.simulation.settings import SimulatedSubTopology, SimulationSettings, Timings
-from everflow.testing.simulation.simulation import Simulation
-from everflow.testing.simulation.worker import _Batch
-from everflow.waits import shown_by
+from everflow_simulation.checks import Checks, InvariantError
+from everflow_simulation.forecast import Step, forecast
+from everflow_simulation.history import History
+from everflow_simulation.log import SimulatedLog
+from everflow_simulation.recovery import SimulatedRecoveryPorts
+from everflow_simulation.settings import SimulatedSubTopology, SimulationSettings, Timings
+from everflow_simulation.simulation import Simulation
+from everflow_simulation.worker import _Batch
 from properties.simulated_scenario import Scenario, draw, run
 
 SEEDS = range(int(os.environ.get("EVERFLOW_SIMULATIONS", "10")))

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everflow import StreamsConfig, serdes
-from everflow.cli.formats import Format
+from everflow.cli.commands import Format
 from everflow.cli.records import decoded, encoded
 from everflow.clock import time_of
 from everflow.errors import ConfigError, StatePointError, TopologyError

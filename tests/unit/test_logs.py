@@ -14,8 +14,7 @@ from typing import Any, TypeVar, cast
 import pytest
 
 from everflow import logs
-from everflow.logs import LogFile, Repeats, install, lines_to, log_path
-from everflow.moves import moves
+from everflow.logs import LogFile, Repeats, install, lines_to, log_path, moves
 
 OWN = logging.getLogger("everflow.sample")
 Test = TypeVar("Test", bound=Callable[..., None])

@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from everflow.cli.formats import Output, echo, show
-from everflow.cli.watching.state_rows import _cell
+from everflow.cli.commands import Output, echo, show
+from everflow.cli.state import _cell
 from everflow.console.status import StatusLine
 from everflow.console.terminal import error_text
 from everflow.errors import FatalError
 from everflow.kafka.dead_letters import LetterPlace, RawLetter, letter_of, line_of, text_of
 from everflow.logs import LogFile
 from everflow.runtime.step.printing import cell
-from everflow.user_texts import one_line, printable
+from everflow.user_program import one_line, printable
 
 FORGED = "2026-11-21 21:14:06.000 ERROR MainThread everflow: forged"
 HOSTILE = f"\x1b[2K\r0 dead letters\x1b]0;title\x07\x9b31m\u202eevil\u2028\x7f\n{FORGED}\tx"

@@ -1,4 +1,4 @@
-"""Who waits long is told for what: by a line in a program, by the owner of the screen elsewhere; a
+"""A long wait is shown: by a line in a program, by the owner of the screen elsewhere; a
 quick wait is silent."""
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import pytest
 
 from everflow import KafkaStreams
 from everflow.errors import ConfigError
+from everflow.retry import logged, shown_by, shown_elsewhere, waiting
 from everflow.testing import wait_until
 from everflow.topology.program import Topology
-from everflow.waits import shown_by, shown_elsewhere, told, waiting
 
 
 def test_a_long_wait_is_said_with_its_seconds_again_and_again_until_it_is_over() -> None:
     said: list[str] = []
-    with told("starting Spark", said.append, first_s=0.02):
+    with logged("starting Spark", said.append, first_s=0.02):
         wait_until(lambda: len(said) >= 3, 20, "three lines")
     assert set(said) == {"starting Spark, 0 s so far"}
     assert not [thread for thread in threading.enumerate() if thread.name == "everflow-waits"], (
@@ -31,7 +31,7 @@ def test_a_long_wait_is_said_with_its_seconds_again_and_again_until_it_is_over()
 
 def test_a_quick_wait_says_nothing() -> None:
     said: list[str] = []
-    with told("starting Spark", said.append, first_s=60):
+    with logged("starting Spark", said.append, first_s=60):
         pass
     assert said == []
 
@@ -56,12 +56,12 @@ def test_the_owner_of_the_screen_shows_all_waits_while_it_owns_it() -> None:
 
 
 PROGRAM = """
-from everflow import waits
-waits.told.__wrapped__.__kwdefaults__["first_s"] = 0.02
+from everflow import retry
+retry.logged.__wrapped__.__kwdefaults__["first_s"] = 0.02
 import threading
-said, say = threading.Event(), waits.moves.info
-waits.told.__wrapped__.__defaults__ = (lambda line: (say(line), said.set()),)
-with waits.waiting("starting Spark"):
+said, say = threading.Event(), retry.moves.info
+retry.logged.__wrapped__.__defaults__ = (lambda line: (say(line), said.set()),)
+with retry.waiting("starting Spark"):
     assert said.wait(30)
 """
 
@@ -77,11 +77,11 @@ TEST = """
 import threading
 from functools import partial
 from everflow.testing import pytest_waits
-from everflow.waits import told, waiting
+from everflow.retry import logged, waiting
 
 def test_waits(monkeypatch):
     written, write = threading.Event(), pytest_waits._write
-    monkeypatch.setattr(pytest_waits, "told", partial(told, first_s=0.02))
+    monkeypatch.setattr(pytest_waits, "logged", partial(logged, first_s=0.02))
     monkeypatch.setattr(pytest_waits, "_write", lambda config, line: (write(config, line), written.set()))
     with waiting("starting Spark"):
         print("captured")

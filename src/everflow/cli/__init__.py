@@ -1,9 +1,9 @@
 """The command ``everflow``. Thin: every command loads, calls one part of the package, and prints.
 
-`app` puts the commands together; each has a module with a ``register``: `run`, `topics`,
-`record_commands`, `simulate`, `new_project`, those of the room `watching`. `usage` answers a line
-that cannot be read. A program is found by `program` (and looked into by `program_source`), a
-cluster by `cluster`; what they show on a terminal is in `console`.
+`commands` has what they share: the decorator ``command``, options, errors. `app` has the short
+commands and imports the others: `topics`, `record_commands`, `dlq_commands`, `new_project`,
+`reset`, `state`, `watch`, `fleet`. `program` finds the user's program, `cluster` the brokers; the
+screen of a running instance is in `console`.
 May import everything; nothing below imports it. Modules that need Spark or a client are imported
 when a command needs them.
 """
@@ -17,6 +17,9 @@ import threading
 from everflow.stop_signals import StopRequestedError, StopSignals
 
 __all__ = ["main"]
+
+BOOTSTRAP_VARIABLE = "EVERFLOW_BOOTSTRAP_SERVERS"
+"""The variable of the environment in place of ``--bootstrap-servers``."""
 
 
 def main() -> None:
@@ -51,7 +54,7 @@ def _require_text(arguments: list[str]) -> None:
 
 
 def _thread_failed(failure: threading.ExceptHookArgs) -> None:
-    """Its traceback goes where all of them go."""
+    """Log the traceback of a thread that failed."""
     if failure.exc_value is not None:
         name = "?" if failure.thread is None else failure.thread.name
         info = (failure.exc_type, failure.exc_value, failure.exc_traceback)

@@ -1,4 +1,4 @@
-"""Puts the commands together.
+"""Puts the commands together; has those that are a few lines around a part of the package.
 
 Heavy modules (Spark, Kafka clients) are imported by the command that needs them: ``everflow
 --help`` answers at once.
@@ -10,84 +10,46 @@ ran (docs/STOPPING.md).
 
 from __future__ import annotations
 
-import signal
-import sys
+import logging
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+import time
+from contextlib import ExitStack
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from typer.core import TyperGroup
 
-from everflow import __version__, logs
-from everflow.cli import dlq_commands, machine_setup, new_project, record_commands, simulate, topics
-from everflow.cli.cluster_options import Debug, RunSettings, SettingsFolders, Target
-from everflow.cli.option_names import BOOTSTRAP_VARIABLE, named_as_typed, typed_options
-from everflow.cli.reset import command as reset_command
-from everflow.cli.watching import fleet_commands, state_command, watch_commands
-from everflow.console.terminal import error_text
-from everflow.errors import ConfigError, EverflowError, SetupError, TopologyError
-from everflow.stop_signals import EXIT_BASE, owned, write_nowhere
-
-_UsageError: Any = typer.BadParameter.__bases__[0]
-"""What Typer, and Click before it, raise for an unknown option or command, a missing argument, a
-wrong value."""
-EXIT_USAGE = 2
-
-
-class Commands(TyperGroup):
-    """The commands of ``everflow``."""
-
-    def main(
-        self,
-        args: Sequence[str] | None = None,
-        prog_name: str | None = None,
-        complete_var: str | None = None,
-        standalone_mode: bool = True,
-        windows_expand_args: bool = True,
-        **extra: Any,
-    ) -> Any:
-        try:
-            code = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
-        except _UsageError as error:
-            if type(error).show is _UsageError.show:
-                wrong = misused(error)
-                typer.echo(error_text(wrong, wrong.code), err=True)
-            else:  # a group without a command shows its help
-                error.show()
-            code = EXIT_USAGE
-        except typer.Abort:
-            typer.echo("aborted", err=True)
-            code = 1
-        if standalone_mode:
-            sys.exit(code)
-        return code
-
-
-def misused(error: Any) -> ConfigError:
-    """What was wrong, and the command whose help says how it is written."""
-    text = (
-        str(error.format_message())
-        .replace("Value error, ", "")
-        .replace("Input should be", "it should be")
-    )
-    command = error.ctx.command_path if error.ctx is not None else "everflow"
-    return ConfigError(f"{text}\n{command} --help shows how it is written", code="EF-USAGE")
-
-
-EXIT_FAILED = 1
-
-app = typer.Typer(
-    cls=Commands,
-    help="everflow: Kafka Streams for PySpark.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
+from everflow import __version__
+from everflow.cli import (
+    dlq_commands,
+    fleet,
+    new_project,
+    record_commands,
+    reset,
+    state,
+    topics,
+    watch,
 )
+from everflow.cli.commands import (
+    EXIT_FAILED,
+    Debug,
+    OptionalServers,
+    RunSettings,
+    SettingsFolders,
+    Target,
+    app,
+    command,
+    errors_for_people,
+)
+from everflow.errors import ConfigError, SetupError
+from everflow.stop_signals import owned
+
+__all__ = ["app"]
+
+_ADDED = (dlq_commands, fleet, new_project, record_commands, reset, state, topics, watch)
+"""Modules that added their commands when they were imported."""
 
 
 class Guarantee(str, Enum):
@@ -128,7 +90,7 @@ def everflow(
     """everflow: Kafka Streams for PySpark."""
 
 
-@app.command()
+@command()
 def version() -> None:
     """Print the version."""
     typer.echo(__version__)
@@ -141,21 +103,17 @@ def run(
     application_id: Annotated[
         str | None, typer.Option(help="application.id: names the group and the internal topics.")
     ] = None,
-    bootstrap_servers: Annotated[
-        str | None,
-        typer.Option(envvar=BOOTSTRAP_VARIABLE, help="host:port of one or more brokers."),
-    ] = None,
+    bootstrap_servers: OptionalServers = None,
     guarantee: Annotated[Guarantee | None, typer.Option(help="processing.guarantee.")] = None,
     threads: Threads = None,
     state_dir: Annotated[
-        Path | None, typer.Option(help="state.dir: where the stores live.")
+        Path | None, typer.Option(help="state.dir: the folder of the stores.")
     ] = None,
     create_new_topics: Annotated[
         bool | None,
         typer.Option(
             "--create-new-topics",
-            help="create.new.topics: the application has run, and the program now has stores or "
-            "repartition topics that it never had.",
+            help="create.new.topics: create internal topics that are new in this program.",
             show_default=False,
         ),
     ] = None,
@@ -165,23 +123,24 @@ def run(
         bool | None,
         typer.Option(
             "--leave/--stay",
-            help="When stopped: hand the tasks over and leave the group, or stay in it silently, "
-            "the tasks waiting for this "
-            "instance's return. Default: leave; with group.instance.id stay.",
+            help="When stopped: leave the group, and other instances take over the tasks; or stay "
+            "a member, and the tasks wait for the restart. Default: leave; stay with "
+            "group.instance.id.",
             show_default=False,
         ),
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Run a topology until it is stopped (Ctrl-C, SIGTERM, SIGHUP commit; --leave/--stay says what
-    becomes of the tasks).
+    """Run a topology until Ctrl-C, SIGTERM or SIGHUP. Each of them commits the work in progress;
+    --leave and --stay decide what happens to the tasks.
 
-    The program is read once, at the start, from the file that is named then: a change of it takes
-    effect at the next start.
+    The program is read once, at the start. A change of its file takes effect at the next start.
     """
-    with _errors_for_people(debug) as more:
-        _launch_spark_ahead()
-        from everflow.cli.cluster import merged_settings
+    with errors_for_people(debug) as more:
+        from everflow.spark.session import launch_ahead
+
+        launch_ahead()  # Spark's JVM starts beside the imports, which take a second
+        from everflow.cli.cluster import merged_settings, named_as_typed, typed_options
         from everflow.cli.run import run_program
 
         options: dict[str, object | None] = {
@@ -205,64 +164,46 @@ def run(
     raise typer.Exit(code)
 
 
-def _launch_spark_ahead() -> None:
-    """Spark's JVM starts beside the imports, which take a second."""
-    from everflow.spark.session import launch_ahead
-
-    launch_ahead()
-
-
-@app.command()
+@command()
 def describe(
     target: Target,
     form: Annotated[
         DescribeFormat, typer.Option("--format", help="How to print it.")
     ] = DescribeFormat.text,
     physical: Annotated[
-        bool, typer.Option("--physical", help="Where each node is computed instead, and why.")
+        bool, typer.Option("--physical", help="Print where each node is computed, and why.")
     ] = False,
-    debug: Debug = False,
 ) -> None:
     """Print a topology (text: Kafka Streams' own format). Starts Spark only if the program has
     Columns."""
-    with _errors_for_people(debug):
-        from everflow.cli.cluster import own_status
-        from everflow.cli.program import LOAD_SILENT_S, load_topology
-        from everflow.runtime.thread.columns import physical_description
-        from everflow.spark.session import get_context
-        from everflow.topology import describe as described
-        from everflow.waits import shown_by
+    from everflow.cli.cluster import own_status
+    from everflow.cli.program import loaded
+    from everflow.runtime.thread.columns import physical_description
+    from everflow.topology import describe as described
 
-        forms = {
-            DescribeFormat.text: described.as_text,
-            DescribeFormat.json: described.as_json,
-            DescribeFormat.mermaid: described.as_mermaid,
-        }
-        roads = {
-            DescribeFormat.text: described.physical_text,
-            DescribeFormat.json: described.physical_json,
-        }
-        if physical and form not in roads:
-            raise ConfigError(f"--physical is shown as text or json, not as {form.value}.")
-        with (
-            own_status() as status,
-            shown_by(status.waiting),
-            status.waiting(f"loading {target}", after_s=LOAD_SILENT_S),
-        ):
-            topology = load_topology(target, start_spark=get_context)
-            shown = (
-                physical_description(topology, roads[form]) if physical else forms[form](topology)
-            )
-        typer.echo(shown.rstrip())
+    forms = {
+        DescribeFormat.text: described.as_text,
+        DescribeFormat.json: described.as_json,
+        DescribeFormat.mermaid: described.as_mermaid,
+    }
+    roads = {
+        DescribeFormat.text: described.physical_text,
+        DescribeFormat.json: described.physical_json,
+    }
+    if physical and form not in roads:
+        raise ConfigError(f"--physical is shown as text or json, not as {form.value}.")
+    with own_status() as status, loaded(target, status) as topology:
+        shown = physical_description(topology, roads[form]) if physical else forms[form](topology)
+    typer.echo(shown.rstrip())
 
 
-@app.command()
+@command()
 def broker(
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="Default: a free one.")] = None,
     data_dir: Annotated[
         Path | None,
         typer.Option(
-            help="Keeps topics between runs. Default: a temporary folder, deleted at the end."
+            help="Folder that keeps topics between runs. Default: a temporary one, then deleted."
         ),
     ] = None,
     topic: Annotated[
@@ -273,56 +214,54 @@ def broker(
         bool,
         typer.Option(
             "--security",
-            help="Clients come in over TLS with a password only; the settings that they need are "
-            "written to a file, which is named.",
+            help="Accept clients over TLS with a password only. The settings that they need are "
+            "written to a file, whose path is printed.",
         ),
     ] = False,
-    debug: Debug = False,
 ) -> None:
     """Run a single-node Kafka broker for development; Ctrl-C stops it."""
-    with _errors_for_people(debug):
-        from everflow.cli.broker_topics import create_topics, parse_topics
-        from everflow.cli.cluster import own_status
-        from everflow.testing.broker import EmbeddedBroker
-        from everflow.testing.broker_security import BrokerSecurity, write_client_settings
-        from everflow.waits import shown_by
+    from everflow.cli.cluster import own_status
+    from everflow.cli.topics import create_topics, parse_topics
+    from everflow.retry import shown_by
+    from everflow.testing.broker import EmbeddedBroker
+    from everflow.testing.broker_security import BrokerSecurity, write_client_settings
 
-        topics = parse_topics(topic or [])
-        doors = BrokerSecurity() if security else None
-        ended = threading.Event()
-        with ExitStack() as stack:
-            with shown_by(own_status().waiting):
-                server = stack.enter_context(
-                    EmbeddedBroker(data_dir, port=port, security=doors, progress=typer.echo)
-                )
-            signals = stack.enter_context(owned())
-            create_topics(server.inside_servers, topics, typer.echo)
-            typer.echo(f"broker is up, bootstrap servers: {server.bootstrap_servers}")
-            if doors is not None:
-                file = write_client_settings(doors, server.security_folder)
-                typer.echo(f"clients need the settings of {file}")
-            typer.echo(
-                f"data: {server.data_folder}{'' if data_dir else ' (deleted at the end)'}; Ctrl-C "
-                f"stops it"
+    wanted = parse_topics(topic or [])
+    doors = BrokerSecurity() if security else None
+    ended = threading.Event()
+    with ExitStack() as stack:
+        with shown_by(own_status().waiting):
+            server = stack.enter_context(
+                EmbeddedBroker(data_dir, port=port, security=doors, progress=typer.echo)
             )
-            with signals.told_to(lambda *_: ended.set()):
-                while not ended.wait(0.5):
-                    if not server.running:
-                        raise SetupError(
-                            f"the broker ended by itself; see {server.log_path}", code="EF-BROKER"
-                        )
-                typer.echo("stopping: the broker is told to end")
-        typer.echo("broker stopped")
+        signals = stack.enter_context(owned())
+        create_topics(server.inside_servers, wanted, typer.echo)
+        typer.echo(f"broker is up, bootstrap servers: {server.bootstrap_servers}")
+        if doors is not None:
+            file = write_client_settings(doors, server.security_folder)
+            typer.echo(f"clients need the settings of {file}")
+        typer.echo(
+            f"data: {server.data_folder}{'' if data_dir else ' (deleted at the end)'}; Ctrl-C "
+            f"stops it"
+        )
+        with signals.told_to(lambda *_: ended.set()):
+            while not ended.wait(0.5):
+                if not server.running:
+                    raise SetupError(
+                        f"the broker ended by itself; see {server.log_path}", code="EF-BROKER"
+                    )
+            typer.echo("stopping: the broker ends")
+    typer.echo("broker stopped")
 
 
 class Demo(str, Enum):
-    """What the demo shows."""
+    """Demos."""
 
     flights = "flights"
     enrichment = "enrichment"
 
 
-@app.command()
+@command()
 def demo(
     shows: Annotated[
         Demo,
@@ -341,104 +280,159 @@ def demo(
     threads: Threads = None,
     limit: Annotated[
         int | None,
-        typer.Option(min=1, help="Only the first so many flights; default: all 336,776."),
+        typer.Option(min=1, help="Number of flights; default: all 336,776."),
     ] = None,
     instances: Annotated[
         int,
         typer.Option(
             min=1,
             max=2,
-            help="2: the flights come at a pace; a second instance joins, works, and leaves again.",
+            help="2: send the flights at a fixed rate; a second instance joins, works and leaves.",
         ),
     ] = 1,
-    debug: Debug = False,
+    debug: bool = False,
 ) -> None:
     """Stream real flights through an embedded broker and compare every result with a plain
     batch."""
-    with _errors_for_people(debug):
-        given: dict[str, Any] = {
-            "guarantee": guarantee.value,
-            "threads": threads,
-            "limit": limit,
-            "json_file": json_file,
-            "console": Console(),
-            "debug": debug,
-        }
-        if shows is Demo.flights:
-            from everflow.demo.run import run_demo
+    options: dict[str, Any] = {
+        "guarantee": guarantee.value,
+        "threads": threads,
+        "limit": limit,
+        "json_file": json_file,
+        "console": Console(),
+        "debug": debug,
+    }
+    if shows is Demo.flights:
+        from everflow_demo.run import run_demo
 
-            matches = run_demo(**given, instances=instances).matches_batch
-        elif instances > 1:
-            raise ConfigError("the enrichment demo has one instance: leave out --instances")
-        else:
-            from everflow.demo.enrichment.run import run_enrichment
+        matches = run_demo(**options, instances=instances).matches_batch
+    elif instances > 1:
+        raise ConfigError("the enrichment demo has one instance: leave out --instances")
+    else:
+        from everflow_demo.enrichment.run import run_enrichment
 
-            matches = run_enrichment(**given).matches_batch
+        matches = run_enrichment(**options).matches_batch
     raise typer.Exit(0 if matches else EXIT_FAILED)
 
 
-@contextmanager
-def _on_stderr() -> Iterator[None]:
-    """All that everflow and Spark say."""
-    with logs.lines_to(
-        lambda line: typer.echo(f"{logs.time_of_day()} {line}", err=True), verbose=True
-    ):
-        yield
+@command()
+def setup(
+    broker: Annotated[
+        bool, typer.Option("--broker", help="Also prepare the embedded broker.")
+    ] = False,
+) -> None:
+    """Prepare a machine or an image: create the class archive with which Spark's JVM starts in half
+    the time; with --broker also download the broker's jars.
+
+    The files go to everflow's cache ($XDG_CACHE_HOME/everflow, by default ~/.cache/everflow). An
+    archive has 100 MB. Files that exist are kept.
+    """
+    from everflow.cli.cluster import own_status
+    from everflow.jvm import find_java, make_archive, resolve_jars
+
+    typer.echo(f"Java: {find_java()}")
+    with own_status() as status:
+        if broker:
+            with status.waiting("fetching the jars of broker"):
+                resolve_jars("broker")
+        for conf in ("spark", "broker") if broker else ("spark",):
+            began = time.monotonic()
+            with status.waiting(f"making the class archive of {conf}"):
+                problem = make_archive(conf)
+            took = f"{time.monotonic() - began:.0f} s"
+            done = (
+                f"ready ({took})"
+                if problem is None
+                else f"not created, so {conf} starts without it:\n{problem}"
+            )
+            typer.echo(f"{conf}: class archive {done}")
 
 
-@contextmanager
-def _errors_for_people(debug: bool) -> Iterator[list[str]]:
-    """Turn errors into one text on stderr and an exit code; with ``debug`` let the traceback
-    through. The lines that the block adds to what it is given end the text."""
-    more: list[str] = []
-    logs.install()
-    try:
-        with owned() as signals, _on_stderr() if debug else nullcontext():
-            try:
-                yield more
-            except Exception:
-                if (
-                    signals.interrupted
-                ):  # what it interrupted, a client's C code for one, may surface as any error
-                    signals.check()
-                raise
-    except EverflowError as error:
-        if debug:
-            raise
-        typer.echo(error_text(error, error.code, more), err=True)
-        usage = isinstance(error, ConfigError | TopologyError | SetupError)
-        raise typer.Exit(EXIT_USAGE if usage else EXIT_FAILED) from None
-    except KeyboardInterrupt as interrupt:
-        number = getattr(interrupt, "number", signal.SIGINT)
-        typer.echo(
-            f"stopping: nothing runs yet that has to end in order ({signal.Signals(number).name})",
-            err=True,
-        )
-        raise typer.Exit(EXIT_BASE + number) from None
-    except (typer.Exit, typer.Abort):
-        raise
-    except BrokenPipeError:  # who reads the output has had enough: `everflow consume ... | head -3`
-        write_nowhere(sys.stdout.fileno())  # Python flushes it at its end
-        raise typer.Exit(EXIT_BASE + signal.SIGPIPE) from None
-    except Exception as error:
-        if debug:
-            raise
-        text = f"{type(error).__name__}: {error}\nThis should not happen; --debug shows where."
-        typer.echo(error_text(RuntimeError(text), "EF-INTERNAL", more), err=True)
-        raise typer.Exit(EXIT_FAILED) from None
+# Options whose line would be too long below.
+Remove = Annotated[int, typer.Option(help="Instances that stop cleanly (they drain first).")]
+Tasks = Annotated[
+    int, typer.Option(help="Stateful tasks: partitions of the stateful sub-topologies.")
+]
+StateRecords = Annotated[int, typer.Option(help="Records in one task's changelog.")]
+RestoreRate = Annotated[
+    float | None,
+    typer.Option(
+        help="Records a second that one thread restores for an active task; default: 400,000."
+    ),
+]
+FollowRate = Annotated[
+    float | None,
+    typer.Option(
+        help="Records a second at which one instance warms tasks up; default: the restore rate."
+    ),
+]
+Measured = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="Take both rates from the JSON file of `./run bench restore --json`."
+    ),
+]
+InputRate = Annotated[float, typer.Option(help="Records a second that arrive at each task.")]
+AcceptableLag = Annotated[int, typer.Option(help="acceptable.recovery.lag, in records.")]
+SessionTimeout = Annotated[float, typer.Option(help="session.timeout.ms, in seconds.")]
+Static = Annotated[bool, typer.Option("--static", help="Instances have a group.instance.id.")]
+JsonFile = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE", help="Also write the result as JSON.")
+]
+HistoryFile = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write a log of all simulated events.")
+]
 
 
-_GROUPS = (
-    new_project,
-    topics,
-    record_commands,
-    dlq_commands,
-    simulate,
-    machine_setup,
-    watch_commands,
-    state_command,
-    reset_command,
-    fleet_commands,
-)
-for group in _GROUPS:
-    group.register(app, _errors_for_people)
+@command()
+def simulate(
+    members: Annotated[int, typer.Option(help="Instances that run before the change.")] = 3,
+    add: Annotated[int, typer.Option(help="Instances that join, with empty disks.")] = 0,
+    remove: Remove = 0,
+    crash: Annotated[int, typer.Option(help="Instances that are killed.")] = 0,
+    tasks: Tasks = 24,
+    stateless_tasks: Annotated[int, typer.Option(help="Tasks without state.")] = 0,
+    state_records: StateRecords = 1_000_000,
+    restore_rate: RestoreRate = None,
+    follow_rate: FollowRate = None,
+    measured: Measured = None,
+    input_rate: InputRate = 100.0,
+    threads: Annotated[int, typer.Option(help="num.stream.threads of every instance.")] = 2,
+    standbys: Annotated[int, typer.Option(help="num.standby.replicas.")] = 0,
+    warmups: Annotated[int, typer.Option(help="max.warmup.replicas.")] = 2,
+    acceptable_lag: AcceptableLag = 10_000,
+    session_timeout: SessionTimeout = 45.0,
+    static: Static = False,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same result.")] = 1,
+    json_file: JsonFile = None,
+    history: HistoryFile = None,
+    debug: bool = False,
+) -> None:
+    """Predict a scaling step: migrated tasks, warm-ups, rebalances, pauses, time until balanced.
+    Needs no broker."""
+    if not debug:
+        logging.getLogger("everflow").setLevel(logging.ERROR)
+    from everflow_simulation import command as simulation
+    from everflow_simulation.forecast import Step
+
+    rates = simulation.rates(restore_rate, follow_rate, measured)
+    step = Step(
+        members=members,
+        add=add,
+        remove=remove,
+        crash=crash,
+        tasks=tasks,
+        stateless_tasks=stateless_tasks,
+        state_records=state_records,
+        restore_rate=rates.restore,
+        follow_rate=rates.follow,
+        input_rate=input_rate,
+        threads=threads,
+        standbys=standbys,
+        warmups=warmups,
+        acceptable_lag=acceptable_lag,
+        session_timeout_s=session_timeout,
+        static=static,
+        seed=seed,
+    )
+    simulation.run(step, simulation.Files(json_file, history), Console())

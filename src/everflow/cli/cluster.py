@@ -1,7 +1,8 @@
-"""What commands that speak to a broker share: address, settings, what they say while it is away."""
+"""The settings of a command line, and a cluster that answers."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -9,11 +10,11 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
-from everflow.cli.option_names import named_as_typed, require_given
+from everflow.cli import BOOTSTRAP_VARIABLE
 from everflow.config import StreamsConfig
 from everflow.console.status import StatusLine
 from everflow.console.terminal import merge_settings, parse_settings
-from everflow.errors import ConfigError
+from everflow.errors import ConfigError, EverflowError
 from everflow.kafka.admin import ClusterAdmin
 from everflow.setting_checks import is_secret
 
@@ -28,6 +29,23 @@ _CHECK = (
     "--bootstrap-servers (or EVERFLOW_BOOTSTRAP_SERVERS), that the broker runs, and security "
     "settings (--set, --settings-folder). For development `everflow broker` starts one"
 )
+OPTIONS = {
+    "application.id": "--application-id",
+    "bootstrap.servers": "--bootstrap-servers",
+    "processing.guarantee": "--guarantee",
+    "num.stream.threads": "--threads",
+    "state.dir": "--state-dir",
+    "create.new.topics": "--create-new-topics",
+}
+_NEEDED = {
+    "application.id": (
+        "--application-id is missing: it names the group and the internal topics, "
+        "e.g. --application-id delays"
+    ),
+    "bootstrap.servers": (
+        f"--bootstrap-servers is missing: host:port of a broker, or set {BOOTSTRAP_VARIABLE}"
+    ),
+}
 
 
 def client_config(
@@ -35,11 +53,18 @@ def client_config(
 ) -> StreamsConfig:
     """Clients' settings from ``--bootstrap-servers``, ``--set`` and ``--settings-folder``;
     ConfigError for what `StreamsConfig` refuses."""
-    given = {**settings_of(folders or []), **assignments("--set", settings)}
+    given = given_settings(settings, folders)
     with named_as_typed({"bootstrap.servers": "--bootstrap-servers"}):
         return StreamsConfig(
             **{"application.id": "everflow-command", "bootstrap.servers": servers, **given}
         )
+
+
+def given_settings(
+    settings: Sequence[str] | None, folders: Sequence[Path] | None
+) -> dict[str, str]:
+    """The settings of ``--settings-folder`` and ``--set``. Raises ConfigError."""
+    return {**_settings_of(folders or []), **assignments("--set", settings)}
 
 
 def merged_settings(
@@ -47,11 +72,12 @@ def merged_settings(
     folders: Sequence[Path] | None,
     options: Mapping[str, object | None],
 ) -> dict[str, object]:
-    """All settings of a command line that names a program; ConfigError where one that must be is
-    not given."""
-    given = {**settings_of(folders or []), **assignments("--set", settings)}
-    merged = merge_settings(given, options)
-    require_given(merged)
+    """All settings of a command line that names a program. ConfigError if a required one is
+    missing."""
+    merged = merge_settings(given_settings(settings, folders), options)
+    missing = [text for key, text in _NEEDED.items() if merged.get(key) in (None, "")]
+    if missing:
+        raise ConfigError("\n".join(missing))
     return merged
 
 
@@ -71,9 +97,9 @@ def assignments(option: str, given: Sequence[str] | None) -> dict[str, str]:
     return found
 
 
-def settings_of(folders: Sequence[Path]) -> dict[str, str]:
-    """The settings of ``--settings-folder``: files by name, without those that begin with a dot, as
-    Kubernetes mounts a Secret. ConfigError for a folder that cannot be read."""
+def _settings_of(folders: Sequence[Path]) -> dict[str, str]:
+    """Files by name, without those that begin with a dot, as Kubernetes mounts a Secret.
+    ConfigError for a folder that cannot be read."""
     found: dict[str, str] = {}
     for folder in folders:
         try:
@@ -82,6 +108,34 @@ def settings_of(folders: Sequence[Path]) -> dict[str, str]:
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"--settings-folder {folder} cannot be read: {error}") from None
     return found
+
+
+def typed_options(context: typer.Context, options: Mapping[str, object | None]) -> dict[str, str]:
+    """Setting -> the option, or the variable of the environment, that set it."""
+    typed = {key: OPTIONS[key] for key, value in options.items() if value is not None}
+    source = context.get_parameter_source("bootstrap_servers")
+    if source is not None and source.name == "ENVIRONMENT":
+        typed["bootstrap.servers"] = BOOTSTRAP_VARIABLE
+    return typed
+
+
+@contextmanager
+def named_as_typed(typed: Mapping[str, str]) -> Iterator[None]:
+    """Errors of the block name the keys of ``typed`` as they were typed: ``--threads``."""
+    try:
+        yield
+    except EverflowError as error:
+        error.args = tuple(
+            renamed(each, typed) if isinstance(each, str) else each for each in error.args
+        )
+        raise
+
+
+def renamed(text: str, typed: Mapping[str, str]) -> str:
+    """``text`` with keys replaced; a key that is part of a longer one stays."""
+    for key, name in typed.items():
+        text = re.sub(rf"(?<![\w.-]){re.escape(key)}(?![\w-]|\.\w)", name, text)
+    return text
 
 
 @contextmanager
@@ -98,5 +152,5 @@ def connected(config: StreamsConfig, status: StatusLine) -> Iterator[ClusterAdmi
 
 
 def own_status() -> StatusLine:
-    """What a command says beside its results: on stderr."""
+    """A line on stderr, beside the results."""
     return StatusLine(Console(stderr=True))

@@ -8,25 +8,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from everflow.cli.cluster_options import (
-    LOCAL_BROKER,
-    ClientSettings,
-    Debug,
-    ErrorsForPeople,
-    Servers,
-    SettingsFolders,
-)
-from everflow.cli.formats import Form, Output, echo
-from everflow.cli.formats import show as shown
+from everflow.cli.commands import Cluster, Form, Output, Yes, app, command, echo, require_yes
+from everflow.cli.commands import show as shown
 from everflow.clock import instant
 from everflow.errors import ConfigError, FatalError
-from everflow.moves import counted
-from everflow.user_texts import one_line
+from everflow.logs import counted
+from everflow.user_program import one_line
 
 if TYPE_CHECKING:
     from everflow.kafka.admin import ClusterAdmin
@@ -42,13 +33,12 @@ if TYPE_CHECKING:
     Group = tuple[Cause, list[DeadLetter]]
 
 T = TypeVar("T")
-Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="A topic of dead letters.")]
-Error = Annotated[str | None, typer.Option(help="Those with this text in the error.")]
-Source = Annotated[str | None, typer.Option("--from", help="Those that came from this topic.")]
-Node = Annotated[str | None, typer.Option(help="Those that failed at this node.")]
+Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="A dead letter topic.")]
+Error = Annotated[str | None, typer.Option(help="Only records with this text in the error.")]
+Source = Annotated[str | None, typer.Option("--from", help="Only records of this source topic.")]
+Node = Annotated[str | None, typer.Option(help="Only records that failed at this node.")]
 
 
-_EXIT_DECLINED = 1
 _WHERE_DROPPED = (
     "What came too late, the application that reads it counts: the metric dropped-records-total, "
     "reason late, has the node; a warning of the application, and its page, say so, too."
@@ -62,7 +52,7 @@ class ReplayTime(str, Enum):
     now = "now"
 
     def time_ms(self) -> int | None:
-        """For all, or None: each has its own."""
+        """The time of all records; None: each keeps its own."""
         return int(time.time() * 1000) if self is ReplayTime.now else None
 
 
@@ -84,159 +74,131 @@ class _Letters:
             )
 
 
-def register(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
-    """Add the commands to the ``everflow`` command."""
-    dlq = typer.Typer(
-        help="Look at dead letters, and replay them: records that an application has left out.",
-        no_args_is_help=True,
-    )
-    _add_list(dlq, errors_for_people)
-    _add_show(dlq, errors_for_people)
-    _add_group(dlq, errors_for_people)
-    _add_replay(dlq, errors_for_people)
-    app.add_typer(dlq, name="dlq")
+dlq = typer.Typer(
+    help="List, show and replay dead-letter records.",
+    no_args_is_help=True,
+)
+app.add_typer(dlq, name="dlq")
 
 
-def _add_list(dlq: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
-    @dlq.command("list")
-    def list_letters(
-        topic: Topic,
-        servers: Servers = LOCAL_BROKER,
-        error: Error = None,
-        source: Source = None,
-        node: Node = None,
-        output: Form = Output.text,
-        settings: ClientSettings = None,
-        settings_folder: SettingsFolders = None,
-        debug: Debug = False,
-    ) -> None:
-        """Dead letters, a line each: its place, time, the record it was, node, error."""
-        with errors_for_people(debug), _letters(topic, servers, settings, settings_folder) as found:
-            from everflow.kafka.dead_letters import Filter, line_of, plain_of
+@command(dlq, "list")
+def list_letters(
+    topic: Topic,
+    cluster: Cluster,
+    error: Error = None,
+    source: Source = None,
+    node: Node = None,
+    output: Form = Output.text,
+) -> None:
+    """List dead-letter records: place, time, source record, node and error of each."""
+    with _letters(topic, cluster) as found:
+        from everflow.kafka.dead_letters import Filter, line_of, plain_of
 
-            listed = _without_plain(topic, found.chosen(Filter(error, source, node)))
-            _tell_none(topic, listed, found)
-            _show(output, listed, plain_of, line_of)
+        listed = _without_plain(topic, found.chosen(Filter(error, source, node)))
+        _tell_none(topic, listed, found)
+        _show(output, listed, plain_of, line_of)
 
 
-def _add_show(dlq: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
-    @dlq.command()
-    def show(
-        topic: Topic,
-        place: Annotated[
-            str, typer.Argument(metavar="PARTITION@OFFSET", help="As `everflow dlq list` has it.")
-        ],
-        servers: Servers = LOCAL_BROKER,
-        output: Form = Output.text,
-        settings: ClientSettings = None,
-        settings_folder: SettingsFolders = None,
-        debug: Debug = False,
-    ) -> None:
-        """All there is of a dead letter: the error with its stack, the record with its bytes."""
-        with errors_for_people(debug):
-            from everflow.kafka.dead_letters import Filter, LetterPlace, plain_of, text_of
+@command(dlq)
+def show(
+    topic: Topic,
+    place: Annotated[
+        str, typer.Argument(metavar="PARTITION@OFFSET", help="As `everflow dlq list` shows it.")
+    ],
+    cluster: Cluster,
+    output: Form = Output.text,
+) -> None:
+    """Show a dead-letter record: the error with its stack, and the bytes of the record."""
+    from everflow.kafka.dead_letters import Filter, LetterPlace, plain_of, text_of
 
-            wanted = frozenset({LetterPlace.parse(place)})
-            with _letters(topic, servers, settings, settings_folder) as found:
-                found.require(topic, wanted)
-                (letter,) = found.chosen(Filter(places=wanted))
-            shown(output, plain_of(letter), [text_of(letter)])
+    wanted = frozenset({LetterPlace.parse(place)})
+    with _letters(topic, cluster) as found:
+        found.require(topic, wanted)
+        (letter,) = found.chosen(Filter(places=wanted))
+    shown(output, plain_of(letter), [text_of(letter)])
 
 
-def _add_group(dlq: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
-    @dlq.command()
-    def group(
-        topic: Topic,
-        servers: Servers = LOCAL_BROKER,
-        error: Error = None,
-        source: Source = None,
-        node: Node = None,
-        output: Form = Output.text,
-        settings: ClientSettings = None,
-        settings_folder: SettingsFolders = None,
-        debug: Debug = False,
-    ) -> None:
-        """Dead letters by cause: how many of an error, a node and a topic, and one of them."""
-        with errors_for_people(debug), _letters(topic, servers, settings, settings_folder) as found:
-            from everflow.kafka.dead_letters import Filter, groups
+@command(dlq)
+def group(
+    topic: Topic,
+    cluster: Cluster,
+    error: Error = None,
+    source: Source = None,
+    node: Node = None,
+    output: Form = Output.text,
+) -> None:
+    """Count dead-letter records by error, node and source topic, with an example of each."""
+    with _letters(topic, cluster) as found:
+        from everflow.kafka.dead_letters import Filter, groups
 
-            listed = _without_plain(topic, found.chosen(Filter(error, source, node)))
-            _tell_none(topic, listed, found)
-            _show(output, groups(listed), _plain_group, _group_lines)
+        listed = _without_plain(topic, found.chosen(Filter(error, source, node)))
+        _tell_none(topic, listed, found)
+        _show(output, groups(listed), _plain_group, _group_lines)
 
 
-def _add_replay(dlq: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
-    @dlq.command()
-    def replay(
-        topic: Topic,
-        servers: Servers = LOCAL_BROKER,
-        to: Annotated[
-            str | None, typer.Option(help="Into this topic; without: where each came from.")
-        ] = None,
-        error: Error = None,
-        source: Source = None,
-        node: Node = None,
-        places: Annotated[
-            list[str] | None,
-            typer.Option("--letter", metavar="PARTITION@OFFSET", help="This one; repeatable."),
-        ] = None,
-        timestamp: Annotated[
-            ReplayTime,
-            typer.Option(help="What time they get: that of the record, or the present one."),
-        ] = ReplayTime.record,
-        dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show which.")] = False,
-        yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-        output: Form = Output.text,
-        settings: ClientSettings = None,
-        settings_folder: SettingsFolders = None,
-        debug: Debug = False,
-    ) -> None:
-        """Write dead letters again as the records that they were, each once, after a question:
-        those that were replayed are left out, also where an earlier replay was cut off. So are
-        those that have not all of their record, and without --to those whose headers do not say
-        where they came from. Records that are too old for their window by now are dropped there,
-        unless --timestamp now gives them the present time."""
-        with errors_for_people(debug):
-            from everflow.kafka.dead_letters import Filter, LetterPlace, line_of, refusal
+@command(dlq)
+def replay(
+    topic: Topic,
+    cluster: Cluster,
+    to: Annotated[
+        str | None,
+        typer.Option(help="Target topic. Default: the source topic of each record."),
+    ] = None,
+    error: Error = None,
+    source: Source = None,
+    node: Node = None,
+    places: Annotated[
+        list[str] | None,
+        typer.Option("--letter", metavar="PARTITION@OFFSET", help="Only this record; repeatable."),
+    ] = None,
+    timestamp: Annotated[
+        ReplayTime,
+        typer.Option(help="Time of the records: their own, or the present."),
+    ] = ReplayTime.record,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the records.")] = False,
+    yes: Yes = False,
+    output: Form = Output.text,
+) -> None:
+    """Write dead-letter records back as the original records, each once, after a confirmation.
+    Skipped are records that were replayed before, also by a replay that was interrupted, records
+    that are incomplete, and, without --to, records whose headers do not name a source topic. The
+    application drops records that are too late for their window; --timestamp now gives them the
+    present time."""
+    from everflow.kafka.dead_letters import Filter, LetterPlace, line_of, refusal
 
-            only = Filter(error, source, node, frozenset(map(LetterPlace.parse, places or ())))
-            with _replaying(topic, servers, settings, settings_folder, dry_run, to) as (
-                found,
-                replayer,
-                admin,
-            ):
-                found.require(topic, only.places)
-                taken = found.chosen(only)
-                wanted = [one for one in taken if not one.replayed]
-                judged = [(one, refusal(topic, one, to)) for one in wanted]
-                refused = [(one, why) for one, why in judged if why is not None]
-                if places and refused:
-                    raise refused[0][1]
-                chosen = [one for one, why in judged if why is None]
-                old = _old(admin, chosen, to) if timestamp is ReplayTime.record else None
-                if dry_run and output is Output.text:
-                    for letter in chosen:
-                        echo(line_of(letter))
-                if old is not None:
-                    echo(_warning(old, len(chosen)), err=True)
-                if replayer is not None and chosen:
-                    if not yes:
-                        _ask(chosen, to)
-                    replayer.replay(chosen, to, timestamp.time_ms())
-            done = [one for one in taken if one.replayed]
-            if output is Output.json:
-                told = _replayed(chosen, done, refused, dry_run) | {"late": old.count if old else 0}
-                echo(json.dumps(told, indent=2))
-            would = "would be replayed" if dry_run else "replayed"
-            echo(f"{counted(len(chosen), 'dead letter')} {would}", err=True)
-            if old is not None and not dry_run:
-                echo(_WHERE_DROPPED, err=True)
-            _tell_replayed_before(topic, done)
-            _tell_left_out(topic, [one for one, _ in refused])
+    only = Filter(error, source, node, frozenset(map(LetterPlace.parse, places or ())))
+    with _replaying(topic, cluster, dry_run, to) as (found, replayer, admin):
+        found.require(topic, only.places)
+        taken = found.chosen(only)
+        wanted = [one for one in taken if not one.replayed]
+        judged = [(one, refusal(topic, one, to)) for one in wanted]
+        refused = [(one, why) for one, why in judged if why is not None]
+        if places and refused:
+            raise refused[0][1]
+        chosen = [one for one, why in judged if why is None]
+        old = _old(admin, chosen, to) if timestamp is ReplayTime.record else None
+        if dry_run and output is Output.text:
+            for letter in chosen:
+                echo(line_of(letter))
+        if old is not None:
+            echo(_warning(old, len(chosen)), err=True)
+        if replayer is not None and chosen:
+            _ask(chosen, to, yes)
+            replayer.replay(chosen, to, timestamp.time_ms())
+    done = [one for one in taken if one.replayed]
+    if output is Output.json:
+        result = _replayed(chosen, done, refused, dry_run) | {"late": old.count if old else 0}
+        echo(json.dumps(result, indent=2))
+    would = "would be replayed" if dry_run else "replayed"
+    echo(f"{counted(len(chosen), 'dead letter')} {would}", err=True)
+    if old is not None and not dry_run:
+        echo(_WHERE_DROPPED, err=True)
+    _tell_replayed_before(topic, done)
+    _tell_left_out(topic, [one for one, _ in refused])
 
 
 def _old(admin: ClusterAdmin, chosen: Sequence[DeadLetter], to: str | None) -> OldLetters | None:
-    """Which are older than what is in the topics that they go to."""
+    """Count the records that are older than the newest record of their target topic."""
     from everflow.kafka.dead_letters import OldLetters
     from everflow.records import TopicPartition
 
@@ -252,7 +214,6 @@ def _old(admin: ClusterAdmin, chosen: Sequence[DeadLetter], to: str | None) -> O
 
 
 def _warning(old: OldLetters, chosen: int) -> str:
-    """What may become of letters that are old."""
     verb = "is" if old.count == 1 else "are"
     return (
         f"{old.count:,} of {counted(chosen, 'dead letter')} {verb} older than the newest record of "
@@ -262,13 +223,10 @@ def _warning(old: OldLetters, chosen: int) -> str:
     )
 
 
-def _ask(chosen: Sequence[DeadLetter], to: str | None) -> None:
-    """Raises typer.Exit where somebody says no."""
+def _ask(chosen: Sequence[DeadLetter], to: str | None, yes: bool) -> None:
     topics = sorted({to or one.source or "" for one in chosen})
     question = f"Write {counted(len(chosen), 'record')} into {', '.join(topics)}?"
-    if not typer.confirm(question, err=True):
-        echo("nothing was written", err=True)
-        raise typer.Exit(_EXIT_DECLINED)
+    require_yes(yes, question, "nothing was written")
 
 
 def _show(
@@ -327,7 +285,7 @@ def _replayed(
 
 
 def _without_plain(topic: str, found: list[DeadLetter]) -> list[DeadLetter]:
-    """Those that say something of an error; of the others it is told how many they are."""
+    """Records with dead-letter headers; the number of others goes to stderr."""
     plain = [one for one in found if one.is_plain]
     if plain:
         records = "a record" if len(plain) == 1 else f"{len(plain):,} records"
@@ -340,7 +298,7 @@ def _without_plain(topic: str, found: list[DeadLetter]) -> list[DeadLetter]:
 
 
 def _tell_none(topic: str, listed: Sequence[DeadLetter], found: _Letters) -> None:
-    """Beside a result that is empty: whether the topic is, too."""
+    """On stderr: why a result is empty."""
     if listed:
         return
     letters = [one for one in found.found if not one.is_plain]
@@ -377,29 +335,20 @@ def _tell_left_out(topic: str, refused: list[DeadLetter]) -> None:
 
 
 @contextmanager
-def _letters(
-    topic: str, servers: str, settings: list[str] | None, settings_folder: list[Path] | None
-) -> Iterator[_Letters]:
-    with _replaying(topic, servers, settings, settings_folder, True, None) as (found, _, _):
+def _letters(topic: str, cluster: Cluster) -> Iterator[_Letters]:
+    with _replaying(topic, cluster, True, None) as (found, _, _):
         yield found
 
 
 @contextmanager
 def _replaying(
-    topic: str,
-    servers: str,
-    settings: list[str] | None,
-    settings_folder: list[Path] | None,
-    dry_run: bool,
-    target: str | None,
+    topic: str, cluster: Cluster, dry_run: bool, target: str | None
 ) -> Iterator[tuple[_Letters, Replayer | None, ClusterAdmin]]:
-    """What is in the topic, read after any other replay of it has been ended."""
-    from everflow.cli.cluster import client_config, connected, own_status
+    """The letters of the topic, read after any other replay of it has been ended."""
     from everflow.cli.records import partitions_of
     from everflow.kafka.dead_letters import Replayer, letters, stored
 
-    config = client_config(servers, settings, settings_folder)
-    with own_status() as status, connected(config, status) as admin, ExitStack() as held:
+    with cluster.connected() as (config, admin, _), ExitStack() as stack:
         partitions = partitions_of(admin, topic)
         if target is not None:
             partitions_of(admin, target)
@@ -412,7 +361,7 @@ def _replaying(
 
         replayer = None
         if not dry_run:
-            replayer = held.enter_context(closing(Replayer(config, topic, count)))
+            replayer = stack.enter_context(closing(Replayer(config, topic, count)))
         starts = admin.list_offsets(partitions, "earliest", "read_committed")
         ends = admin.list_offsets(partitions, "latest", "read_committed")
         yield _Letters(letters(stored(config, starts, ends))), replayer, admin

@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from everflow.cli.cluster_options import Debug, ErrorsForPeople
+from everflow.cli.commands import command
 from everflow.errors import ConfigError
 
 TEMPLATES = Path(__file__).parent / "project"
@@ -36,27 +36,22 @@ _OF_THE_PROJECT = {
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,99}")
 
 
-def register(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
-    """Add the command to the ``everflow`` command."""
-
-    @app.command()
-    def new(
-        name: Annotated[
-            str,
-            typer.Argument(
-                metavar="NAME", help="The project, e.g. page-views; or a path that ends in it."
-            ),
-        ],
-        debug: Debug = False,
-    ) -> None:
-        """Make a folder with a small program, its test, sample records and a README that says how
-        to run it."""
-        with errors_for_people(debug):
-            folder = Path(name).expanduser()
-            module = module_name(folder.name)
-            written = make(folder, module)
-            typer.echo(f"{folder}: {', '.join(written)}")
-            typer.echo("\n".join(next_steps(folder, module)))
+@command()
+def new(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME", help="Name of the project, e.g. page-views, or a path that ends in it."
+        ),
+    ],
+) -> None:
+    """Create a folder with a small program, its test, sample records and a README with the commands
+    to run it."""
+    folder = Path(name).expanduser()
+    module = module_name(folder.name)
+    written = make(folder, module)
+    typer.echo(f"{folder}: {', '.join(written)}")
+    typer.echo("\n".join(next_steps(folder, module)))
 
 
 def module_name(name: str) -> str:

@@ -1,33 +1,44 @@
 """``module:name`` or ``file.py:name`` -> the user's topology.
 
-The module is imported as its owner would import it: the current folder is on the path. What can be
-told of a wrong program without running it is told before (`everflow.cli.program_source`).
+The module is imported as its owner would import it: the current folder is on the path. Most faults
+of a program are found in its source, before it runs: a mistyped name costs no start of Spark.
 """
 
 from __future__ import annotations
 
+import ast
+import difflib
+import glob
 import importlib
+import importlib.util
+import symtable
 import sys
+import tokenize
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from everflow.cli.program_source import (
-    module_and_name,
-    no_such_module,
-    no_such_name,
-    require_name,
-)
+from everflow.console.status import StatusLine
 from everflow.errors import EverflowError, TopologyError
-from everflow.hidden_modules import blamed
+from everflow.hidden_modules import blamed, library
+from everflow.retry import shown_by
 from everflow.serdes.base import SerdeError
-from everflow.spark.session import start_when_asked, started_by
+from everflow.spark.session import get_context, start_when_asked, started_by
 from everflow.topology.program import Topology
 
 LOAD_SILENT_S = 2.0
 """A program may take so long to load without a word."""
+FORM = (
+    "write it as module:name, e.g. flights:builder for the variable `builder` in flights.py; or "
+    "with the file, e.g. jobs/my-flights.py:builder"
+)
+_BINDS_UNSEEN = frozenset({"globals", "exec", "eval", "vars", "setattr", "__getattr__"})
+"""Who uses one of these may bind names that are nowhere in the source."""
+_NAMES_SHOWN = 10
 
 
 def load_topology(target: str, *, start_spark: Callable[[], object]) -> Topology:
@@ -55,6 +66,15 @@ def load_topology(target: str, *, start_spark: Callable[[], object]) -> Topology
         return _as_topology(found, target)
 
 
+@contextmanager
+def loaded(target: str, status: StatusLine) -> Iterator[Topology]:
+    """`load_topology`; ``status`` shows it, and the waits of the block, if they last."""
+    with shown_by(status.waiting):
+        with status.waiting(f"loading {target}", after_s=LOAD_SILENT_S):
+            topology = load_topology(target, start_spark=get_context)
+        yield topology
+
+
 def place_of(target: str) -> str:
     """``flights.py (/programs/flights.py), builder``: where a program was loaded from."""
     module, name = module_and_name(target)
@@ -63,8 +83,8 @@ def place_of(target: str) -> str:
 
 
 def put_current_folder_on_path() -> None:
-    """As Python does for a script. Spark's Python workers get this process's path from the
-    instance. Idempotent."""
+    """Put the current folder on Python's path, as for a script. Spark's Python workers get this
+    path from the instance. Idempotent."""
     folder = str(Path.cwd())
     if folder not in sys.path:
         sys.path.insert(0, folder)
@@ -163,11 +183,269 @@ def _failed(what: str, error: BaseException) -> TopologyError:
 
 
 def _is_users(filename: str) -> bool:
-    """Whether a frame is of the user's program: not importlib's, not an installed package's, not
-    ours."""
+    """True if a frame is of the user's program: not importlib's, an installed package's or
+    everflow's."""
     ours = str(Path(__file__).parents[1])
     return not (
         filename.startswith(("<", ours))
         or "site-packages" in filename
         or "dist-packages" in filename
     )
+
+
+def module_and_name(target: str) -> tuple[str, str]:
+    """The two parts of ``module:name``, or of ``folder/file.py:name``: the file's folder is then
+    put first on the path, as Python does for a script. The current folder is on the path.
+    TopologyError, with what to do, for what names no topology that can be imported."""
+    first, separator, name = target.rpartition(":")
+    asked = first if separator else target
+    file = Path(asked)
+    if not asked or _is_module(asked):
+        if not (first and name):
+            raise TopologyError(f"{target!r} does not name a topology: {FORM}", code="EF-PROGRAM")
+        return first, name
+    if file.suffix != ".py" or not file.is_file():
+        raise _no_program_file(file)
+    if not (first and name):
+        names = [one for one in _offered(_parsed(file.stem, file)) if not one.startswith("_")]
+        named = f"; it has: {', '.join(names[:_NAMES_SHOWN])}" if names else ""
+        raise TopologyError(
+            f"{target!r} does not say which topology of the file: write {asked}:NAME{named}",
+            code="EF-PROGRAM",
+        )
+    if "." in file.stem:
+        raise TopologyError(
+            f"{file} cannot be imported: Python takes the dot in its name for that of a package. "
+            f"Rename the file, e.g. {file.stem.replace('.', '_')}.py",
+            code="EF-PROGRAM",
+        )
+    folder = str(file.resolve().parent)
+    if sys.path[:1] != [folder]:
+        sys.path.insert(0, folder)
+    return file.stem, name
+
+
+def _is_module(asked: str) -> bool:
+    """True for the name of a module. ``jobs.py`` is a file, and so is a path that exists under just
+    that name."""
+    path = Path(asked)
+    named_as_file = "/" in asked or path.suffix in (".py", ".ipynb")
+    return not (named_as_file or (path.is_file() and not Path(f"{asked}.py").exists()))
+
+
+def _no_program_file(file: Path) -> TopologyError:
+    """The error for a path that is no Python file that is there."""
+    if file.is_dir():
+        inside = sorted(path.name for path in file.glob("*.py"))
+        listed = f"; it holds: {', '.join(inside[:_NAMES_SHOWN])}" if inside else ""
+        said = f"{file} is a folder, not a Python file; write {file}/FILE.py:NAME{listed}"
+    elif not file.exists():
+        near = sorted(path.name for path in file.parent.glob("*.py"))
+        listed = f"; the Python files there are: {_listed(file.name, near)}" if near else ""
+        said = f"there is no file {file} in {Path.cwd()}{listed}; {FORM}"
+    elif file.suffix == ".ipynb":
+        said = (
+            f"{file} is a notebook. Run it where it is, with KafkaStreams(...).run() in a cell; or "
+            f"write its program as a Python file (jupyter nbconvert --to script {file})"
+        )
+    else:
+        said = (
+            f"{file} is not called as a Python file. Rename it to {file.with_suffix('.py')} and "
+            f"write {file.with_suffix('.py')}:NAME"
+        )
+    return TopologyError(said, code="EF-PROGRAM")
+
+
+def require_name(module: str, path: str) -> None:
+    """TopologyError where there is no such module, a file of the program has the name of a library
+    in its place, its source is no Python, or it does not bind the first name of ``path``.
+
+    What cannot be told without running it passes: a module without source, or one that binds names
+    by star imports and the like.
+    """
+    _require_own_name(module, path)
+    if module in sys.modules or not (found := _source_of(module)):
+        return
+    tree = _parsed(module, found)
+    if any(_binds_unseen(node) for node in ast.walk(tree)):
+        return
+    bound = set(_bound(symtable.symtable(_read(found), str(found), "exec")))
+    if path.split(".")[0] not in bound:
+        offered = [name for name in _offered(tree) if not name.startswith("_")]
+        raise no_such_name(module, path, offered, str(found))
+
+
+def _require_own_name(module: str, path: str) -> None:
+    """TopologyError where a file or a package's folder in the first folder of the path, or the
+    current one, is called as a library, so that one of the two cannot be imported."""
+    top, *rest = module.split(".")
+    here = [Path(sys.path[0] if sys.path else "").resolve(), Path.cwd()]
+    mine = next((own for folder in here if (own := _own(folder, top, rest)) is not None), None)
+    if mine is None:
+        return
+    what = library(top, here)
+    loaded = getattr(sys.modules.get(top), "__file__", None)
+    if loaded is not None:
+        if Path(loaded).resolve() in (mine, mine / "__init__.py"):
+            return
+        what = what or f"the module {top} that is loaded already ({loaded})"
+    if what is None:
+        return
+    kind, name = ("folder", f"my_{top}") if mine.is_dir() else ("file", f"my_{top}.py")
+    raise TopologyError(
+        f"{mine} has the name of {what}, and Python imports only one of the two. Rename the "
+        f"{kind}, e.g. {name}, and write {'.'.join([f'my_{top}', *rest])}:{path}",
+        code="EF-PROGRAM",
+    )
+
+
+def _own(folder: Path, top: str, rest: Sequence[str]) -> Path | None:
+    """The file or folder of the program that is asked for as the module ``top`` with ``rest`` in
+    it."""
+    if (package := folder / top).is_dir():
+        inside = package.joinpath(*rest) if rest else package
+        if (package / "__init__.py").exists() or (
+            rest and (inside.is_dir() or inside.with_suffix(".py").exists())
+        ):
+            return package
+    file = folder / f"{top}.py"
+    return file if file.exists() else None
+
+
+def _parsed(module: str, found: Path) -> ast.Module:
+    """The source's tree; TopologyError where it is no Python."""
+    text = _read(found)
+    try:
+        tree = ast.parse(text, found)
+        compile(tree, found, "exec", dont_inherit=True)
+    except SyntaxError as error:
+        where = f"{error.filename}:{error.lineno}"
+        raise TopologyError(
+            f"module {module} is no Python: {error.msg}", where=where, code="EF-PROGRAM"
+        ) from None
+    except ValueError as error:  # a NUL
+        raise TopologyError(
+            f"module {module} is no Python: {error}", where=str(found), code="EF-PROGRAM"
+        ) from None
+    return tree
+
+
+def no_such_module(missing: str, asked: str) -> TopologyError:
+    """The error for a module that is not found; ``missing`` is it, or the package it should be
+    in."""
+    here = Path.cwd()
+    there = sorted(path.stem for path in here.glob("*.py") if "." not in path.stem)
+    hint = f"; the modules here are: {_listed(missing, there)}" if there else ""
+    # A file without the suffix, or with another one, that people take for the program.
+    others = sorted(path for path in here.glob(f"{glob.escape(asked)}.*") if path.suffix != ".py")
+    if others:
+        hint = f"; {_no_program_file(others[0].relative_to(here))}"
+    return TopologyError(
+        f"no module {missing!r} in {here} or among the installed packages{hint}", code="EF-PROGRAM"
+    )
+
+
+def no_such_name(module: str, path: str, known: Sequence[str], place: str) -> TopologyError:
+    """The error for a name that a module does not have; ``known`` could have been meant; ``place``
+    of the module, empty where it has none."""
+    hint = f"; it has: {_listed(path, known)}" if known else "; it holds no topology at all"
+    if Path(place).is_dir():
+        hint = f"; it is a folder: {_no_program_file(Path(place))}"
+    at = f" ({place})" if place else ""
+    return TopologyError(f"module {module}{at} has no {path!r}{hint}", code="EF-PROGRAM")
+
+
+def _listed(wanted: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(wanted, known, n=1)
+    listed = ", ".join(known[:_NAMES_SHOWN]) + (" ..." if len(known) > _NAMES_SHOWN else "")
+    return f"{listed}. Did you mean {near[0]!r}?" if near else listed
+
+
+def _source_of(module: str) -> Path | None:
+    """The module's source; None where it has none that can be read, or its package must say where
+    it is."""
+    parts = module.split(".")
+    if not all(parts):
+        raise no_such_module(module, module)
+    try:
+        spec: ModuleSpec | None = importlib.util.find_spec(parts[0])
+    except (ValueError, ImportError):
+        return None
+    if spec is None:
+        raise no_such_module(parts[0], module)
+    for part in parts[1:]:
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        # by its own name: for a folder without __init__.py, Python looks for its package among the
+        # imported ones
+        spec = PathFinder.find_spec(part, list(spec.submodule_search_locations))
+    origin = (
+        None if spec is None or not spec.has_location or spec.origin is None else Path(spec.origin)
+    )
+    return origin if origin is not None and origin.suffix == ".py" and origin.is_file() else None
+
+
+def _read(path: Path) -> str:
+    try:
+        with tokenize.open(path) as source:
+            return source.read()
+    except (SyntaxError, UnicodeDecodeError, OSError) as error:
+        raise TopologyError(f"{path} cannot be read: {error}", code="EF-PROGRAM") from None
+
+
+def _binds_unseen(node: ast.AST) -> bool:
+    if isinstance(node, ast.ImportFrom):
+        return any(alias.name == "*" for alias in node.names)
+    if isinstance(node, ast.FunctionDef | ast.Name):
+        return (node.name if isinstance(node, ast.FunctionDef) else node.id) in _BINDS_UNSEEN
+    return False
+
+
+def _bound(table: symtable.SymbolTable, outermost: bool = True) -> Iterator[str]:
+    """Names that the module binds, also from functions that declare them global."""
+    for symbol in table.get_symbols():
+        set_here = symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()
+        if set_here and (outermost or symbol.is_declared_global()):
+            yield symbol.get_name()
+    for child in table.get_children():
+        yield from _bound(child, outermost=False)
+
+
+def _offered(tree: ast.Module) -> list[str]:
+    """Variables that hold a call's result, and functions: one of them is probably meant."""
+    names: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+            names.update(target.id for target in node.targets if isinstance(target, ast.Name))
+        elif (
+            isinstance(node, ast.AnnAssign)
+            and isinstance(node.value, ast.Call)
+            and isinstance(node.target, ast.Name)
+        ):
+            names.add(node.target.id)
+    return sorted(names)
+
+
+def write_stores(target: str, application_id: str, optimization: str, file: str) -> int:
+    """Write the stores of a program into ``file``, packed as a worker opens them; the exit code.
+
+    ``python -m everflow.cli.program MODULE:NAME APPLICATION OPTIMIZATION FILE``, for a process that
+    must not start Spark itself (`everflow.snapshots.state_source`).
+    """
+    from everflow.snapshots.logged_stores import logged_stores
+    from everflow.travel.parcel import Parcel
+
+    try:
+        topology = load_topology(target, start_spark=get_context)
+        stores = logged_stores(topology, application_id, optimization)
+        Path(file).write_bytes(Parcel.of(stores).data)
+    except EverflowError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(write_stores(*sys.argv[1:]))

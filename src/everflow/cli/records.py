@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from confluent_kafka import KafkaError, Message, Producer
 
 from everflow import exact_texts, serdes
-from everflow.cli.formats import Format, WindowKind
+from everflow.cli.commands import Format, WindowKind
 from everflow.clock import instant, time_of
 from everflow.config import StreamsConfig
 from everflow.console.status import StatusLine
@@ -201,7 +201,7 @@ def json_of(record: ReadRecord, key: Format, value: Format, window: WindowKind |
 
 
 def plain(data: bytes | None, form: Format) -> Any:
-    """What JSON has for bytes; None for none. SerdeError where they are something else."""
+    """The JSON value for bytes; None for none. SerdeError if the bytes do not fit ``form``."""
     if data is None:
         return None
     if form is Format.bytes:
@@ -229,7 +229,7 @@ def _named(record: ReadRecord, half: str) -> Iterator[None]:
         ) from None
 
 
-def send(config: StreamsConfig, topic: str, given: Iterable[Line], status: StatusLine) -> int:
+def send(config: StreamsConfig, topic: str, lines_: Iterable[Line], status: StatusLine) -> int:
     """Write them all and wait for the broker; the number written. Raises what the broker
     refused."""
     refused: list[KafkaError] = []
@@ -246,7 +246,7 @@ def send(config: StreamsConfig, topic: str, given: Iterable[Line], status: Statu
             refused.append(error)
 
     try:
-        for line in given:
+        for line in lines_:
             while not refused:
                 try:
                     producer.produce(
@@ -318,7 +318,7 @@ def _listed(tp: TopicPartition, chunk: LogChunk, headers: bool) -> Iterator[Read
 
 
 def partitions_of(admin: ClusterAdmin, topic: str) -> list[TopicPartition]:
-    """Its partitions. ConfigError for a topic that does not exist."""
+    """The partitions of a topic. ConfigError if it does not exist."""
     found = admin.describe_topics([topic])
     if topic not in found:
         hint = (

@@ -23,6 +23,7 @@ from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.client_settings import check_clients
 from everflow.logs import lines_to, time_of_day
 from everflow.membership.own_assignor import check_assignor
+from everflow.retry import shown_by, shown_elsewhere
 from everflow.runtime.client_state import ClientState
 from everflow.runtime.front.foreground import Foreground
 from everflow.runtime.task_status import summary, task_lines
@@ -32,7 +33,6 @@ from everflow.spark.session import get_context
 from everflow.state.disk import require_usable
 from everflow.stop_signals import EXIT_BASE
 from everflow.topology.program import Topology
-from everflow.waits import shown_by, shown_elsewhere
 
 log = logging.getLogger("everflow")
 
@@ -120,7 +120,7 @@ def _ask_brokers(config: StreamsConfig, status: StatusLine) -> None:
 
 
 def pause_s(took_s: float, state: ClientState) -> float:
-    """From one sample to the next, where the last one took so many seconds."""
+    """Seconds until the next sample, where the last one took ``took_s``."""
     longest_s = LONGEST_RUNNING_S if state is ClientState.RUNNING else LONGEST_INTERVAL_S
     return min(longest_s, max(WATCH_INTERVAL_S, took_s * WATCH_PAUSES))
 

@@ -1,153 +1,201 @@
-"""``everflow topic create | list | keys | delete``."""
+"""``everflow topic create | list | keys | delete``, and the topics of ``everflow broker``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from everflow.cli.cluster_options import (
-    LOCAL_BROKER,
-    ClientSettings,
-    Debug,
-    ErrorsForPeople,
-    Servers,
-    SettingsFolders,
+from everflow.cli.commands import (
+    Cluster,
+    Form,
+    Format,
+    Output,
+    WindowKind,
+    Yes,
+    app,
+    command,
+    require_yes,
+    show,
 )
-from everflow.cli.formats import Form, Output, show
-from everflow.cli.topic_keys import add_keys
 from everflow.errors import ConfigError, EverflowError, FatalError
+from everflow.logs import counted
+from everflow.records import TopicPartition, names_a_topic
 
 if TYPE_CHECKING:
     from everflow.kafka.admin import ClusterAdmin, TopicShape
+    from everflow.kafka.reading.key_counts import KeyCount, KeyCounts
 
 _OF_AN_APPLICATION = ("-changelog", "-repartition")
 _OF_THE_BROKER = "__"
+_MOST_PARTITIONS = 1_000
+"""Enough for any program; a small node holds them all, each with files of its own."""
 
-Names = Annotated[list[str], typer.Argument(metavar="NAME...", help="Topics.")]
-
-
-def register(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
-    """Add the group of commands to the ``everflow`` command."""
-    topic = typer.Typer(
-        help="Create, list and delete topics, and find hot keys.", no_args_is_help=True
-    )
-    app.add_typer(topic, name="topic")
-    for add in (_add_create, _add_list, add_keys, _add_delete):
-        add(topic, errors_for_people)
+topic = typer.Typer(help="Create, list and delete topics, and find hot keys.", no_args_is_help=True)
+app.add_typer(topic, name="topic")
 
 
-def _add_create(topic: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
-    @topic.command()
-    def create(
-        names: Annotated[
-            list[str],
-            typer.Argument(metavar="NAME[:PARTITIONS]...", help="Topics, e.g. orders or orders:4."),
-        ],
-        servers: Servers = LOCAL_BROKER,
-        partitions: Annotated[
-            int, typer.Option(min=1, help="Of the topics given without a number.")
-        ] = 1,
-        replication_factor: Annotated[
-            int,
-            typer.Option(
-                min=-1, max=32_767, help="Replicas of each partition; -1: the broker's default."
-            ),
-        ] = -1,
-        config: Annotated[
-            list[str] | None,
-            typer.Option(
-                metavar="KEY=VALUE",
-                help="A topic's setting, e.g. cleanup.policy=compact; repeatable.",
-            ),
-        ] = None,
-        settings: ClientSettings = None,
-        settings_folder: SettingsFolders = None,
-        debug: Debug = False,
-    ) -> None:
-        """Create topics; nothing is created if one of them exists."""
-        with errors_for_people(debug):
-            from everflow.cli.broker_topics import parse_topics
-            from everflow.cli.cluster import assignments, client_config, connected, own_status
+@command(topic)
+def create(
+    names: Annotated[
+        list[str],
+        typer.Argument(metavar="NAME[:PARTITIONS]...", help="Topics, e.g. orders or orders:4."),
+    ],
+    cluster: Cluster,
+    partitions: Annotated[
+        int, typer.Option(min=1, help="Partitions of topics that are given without a number.")
+    ] = 1,
+    replication_factor: Annotated[
+        int,
+        typer.Option(
+            min=-1, max=32_767, help="Replicas of each partition; -1: the broker's default."
+        ),
+    ] = -1,
+    config: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="A topic's setting, e.g. cleanup.policy=compact; repeatable.",
+        ),
+    ] = None,
+) -> None:
+    """Create topics; nothing is created if one of them exists."""
+    from everflow.cli.cluster import assignments
 
-            wanted = parse_topics(names, option="topic ", partitions=partitions)
-            topic_settings = assignments("--config", config)
-            with (
-                own_status() as status,
-                connected(client_config(servers, settings, settings_folder), status) as admin,
-            ):
-                _refuse_existing(admin, wanted)
-                asked = {name: (count, topic_settings) for name, count in wanted.items()}
-                try:
-                    created = admin.create_topics(asked, replication_factor)
-                except FatalError as failure:
-                    raise _refused(failure, wanted) from failure
-            if other := sorted(wanted.keys() - created):
-                raise ConfigError(
-                    f"somebody else created {', '.join(other)} at the same moment; look with "
-                    f"`everflow topic list`."
-                )
-            for name, count in wanted.items():
-                typer.echo(f"created topic {name}, {count} partition{'s' * (count != 1)}")
+    wanted = parse_topics(names, option="topic ", partitions=partitions)
+    topic_settings = assignments("--config", config)
+    with cluster.connected() as (_, admin, _):
+        _refuse_existing(admin, wanted)
+        asked = {name: (count, topic_settings) for name, count in wanted.items()}
+        try:
+            created = admin.create_topics(asked, replication_factor)
+        except FatalError as failure:
+            raise _refused(failure, wanted) from failure
+    if other := sorted(wanted.keys() - created):
+        raise ConfigError(
+            f"somebody else created {', '.join(other)} at the same moment; "
+            f"`everflow topic list` shows them."
+        )
+    for name, count in wanted.items():
+        typer.echo(f"created topic {name}, {counted(count, 'partition')}")
 
 
-def _add_list(topic: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
-    @topic.command(name="list")
-    def list_(
-        servers: Servers = LOCAL_BROKER,
-        output: Form = Output.text,
-        settings: ClientSettings = None,
-        settings_folder: SettingsFolders = None,
-        debug: Debug = False,
-    ) -> None:
-        """List all topics with partitions, replication factor and records (roughly: markers of
-        transactions and what compaction removed are counted)."""
-        with errors_for_people(debug):
-            from everflow.cli.cluster import client_config, connected, own_status
-
-            with (
-                own_status() as status,
-                connected(client_config(servers, settings, settings_folder), status) as admin,
-            ):
-                topics = admin.list_topics()
-                records = _records(admin, topics)
-            show(output, _rows(topics, records), table(topics, records))
+@command(topic, "list")
+def list_topics(cluster: Cluster, output: Form = Output.text) -> None:
+    """List all topics with partitions, replication factor and records (approximate: transaction
+    markers and compacted records are counted)."""
+    with cluster.connected() as (_, admin, _):
+        topics = admin.list_topics()
+        records = _records(admin, topics)
+    show(output, _rows(topics, records), table(topics, records))
 
 
-def _add_delete(topic: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
-    @topic.command()
-    def delete(
-        names: Names,
-        yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-        servers: Servers = LOCAL_BROKER,
-        settings: ClientSettings = None,
-        settings_folder: SettingsFolders = None,
-        debug: Debug = False,
-    ) -> None:
-        """Delete topics with all their records, after a question; nothing is deleted if one of them
-        does not exist."""
-        with errors_for_people(debug):
-            from everflow.cli.cluster import client_config, connected, own_status
+@command(topic)
+def keys(
+    name: Annotated[str, typer.Argument(metavar="TOPIC", help="An existing topic.")],
+    cluster: Cluster,
+    records: Annotated[
+        int, typer.Option(min=1, help="Records to read from the end of each partition.")
+    ] = 100_000,
+    top: Annotated[int, typer.Option(min=1, help="Number of keys and partitions to show.")] = 10,
+    key: Annotated[Format, typer.Option("--key", help="Format of the keys.")] = Format.string,
+    window: Annotated[
+        WindowKind | None, typer.Option(help="Keys of windowed results, as for consume.")
+    ] = None,
+    output: Form = Output.text,
+) -> None:
+    """Show the most frequent keys of the latest committed records, and the partitions with the
+    most records a second. Joins no group."""
+    from everflow.cli.records import decoded, partitions_of, windowed
+    from everflow.kafka.reading.key_counts import count_keys, frequent, latest
+    from everflow.serdes import SerdeError
 
-            with (
-                own_status() as status,
-                connected(client_config(servers, settings, settings_folder), status) as admin,
-            ):
-                topics = admin.list_topics()
-                _require_existing(names, topics)
-                held = _records(admin, {name: topics[name] for name in names})
-                what = ", ".join(
-                    f"{name} (about {held[name]:,} records)" for name in dict.fromkeys(names)
-                )
-                if not yes and not typer.confirm(
-                    f"Delete {what}? This cannot be undone.", err=True
-                ):
-                    typer.echo("nothing was deleted", err=True)
-                    raise typer.Exit(1)
-                admin.delete_topics(names)
-            for name in dict.fromkeys(names):
-                typer.echo(f"deleted topic {name}")
+    with cluster.connected() as (config, admin, status):
+        partitions = partitions_of(admin, name)
+        starts = admin.list_offsets(partitions, "earliest", "read_committed")
+        ends = admin.list_offsets(partitions, "latest", "read_committed")
+        with status.waiting(f"reading the latest records of {name}", after_s=1.0):
+            found = count_keys(config, latest(starts, ends, records))
+
+    def text(one: KeyCount) -> str:
+        read = decoded if window is None else partial(windowed, window=window)
+        try:
+            return read(one.key, key)
+        except SerdeError as error:
+            raise SerdeError(
+                f"a key of {name}-{one.partition} cannot be read: {error}\n--key says what "
+                f"keys are (bytes shows any), --window time or session that they are of "
+                f"windows."
+            ) from None
+
+    shown = [(text(one), one) for one in frequent(found, top)]
+    show(output, _as_json(found, shown, top), _key_lines(found, shown, top))
+
+
+@command(topic)
+def delete(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Topics.")],
+    yes: Yes = False,
+    *,
+    cluster: Cluster,
+) -> None:
+    """Delete topics with all their records, after a confirmation. Nothing is deleted if one of
+    them does not exist."""
+    with cluster.connected() as (_, admin, _):
+        topics = admin.list_topics()
+        _require_existing(names, topics)
+        counts = _records(admin, {name: topics[name] for name in names})
+        what = ", ".join(
+            f"{name} (about {counts[name]:,} records)" for name in dict.fromkeys(names)
+        )
+        question = f"Delete {what}? This cannot be undone."
+        require_yes(yes, question, "nothing was deleted")
+        admin.delete_topics(names)
+    for name in dict.fromkeys(names):
+        typer.echo(f"deleted topic {name}")
+
+
+def _as_json(
+    found: Sequence[KeyCounts], shown: Sequence[tuple[str, KeyCount]], top: int
+) -> dict[str, object]:
+    from everflow.kafka.reading.key_counts import busiest
+
+    return {
+        "records": sum(one.records for one in found),
+        "keys": [{**one._asdict(), "key": text} for text, one in shown],
+        "partitions": [one._asdict() for one in busiest(found, top)],
+    }
+
+
+def _key_lines(
+    found: Sequence[KeyCounts], shown: Sequence[tuple[str, KeyCount]], top: int
+) -> list[str]:
+    from everflow.console.observed import table as columns
+    from everflow.kafka.reading.key_counts import busiest
+
+    if not shown:
+        return [
+            "no records: nothing was written, or what was is deleted. A repartition topic has what "
+            "waits alone, so look while the application is behind, or at the topic in front of it"
+        ]
+    rate: Callable[[float], str] = lambda per_s: f"{per_s:,.1f}"  # noqa: E731
+    keys = [
+        (text, str(one.partition), f"{one.records:,}", f"{one.share:.1%}", rate(one.per_s))
+        for text, one in shown
+    ]
+    partitions = [
+        (str(one.partition), f"{one.records:,}", f"{one.keys:,}", rate(one.per_s))
+        for one in busiest(found, top)
+    ]
+    return [
+        *columns([("key", "partition", "records", "of its partition", "records/s"), *keys]),
+        "",
+        *columns([("partition", "records", "keys", "records/s"), *partitions]),
+    ]
 
 
 def table(topics: Mapping[str, TopicShape], records: Mapping[str, int]) -> list[str]:
@@ -178,7 +226,6 @@ def table(topics: Mapping[str, TopicShape], records: Mapping[str, int]) -> list[
 
 
 def _rows(topics: Mapping[str, TopicShape], records: Mapping[str, int]) -> list[dict[str, object]]:
-    """The same for programs, by name."""
     return [
         {
             "topic": name,
@@ -192,28 +239,26 @@ def _rows(topics: Mapping[str, TopicShape], records: Mapping[str, int]) -> list[
 
 
 def kind(name: str) -> str:
-    """What a topic is to its user, by its name: empty for one of theirs."""
+    """ "internal", "the broker's own", or empty for a user's topic, by its name."""
     if name.startswith(_OF_THE_BROKER):
         return "the broker's own"
     return "internal" if name.endswith(_OF_AN_APPLICATION) else ""
 
 
 def _records(admin: ClusterAdmin, topics: Mapping[str, TopicShape]) -> dict[str, int]:
-    from everflow.records import TopicPartition
-
     partitions = [
         TopicPartition(name, n) for name, shape in topics.items() for n in range(shape.partitions)
     ]
     starts = admin.list_offsets(partitions, "earliest", "read_uncommitted")
     ends = admin.end_offsets(partitions, "read_uncommitted")
-    held = dict.fromkeys(topics, 0)
+    counts = dict.fromkeys(topics, 0)
     for tp in partitions:
-        held[tp.topic] += ends[tp] - starts[tp]
-    return held
+        counts[tp.topic] += ends[tp] - starts[tp]
+    return counts
 
 
 def _refused(failure: FatalError, wanted: Mapping[str, int]) -> EverflowError:
-    """What the broker says of topics that it does not want to create."""
+    """The broker's refusal to create topics, as a ConfigError."""
     from everflow.kafka.errors import kafka_error
 
     refusal = None if failure.__cause__ is None else kafka_error(failure.__cause__)
@@ -240,3 +285,63 @@ def _require_existing(names: list[str], topics: Mapping[str, TopicShape]) -> Non
             f"no such topic: {', '.join(missing)}. Nothing was deleted; `everflow topic list` "
             f"shows what there is."
         )
+
+
+def parse_topics(
+    arguments: Sequence[str], *, option: str = "--topic ", partitions: int | None = None
+) -> dict[str, int]:
+    """Partitions by topic name, in the order given. ``partitions`` are those of an argument that
+    names none: without it each must.
+
+    Raises ConfigError, naming the argument behind ``option``, for one that is not
+    ``name:partitions``, a name or a number of partitions that the broker would refuse, and a topic
+    given twice.
+    """
+    topics: dict[str, int] = {}
+    for argument in arguments:
+        name, separator, count = argument.rpartition(":")
+        if not separator and partitions is not None:
+            name, count = argument, str(partitions)
+        elif not separator or not re.fullmatch(r"[0-9]+", count):
+            raise ConfigError(f"{option}{argument!r}: write it as name:partitions, e.g. orders:4.")
+        if not names_a_topic(name):
+            raise ConfigError(
+                f"{option}{argument!r}: a topic's name is 1 to 249 letters, digits, '.', '_' or "
+                f"'-'; not {name!r}."
+            )
+        if not 1 <= int(count) <= _MOST_PARTITIONS:
+            raise ConfigError(
+                f"{option}{argument!r}: a topic has 1 to {_MOST_PARTITIONS:,} partitions here."
+            )
+        if name in topics:
+            raise ConfigError(f"{option}{argument!r}: topic {name} is given twice.")
+        topics[name] = int(count)
+    return topics
+
+
+def create_topics(
+    bootstrap_servers: str, topics: Mapping[str, int], say: Callable[[str], None]
+) -> None:
+    """Create those that are missing, and say a line of each; they can be written to afterwards.
+
+    One that exists (``--data-dir`` keeps them) is left as it is. Raises ConfigError if it has
+    another number of partitions, before any is created; RetriableError where the broker does not
+    answer.
+    """
+    from everflow.kafka.admin import ClusterAdmin
+
+    with closing(ClusterAdmin({"bootstrap.servers": bootstrap_servers})) as admin:
+        found = admin.describe_topics(topics)
+        for name, topic in found.items():
+            if topic.partitions != topics[name]:
+                raise ConfigError(
+                    f"--topic {name}:{topics[name]}: the topic exists in the data folder with "
+                    f"{counted(topic.partitions, 'partition')}. "
+                    f"Write {name}:{topic.partitions}, or take another --data-dir."
+                )
+        admin.create_topics(
+            {name: (partitions, {}) for name, partitions in topics.items() if name not in found}
+        )
+    for name, partitions in topics.items():
+        there = " (was there already)" if name in found else ""
+        say(f"topic {name}, {counted(partitions, 'partition')}{there}")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from numbers import Integral, Real
 from typing import Any, Final
 
-from everflow.user_texts import shown
+from everflow.user_program import shown
 
 TEXT: Final = "text"
 BYTES: Final = "bytes"

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from everflow.client.direct import BrokenAnswerError, asked, no_answer, refused_with, timed_out
 from everflow.errors import ConfigError, EverflowError, RetriableError
-from everflow.moves import counted
+from everflow.logs import counted
 from everflow.observe.page.verdict import brokers_away
 
 ASK_S = 10.0

@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
+from everflow.retry import telling
 from everflow.runtime.client_state import LAST_STATES, STATE
-from everflow.user_texts import printable
-from everflow.waits import telling
+from everflow.user_program import printable
 
 PLAIN_INTERVAL_S = 5.0
 _TICK_S = 1.0

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from everflow.runtime.client_state import ENDED, ClientState
-from everflow.user_texts import printable
+from everflow.user_program import printable
 
 _SETTLED = frozenset({ClientState.RUNNING, *ENDED})
 

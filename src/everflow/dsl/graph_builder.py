@@ -24,7 +24,6 @@ from typing import Any, Protocol, TypeVar
 from everflow.dsl.materialized import Materialized, kept_for, kept_globally, materialized
 from everflow.errors import TopologyError
 from everflow.foreign_names import entry_of
-from everflow.location import place, user_line
 from everflow.records import names_a_topic
 from everflow.serdes import Serde
 from everflow.state.store import StoreSpec
@@ -46,6 +45,7 @@ from everflow.topology.idle_sources import require_room
 from everflow.topology.partitioners import key_partitioners
 from everflow.topology.program import Topology
 from everflow.travel.refusals import TravelCheck
+from everflow.user_program import place, user_line
 from everflow.windows import Duration
 
 _PATTERN = re.compile(r"[*+?|()\[\]{}^$\\]")

@@ -9,11 +9,10 @@ from typing import ClassVar
 from everflow.dsl.expressions import checked_serde
 from everflow.dsl.graph_builder import check_name
 from everflow.errors import TopologyError
-from everflow.foreign_names import Telling
-from everflow.foreign_names.fitting_calls import FittingClass
-from everflow.location import user_line
+from everflow.foreign_names import FittingClass, Telling
 from everflow.serdes import Serde
 from everflow.state.store import StoreSpec
+from everflow.user_program import user_line
 from everflow.windows import Duration, duration_ms
 
 

@@ -66,7 +66,6 @@ from everflow.dsl.suppressed import EmitStrategy, Suppressed
 from everflow.dsl.topics import partitioner_of
 from everflow.errors import TopologyError, UnknownBranchError, UnknownNameError
 from everflow.foreign_names import Telling, entry_of
-from everflow.location import user_line
 from everflow.operators import agg
 from everflow.operators.agg import Aggregator
 from everflow.operators.joins import JoinKind
@@ -74,6 +73,7 @@ from everflow.serdes import Serde
 from everflow.serdes.arrow_types import type_text
 from everflow.state.store import StoreSpec
 from everflow.topology.graph import same_type, write_alike
+from everflow.user_program import user_line
 from everflow.windows import (
     CountWindows,
     Duration,

@@ -22,7 +22,6 @@ from everflow.dsl.streams import GlobalKTable, KStream, KTable
 from everflow.dsl.topics import idle_ms_of, key_partitioner_of, reset_of, time_of
 from everflow.errors import TopologyError
 from everflow.foreign_names import Telling
-from everflow.location import user_line
 from everflow.serdes import Serde
 from everflow.spark.session import start_when_asked
 from everflow.state.store import StoreSpec
@@ -35,6 +34,7 @@ from everflow.topology.graph import (
 )
 from everflow.topology.program import Topology
 from everflow.travel.parcel import Inert, in_worker
+from everflow.user_program import user_line
 from everflow.windows import Duration
 
 Timestamp = TimestampExtractor | type[TimestampExtractor] | Expression

@@ -11,10 +11,9 @@ from types import MappingProxyType
 from typing import ClassVar
 
 from everflow.errors import TopologyError
-from everflow.foreign_names import Telling
-from everflow.foreign_names.fitting_calls import FittingClass
-from everflow.location import user_line
+from everflow.foreign_names import FittingClass, Telling
 from everflow.operators.suppress import BufferBounds, EarlyResults
+from everflow.user_program import user_line
 from everflow.windows import Duration, duration_ms
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import secrets
 import socket
 import tempfile
 import threading
 import time
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
@@ -17,25 +19,18 @@ from typing import Any
 from pyspark import SparkConf, SparkContext
 
 from everflow import logs
-from everflow.autoscale.loop import Autoscaler
-from everflow.errors import SetupError
-from everflow.fleet.control import Doors, application
-from everflow.fleet.decision import (
-    PlacesTold,
-    instance_settings,
-    require_cluster,
-    spark_settings,
-)
+from everflow.autoscale import Autoscaler
+from everflow.errors import ConfigError, SetupError
+from everflow.fleet.control import Doors, Places, application
+from everflow.fleet.decision import PlacesTold, instance_settings, require_cluster, spark_settings
 from everflow.fleet.messages import PROGRAM_FILE, SlotOrder
-from everflow.fleet.places import Places
-from everflow.fleet.program_files import pack
 from everflow.fleet.slot_job import SlotJob, SparkJobs, require_running
 from everflow.observe.host_names import OwnNames
 from everflow.observe.http_server import LOOPBACK, HttpServer
+from everflow.retry import waiting
 from everflow.spark.launch.jvm_launch import jvm_ends_with_failure
 from everflow.spark.session import hush_accumulators, hush_py4j, interrupt_kept, prepare_environment
 from everflow.stop_signals import StopSignals
-from everflow.waits import waiting
 
 EVERY_S = 1.0
 REACH_S = 5.0
@@ -46,8 +41,9 @@ ANYWHERE = ("0.0.0.0", "::", "")
 
 @dataclass(frozen=True, kw_only=True)
 class Fleet:
-    """What is asked for. ``settings``: of each instance; ``conf``: of Spark; ``files``: beside the
-    program; ``listen``: host:port of the driver's door, "": Spark's driver host, a free port."""
+    """A fleet as it was asked for. ``settings``: of each instance; ``conf``: of Spark; ``files``:
+    beside the program; ``listen``: host:port of the driver's HTTP endpoint, "": Spark's driver
+    host, a free port."""
 
     target: str
     application_id: str
@@ -64,7 +60,7 @@ class Fleet:
     listen: str = ""
 
     def order(self, slot: int, url: str, token: str) -> SlotOrder:
-        """What the keeper of a slot is to do."""
+        """The order for the keeper of a slot."""
         drain_ms = float(str(self.settings.get("drain.timeout.ms", 60_000)))
         return SlotOrder(
             slot=slot,
@@ -79,8 +75,8 @@ class Fleet:
 
 
 def run_fleet(fleet: Fleet, say: Callable[[str], None], signals: StopSignals) -> None:
-    """Until a signal comes; then all instances end silently, as static members. ``say`` gets a line
-    for each thing that happens, on any thread.
+    """Run until a signal arrives; then all instances stop and stay members of the group. ``say``
+    gets a line for each event, on any thread.
 
     Must be called from the main thread.
 
@@ -96,10 +92,10 @@ def run_fleet(fleet: Fleet, say: Callable[[str], None], signals: StopSignals) ->
         places, token = Places(say), secrets.token_urlsafe(32)
         door = stack.enter_context(_Door(fleet, context, token, places))
         jobs = SparkJobs(context, fleet.application_id)
-        told = PlacesTold(fleet.cores, fleet.memory)
+        missing = PlacesTold(fleet.cores, fleet.memory)
 
-        def looked(_: object) -> None:
-            text = told.text(places.without_s(), time.monotonic())
+        def after_step(_: object) -> None:
+            text = missing.text(places.without_s(), time.monotonic())
             if text is not None:
                 say(text)
             require_running(context)
@@ -113,14 +109,14 @@ def run_fleet(fleet: Fleet, say: Callable[[str], None], signals: StopSignals) ->
             say=say,
             every_s=EVERY_S,
             start=lambda slot, *_: SlotJob(fleet.order(slot, door.url, token), places, jobs),
-            looked=looked,
+            after_step=after_step,
         )
         door.loop = loop
         say(
             f"the fleet {fleet.application_id} is application {context.applicationId} of "
             f"{context.master}; {', '.join(names) or 'no file'} goes to the hosts"
         )
-        say(f"look and resize from this host: everflow scale {door.address} --instances NUMBER")
+        say(f"show or resize it from this host: everflow scale {door.address} --instances NUMBER")
         stop = threading.Event()
         with signals.told_to(lambda *_: stop.set()):
             loop.run(stop)
@@ -181,13 +177,13 @@ def _spark(fleet: Fleet) -> Iterator[SparkContext]:
     hush_py4j()
     if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit's JVM knows what it was given
         SparkContext._ensure_initialized()
-    given = {**dict(SparkConf().getAll()), **fleet.conf}
-    if "spark.pyspark.python" in given:  # PySpark itself looks at the environment alone
-        os.environ["PYSPARK_PYTHON"] = given["spark.pyspark.python"]
+    chosen = {**dict(SparkConf().getAll()), **fleet.conf}
+    if "spark.pyspark.python" in chosen:  # PySpark itself looks at the environment alone
+        os.environ["PYSPARK_PYTHON"] = chosen["spark.pyspark.python"]
     prepare_environment()
-    master = require_cluster(fleet.master or given.get("spark.master"))
+    master = require_cluster(fleet.master or chosen.get("spark.master"))
     require_master_answers(master)
-    settings = spark_settings(fleet.application_id, fleet.least, fleet.cores, fleet.memory, given)
+    settings = spark_settings(fleet.application_id, fleet.least, fleet.cores, fleet.memory, chosen)
     conf = SparkConf().setAll(list(settings.items())).setMaster(master)
     with (
         waiting(f"asking {master} for an application"),
@@ -220,3 +216,37 @@ def require_master_answers(master: str) -> None:
         f"no Spark master answers at {master} ({'; '.join(failures)}). Is the address the one "
         f"that its page shows, and can it be reached from here?"
     )
+
+
+INSTALLED = ("site-packages", "dist-packages")
+LEFT_OUT = "__pycache__"
+
+
+def source_of(module: str) -> Path | None:
+    """The file of ``module``, or the folder of its package; None where it is installed, as it then
+    is on the hosts, too."""
+    spec = importlib.util.find_spec(module.partition(".")[0])
+    if spec is None:
+        return None
+    if spec.submodule_search_locations:
+        found = Path(next(iter(spec.submodule_search_locations)))
+    elif spec.has_location and spec.origin is not None:
+        found = Path(spec.origin)
+    else:
+        return None
+    return None if set(INSTALLED) & set(found.parts) else found
+
+
+def pack(module: str, more: Sequence[Path], to: Path) -> list[str]:
+    """Write the program and ``more`` files and folders to the archive ``to``; the names at its top,
+    in the folder that the program then runs in. ConfigError for one that is not there."""
+    source = source_of(module)
+    parts = [*([source] if source is not None else []), *more]
+    with zipfile.ZipFile(to, "w", zipfile.ZIP_DEFLATED) as packed:
+        for part in parts:
+            if not part.exists():
+                raise ConfigError(f"--files {part}: there is no such file or folder")
+            for file in [part] if part.is_file() else sorted(part.rglob("*")):
+                if file.is_file() and LEFT_OUT not in file.parts:
+                    packed.write(file, file.relative_to(part.parent))
+    return [part.name for part in parts]

@@ -1,11 +1,16 @@
-"""The door of a fleet's driver: keepers report, operators look and resize."""
+"""The HTTP endpoint of a fleet's driver: keepers report, operators look and resize.
+
+`Places` is what the driver knows of the slots: what it wants of each, and what its keeper reported.
+"""
 
 from __future__ import annotations
 
 import json
 import secrets
+import threading
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.applications import Starlette
@@ -14,7 +19,102 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from everflow.autoscale import InstanceSeen
+from everflow.fleet.decision import answer, moved, shown_lines
 from everflow.fleet.messages import TOKEN_HEADER, Report, Wanted
+
+HEARD_S = 10.0
+"""A slot that has not been heard of for so long has no place."""
+
+
+@dataclass
+class _Place:
+    since_s: float
+    wanted: Wanted = Wanted.run
+    newest: int = -1
+    last: Report | None = None
+
+
+class Places:
+    """Used by the loop's thread and those of the HTTP server. ``say`` gets what is told, on
+    either."""
+
+    def __init__(
+        self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._say, self._clock = say, clock
+        self._lock = threading.Lock()
+        self._places: dict[int, _Place] = {}
+
+    def open(self, slot: int) -> None:
+        """Open a slot, which needs a host from now on."""
+        with self._lock:
+            self._places[slot] = _Place(self._clock())
+
+    def close(self, slot: int) -> Report | None:
+        """Close a slot whose instance has ended; its last report."""
+        with self._lock:
+            place = self._places.pop(slot, None)
+            return None if place is None else place.last
+
+    def want(self, slot: int, wanted: Wanted) -> None:
+        """Set the answer to the next reports of a slot's keeper."""
+        with self._lock:
+            if slot in self._places:
+                self._places[slot].wanted = wanted
+
+    def reported(self, report: Report) -> Wanted:
+        """The order for the keeper that reports; a keeper without a slot gets ``stop``."""
+        with self._lock:
+            place = self._places.get(report.slot)
+            wanted = answer(
+                None if place is None else place.wanted,
+                -1 if place is None else place.newest,
+                report.attempt,
+            )
+            if place is None or report.attempt < place.newest:
+                return wanted
+            place.newest, place.since_s = report.attempt, self._clock()
+            line = moved(place.last, report)
+            # its lines are shown and not kept
+            place.last = replace(report, lines=[], left_out=0)
+        for text in ([line] if line else []) + shown_lines(report):
+            self._say(text)
+        return wanted
+
+    def seen(self, slot: int, ending: bool) -> InstanceSeen:
+        """The instance of a slot, for the loop's decision."""
+        with self._lock:
+            place = self._places.get(slot)
+            if place is None or place.last is None or self._silent_s(place) > HEARD_S:
+                return InstanceSeen(False, None, ending)
+            last = place.last
+            return InstanceSeen(last.state == "RUNNING" and last.ready, last.desired, ending)
+
+    def last(self, slot: int) -> Report | None:
+        """The last report of a slot."""
+        with self._lock:
+            place = self._places.get(slot)
+            return None if place is None else place.last
+
+    def placed(self, slot: int) -> bool:
+        """True if a keeper reports for the slot."""
+        with self._lock:
+            place = self._places.get(slot)
+            return place is not None and self._without_s(place) == 0.0
+
+    def without_s(self) -> dict[int, float]:
+        """Slot -> seconds without a host; 0 if it has one."""
+        with self._lock:
+            return {slot: self._without_s(place) for slot, place in self._places.items()}
+
+    def _without_s(self, place: _Place) -> float:
+        silent_s = self._silent_s(place)
+        return 0.0 if place.last is not None and silent_s <= HEARD_S else silent_s
+
+    def _silent_s(self, place: _Place) -> float:
+        return self._clock() - place.since_s
+
 
 MOST_INSTANCES = 1_000
 MOST_BODY_BYTES = 8 << 20
@@ -23,9 +123,9 @@ MOST_BODY_BYTES = 8 << 20
 
 @dataclass(frozen=True)
 class Doors:
-    """What the routes call, on threads of the server: ``reported`` for a keeper, ``shown`` and
+    """Callbacks of the routes, on threads of the server: ``reported`` for a keeper, ``shown`` and
     ``resize(least, most)`` for an operator. ``own_hosts``: addresses of the driver's host, from
-    which operators are heard."""
+    which operators may call."""
 
     token: str
     own_hosts: frozenset[str]
@@ -35,17 +135,16 @@ class Doors:
 
 
 def application(doors: Doors) -> Starlette:
-    """The routes."""
 
     async def report(request: Request) -> Response:
         shown = request.headers.get(TOKEN_HEADER, "").encode()  # a text must be ASCII there
         if not secrets.compare_digest(shown, doors.token.encode()):
             return PlainTextResponse("this is no keeper of this fleet\n", status_code=403)
         try:
-            told = Report.from_json(json.loads(await _body(request)))
+            received = Report.from_json(json.loads(await _body(request)))
         except (TypeError, ValueError) as error:
             return PlainTextResponse(f"no report: {error}\n", status_code=400)
-        wanted = await run_in_threadpool(lambda: doors.reported(told))
+        wanted = await run_in_threadpool(lambda: doors.reported(received))
         return JSONResponse({"wanted": wanted.value})
 
     async def fleet(request: Request) -> Response:
@@ -72,7 +171,7 @@ def application(doors: Doors) -> Starlette:
 
 
 async def _body(request: Request) -> bytes:
-    """ValueError for a larger one than anybody has to send."""
+    """The body of a request. ValueError if it is larger than any valid one."""
     body = b""
     async for chunk in request.stream():
         body += chunk
@@ -82,7 +181,7 @@ async def _body(request: Request) -> bytes:
 
 
 def sizes(asked: Any) -> tuple[int, int]:
-    """How many instances at least and at most; ValueError for what asks for neither."""
+    """Least and most instances. ValueError for a request without them."""
     if not isinstance(asked, dict):
         raise ValueError(f"{json.dumps(asked)} does not say how many instances")
     least = asked.get("instances")

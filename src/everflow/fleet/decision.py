@@ -53,9 +53,9 @@ def require_cluster(master: str | None) -> str:
 
 
 def spark_settings(
-    application_id: str, instances: int, cores: int, memory: str, given: Mapping[str, str]
+    application_id: str, instances: int, cores: int, memory: str, chosen: Mapping[str, str]
 ) -> dict[str, str]:
-    """Settings of the fleet's own Spark; those that are ``given`` win.
+    """Settings of the fleet's own Spark; those that are ``chosen`` win.
 
     One executor is one place for one instance, so that it is the cluster's manager who spreads them
     over the hosts: tasks of one core each would be put together on the first executor that has
@@ -79,14 +79,14 @@ def spark_settings(
         "spark.speculation": "false",  # a second copy of an instance
         "spark.ui.showConsoleProgress": "false",
     }
-    return {**own, **given}
+    return {**own, **chosen}
 
 
 def instance_settings(
     settings: Mapping[str, object], application_id: str, slot: int
 ) -> dict[str, str]:
-    """Those of the instance in a slot: its number makes it a static member, so that a restart of
-    it, here or on another host, moves no task (KIP-345)."""
+    """Settings of the instance in a slot. The slot's number makes it a static member, so that a
+    restart of it, here or on another host, migrates no task (KIP-345)."""
     return {
         **{key: str(value) for key, value in settings.items()},
         "group.instance.id": f"{application_id}-{slot}",
@@ -94,8 +94,8 @@ def instance_settings(
 
 
 def instance_environment(environment: Mapping[str, str], python: str) -> dict[str, str]:
-    """Of a process that a Spark task starts, without what makes it part of that Spark: an instance
-    has a Spark of its own. ``python``: the interpreter."""
+    """The environment of a process that a Spark task starts, without the variables of that Spark:
+    an instance has a Spark of its own. ``python``: the interpreter."""
     kept = {
         name: value
         for name, value in environment.items()
@@ -114,7 +114,7 @@ def instance_environment(environment: Mapping[str, str], python: str) -> dict[st
 
 
 class Act(Enum):
-    """What a keeper does next."""
+    """A keeper's next step."""
 
     go_on = "go on"
     drain = "drain"
@@ -125,9 +125,9 @@ class Act(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class KeeperSees:
-    """What a keeper knows. ``executor_there``: Spark's task that started it lives; ``silent_s``:
-    since the driver's last answer; ``ending``: how it was told to end, ``ending_s`` ago; ``code``:
-    the instance's, once it has ended."""
+    """A keeper's input for a decision. ``executor_there``: the Spark task that started it is alive;
+    ``silent_s``: since the driver's last answer; ``ending``: the order to end, given ``ending_s``
+    ago; ``code``: the instance's exit code, once it has ended."""
 
     executor_there: bool
     silent_s: float
@@ -138,14 +138,14 @@ class KeeperSees:
 
 
 def wish(sees: KeeperSees) -> Wanted:
-    """What is to become of the instance. Without an executor or a driver it stops silently: the
-    slot goes on elsewhere under its name, or with the next fleet."""
+    """The state to bring the instance to. Without an executor or a driver it stops and stays a
+    member: the slot goes on elsewhere under its name, or with the next fleet."""
     lost = not sees.executor_there or sees.silent_s > DRIVER_SILENT_S
     return Wanted.stop if lost else sees.wanted
 
 
 def keeper_act(sees: KeeperSees, drain_s: float) -> Act:
-    """What a keeper does next; ``drain_s``: so long a drain may take."""
+    """A keeper's next step; ``drain_s``: longest duration of a drain."""
     if sees.code is not None:
         return Act.done
     wanted = wish(sees)
@@ -158,17 +158,15 @@ def keeper_act(sees: KeeperSees, drain_s: float) -> Act:
 
 
 def answer(wanted: Wanted | None, newest: int, attempt: int) -> Wanted:
-    """What the driver tells a keeper, ``wanted`` None: of no slot. One whose task Spark has begun
-    again elsewhere, as ``newest``, ends, even if its host was only cut off for a while."""
+    """The driver's answer to a keeper; ``wanted`` None: it has no slot. A keeper whose task Spark
+    has restarted elsewhere, as ``newest``, ends, even if its host was only cut off for a while."""
     return Wanted.stop if wanted is None or attempt < newest else wanted
 
 
 def moved(before: Report | None, now: Report) -> str | None:
-    """What is told of a slot that has another place than before, or waits there."""
+    """The line for a slot that has another host than before, or waits there; None: no change."""
     if before is not None and before.attempt != now.attempt:
-        return (
-            f"instance {now.slot} lost its place on {before.host}; Spark has put it on {now.host}"
-        )
+        return f"instance {now.slot} lost its executor on {before.host}; it restarts on {now.host}"
     if before is not None and before.phase == now.phase:
         return None
     if now.phase == "waits":
@@ -179,7 +177,7 @@ def moved(before: Report | None, now: Report) -> str | None:
 
 
 def shown_lines(report: Report) -> list[str]:
-    """What the instance has said, as the driver shows it."""
+    """The instance's new lines, as the driver shows them."""
     prefix = f"{report.slot}@{report.host} | "
     shown = [prefix + line for line in report.lines]
     if report.left_out:
@@ -209,8 +207,8 @@ class PlacesTold:
         numbers = ", ".join(str(one) for one in missing)
         cores = "1 core" if self.cores == 1 else f"{self.cores} cores"
         return (
-            f"{len(missing)} of {all_} instances have no place in the Spark cluster ({numbers}): "
-            f"each takes an executor of {cores} and {self.memory}, and Spark has found none for "
-            f"{PLACE_S:g} s. They start as soon as it does: add workers, end other applications, "
-            f"look at spark.cores.max, or ask for {all_ - len(missing)} instances"
+            f"{len(missing)} of {all_} instances have no executor ({numbers}): each takes one of "
+            f"{cores} and {self.memory}, and Spark has found none for {PLACE_S:g} s. They start as "
+            f"soon as it does: add workers, end other applications, check spark.cores.max, or ask "
+            f"for {all_ - len(missing)} instances"
         )

@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from everflow.autoscale.processes import LOOK_S, TAIL_LINES, AutoscaledInstance, start_instance
+from everflow.autoscale import LOOK_S, TAIL_LINES, AutoscaledInstance, start_instance
 from everflow.client.direct import asked
 from everflow.fleet.decision import (
     MOST_CHARACTERS,
@@ -61,7 +61,7 @@ class LogTail:
         self._at = path.stat().st_size if path.exists() else 0
 
     def new_lines(self) -> list[str]:
-        """Since the last call; the file's own at its begin are none."""
+        """Lines that were added since the last call."""
         with suppress(OSError), self._path.open("rb") as file:
             file.seek(self._at)
             text = file.read()
@@ -99,7 +99,7 @@ class Keeper:
         self._untold: list[str] = []
 
     def run(self) -> SlotOutcome:
-        """Until the instance has ended, or none is wanted. OSError where the folder cannot be
+        """Run until the instance has ended, or none is wanted. OSError if the folder cannot be
         used."""
         program = Path(self._order.program).read_bytes()  # it goes with the executor
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -114,8 +114,8 @@ class Keeper:
             return self._kept(instance, tail)
 
     def _owned(self, lock: io.TextIOWrapper) -> bool:
-        """Whether the slot's folder is this keeper's, and an instance is still wanted. The instance
-        holds the lock, too: one whose keeper was killed is ended first."""
+        """True once this keeper owns the slot's folder; False if no instance is wanted any more.
+        The instance holds the lock, too: one whose keeper was killed is ended first."""
         phase, blocked_s = "comes", float("inf")
         while True:
             self._report(phase)
@@ -204,7 +204,7 @@ class Keeper:
         instance: AutoscaledInstance | None = None,
         tail: LogTail | None = None,
     ) -> None:
-        status = (instance.look() if instance is not None else None) or {}
+        status = (instance.status() if instance is not None else None) or {}
         lines = self._untold + (tail.new_lines() if tail is not None else [])
         report = Report(
             slot=self._order.slot,
@@ -241,19 +241,19 @@ def posted_to(order: SlotOrder) -> Post:
     """Asks the order's driver over HTTP."""
 
     def post(report: Report) -> Wanted:
-        told = urllib.request.Request(
+        request = urllib.request.Request(
             f"{order.url}/report",
             data=report.to_json().encode(),
             headers={"Content-Type": "application/json", TOKEN_HEADER: order.token},
         )
-        found = json.loads(asked(told, POST_S))
+        found = json.loads(asked(request, POST_S))
         return Wanted(found.get("wanted") if isinstance(found, dict) else found)
 
     return post
 
 
 def main(arguments: Sequence[str] = ()) -> None:
-    """Keep one instance, see above."""
+    """Keep one instance; see the module."""
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     # What ends the task ends the keeper in its own time. Handlers are not inherited by what it
     # starts, as ignoring would be.

@@ -14,8 +14,8 @@ TOKEN_HEADER = "x-everflow-fleet"
 
 
 class Wanted(str, Enum):
-    """What the driver wants of an instance. drain: others take its tasks, it leaves the group;
-    stop: it ends silently and stays a member, its tasks wait for it."""
+    """The driver's order for an instance. drain: it leaves the group, and others take its tasks;
+    stop: it ends and stays a member, and its tasks wait for it."""
 
     run = "run"
     drain = "drain"
@@ -24,10 +24,10 @@ class Wanted(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class SlotOrder:
-    """What a keeper is to do. ``settings``: of the instance, by dotted keys; ``folder``: on the
+    """The order for a keeper. ``settings``: of the instance, by dotted keys; ``folder``: on the
     host, with variables of its environment; ``url``, ``token``: of the driver; ``program``: the
-    file on the host, ``attempt``: Spark's number of the task, both written in by the task;
-    ``drain_s``: so long a drain may take."""
+    file on the host, ``attempt``: Spark's number of the task, both filled in by the task;
+    ``drain_s``: longest duration of a drain."""
 
     slot: int
     target: str
@@ -41,24 +41,22 @@ class SlotOrder:
     attempt: int = 0
 
     def to_json(self) -> str:
-        """One line."""
         return json.dumps(asdict(self))
 
     @staticmethod
     def from_json(text: str) -> SlotOrder:
-        """Of `to_json`."""
         return SlotOrder(**json.loads(text))
 
     def placed(self, program: str, attempt: int) -> SlotOrder:
-        """As the task on the host completes it."""
+        """The order, completed by the task on the host."""
         return replace(self, program=program, attempt=attempt)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What a keeper says, about once a second. ``phase``: what the keeper does; ``state``: of the
-    instance; ``lines``: what the instance has said since the last report, ``left_out`` how many are
-    in ``log``, its file on ``host``, only; ``desired``: as `InstanceSeen`'s."""
+    """A keeper's report, about once a second. ``phase``: of the keeper; ``state``: of the instance;
+    ``lines``: the instance's lines since the last report, and ``left_out`` the number of those that
+    are in ``log``, its file on ``host``, only; ``desired``: as in `InstanceSeen`."""
 
     slot: int
     attempt: int
@@ -73,12 +71,11 @@ class Report:
     left_out: int = 0
 
     def to_json(self) -> str:
-        """One line."""
         return json.dumps(asdict(self))
 
     @staticmethod
     def from_json(data: Any) -> Report:
-        """Of what `json.loads` made of `to_json`; TypeError, or ValueError, for anything else."""
+        """From parsed JSON. TypeError or ValueError for anything but a report."""
         report = Report(**data)
         if not isinstance(report.slot, int) or not isinstance(report.attempt, int):
             raise ValueError("slot and attempt are numbers")
@@ -87,18 +84,17 @@ class Report:
 
 @dataclass(frozen=True)
 class SlotOutcome:
-    """How a slot's instance ended: its exit code, and the last lines of what it said."""
+    """The end of a slot's instance: its exit code, and its last lines."""
 
     code: int
     tail: str = ""
 
     def to_json(self) -> str:
-        """One line."""
         return json.dumps(asdict(self))
 
     @staticmethod
     def from_json(text: str) -> SlotOutcome:
-        """Of `to_json`; ValueError for anything else."""
+        """Inverse of `to_json`; ValueError for anything else."""
         try:
             return SlotOutcome(**json.loads(text))
         except TypeError as error:

@@ -1,20 +1,23 @@
-"""A slot of a fleet: a Spark job of one task, which hosts one instance."""
+"""A slot of a fleet: a Spark job of one task, whose keeper runs one instance."""
 
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 import threading
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Protocol
 
 from py4j.protocol import Py4JError
-from pyspark import SparkContext
+from pyspark import SparkContext, SparkFiles, TaskContext
 
-from everflow.autoscale.decision import InstanceSeen
+from everflow.autoscale import InstanceSeen
 from everflow.errors import FatalError
-from everflow.fleet.host_task import host_instance
-from everflow.fleet.messages import Report, SlotOrder, SlotOutcome, Wanted
-from everflow.fleet.places import Places
+from everflow.fleet.control import Places
+from everflow.fleet.messages import PROGRAM_FILE, Report, SlotOrder, SlotOutcome, Wanted
 
 log = logging.getLogger("everflow.fleet")
 
@@ -23,7 +26,7 @@ FAILED = 70
 
 
 class Jobs(Protocol):
-    """What a slot needs of Spark."""
+    """The part of Spark that a slot needs."""
 
     def run(self, order: SlotOrder) -> SlotOutcome:
         """Have the order carried out on some host, and wait for its end. Any error of Spark's."""
@@ -33,7 +36,7 @@ class Jobs(Protocol):
 
 
 class SlotJob:
-    """An `everflow.autoscale.loop.Instance`. Used by the loop's thread; the job is waited for by a
+    """An `everflow.autoscale.Instance`. Used by the loop's thread; the job is waited for by a
     thread of its own."""
 
     def __init__(self, order: SlotOrder, places: Places, jobs: Jobs) -> None:
@@ -50,34 +53,29 @@ class SlotJob:
 
     @property
     def where(self) -> str:
-        """See `Instance`."""
         last = self._places.last(self.number) or self._last
-        return "its place is Spark's choice" if last is None else f"{last.host}: {last.log}"
+        return "Spark chooses the host" if last is None else f"{last.host}: {last.log}"
 
     @property
     def code(self) -> int | None:
-        """See `Instance`."""
         return None if self._outcome is None else self._outcome.code
 
     def seen(self) -> InstanceSeen:
-        """See `Instance`."""
         self._cancel_if_deaf()
         return self._places.seen(self.number, self.ending)
 
     def end(self, for_good: bool) -> None:
-        """See `Instance`."""
         self.ending = True
         self._places.want(self.number, Wanted.drain if for_good else Wanted.stop)
         self._cancel_if_deaf()
 
     def _cancel_if_deaf(self) -> None:
-        """One that is to end and has no place hears nothing, and the loop would wait for it for as
-        long as Spark has none."""
+        """Cancel the job of a slot that is to end and has no host: nobody there hears the order,
+        and the loop would wait for as long as Spark has no host."""
         if self.ending and self.code is None and not self._places.placed(self.number):
             self.kill()
 
     def wait(self, timeout_s: float) -> bool:
-        """See `Instance`."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -86,7 +84,6 @@ class SlotJob:
         self._jobs.cancel(self.number)
 
     def tail(self) -> str:
-        """See `Instance`."""
         return "" if self._outcome is None else self._outcome.tail
 
     def _wait_for_the_job(self) -> None:
@@ -106,7 +103,6 @@ class SparkJobs:
         self._context, self._application_id = context, application_id
 
     def run(self, order: SlotOrder) -> SlotOutcome:
-        """See `Jobs`."""
         context = self._context
         context.setJobGroup(_group(order.slot), f"instance {order.slot} of {self._application_id}")
         orders = context.parallelize([order.to_json()], 1)
@@ -114,7 +110,6 @@ class SparkJobs:
         return SlotOutcome.from_json(outcome)
 
     def cancel(self, slot: int) -> None:
-        """See `Jobs`."""
         with suppress(Py4JError, OSError):  # a Spark that is gone has no jobs
             self._context.cancelJobGroup(_group(slot))
 
@@ -138,7 +133,7 @@ def require_running(context: SparkContext) -> None:
 
 
 def last_words(error: BaseException) -> str:
-    """What matters of a failed job, without Java's part."""
+    """The text of a failed job without Java's stack."""
     text = str(error)
     if "No module named 'everflow'" in text:
         return (
@@ -147,3 +142,38 @@ def last_words(error: BaseException) -> str:
         )
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("at ")]
     return "\n".join(lines[:20])
+
+
+def host_instance(orders: Iterable[str]) -> Iterator[str]:
+    """The outcome of each order. RuntimeError where its keeper was killed: Spark then runs the task
+    again."""
+    for text in orders:
+        context = TaskContext.get()
+        attempt = context.taskAttemptId() if context is not None else 0
+        order = SlotOrder.from_json(text).placed(SparkFiles.get(PROGRAM_FILE), attempt)
+        yield kept(order).to_json()
+
+
+def kept(order: SlotOrder) -> SlotOutcome:
+    """Run an order with a keeper, and wait; the outcome of its instance."""
+    keeper = subprocess.Popen(
+        [sys.executable, "-m", "everflow.fleet.keeper"],
+        stdin=subprocess.PIPE,  # stays open for as long as this process lives
+        stdout=subprocess.PIPE,
+        start_new_session=True,  # what ends a Python worker of Spark ends its process group
+        env=dict(os.environ),
+        text=True,
+    )
+    assert keeper.stdin is not None
+    assert keeper.stdout is not None
+    with keeper.stdin, keeper.stdout:
+        keeper.stdin.write(order.to_json() + "\n")
+        keeper.stdin.flush()
+        said = keeper.stdout.readline()
+    code = keeper.wait()
+    try:
+        return SlotOutcome.from_json(said)
+    except ValueError:
+        raise RuntimeError(
+            f"the keeper of instance {order.slot} ended without a word (exit code {code})"
+        ) from None

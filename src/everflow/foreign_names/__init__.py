@@ -2,26 +2,29 @@
 
 `Telling` makes a class answer an unknown name with it, `telling` a module. A name that is not in
 the data gets the nearest name there is. The data is ``names.tsv``, one line a name; it is read when
-a name was wrong. The guide's pages for newcomers are made of it, too. `fitting_calls` refuses
-arguments that do not fit; `java_security` reads Java's names of security settings.
-May import layer 0. It runs where somebody wrote the name.
+a name was wrong. The guide's pages for newcomers are made of it, too. `FittingClass` (for a class)
+and `fitting` (for a function) refuse calls whose arguments do not fit, with the user's line and
+what to write: Python's TypeError has neither. `java_security` reads Java's names of security
+settings. May import layer 0. It runs where somebody wrote the name.
 """
 
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib.util
+import inspect
 import pkgutil
 import sys
 from abc import ABCMeta
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
-from everflow.errors import UnknownImportError, UnknownNameError
-from everflow.location import user_line
-from everflow.moves import some
+from everflow.errors import TopologyError, UnknownImportError, UnknownNameError
+from everflow.logs import some
+from everflow.user_program import user_line
 
 KAFKA_STREAMS, PYSPARK = "Kafka Streams", "PySpark"
 """The other APIs, as the data names them."""
@@ -102,8 +105,7 @@ of it."""
 
 
 def explain(owner: str, name: str, known: Iterable[str]) -> str:
-    """What to say of ``name`` to whoever looks for it on ``owner``, which has the names
-    ``known``."""
+    """The text for a user who looks for ``name`` on ``owner``, which has the names ``known``."""
     entry = entry_of(owner, name)
     if entry is not None:
         return f"{owner} has no {name}: {entry}"
@@ -126,8 +128,7 @@ def spelled_here(name: str, known: Iterable[str]) -> str | None:
 
 
 def entry_of(owner: str, name: str) -> ForeignName | None:
-    """What ``name`` of another API is on ``owner``: the entry as it is written, or in snake_case or
-    other capitals."""
+    """The entry for ``name`` of another API on ``owner``, also in snake_case or other capitals."""
     names = foreign_names().get(owner, {})
     if name in names:
         return names[name]
@@ -190,9 +191,80 @@ def telling(module: str, names: Callable[[], Iterable[str]]) -> Callable[[str], 
 
 
 def _in_import_statement() -> bool:
-    """Whether the module is asked by ``from module import ...``, which looks names up in a function
-    of importlib's."""
+    """True inside ``from module import ...``, which looks names up in a function of importlib's."""
     caller: FrameType | None = sys._getframe(1)
     while caller is not None and caller.f_code.co_name == "__getattr__":
         caller = caller.f_back
     return caller is not None and caller.f_code.co_name == "_handle_fromlist"
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def fitting(written: str) -> Callable[[_Function], _Function]:
+    """Check calls of a module's function; ``written`` is an example of a call."""
+    return lambda function: _checked(function, written.partition("(")[0], written)
+
+
+class FittingClass(TellingClass):
+    """The class of `Telling` classes whose calls, and those of whose public methods, are checked.
+    Their ``_WRITTEN`` is an example, or one for each method, and one for the class by its name."""
+
+    if not TYPE_CHECKING:  # a type checker knows the arguments
+
+        def __new__(cls, name: str, bases: tuple[type, ...], members: dict[str, Any]) -> type:
+            for called, member in list(members.items()):
+                static = isinstance(member, staticmethod)
+                if called.startswith("_") or not (static or inspect.isfunction(member)):
+                    continue
+                cure = _example(members["_WRITTEN"], called)
+                checked = _checked(member.__func__ if static else member, f"{name}.{called}", cure)
+                members[called] = staticmethod(checked) if static else checked
+            return super().__new__(cls, name, bases, members)
+
+        @property
+        def __signature__(cls) -> inspect.Signature:
+            """The signature of the class, for tooltips, which would show that of `__call__`."""
+            if cls.__init__ is object.__init__:
+                return inspect.Signature()
+            own = inspect.signature(cls.__init__)
+            return own.replace(parameters=list(own.parameters.values())[1:])
+
+        def __call__(cls, *args: Any, **keywords: Any) -> Any:
+            try:
+                cls.__signature__.bind(*args, **keywords)
+            except TypeError as error:
+                cure = _example(cls._WRITTEN, cls.__name__)
+                raise _misfit(cls.__name__, error, keywords, cure) from None
+            return super().__call__(*args, **keywords)
+
+
+def _example(written: str | Mapping[str, str], called: str) -> str:
+    return written if isinstance(written, str) else written[called]
+
+
+def _checked(function: _Function, name: str, cure: str) -> _Function:
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def call(*args: Any, **keywords: Any) -> Any:
+        try:
+            signature.bind(*args, **keywords)
+        except TypeError as error:
+            raise _misfit(name, error, keywords, cure) from None
+        return function(*args, **keywords)
+
+    return call  # type: ignore[return-value]
+
+
+def _misfit(called: str, error: TypeError, keywords: Mapping[str, Any], cure: str) -> TopologyError:
+    """``keywords`` may have one of Java's names: what it is here is better than an example."""
+    owner = called.partition(".")[0]
+    said = [
+        f"{called} takes no {keyword}=; {entry}"
+        for keyword in keywords
+        if f"'{keyword}'" in str(error)
+        and (entry := entry_of(owner, keyword) or entry_of(owner, f"with_{keyword}"))
+    ]
+    text = said[0] if said else f"{called}(...): {error}; write {cure}"
+    return TopologyError(text, where=user_line())

@@ -17,9 +17,9 @@ from everflow.errors import ConfigError, EverflowError
 from everflow.kafka.letter_headers import EXCEPTION, KAFKA_STREAMS, Header, sorted_out
 from everflow.kafka.reading.log_reader import LogReader
 from everflow.kafka.writing.record_writer import RecordWriter
-from everflow.moves import counted
+from everflow.logs import counted
 from everflow.records import TopicPartition
-from everflow.user_texts import one_line, printable
+from everflow.user_program import one_line, printable
 
 REPLAYED_FROM = "__everflow.replayed.from"
 """Header of a record that was replayed: the place of its dead letter."""

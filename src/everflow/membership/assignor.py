@@ -46,8 +46,8 @@ from everflow.assignment.user_data import (
 from everflow.clock import Clock, SystemClock
 from everflow.errors import EverflowError
 from everflow.kafka.group_channel import Given
+from everflow.logs import ABOUT_ASSIGNMENT, moves
 from everflow.membership.decision_text import Known, decision_text, known_of
-from everflow.moves import ABOUT_ASSIGNMENT, moves
 from everflow.records import TaskId, TopicPartition
 
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from everflow.assignment.cluster_state import Assignment, ClusterState, Member, owners_of
-from everflow.moves import counted, some
+from everflow.logs import counted, some
 from everflow.records import TaskId
 
 _MOVES_SHOWN = 5

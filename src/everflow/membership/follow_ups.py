@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from everflow.moves import counted, some
+from everflow.logs import counted, some
 from everflow.records import TaskId
 
 GATHER_MS = 1_000

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from everflow.assignment.user_data import AnswerError, AssignmentData, HostTasks, UserDataError
-from everflow.clock import Clock, SystemClock
+from everflow.clock import Clock, Running, SystemClock, on_thread
 from everflow.errors import (
     AssignmentFailedError,
     EverflowError,
@@ -37,11 +37,10 @@ from everflow.kafka.group_channel import (
     GroupSettings,
     watch_every,
 )
+from everflow.logs import ABOUT_ASSIGNMENT, moves
 from everflow.membership.assignor import Claims, Identity, MemberAssignor
 from everflow.membership.follow_ups import FollowUps
-from everflow.moves import ABOUT_ASSIGNMENT, moves
 from everflow.records import MemberMetadata, TaskId, TopicPartition
-from everflow.threads import Running, on_thread
 from everflow.topology.store_layouts import differing_lines
 
 

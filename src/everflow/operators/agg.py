@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from everflow.errors import TopologyError
-from everflow.foreign_names import telling
-from everflow.foreign_names.fitting_calls import fitting
-from everflow.location import user_line
+from everflow.foreign_names import fitting, telling
 from everflow.operators.folds.sketch import HIGHEST, LOWEST, precision_of
 from everflow.serdes.arrow_types import holds, type_text
+from everflow.user_program import user_line
 
 KINDS = (
     *("count", "sum", "min", "max", "avg", "first", "last"),

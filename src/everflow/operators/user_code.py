@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from everflow.errors import EverflowError
 from everflow.records import ClockCall, EdgeBatch, Int64
 from everflow.serdes import Serde, SerdeError
-from everflow.user_texts import error_text
+from everflow.user_program import error_text
 
 _RAISES = dis.opmap["RAISE_VARARGS"]
 

@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable, Mapping
 
 from everflow.errors import EverflowError, IllegalTransitionError
-from everflow.moves import moves
-from everflow.user_listener import ListenerGuard
+from everflow.logs import moves
+from everflow.user_program import ListenerGuard
 
 STATE = "state "
 """How the line of a change begins."""

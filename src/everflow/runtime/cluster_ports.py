@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, cast
 
+from everflow.clock import Running, on_thread
 from everflow.config import StreamsConfig
 from everflow.errors import EverflowError, FatalError, RetriableError
 from everflow.kafka.reading.copy_follower import CopyFollower
@@ -61,7 +62,6 @@ from everflow.runtime.wiring import (
 from everflow.runtime.worker.global_records import GlobalRecords
 from everflow.state.left_out import PlacedChunk, as_processed
 from everflow.state.lmdb_store import LmdbStore
-from everflow.threads import Running, on_thread
 from everflow.topology.patterns import TopicGrowth, growth, may_grow, pattern_sources, resizable
 
 log = logging.getLogger("everflow")

@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from everflow.clock import Running, Spawn
 from everflow.errors import EverflowError
-from everflow.moves import moves
+from everflow.logs import moves
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.client_state import ClientState
 from everflow.runtime.commit.batch import format_metadata
@@ -21,7 +22,6 @@ from everflow.runtime.instance import Instance
 from everflow.runtime.start_up import START_METADATA
 from everflow.runtime.tasks.recovery import Recovery
 from everflow.runtime.tasks.task import ActiveTask
-from everflow.threads import Running, Spawn
 from everflow.topology.patterns import TopicGrowth
 
 log = logging.getLogger("everflow")

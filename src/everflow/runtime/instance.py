@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from everflow import metrics as names
-from everflow.clock import Clock, Deadline
+from everflow.clock import Clock, Deadline, Spawn
 from everflow.errors import EverflowError, RetriableError
 from everflow.membership.member import (
     Assigned,
@@ -46,7 +46,6 @@ from everflow.runtime.thread.thread_ports import OpenJob, ThreadServices, Thread
 from everflow.runtime.thread.uncaught import Uncaught
 from everflow.runtime.thread_count import ThreadCount, ThreadCountPorts
 from everflow.runtime.topics.end_offsets import EndOffsets
-from everflow.threads import Spawn
 
 log = logging.getLogger("everflow")
 

@@ -19,18 +19,17 @@ from typing import TYPE_CHECKING, Any
 
 from everflow import metrics as names
 from everflow.assignment.user_data import digest
-from everflow.clock import Clock, SystemClock
+from everflow.clock import Clock, SystemClock, on_thread
 from everflow.config import StreamsConfig, asked_at
 from everflow.errors import ConfigError, EverflowError
 from everflow.foreign_names import Telling
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.client_settings import check_clients
 from everflow.kafka.reading.log_reader import LogReader
-from everflow.logs import LogFile, install
+from everflow.logs import LogFile, install, moves
 from everflow.membership.own_assignor import check_assignor
 from everflow.memory import share_one_area
 from everflow.metrics import Metrics
-from everflow.moves import moves
 from everflow.operators.optimization import optimized
 from everflow.records import TaskId
 from everflow.runtime.banner import banner
@@ -92,7 +91,6 @@ from everflow.runtime.wiring import Dependencies, instance_log
 from everflow.state.disk import MemoryFolder
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.task_directory import StateDirectory
-from everflow.threads import on_thread
 from everflow.topology.program import Topology, checked_topology
 from everflow.travel.parcel import InertInstance, in_worker
 from everflow.windows import Duration, duration_ms

@@ -19,15 +19,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from everflow.clock import Clock, Deadline
+from everflow.clock import Clock, Deadline, Spawn
 from everflow.errors import EverflowError, FatalError, without_history
-from everflow.moves import ABOUT_ASSIGNMENT, moves, some
-from everflow.retry import StoppedError, quietly
+from everflow.logs import ABOUT_ASSIGNMENT, moves, some
+from everflow.retry import StoppedError, quietly, waiting
 from everflow.runtime.client_state import STOPPING, ClientState, StateMachine
 from everflow.runtime.instance import Instance
 from everflow.runtime.thread.stream_thread import StreamThread
-from everflow.threads import Spawn
-from everflow.waits import waiting
 
 log = logging.getLogger("everflow")
 

@@ -15,9 +15,9 @@ from everflow.config import StreamsConfig
 from everflow.errors import RetriableError, TopologyError
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.writing.fencing import fence_all
-from everflow.moves import counted, moves, some
+from everflow.logs import counted, moves, some
 from everflow.records import CommittedOffset, TopicPartition
-from everflow.retry import StoppedError, attempting, retrying
+from everflow.retry import StoppedError, attempting, retrying, waiting
 from everflow.runtime.commit.batch import format_metadata, of_kafka_streams, parse_metadata
 from everflow.runtime.tasks.blueprint import Blueprint
 from everflow.runtime.topics.internal_topics import (
@@ -48,7 +48,6 @@ from everflow.topology.store_layouts import (
     topics_in,
 )
 from everflow.topology.subtopologies import InternalTopics, SubTopologies, cut, internal_topics
-from everflow.waits import waiting
 
 log = logging.getLogger("everflow")
 

@@ -19,12 +19,11 @@ from everflow.kafka.group_channel import GroupSettings
 from everflow.kafka.transactions import open_transactional_ids
 from everflow.kafka.writing.fencing import fence_all
 from everflow.kafka.writing.record_writer import RecordWriter
-from everflow.logs import LogFile, log_path
+from everflow.logs import LogFile, log_path, some
 from everflow.membership.assignor import Identity, LocalCopies, MemberAssignor, PartitionRacks
 from everflow.membership.own_assignor import decision
 from everflow.membership.own_code import patience_s
 from everflow.metrics import Metrics
-from everflow.moves import some
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.copies.global_tables import count_left_out
 from everflow.runtime.restore.changelogs import Changelogs

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from everflow.user_texts import shown
+from everflow.user_program import shown
 
 _MOST_TYPE = 60
 _NAMES = {

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from everflow.errors import EverflowError
 from everflow.serdes.arrow_types import column_of
-from everflow.user_texts import shown
+from everflow.user_program import shown
 
 REGISTRY_HEAD = 5
 """A zero and the schema's id, before what Confluent's serializers write."""

@@ -32,7 +32,7 @@ from everflow.serdes.arrow_types import (
 )
 from everflow.serdes.base import SerdeError, of_a_registry
 from everflow.serdes.json_writing import write
-from everflow.user_texts import writable
+from everflow.user_program import writable
 
 Faults = dict[int, SerdeError]
 """Why a row cannot be read, by row, in order."""

@@ -27,7 +27,7 @@ from everflow.serdes.base import (
     with_nulls_of,
 )
 from everflow.serdes.primitives import DoubleSerde, FloatSerde, IntegerSerde
-from everflow.user_texts import shown
+from everflow.user_program import shown
 
 _CONSTANT, _VARIABLE = 0, 1
 _NULL = -1

@@ -61,19 +61,18 @@ class EntryColumns:
     spec: StoreSpec
     results: ResultDecoder
     lag: bool = False
-    """Whether a column says how far behind the copy is."""
+    """True: a column has the lag of the copy."""
     by_options: bool = False
-    """Whether the serdes are options that a user has written, and not a topology's."""
+    """True: the serdes are options that a user has written, not a topology's."""
 
     @property
     def schema(self) -> pa.Schema:
-        """Of `entries`; of `versions` where the store is versioned."""
+        """Schema of `entries`, or of `versions` for a versioned store."""
         empty = self.versions if self.spec.versioned else self.entries
         return empty([], 0, repr).schema
 
     @property
     def difference_schema(self) -> pa.Schema:
-        """Of `differences`."""
         return self.differences([], 0, -1, (repr, repr)).schema
 
     def entries(
@@ -205,7 +204,7 @@ _NO_TIME = bytes(TIMESTAMP_BYTES)
 
 
 def pages(found: Iterable[_Item], size_of: Callable[[_Item], int]) -> Iterator[list[_Item]]:
-    """What was found in lists of a bounded size; of a large entry, one alone."""
+    """Lists of a bounded size; a large entry is alone in its list."""
     page: list[_Item] = []
     size = 0
     for item in found:

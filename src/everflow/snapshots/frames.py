@@ -15,12 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from everflow.config import StreamsConfig
-from everflow.snapshots.connected import reading
 from everflow.snapshots.logged_stores import logged_stores
 from everflow.snapshots.points import At
-from everflow.snapshots.rows import Rows, write_parquet
-from everflow.snapshots.snapshot import room
-from everflow.snapshots.state_reader import StateReader
+from everflow.snapshots.snapshot import Rows, room, write_parquet
+from everflow.snapshots.state_reader import StateReader, reading
 from everflow.spark.session import require_local, session
 from everflow.topology.program import Topology
 

@@ -25,7 +25,6 @@ class LoggedStore:
 
     @property
     def name(self) -> str:
-        """As in the topology."""
         return self.columns.spec.name
 
 

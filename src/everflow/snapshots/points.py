@@ -27,8 +27,8 @@ _OFFSETS = re.compile(r"\d{1,18}=\d{1,18}(,\d{1,18}=\d{1,18})*", re.ASCII)
 
 
 class Span(NamedTuple):
-    """What a changelog partition has: from ``start`` to before ``end``; up to ``stable`` it is
-    decided whether transactions were committed."""
+    """Offsets of a changelog partition, from ``start`` to before ``end``. Transactions before
+    ``stable`` are decided."""
 
     start: int
     stable: int
@@ -36,7 +36,7 @@ class Span(NamedTuple):
 
 
 class Reach(NamedTuple):
-    """What of a changelog partition is folded: offsets from ``start`` to before ``end``."""
+    """Offsets of a changelog partition that are replayed, from ``start`` to before ``end``."""
 
     start: int
     end: int
@@ -81,8 +81,8 @@ class Point:
     def reaches(
         self, topic: str, spans: Mapping[int, Span], times: Mapping[int, int]
     ) -> dict[int, Reach]:
-        """What to fold of each partition. ``times``: the offsets of the point's time, where it has
-        one. StatePointError for a point that the log does not have."""
+        """Offsets to replay of each partition. ``times``: the offsets of the point's time, if it
+        has one. StatePointError for a point that the log does not have."""
         if self.offsets is not None:
             _require_partitions(topic, self.offsets, spans)
             return {
@@ -106,7 +106,7 @@ class Point:
 
 
 def before_all(reaches: Mapping[int, Reach], spans: Mapping[int, Span]) -> bool:
-    """Whether no partition has a record before the point, though there are some behind it."""
+    """True if no partition has a record before the point, but some have one behind it."""
     found = any(spans[one].stable > reach.end for one, reach in reaches.items())
     return found and all(reach.start == reach.end for reach in reaches.values())
 

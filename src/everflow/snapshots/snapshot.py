@@ -12,12 +12,14 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
-from everflow.errors import StateDiskError
+from everflow.errors import ConfigError, StateDiskError
 from everflow.snapshots.entry_columns import Blame, EntryColumns, pages
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.versioned_snapshot import VersionedSnapshot
@@ -76,3 +78,47 @@ def _refused(folder: Path, error: Exception) -> StateDiskError:
         f"in {folder}: {error}. Nothing of the application was touched. Free space there, or name "
         f"another folder: folder=, --folder, or TMPDIR."
     )
+
+
+@dataclass(frozen=True)
+class Rows:
+    """``parts``: each partition with its batches, read as they are consumed: the batches of one
+    before the next one is asked for. ``notes``: what has to be known of them, for people, complete
+    when all was read."""
+
+    schema: pa.Schema
+    parts: Iterator[tuple[int, Iterator[pa.RecordBatch]]]
+    notes: list[str] = field(default_factory=list)
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Of all partitions, one after the other."""
+        for _, found in self.parts:
+            yield from found
+
+
+def write_parquet(rows: Rows, folder: Path) -> int:
+    """Write a file for each partition into ``folder``, which is there when all of it is; the number
+    of rows. ConfigError where there is something already."""
+    if folder.exists():
+        raise ConfigError(f"{folder} exists already: nothing was written. Name another folder.")
+    making = folder.with_name(f"{folder.name}.unfinished")
+    shutil.rmtree(making, ignore_errors=True)
+    making.mkdir(parents=True)
+    written = 0
+    try:
+        for partition, found in rows.parts:
+            with _writer(making, partition, rows.schema) as writer:
+                for batch in found:
+                    writer.write_batch(batch)
+                    written += batch.num_rows
+        if not any(making.iterdir()):
+            _writer(making, 0, rows.schema).close()
+        making.rename(folder)
+    except BaseException:
+        shutil.rmtree(making, ignore_errors=True)
+        raise
+    return written
+
+
+def _writer(folder: Path, partition: int, schema: pa.Schema) -> pq.ParquetWriter:
+    return pq.ParquetWriter(folder / f"partition-{partition:05d}.parquet", schema)

@@ -6,6 +6,7 @@ No instance needs to run.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -13,14 +14,22 @@ from typing import Any, Literal, Protocol
 import pyarrow as pa
 
 from everflow.clock import instant
+from everflow.config import StreamsConfig
 from everflow.errors import NoChangelogError, StatePointError
+from everflow.kafka.admin import ClusterAdmin
+from everflow.kafka.reading.log_reader import LogReader
 from everflow.records import TopicPartition
-from everflow.snapshots.changelog_state import CommittedLog, PartitionLog
 from everflow.snapshots.logged_stores import LoggedStore
 from everflow.snapshots.points import At, Point, Reach, Span, before_all
-from everflow.snapshots.rows import Rows
-from everflow.snapshots.snapshot import room
-from everflow.snapshots.state_parts import LogPart, LogParts, PartReader, compacted
+from everflow.snapshots.snapshot import Rows, room
+from everflow.snapshots.state_parts import (
+    CommittedLog,
+    LogPart,
+    LogParts,
+    PartitionLog,
+    PartReader,
+    compacted,
+)
 
 Committed = Literal["read_committed"]
 
@@ -58,15 +67,15 @@ class StateReader:
     def rows(self, at: At = None) -> Rows:
         """The store as it was at a point: every key, or every version that its history has there.
         NoChangelogError, StatePointError; the rows raise EntryError and what the reader raises."""
-        return self._read(self.look(at), self.store.columns.schema)
+        return self._read(self.parts(at), self.store.columns.schema)
 
     def difference(self, first: At, second: At = None) -> Rows:
         """Keys whose values are not the same at two points, from the first to the second: of a
         versioned store their latest ones. Errors as of `rows`."""
-        return self._read(self.look_at_two(first, second), self.store.columns.difference_schema)
+        return self._read(self.parts_of_two(first, second), self.store.columns.difference_schema)
 
-    def look(self, at: At) -> LogParts:
-        """What `rows` reads."""
+    def parts(self, at: At) -> LogParts:
+        """The parts that `rows` reads."""
         spans = self._spans()
         left_out = self._left_out(spans)
         reaches = self._reaches(Point.of(at), spans)
@@ -81,8 +90,9 @@ class StateReader:
         ]
         return LogParts(parts, _deleted(self.store, spans, reaches))
 
-    def look_at_two(self, first: At, second: At) -> LogParts:
-        """What `difference` reads: where one point names partitions, those of the other one."""
+    def parts_of_two(self, first: At, second: At) -> LogParts:
+        """The parts that `difference` reads. If one point names partitions, the other one has the
+        same."""
         spans = self._spans()
         points = Point.of(first), Point.of(second)
         named = [point.offsets.keys() for point in points if point.offsets is not None]
@@ -103,22 +113,22 @@ class StateReader:
         ]
         return LogParts(parts, _deleted(self.store, spans, before))
 
-    def _read(self, look: LogParts, schema: pa.Schema) -> Rows:
-        notes = list(look.notes)
+    def _read(self, chosen: LogParts, schema: pa.Schema) -> Rows:
+        notes = list(chosen.notes)
 
-        def parts() -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:
+        def batches() -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:
             folded = 0
             with room(self.folder) as folder:
                 reader = PartReader(self.store, self.reader, folder)
-                for part in look.parts:
+                for part in chosen.parts:
                     with reader.opened(part) as (found, records):
                         yield part.partition, found
                     folded += records
-            if any(part.incomplete for part in look.parts):
-                offsets = sum(part.offsets for part in look.parts)
+            if any(part.incomplete for part in chosen.parts):
+                offsets = sum(part.offsets for part in chosen.parts)
                 notes.extend(compacted(self.store.topic, folded, offsets))
 
-        return Rows(schema, parts(), notes)
+        return Rows(schema, batches(), notes)
 
     def _spans(self) -> dict[int, Span]:
         topic = self.store.topic
@@ -137,8 +147,8 @@ class StateReader:
         return {tp.partition: Span(starts[tp], stable[tp], ends[tp]) for tp in logs}
 
     def _left_out(self, partitions: Iterable[int]) -> dict[int, Reach]:
-        """What there is of `LoggedStore.left_out`, by partition; none of an application that last
-        ran when there was no such topic."""
+        """Offsets of `LoggedStore.left_out`, by partition; none for an application that last ran
+        when there was no such topic."""
         topic = self.store.left_out
         if topic is None or topic not in (found := self.admin.describe_topics([topic])):
             return {}
@@ -185,3 +195,28 @@ def _deleted(
         f"The beginning of {store.topic} was deleted in partitions {', '.join(cut)}: an entry that "
         f"was last written there is not shown."
     ]
+
+
+REACH_S = 20.0
+"""As long as the commands wait."""
+
+
+@contextmanager
+def reading(
+    store: LoggedStore, config: StreamsConfig, folder: Path | None
+) -> Iterator[StateReader]:
+    """A reader of the whole store, with its own connections. TaskTimeoutError if no broker answers
+    within ``REACH_S`` seconds."""
+    with closing(ClusterAdmin(config.admin())) as admin:
+        admin.wait_until_reachable(REACH_S)
+        with LogReader(config.consumer(), latest=True) as reader:
+            yield StateReader(store=store, admin=admin, reader=reader, folder=folder)
+
+
+@contextmanager
+def reading_parts(
+    store: LoggedStore, config: StreamsConfig, folder: Path | None
+) -> Iterator[PartReader]:
+    """A reader of parts that another process has chosen."""
+    with room(folder) as home, LogReader(config.consumer(), latest=True) as reader:
+        yield PartReader(store, reader, home)

@@ -45,6 +45,7 @@ from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
 from everflow.columns.computation import ArrowExpression, NotInArrowError
 from everflow.errors import TopologyError
 from everflow.jvm import cache_root
+from everflow.retry import waiting
 from everflow.serdes.arrow_types import normal_type, type_text
 from everflow.spark.arrow_expressions import (
     AnalysedPlan,
@@ -62,8 +63,7 @@ from everflow.topology.graph import (
     joined_sides,
     same_type,
 )
-from everflow.user_texts import UNDECODED
-from everflow.waits import waiting
+from everflow.user_program import UNDECODED
 
 # --- answers of the analyser, kept from one start to the next -------------------------------------
 

@@ -33,10 +33,10 @@ from everflow import logs
 from everflow.errors import SetupError
 from everflow.jvm import find_java, start_options
 from everflow.memory import share_one_area
+from everflow.retry import waiting
 from everflow.sockets import socket_folder_of_process
 from everflow.spark.launch import jvm_launch
 from everflow.spark.launch.jvm_launch import jvm_ends_with_failure
-from everflow.waits import waiting
 
 # --- a Spark that runs already --------------------------------------------------------------------
 

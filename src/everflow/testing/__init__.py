@@ -1,10 +1,8 @@
 """The test kit, for users too: a driver without a broker, a real broker, waits for conditions.
 
 What is here is public. Whoever reads the driver begins with `topology_test_driver`, then `topics`
-and `store_views`; the broker is `broker` (with `broker_guard`, the process that ends it with its
-owner), three of them are `cluster`, and `kafka_proxy` brings faults between it and its clients
-(`proxy_frames` knows the protocol). `simulation` runs whole groups in virtual time, for everflow's
-own tests and `everflow simulate`.
+and `store_views`; `broker` has one broker and three (`broker_guard` is the process that ends them
+with their owner), and `kafka_proxy` brings faults between them and their clients.
 May import everything; nothing below imports it.
 """
 
@@ -13,9 +11,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from everflow.testing.broker import EmbeddedBroker
+from everflow.testing.broker import EmbeddedBroker, EmbeddedCluster
 from everflow.testing.broker_security import BrokerSecurity
-from everflow.testing.cluster import EmbeddedCluster
 from everflow.testing.waiting import wait_until
 
 if TYPE_CHECKING:

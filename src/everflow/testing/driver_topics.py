@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 
 from everflow.columns.key_partitions import MURMUR2
 from everflow.errors import TopologyError
-from everflow.records import TaskId, TopicPartition
+from everflow.records import OffsetRange, TaskId, TopicPartition
+from everflow.runtime.topics.idle_sources import IdleSources, Moves
 from everflow.serdes import Serde
-from everflow.testing.driver_stores import Home
+from everflow.testing.store_views import Home
 from everflow.testing.topics import Places
 from everflow.topology.graph import FunctionExpr, StatefulNode
 from everflow.topology.partitioners import (
@@ -21,6 +22,7 @@ from everflow.topology.partitioners import (
     partitions_of,
     topics_into_stores,
 )
+from everflow.topology.plan import PhysicalPlan
 from everflow.topology.program import Topology
 from everflow.topology.subtopologies import SubTopologies, internal_topics, tasks
 
@@ -29,8 +31,8 @@ Partitions = int | Mapping[str, int]
 
 @dataclass(frozen=True, kw_only=True)
 class DriverTopics:
-    """By the whole names of topics: ``counts`` of those that tasks read; ``others``: how many a
-    topic has that is only written. ``by``: how keys are spread, where a key says it."""
+    """``counts``: partitions of the topics that tasks read, by their full names; ``others``:
+    partitions of topics that are only written. ``by``: partitioners that depend on the key."""
 
     counts: Mapping[str, int]
     tasks: Sequence[TaskId]
@@ -47,8 +49,8 @@ class DriverTopics:
         where: str | None,
     ) -> DriverTopics:
         """With ``partitions`` 1 all topics have one, whatever the program says of them; else as on
-        a broker. TopologyError where equal keys would not meet, as at the start of an instance,
-        and for numbers below 1 and topics that the topology does not read."""
+        a broker. TopologyError where equal keys would not meet, as at the start of an instance, and
+        for numbers below 1 and topics that the topology does not read."""
         numbers = [partitions] if isinstance(partitions, int) else list(partitions.values())
         if any(not isinstance(n, int) or isinstance(n, bool) or n < 1 for n in numbers):
             raise TopologyError(
@@ -85,11 +87,10 @@ class DriverTopics:
         )
 
     def count(self, topic: str) -> int:
-        """How many partitions a topic has."""
         return self.counts.get(topic) or _count(self.others, topic)
 
     def places(self, topic: str, serde: Serde, said: str | FunctionExpr | None) -> Places:
-        """Where the records of an input topic go; ``said``: of its producer."""
+        """The partitioner of an input topic; ``said``: the one of its producer."""
         count = self.count(topic)
         by = self.by.get(topic, MURMUR2) if said is None else key_partitioner(said, (topic,))
 
@@ -108,7 +109,7 @@ class DriverTopics:
         return place
 
     def homes(self, topology: Topology, application_id: str) -> dict[str, tuple[int, Home]]:
-        """Of each store: in how many partitions it is, and where queries look for a key."""
+        """Store -> its number of partitions, and where queries look for a key."""
         nodes = [node for node in topology.nodes if isinstance(node, StatefulNode)]
         serdes = {spec.name: spec.key_serde for node in nodes for spec in node.stores}
         return {
@@ -132,3 +133,53 @@ class DriverTopics:
 
 def _count(partitions: Partitions, topic: str) -> int:
     return partitions if isinstance(partitions, int) else partitions.get(topic, 1)
+
+
+@dataclass(frozen=True)
+class _Reader:
+    id: TaskId
+    inputs: tuple[TopicPartition, ...]
+    stream_times: Mapping[str, int]
+
+
+class DriverSilence:
+    """Idle sources of a test driver, by its wall clock (note 025). ``stream_times``: of the tasks,
+    as the driver keeps them; ``inputs``: partitions that each task reads."""
+
+    def __init__(
+        self,
+        plan: PhysicalPlan,
+        stream_times: Mapping[TaskId, Mapping[str, int]],
+        inputs: Mapping[TaskId, Sequence[TopicPartition]],
+    ) -> None:
+        self._plan, self._stream_times, self._inputs = plan, stream_times, inputs
+        self.subtopologies = sorted(plan.idle)
+        self.forget()
+
+    def forget(self) -> None:
+        self._idle_sources = IdleSources(self._plan.idle, lambda topics: True)
+
+    def due(self, subtopology: int, now_ms: int) -> Moves:
+        """New stream times of idle sources in the tasks of a sub-topology."""
+        found = self._due((), now_ms)
+        return {task: names for task, names in found.items() if task.subtopology == subtopology}
+
+    def read(self, read: Collection[TopicPartition], moved: Moves, now_ms: int) -> None:
+        """After a micro-batch: ``read`` had records, and ``moved`` are the times that it
+        advanced."""
+        if not self.subtopologies:
+            return
+        self._due(read, now_ms)
+        self._idle_sources.moved(self._tasks(), moved, now_ms)
+        self._due((), now_ms)
+
+    def _due(self, read: Collection[TopicPartition], now_ms: int) -> Moves:
+        tasks = self._tasks()
+        available = {tp: OffsetRange(0, int(tp in read)) for task in tasks for tp in task.inputs}
+        return self._idle_sources.due(tasks, available, now_ms)
+
+    def _tasks(self) -> list[_Reader]:
+        return [
+            _Reader(task, tuple(listed), self._stream_times.get(task, {}))
+            for task, listed in self._inputs.items()
+        ]

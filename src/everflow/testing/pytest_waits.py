@@ -10,12 +10,12 @@ import sys
 from functools import partial
 from typing import Any
 
-from everflow.waits import shown_by, told
+from everflow.retry import logged, shown_by
 
 
 def pytest_configure(config: Any) -> None:
     """Show the waits of this run."""
-    shown = shown_by(lambda what: told(what, partial(_write, config)))
+    shown = shown_by(lambda what: logged(what, partial(_write, config)))
     shown.__enter__()
     config.add_cleanup(partial(shown.__exit__, None, None, None))
 
@@ -31,10 +31,7 @@ def _write(config: Any, line: str) -> None:
         _report(reporter, line)
         return
     # The test's own, maybe; the capture puts its own there when it goes on.
-    before = (
-        sys.stdout,
-        sys.stderr,
-    )
+    before = sys.stdout, sys.stderr
     with capture.global_and_fixture_disabled():
         _report(reporter, line)
     sys.stdout, sys.stderr = before

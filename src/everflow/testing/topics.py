@@ -167,7 +167,7 @@ class OutputTopic(Telling):
         self._key, self._value = serdes
 
     def is_empty(self) -> bool:
-        """Whether everything has been read."""
+        """True if all records have been read."""
         return not self._records
 
     def queue_size(self) -> int:
@@ -192,7 +192,7 @@ class OutputTopic(Telling):
         return self.read_record()[:2]
 
     def read_records(self) -> list[TestRecord]:
-        """All records not read yet, in the order they were written; none where there are none."""
+        """All records not read yet, in the order they were written."""
         return [self.read_record() for _ in range(len(self._records))]
 
     def read_key_values(self) -> list[tuple[Any, Any]]:

@@ -15,7 +15,7 @@ import difflib
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -29,12 +29,30 @@ from everflow.dsl.topics import key_partitioner_of
 from everflow.errors import TopologyError
 from everflow.exact_texts import exact_ms
 from everflow.foreign_names import Telling
-from everflow.handlers.given import Handlers
-from everflow.location import user_line
-from everflow.moves import moves as told_moves
-from everflow.records import EdgeBatch, Int64, OffsetRange, TaskId, TopicPartition
+from everflow.handlers import Handlers
+from everflow.kafka.reading.log_chunk import LogChunk
+from everflow.kafka.reading.log_columns import LogColumns
+from everflow.logs import moves as told_moves
+from everflow.operators.lookups.loaded_rows import loaded_rows
+from everflow.records import (
+    HEADERS,
+    Bytes,
+    EdgeBatch,
+    Int64,
+    OffsetRange,
+    StoreChanges,
+    TaskId,
+    TopicPartition,
+)
+from everflow.retry import waiting
 from everflow.runtime.client_state import IllegalStateError
-from everflow.runtime.commit.batch import COMMITTED, BatchRequest, BatchResult, TaskContext
+from everflow.runtime.commit.batch import (
+    COMMITTED,
+    BatchRequest,
+    BatchResult,
+    StorePlace,
+    TaskContext,
+)
 from everflow.runtime.step.partitioning import BY_KEY
 from everflow.runtime.step.spark_failure import failure_of_said
 from everflow.runtime.step.step_failure import DescribedFailure, SparkSays
@@ -48,21 +66,28 @@ from everflow.runtime.thread.table_printer import tables
 from everflow.runtime.topics.idle_sources import Moves
 from everflow.runtime.worker.column_client import ColumnClient
 from everflow.runtime.worker.dead_letters import letter_headers, take_letters
+from everflow.runtime.worker.global_records import GlobalRecords
 from everflow.runtime.worker.isolation import Isolated, Trial, stores_of, trial_of
 from everflow.runtime.worker.log_decoder import LogDecoder
 from everflow.serdes import Serde
 from everflow.snapshots.query_errors import StoreKindError, StoreNotFoundError
 from everflow.state.store import InMemoryStore, StoreSpec
-from everflow.testing.driver_silence import DriverSilence
-from everflow.testing.driver_stores import DriverStores, MemoryAccess
-from everflow.testing.driver_tables import DriverTables, log_columns
-from everflow.testing.driver_topics import DriverTopics
-from everflow.testing.store_views import KeyValueView, SessionView, VersionedView, WindowView
+from everflow.testing.driver_topics import DriverSilence, DriverTopics
+from everflow.testing.store_views import (
+    DriverStores,
+    KeyValueView,
+    MemoryAccess,
+    SessionView,
+    VersionedView,
+    WindowView,
+)
 from everflow.testing.topics import InputTopic, OutputTopic, RawRecord
 from everflow.topology.batches import BatchInput
 from everflow.topology.graph import SinkNode, TimestampExtractor
 from everflow.topology.patterns import pattern_sources, with_topics
 from everflow.topology.plan import (
+    GlobalTable,
+    LoadedTable,
     PhysicalPlan,
     Source,
     emitting_every_update,
@@ -71,7 +96,7 @@ from everflow.topology.plan import (
 )
 from everflow.topology.program import Topology, checked_topology
 from everflow.topology.subtopologies import cut
-from everflow.waits import waiting
+from everflow.user_program import user_line
 
 
 class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
@@ -174,7 +199,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         self._tables.load(self._wall_clock_ms)
 
     def _as_travelled(self, step: TaskStep) -> TaskStep:
-        """With operators as a worker gets them."""
+        """The step with deserialised copies of its operators, as in a worker."""
         sources, times, ops = self._packed.copy()
         return replace(step, sources=sources, times=times, ops=ops)
 
@@ -307,14 +332,13 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         if self._plan.wall_clocks:
             self._pipe([])
         for subtopology in self._silence.subtopologies:
-            moves = self._silence.moves(subtopology, self._wall_clock_ms)
-            if moves:
-                self._pipe([], moves)
+            idle_times = self._silence.due(subtopology, self._wall_clock_ms)
+            if idle_times:
+                self._pipe([], idle_times)
 
     @property
     def wall_clock_ms(self) -> int:
-        """What the driver takes for the present, in ms since the epoch; `advance_wall_clock_time`
-        moves it."""
+        """The driver's wall clock in ms since the epoch; `advance_wall_clock_time` moves it."""
         return self._wall_clock_ms
 
     # -- running -----------------------------------------------------------------------------------
@@ -341,33 +365,33 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
             [record for topic, listed in records.items() for record in topic.written(listed)]
         )
 
-    def _pipe(self, records: Sequence[RawRecord], moves: Moves | None = None) -> None:
+    def _pipe(self, records: Sequence[RawRecord], idle_times: Moves | None = None) -> None:
         """Run ``records`` as one micro-batch, then whatever they put into repartition topics. Those
-        of global tables' topics are in the tables before. ``moves``: to what the first one moves
-        the times of silent sources."""
+        of global tables' topics are in the tables before. ``idle_times``: stream times of idle
+        sources in the first of them."""
         self._require_open()
         with in_utc():
-            self._run(records, moves or {})
+            self._run(records, idle_times or {})
 
-    def _run(self, records: Sequence[RawRecord], moves: Moves) -> None:
+    def _run(self, records: Sequence[RawRecord], idle_times: Moves) -> None:
         pending = [self._tables.filled(records)]
         while pending:
             taken = pending.pop(0)
-            looped = self._micro_batch(taken, moves)
+            looped = self._micro_batch(taken, idle_times)
             read = {TopicPartition(one.topic, one.partition) for one in taken}
-            self._silence.read(read, moves, self._wall_clock_ms)
-            moves = {}
+            self._silence.read(read, idle_times, self._wall_clock_ms)
+            idle_times = {}
             if looped:
                 pending.append(looped)
 
-    def _micro_batch(self, records: Sequence[RawRecord], moves: Moves) -> list[RawRecord]:
+    def _micro_batch(self, records: Sequence[RawRecord], idle_times: Moves) -> list[RawRecord]:
         rows, ends = [], dict(self._offsets)
         for record in records:
             tp = TopicPartition(record.topic, record.partition)
             offset = ends[tp]
             rows.append((record, offset))
             ends[tp] = offset + 1
-        self._request = self._new_request(ends, moves)
+        self._request = self._new_request(ends, idle_times)
         result = self._step_result(rows)
         self._offsets = ends
         for task, times in result.stream_times.items():
@@ -394,7 +418,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         tables.flush()
         return self._deliver(result)
 
-    def _new_request(self, ends: Mapping[TopicPartition, int], moves: Moves) -> BatchRequest:
+    def _new_request(self, ends: Mapping[TopicPartition, int], idle_times: Moves) -> BatchRequest:
         return BatchRequest(
             batch_id="test.0.0",
             thread=0,
@@ -411,7 +435,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
             ],
             application_id=self._plan.application_id,
             global_tasks=self._tables.contexts(),
-            idle=moves,
+            idle=idle_times,
         )
 
     def _current(self) -> BatchRequest:
@@ -487,7 +511,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
 
 
 class _Outputs:
-    """What has been written, by topic, and which topics may be."""
+    """Written records by topic, and the topics that may be written."""
 
     def __init__(
         self, topology: Topology, internal: Collection[str], dead_letter_topic: str | None
@@ -522,7 +546,6 @@ class _Outputs:
         return self._written.setdefault(topic, deque())
 
     def add(self, records: Iterable[RawRecord]) -> None:
-        """Append ``records`` to their topics."""
         for record in records:
             self._written.setdefault(record.topic, deque()).append(record)
             self.produced.add(record.topic)
@@ -619,3 +642,199 @@ class _MemorySink:
         assert self._result is not None
         result, self._result = self._result, None
         return result
+
+
+Tell = Callable[[Iterable[RawRecord]], None]
+
+
+class DriverTables:
+    """``stores``: the driver's, by name; ``tell``: what takes dead letters."""
+
+    def __init__(
+        self,
+        tables: Sequence[GlobalTable],
+        loaded: Sequence[LoadedTable],
+        stores: Mapping[str, InMemoryStore],
+        handlers: Handlers,
+        tell: Tell,
+    ) -> None:
+        self._tables = {table.source.topic: table for table in tables}
+        self._offsets = dict.fromkeys(self._tables, 0)
+        self._loaded, self._due_ms = loaded, dict[str, int]()
+        self._stores = stores
+        self._intake = GlobalRecords(
+            {topic: table.source for topic, table in self._tables.items()},
+            handlers,
+            lambda: _LetterWriter(tell),
+        )
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        return tuple(self._tables)
+
+    def contexts(self) -> list[TaskContext]:
+        """The tables as a batch's request names them."""
+        return [
+            TaskContext(
+                TaskId(table.subtopology, 0),
+                "",
+                "",
+                stores={table.store.name: StorePlace("", topic)},
+            )
+            for topic, table in self._tables.items()
+        ] + [
+            TaskContext(table.task, "", "", stores={table.store.name: StorePlace("", None)})
+            for table in self._loaded
+        ]
+
+    def load(self, now_ms: int) -> None:
+        """Load those that are due by the driver's clock: all of them, the first time. Raises what
+        loading raises."""
+        for table in self._loaded:
+            name, refresh_ms = table.store.name, table.node.refresh_ms
+            if name in self._due_ms and (refresh_ms is None or now_ms < self._due_ms[name]):
+                continue
+            self._due_ms[name] = now_ms + (refresh_ms or 0)
+            rows, store = loaded_rows(table.node), self._stores[name]
+            gone = [key for key, _ in store.range(None, None)]
+            times = np.full(len(gone), now_ms, np.int64)
+            store.apply(StoreChanges(name, gone, [None] * len(gone), times))
+            for part in rows.chunks(now_ms):
+                store.apply(part)
+
+    def rewind(self) -> None:
+        self._offsets.update(dict.fromkeys(self._offsets, 0))
+        self._due_ms.clear()
+
+    def filled(self, records: Sequence[RawRecord]) -> list[RawRecord]:
+        """Put the records of global tables' topics into the tables; returns the other records.
+        RecordError for one that cannot be read, if its handler says FAIL."""
+        for topic in self._tables:
+            mine = [record for record in records if record.topic == topic]
+            self._fill(topic, [replace(record, partition=0) for record in mine])
+        return [record for record in records if record.topic not in self._tables]
+
+    def _fill(self, topic: str, records: Sequence[RawRecord]) -> None:
+        table, offset = self._tables[topic], self._offsets[topic]
+        rows = [(record, offset + at) for at, record in enumerate(records)]
+        for tp, columns in log_columns(rows, headers=True).items():
+            chunk = LogChunk(_Written(columns), offset + len(rows), len(rows))
+            try:
+                taken = self._intake.taken(tp, chunk)
+            except UndecodableRecord as error:
+                raise ending(error.failure, 1, "") from error
+            keyed = [at for at, key in enumerate(taken.keys) if key is not None]
+            changes = StoreChanges(
+                table.store.name,
+                [taken.keys[at] or b"" for at in keyed],
+                [taken.values[at] for at in keyed],
+                taken.timestamps[keyed],
+            )
+            self._stores[table.store.name].apply(changes)
+        self._offsets[topic] += len(rows)
+
+
+def log_columns(
+    rows: Sequence[tuple[RawRecord, int]], headers: bool
+) -> dict[TopicPartition, LogColumns]:
+    """Records and their offsets as they are read of a log."""
+    found: dict[TopicPartition, list[tuple[RawRecord, int]]] = {}
+    for record, offset in rows:
+        found.setdefault(TopicPartition(record.topic, record.partition), []).append(
+            (record, offset)
+        )
+    return {
+        tp: LogColumns(
+            keys=pa.array([record.key for record, _ in listed], pa.binary()),
+            values=pa.array([record.value for record, _ in listed], pa.binary()),
+            offsets=np.array([offset for _, offset in listed], np.int64),
+            timestamps=np.array([record.timestamp for record, _ in listed], np.int64),
+            headers=pa.array(
+                [[{"key": k, "value": v} for k, v in record.headers] for record, _ in listed],
+                HEADERS,
+            )
+            if headers and any(record.headers for record, _ in listed)
+            else None,
+        )
+        for tp, listed in found.items()
+    }
+
+
+@dataclass(frozen=True)
+class _Written:
+    """`Records` of a chunk, as they were piped."""
+
+    columns: LogColumns
+
+    @property
+    def offsets(self) -> Int64:
+        return self.columns.offsets
+
+    @property
+    def timestamps(self) -> Int64:
+        return self.columns.timestamps
+
+    @property
+    def sizes(self) -> Int64:
+        return np.zeros(len(self.columns), np.int64)
+
+    def keys(self) -> list[bytes | None]:
+        found: list[bytes | None] = self.columns.keys.to_pylist()
+        return found
+
+    def values(self) -> list[bytes | None]:
+        found: list[bytes | None] = self.columns.values.to_pylist()
+        return found
+
+    def arrow(self, headers: bool) -> LogColumns:
+        return self.columns
+
+    def of(self, chosen: slice) -> _Written:
+        return _Written(self.columns.of(chosen))
+
+    def latest(self) -> _Written:
+        return self
+
+
+@dataclass(frozen=True)
+class _LetterWriter:
+    """A `SinkWriter` of dead letters."""
+
+    tell: Tell
+
+    def begin(self) -> None: ...
+    def write(
+        self,
+        topic: str,
+        keys: Bytes,
+        values: Bytes,
+        timestamps: Int64,
+        partition: int | Int64 | None = None,
+        headers: Sequence[Any] | None = None,
+    ) -> None:
+        written = zip(keys, values, timestamps.tolist(), headers or (), strict=True)
+        self.tell(
+            RawRecord(topic=topic, key=k, value=v, timestamp=at, headers=tuple(h))
+            for k, v, at, h in written
+        )
+
+    @property
+    def held_ms(self) -> float:
+        return 0.0
+
+    @property
+    def renewals(self) -> int:
+        return 0
+
+    def partition_count(self, topic: str) -> int:
+        return 1
+
+    def send(self) -> None: ...
+    def flush(self, timeout_s: float) -> None: ...
+    def positions(self) -> Mapping[TopicPartition, int]:
+        return {}
+
+    def send_offsets(self, *_: object) -> None: ...
+    def commit(self, timeout_s: float) -> None: ...
+    def abort(self, timeout_s: float) -> None: ...
+    def close(self) -> None: ...

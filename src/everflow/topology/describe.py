@@ -21,7 +21,6 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from html import escape
 from typing import Any, NamedTuple
 
-from everflow.location import place
 from everflow.serdes.arrow_types import type_text
 from everflow.topology.graph import (
     JOINER,
@@ -58,6 +57,7 @@ from everflow.topology.plan import (
     why_not_arrow,
 )
 from everflow.topology.subtopologies import GlobalSubTopology, SubTopology, cut
+from everflow.user_program import place
 
 
 @dataclass(kw_only=True)

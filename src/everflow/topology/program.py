@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from everflow.errors import TopologyError
 from everflow.foreign_names import Telling
-from everflow.location import user_line
 from everflow.topology.describe import as_svg, as_text, physical_text
 from everflow.topology.graph import (
     GlobalTableNode,
@@ -18,6 +17,7 @@ from everflow.topology.graph import (
 )
 from everflow.topology.plan import plan
 from everflow.topology.subtopologies import cut
+from everflow.user_program import user_line
 
 
 @dataclass(frozen=True, repr=False)

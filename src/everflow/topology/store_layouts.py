@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from everflow.errors import StoreLayoutError, start_over
-from everflow.location import place
 from everflow.serdes import (
     BooleanSerde,
     BytesSerde,
@@ -39,6 +38,7 @@ from everflow.state.store import StoreSpec
 from everflow.topology.graph import GlobalTableNode, Graph, SourceNode, StatefulNode, WholeTableNode
 from everflow.topology.partitioners import spread_otherwise
 from everflow.topology.subtopologies import SubTopologies, SubTopology
+from everflow.user_program import place
 
 _NAMED_BY_TYPE = (
     *(BytesSerde, StringSerde, BooleanSerde, IntegerSerde, FloatSerde, DoubleSerde),

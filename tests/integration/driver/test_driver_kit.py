@@ -20,8 +20,8 @@ from everflow import (
     Windowed,
     serdes,
 )
+from everflow.retry import shown_by
 from everflow.testing import TestRecord, TopologyTestDriver, ValueAndTimestamp
-from everflow.waits import shown_by
 
 pytestmark = pytest.mark.spark
 TEXT, LONG = serdes.string(), serdes.long()

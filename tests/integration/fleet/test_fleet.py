@@ -61,7 +61,7 @@ def test_a_host_is_lost_under_load(
             assert cluster.members(app.id) == 2
             lost = host_of(ran, 1)
             spark_cluster.lose_host(lost)
-            ran.until_said(r"instance 1 lost its place on \S+; Spark has put it on")
+            ran.until_said(r"instance 1 lost its executor on \S+; it restarts on")
             ran.until_running(2)
             assert host_of(ran, 1) not in (lost, host_of(ran, 2))
             assert cluster.members(app.id) == 2, "the same two"
@@ -85,7 +85,7 @@ def test_too_few_places_and_a_driver_that_dies(
     program, source, sink = written_program(cluster, tmp_path)
     spark_cluster.add_host("h1")
     with fleet(spark_cluster, program, app.id, cluster.bootstrap, 2) as ran:
-        ran.until_said(r"of 2 instances have no place in the Spark cluster \([12, ]+\): each takes")
+        ran.until_said(r"of 2 instances have no executor \([12, ]+\): each takes")
         ran.until_said(r"@\S+ \| .*RUNNING")
         spark_cluster.add_host("h2")
         ran.until_running(2)

@@ -13,8 +13,8 @@ from typer.testing import CliRunner, Result
 
 from everflow import Topology
 from everflow.cli import app as commands
-from everflow.cli.reset import cluster_reset
-from everflow.cli.reset.cluster_reset import ClusterReset
+from everflow.cli import cluster_reset
+from everflow.cli.cluster_reset import ClusterReset
 from everflow.errors import FatalError, InternalTopicError
 from integration.lifecycle.lifecycle_cluster import Application, Cluster, Record, text
 

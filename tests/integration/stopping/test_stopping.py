@@ -32,7 +32,7 @@ from integration.stopping.stop_process import NEVER_SHOWN, StopProcess, everflow
 HUP, INT, TERM = signal.SIGHUP, signal.SIGINT, signal.SIGTERM
 WAIT_S = 30.0
 GONE = "could not be told that this instance leaves"
-UNBEGUN = "stopping: nothing runs yet that has to end in order ({})"
+UNBEGUN = "stopping: nothing was running yet ({})"
 UNJOINED = "stopping: it had not joined its group yet ({}; "
 LEAVES = "stopping: it commits, hands its tasks over, leaves the group ({}; "
 STAYS = "stopping: it commits, and stays in the group for a restart ({}; "
@@ -460,7 +460,7 @@ ROWS = {
     "script-spark-starts": Row(
         script_spark_starts, (INT,), 0, (UNJOINED,), also="run has returned"
     ),
-    "broker": Row(broker, (INT,), 0, ("stopping: the broker is told to end",), ()),
+    "broker": Row(broker, (INT,), 0, ("stopping: the broker ends",), ()),
     "describe": Row(describe, (TERM,), 143, (UNBEGUN,), ()),
 }
 ROWS_OF_THEIR_OWN = {"hangup", "killed"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from everflow.autoscale.decision import InstanceSeen, change
+from everflow.autoscale import InstanceSeen, change
 
 
 def up(desired: int | None = 1, *, settled: bool = True, ending: bool = False) -> InstanceSeen:

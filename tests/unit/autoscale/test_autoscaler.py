@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 
-from everflow.autoscale.decision import InstanceSeen
-from everflow.autoscale.loop import MOST_FAILURES, Autoscaler
-from everflow.autoscale.processes import start_instance
+from everflow.autoscale import MOST_FAILURES, Autoscaler, InstanceSeen, start_instance
 from everflow.errors import FatalError
 
 

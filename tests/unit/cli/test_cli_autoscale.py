@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import pytest
 from typer.testing import CliRunner
 
-from everflow.autoscale import loop
+from everflow import autoscale
 from everflow.cli.app import app
 
 
@@ -29,7 +29,7 @@ COMMAND = ("autoscale", "scaled_program:builder", "--application-id", "orders")
 
 @pytest.fixture(autouse=True)
 def in_a_folder_with_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "Autoscaler", Kept)
+    monkeypatch.setattr(autoscale, "Autoscaler", Kept)
     monkeypatch.setattr(Kept, "made", {})
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))

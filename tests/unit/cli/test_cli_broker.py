@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from everflow.cli.app import app
-from everflow.cli.broker_topics import parse_topics
+from everflow.cli.topics import parse_topics
 from everflow.errors import ConfigError
 
 

@@ -16,10 +16,9 @@ import trustme
 from starlette.applications import Starlette
 from typer.testing import CliRunner
 
+from everflow.cli import drain as drain_command
 from everflow.cli.app import app
-from everflow.cli.watching import drain as drain_command
-from everflow.cli.watching.drain import drain, returns
-from everflow.cli.watching.kubernetes import goes_for_good, read_stateful_set, write_rack
+from everflow.cli.drain import drain, goes_for_good, read_stateful_set, returns, write_rack
 from everflow.errors import ConfigError, FatalError, RetriableError
 from everflow.observe.http_server import HttpServer
 
@@ -192,9 +191,9 @@ def test_a_drain_says_how_far_it_is_until_nobody_answers() -> None:
         assert drain(address, 60, said.append) == 0
     assert asked == ["/drain"]
     assert [line.rpartition(",")[0] for line in said] == [
-        "handing over: 2 active tasks still here",
-        "handing over: 1 active task still here",
-        *["handed over: it leaves the group and ends"] * 2,
+        "migrating tasks: 2 active tasks left",
+        "migrating tasks: 1 active task left",
+        *["all tasks migrated: the instance leaves the group and ends"] * 2,
     ]
 
 
@@ -203,7 +202,7 @@ def test_tasks_that_were_not_handed_over_are_told() -> None:
     with draining(status(2), status(1, "PENDING_SHUTDOWN"), {}) as (address, _):
         done = CliRunner().invoke(app, ["drain", address])
     assert done.exit_code == 0, done.output
-    assert "it has left; 1 active task had not been handed over" in done.stdout
+    assert "1 active task had not been migrated" in done.stdout
 
 
 def test_a_busy_instance_has_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,7 +211,7 @@ def test_a_busy_instance_has_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     with draining(None, None, status(0, "NOT_RUNNING")) as (address, _):
         drain(address, 60, said.append)
-    assert [line.rpartition(",")[0] for line in said] == ["waiting for its answer"] * 2
+    assert [line.rpartition(",")[0] for line in said] == ["waiting for an answer"] * 2
 
 
 def test_a_drain_that_ends_with_an_error_is_no_drain() -> None:

@@ -8,8 +8,7 @@ import logging
 from rich.console import Console
 
 from everflow.console.status import StatusLine
-from everflow.logs import lines_to
-from everflow.moves import moves, some
+from everflow.logs import lines_to, moves, some
 
 
 def test_moves_are_printed_with_the_time_and_only_once() -> None:

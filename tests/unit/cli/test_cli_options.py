@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from everflow import __version__
 from everflow.cli.app import app
-from everflow.cli.option_names import named_as_typed, renamed
+from everflow.cli.cluster import named_as_typed, renamed
 from everflow.errors import FatalError
 
 GIVEN = ["--application-id", "a", "--bootstrap-servers", "localhost:1"]

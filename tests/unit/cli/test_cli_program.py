@@ -10,8 +10,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from everflow.cli.program import load_topology, place_of, put_current_folder_on_path
-from everflow.cli.program_source import require_name
+from everflow.cli.program import load_topology, place_of, put_current_folder_on_path, require_name
 from everflow.errors import TopologyError
 from everflow.hidden_modules import library
 from everflow.topology.program import Topology

@@ -10,7 +10,7 @@ import pytest
 
 import everflow
 from everflow import serdes
-from everflow.cli.formats import Format, WindowKind
+from everflow.cli.commands import Format, WindowKind
 from everflow.cli.records import Line, decoded, encoded, lines, windowed
 from everflow.clock import instant
 from everflow.errors import ConfigError
@@ -145,12 +145,12 @@ def test_a_reader_that_has_had_enough_is_no_error() -> None:
     reads."""
     code = (
         "import typer\n"
-        "from everflow.cli.app import _errors_for_people, app\n"
-        "@app.command()\n"
+        "from everflow.cli.app import app\n"
+        "from everflow.cli.commands import command\n"
+        "@command()\n"
         "def much() -> None:\n"
-        "    with _errors_for_people(False):\n"
-        "        while True:\n"
-        "            typer.echo('line ' * 1000)\n"
+        "    while True:\n"
+        "        typer.echo('line ' * 1000)\n"
         "app(['much'])\n"
     )
     process = subprocess.Popen(

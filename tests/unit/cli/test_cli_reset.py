@@ -11,9 +11,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from everflow import StreamsBuilder, StreamsConfig
+from everflow.cli import cluster_reset
 from everflow.cli.app import app
-from everflow.cli.reset import cluster_reset
-from everflow.cli.reset.plan import (
+from everflow.cli.reset_plan import (
     Plan,
     Position,
     chosen_topics,

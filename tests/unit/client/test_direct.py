@@ -11,8 +11,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from everflow.autoscale.processes import AutoscaledInstance
-from everflow.cli.watching.fleet_plan import asked_of
+from everflow.autoscale import AutoscaledInstance
+from everflow.cli.fleet import asked_of
 from everflow.client.direct import BrokenAnswerError, asked, refused_with
 from everflow.console.observed import status_at
 from everflow.errors import RetriableError
@@ -75,7 +75,7 @@ def test_an_answer_that_is_none_is_none_for_a_loop(answer: bytes, tmp_path: obje
     """The loop of instances, and a keeper, go on: one of them is just ending, mostly."""
     with says(answer) as address:
         instance = AutoscaledInstance(number=1, address=address, log=None, process=None)  # type: ignore[arg-type]
-        assert instance.look() is None
+        assert instance.status() is None
         assert not instance.seen().settled
 
 

@@ -16,7 +16,7 @@ from starlette.routing import Route
 from typer.testing import CliRunner
 
 from everflow.cli.app import app
-from everflow.cli.watching.group_lag import lag_table
+from everflow.cli.watch import lag_table
 from everflow.console.observed import answered, ask, status_at, task_rows, tasks_table
 from everflow.errors import ConfigError, RetriableError
 from everflow.observe.host_names import answer

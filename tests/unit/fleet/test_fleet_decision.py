@@ -129,7 +129,7 @@ def test_a_place_is_told_once_and_its_loss_too() -> None:
     assert moved(comes, runs) == "instance 2 runs on one, its log there: /s/log"
     assert moved(runs, runs) is None
     elsewhere = replace(comes, attempt=9, host="two")
-    assert moved(runs, elsewhere) == "instance 2 lost its place on one; Spark has put it on two"
+    assert moved(runs, elsewhere) == "instance 2 lost its executor on one; it restarts on two"
     waits = moved(elsewhere, replace(elsewhere, phase="waits"))
     assert waits == "instance 2 waits on two for its earlier process there to end"
 
@@ -150,7 +150,7 @@ def test_too_few_places_are_told_once_and_then_seldom() -> None:
     assert told.text({1: 0.0, 2: PLACE_S - 1}, 0.0) is None
     text = told.text({1: 0.0, 2: PLACE_S, 3: PLACE_S}, 1.0)
     assert text is not None
-    assert text.startswith("2 of 3 instances have no place in the Spark cluster (2, 3): each takes")
+    assert text.startswith("2 of 3 instances have no executor (2, 3): each takes")
     assert "ask for 1 instances" in text
     assert told.text({1: 0.0, 2: PLACE_S + 1, 3: PLACE_S + 1}, 2.0) is None
     assert told.text({1: 0.0, 2: 0.0, 3: 99.0}, 3.0) is None, "it gets better: no new line"

@@ -28,7 +28,7 @@ class Pretended:
         self.told: list[str] = []
         log.write_text("first line\n")
 
-    def look(self) -> dict[str, Any]:
+    def status(self) -> dict[str, Any]:
         return {"state": "RUNNING", "ready": {"ok": True}, "lag": 3, "desired_instances": 2}
 
     def end(self) -> None:

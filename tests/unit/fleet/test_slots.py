@@ -13,16 +13,13 @@ from typing import NamedTuple
 
 import pytest
 
-from everflow.autoscale.decision import InstanceSeen
-from everflow.autoscale.loop import Autoscaler
-from everflow.cli.watching.fleet_plan import fleet_lines, planned
+from everflow.autoscale import Autoscaler, InstanceSeen
+from everflow.cli.fleet import fleet_lines, planned
 from everflow.errors import ConfigError, EverflowError, SetupError, TopologyError
-from everflow.fleet.command import Fleet, require_master_answers
-from everflow.fleet.control import MOST_BODY_BYTES, Doors, application
+from everflow.fleet.command import Fleet, pack, require_master_answers
+from everflow.fleet.control import HEARD_S, MOST_BODY_BYTES, Doors, Places, application
 from everflow.fleet.decision import STOP_S
 from everflow.fleet.messages import TOKEN_HEADER, Report, SlotOrder, SlotOutcome, Wanted
-from everflow.fleet.places import HEARD_S, Places
-from everflow.fleet.program_files import pack
 from everflow.fleet.slot_job import FAILED, SlotJob, last_words
 from everflow.observe.http_server import HttpServer
 from everflow.testing import wait_until
@@ -106,7 +103,7 @@ def test_the_newest_task_of_a_slot_counts() -> None:
     last = places.last(1)
     assert last is not None
     assert last.host == "two"
-    assert said[-1] == "instance 1 lost its place on one; Spark has put it on two"
+    assert said[-1] == "instance 1 lost its executor on one; it restarts on two"
 
 
 def test_what_is_wanted_is_the_answer_to_a_report() -> None:
@@ -363,7 +360,7 @@ def test_the_places_are_shown() -> None:
     }
     assert fleet_lines(found) == [
         "orders: 2 to 3 instances",
-        "instance  host  state                lag    log",
-        "1         one   RUNNING              1,200  /l",
-        "2         -     no place for 21.5 s  -      -",
+        "instance  host  state                   lag    log",
+        "1         one   RUNNING                 1,200  /l",
+        "2         -     no executor for 21.5 s  -      -",
     ]

@@ -8,8 +8,7 @@ import pytest
 
 from everflow import ErrorHandlerContext, Response, RetryOutages, StreamsConfig
 from everflow.errors import ConfigError
-from everflow.handlers.given import Handlers, dead_letter_and_continue
-from everflow.handlers.outages import is_outage
+from everflow.handlers import Handlers, dead_letter_and_continue, is_outage
 
 CONTEXT = ErrorHandlerContext(
     stage="processing",
@@ -103,7 +102,7 @@ def test_a_handler_that_cannot_be_loaded_is_named() -> None:
 
 
 def test_a_handler_by_its_name() -> None:
-    name = "everflow.handlers.given:log_and_continue"
+    name = "everflow.handlers:log_and_continue"
     assert (
         Handlers.of(None, {"processing": name}).answer(CONTEXT, ValueError()) is Response.CONTINUE
     )

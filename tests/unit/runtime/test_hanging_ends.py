@@ -11,11 +11,11 @@ import pytest
 from everflow.assignment.cluster_state import AssignmentRules
 from everflow.runtime.client_state import ClientState
 from everflow.runtime.commit.commit_gate import GateBook
-from everflow.testing.simulation.pool import FiberPool
-from everflow.testing.simulation.ports import SimulatedPorts, _Loop
-from everflow.testing.simulation.scheduler import SimulatedClock
-from everflow.testing.simulation.settings import SimulatedSubTopology, SimulationSettings
-from everflow.testing.simulation.simulation import Simulation
+from everflow_simulation.pool import FiberPool
+from everflow_simulation.ports import SimulatedPorts, _Loop
+from everflow_simulation.scheduler import SimulatedClock
+from everflow_simulation.settings import SimulatedSubTopology, SimulationSettings
+from everflow_simulation.simulation import Simulation
 
 NEVER_MS = 3_600_000.0
 SMALL = SimulationSettings(

@@ -18,7 +18,7 @@ from everflow.runtime.copies.state_updater import StateUpdater
 from everflow.runtime.restore.listeners import RestoreProgress, RestoreTracker, SuspendReason
 from everflow.runtime.wiring import Dependencies
 from everflow.topology.program import Topology
-from everflow.user_listener import ListenerGuard
+from everflow.user_program import ListenerGuard
 
 PROGRESS = RestoreProgress(
     task=TaskId(0, 1),

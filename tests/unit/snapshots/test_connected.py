@@ -7,7 +7,7 @@ import pytest
 from everflow import serdes
 from everflow.config import StreamsConfig
 from everflow.errors import TaskTimeoutError
-from everflow.snapshots import connected
+from everflow.snapshots import state_reader
 from everflow.snapshots.entry_columns import EntryColumns
 from everflow.snapshots.logged_stores import LoggedStore
 from everflow.state.store import StoreSpec
@@ -16,7 +16,7 @@ from everflow.state.store import StoreSpec
 def test_where_no_broker_answers_address_and_cure_are_in_the_last_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(connected, "REACH_S", 0.5)
+    monkeypatch.setattr(state_reader, "REACH_S", 0.5)
     spec = StoreSpec(
         name="s", kind="key_value", key_serde=serdes.string(), value_serde=serdes.long()
     )
@@ -24,9 +24,9 @@ def test_where_no_broker_answers_address_and_cure_are_in_the_last_line(
     store = LoggedStore(EntryColumns(spec, spec.value_serde), "a-s-changelog")
     with (
         pytest.raises(TaskTimeoutError) as caught,
-        connected.reading(store, config, None) as reader,
+        state_reader.reading(store, config, None) as reader,
     ):
-        reader.look("end")
+        reader.parts("end")
     last = str(caught.value).splitlines()[-1]
     assert "127.0.0.1:1" in last
     assert "Check bootstrap.servers" in last

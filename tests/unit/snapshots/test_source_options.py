@@ -14,8 +14,8 @@ from everflow.errors import ConfigError, StatePointError
 from everflow.snapshots.logged_stores import LoggedStores, logged_stores
 from everflow.snapshots.points import Reach
 from everflow.snapshots.snapshot import room
-from everflow.snapshots.source_options import OWN, SourceOptions
 from everflow.snapshots.state_parts import LogPart, LogParts, PartReader
+from everflow.snapshots.state_source import OWN, SourceOptions
 from everflow.travel.parcel import Parcel
 from unit.snapshots.changelogs import FakeChangelog, Record
 

@@ -19,8 +19,7 @@ from everflow.serdes.windowed import session_key, window_store_key
 from everflow.snapshots.entry_columns import EntryColumns, EntryError
 from everflow.snapshots.logged_stores import LoggedStore, logged_stores
 from everflow.snapshots.query_errors import StoreNotFoundError
-from everflow.snapshots.rows import Rows, write_parquet
-from everflow.snapshots.snapshot import room
+from everflow.snapshots.snapshot import Rows, room, write_parquet
 from everflow.snapshots.state_reader import StateReader
 from everflow.state.left_out import KeptEntry
 from everflow.state.store import StoreSpec, memory_store
@@ -321,32 +320,30 @@ def test_stores_are_found_with_their_changelogs() -> None:
         (120_001, "2026-11-26T12:00:00.120001Z"),
     ],
 )
-def test_a_time_has_milliseconds_as_in_the_other_commands(micros: int, text: str) -> None:
+def test_a_time_has_milliseconds_as_in_the_other_commands(
+    micros: int, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """And microseconds where a program's own column has some."""
-    from everflow.cli.watching import state_rows
+    from everflow.cli import state
 
     when = datetime(2026, 11, 26, 12, 0, 0, micros, timezone.utc)
     batch = pa.record_batch({"t": pa.array([when], pa.timestamp("us", "UTC"))})
     rows = Rows(batch.schema, iter([(0, iter([batch]))]))
-    said: list[str] = []
-    state_rows.print_table(rows, None, said.append)
-    assert [line.strip() for line in said] == ["t", text]
+    state.print_table(rows, None)
+    assert [line.strip() for line in capsys.readouterr().out.splitlines()] == ["t", text]
 
 
-def test_json_of_rows_is_json(tmp_path: Path) -> None:
-    from everflow.cli.watching import state_rows
+def test_json_of_rows_is_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from everflow.cli import state
 
-    said: list[str] = []
-    state_rows.print_document({"store": "s"}, reader(LOGS, tmp_path).rows(), None, said.append)
-    found = json.loads("\n".join(said))
+    state.print_document({"store": "s"}, reader(LOGS, tmp_path).rows(), None)
+    found = json.loads(capsys.readouterr().out)
     assert [row["key"] for row in found["rows"]] == ["a", "c"]
     assert found["rows"][0]["timestamp"] == "1970-01-01T00:00:03+00:00"
-    said.clear()
-    state_rows.print_lines(reader(LOGS, tmp_path).rows(), 1, said.append)
-    assert [json.loads(line)["key"] for line in said] == ["a"]
-    said.clear()
-    state_rows.print_table(reader(LOGS, tmp_path).rows(), 1, said.append)
-    assert [" ".join(line.split()) for line in said] == [
+    state.print_lines(reader(LOGS, tmp_path).rows(), 1)
+    assert json.loads(capsys.readouterr().out)["key"] == "a"
+    state.print_table(reader(LOGS, tmp_path).rows(), 1)
+    assert [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()] == [
         "key value timestamp partition",
         "a 2 1970-01-01T00:00:03Z 0",
         "... and more: --limit 10 shows them, --format json or parquet all",

@@ -19,7 +19,7 @@ from everflow.snapshots.query_errors import (
     StateElsewhereError,
     StateMovingError,
 )
-from everflow.snapshots.rows import Rows
+from everflow.snapshots.snapshot import Rows
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.versioned_snapshot import VersionedSnapshot
 from unit.runtime.query.query_stores import COUNTS, WINDOWS, Instance, windows, write

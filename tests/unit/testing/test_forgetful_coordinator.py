@@ -7,9 +7,9 @@ import pytest
 from everflow.assignment.cluster_state import AssignmentRules
 from everflow.runtime.tasks.recovery import CommittedLowerBounds
 from everflow.runtime.worker.crash_points import OFFSETS_SENT
-from everflow.testing.simulation.checks import InvariantError
-from everflow.testing.simulation.settings import SimulatedSubTopology, SimulationSettings
-from everflow.testing.simulation.simulation import Simulation
+from everflow_simulation.checks import InvariantError
+from everflow_simulation.settings import SimulatedSubTopology, SimulationSettings
+from everflow_simulation.simulation import Simulation
 
 SETTINGS = SimulationSettings(
     subtopologies=(SimulatedSubTopology(8), SimulatedSubTopology(4, stateful=False)),

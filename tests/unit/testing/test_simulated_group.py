@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from everflow.testing.simulation.group_coordinator import (
+from everflow_simulation.group_coordinator import (
     Code,
     GroupCoordinator,
     GroupState,
@@ -13,8 +13,8 @@ from everflow.testing.simulation.group_coordinator import (
     JoinRequest,
     SyncReply,
 )
-from everflow.testing.simulation.history import History
-from everflow.testing.simulation.scheduler import Scheduler
+from everflow_simulation.history import History
+from everflow_simulation.scheduler import Scheduler
 
 SESSION, REBALANCE = 10_000.0, 30_000.0
 

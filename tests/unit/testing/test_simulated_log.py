@@ -9,10 +9,10 @@ import pytest
 
 from everflow.errors import RetriableError
 from everflow.records import CommittedOffset, TopicPartition
-from everflow.testing.simulation.group_coordinator import GroupCoordinator
-from everflow.testing.simulation.history import History
-from everflow.testing.simulation.log import FencedError, Fold, SimulatedLog, fold_of
-from everflow.testing.simulation.scheduler import (
+from everflow_simulation.group_coordinator import GroupCoordinator
+from everflow_simulation.history import History
+from everflow_simulation.log import FencedError, Fold, SimulatedLog, fold_of
+from everflow_simulation.scheduler import (
     Process,
     Scheduler,
     SimulatedClock,

@@ -35,7 +35,6 @@ from everflow.dsl.functions import (
 from everflow.dsl.graph_builder import GraphBuilder
 from everflow.dsl.lowering.stream import Stream
 from everflow.errors import TopologyError
-from everflow.location import user_line
 from everflow.operators.joins import JoinedTable, JoinKind, joined_type
 from everflow.operators.suppress import SuppressSpec
 from everflow.serdes.arrow_types import type_text
@@ -51,6 +50,7 @@ from everflow.topology.graph import (
     same_type,
     write_alike,
 )
+from everflow.user_program import user_line
 
 _OPERATORS = {JoinKind.INNER: "join", JoinKind.LEFT: "left_join", JoinKind.OUTER: "outer_join"}
 

@@ -24,7 +24,7 @@ from everflow.kafka.broker_link import BrokerLink, LinkLostError, RefusedError
 from everflow.kafka.connection_settings import connection_settings
 from everflow.kafka.reading.tail_watch import Carrier
 from everflow.kafka.reading.taps import CONNECT_S
-from everflow.moves import some
+from everflow.logs import some
 from everflow.records import TopicPartition
 
 _log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ import logging
 from collections import deque
 from dataclasses import dataclass, replace
 
-from everflow.moves import LOGGER as MOVES
+from everflow.logs import LOGGER as MOVES
 
 KEPT = 500
 LONGEST = 2_000

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from everflow.operators.fold import valid
 from everflow.records import StoreChanges
 from everflow.topology.graph import LoadedTableNode
-from everflow.user_texts import shown
+from everflow.user_program import shown
 
 CHUNK_ROWS = 50_000
 

@@ -15,7 +15,7 @@ from everflow.records import HEADERS, LAST_SEQ, EdgeBatch, Int64, joined_headers
 from everflow.serdes.arrow_types import UnfitError, column_of
 from everflow.serdes.windowed import python_keys
 from everflow.topology.graph import EdgeType
-from everflow.user_texts import shown
+from everflow.user_program import shown
 
 
 def tagged(value: pa.DataType, children: Sequence[str]) -> pa.DataType:

@@ -62,7 +62,7 @@ from everflow.serdes.arrow_types import column_of
 from everflow.serdes.windowed import python_keys
 from everflow.state.store import StoreSpec, StoreView
 from everflow.topology.graph import EdgeType, ProcessorOperator, SharingProcessor, Surroundings
-from everflow.user_texts import error_text
+from everflow.user_program import error_text
 
 
 @dataclass(frozen=True, kw_only=True)

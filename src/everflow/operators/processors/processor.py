@@ -13,7 +13,6 @@ import pyarrow as pa
 
 from everflow.errors import TopologyError
 from everflow.foreign_names import Telling
-from everflow.location import user_line
 from everflow.operators.processors.stores import (
     KINDS,
     Entries,
@@ -24,6 +23,7 @@ from everflow.operators.processors.stores import (
 )
 from everflow.operators.processors.versioned_store import VersionedStore, VersionEntries
 from everflow.records import ClockCall, TaskId
+from everflow.user_program import user_line
 from everflow.windows import Duration, duration_ms
 
 Headers = Sequence[tuple[str, bytes | None]]

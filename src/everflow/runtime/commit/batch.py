@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from everflow.errors import DamagedEntryError, EverflowError
-from everflow.handlers.response import PROCESSING
+from everflow.handlers import PROCESSING
 from everflow.memory import Taken
 from everflow.metrics import Seen
 from everflow.records import UNBOUNDED_BYTES, KeyPlaces, OffsetRange, TaskId, TopicPartition

@@ -15,23 +15,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from everflow import metrics as names
-from everflow.clock import Clock, Deadline
+from everflow.clock import Clock, Deadline, Running, Spawn, on_thread
 from everflow.errors import EverflowError, TableLoadError, TaskTimeoutError
-from everflow.location import place
+from everflow.logs import counted, moves
 from everflow.metrics import Labels, Metrics
-from everflow.moves import counted, moves
 from everflow.operators.lookups.loaded_rows import LoadedRows, loaded_rows
 from everflow.records import TaskId
-from everflow.retry import StoppedError
+from everflow.retry import StoppedError, waiting
 from everflow.runtime.copies.stalled_copies import StalledCopy
 from everflow.runtime.copies.state_updater import FollowedTask, StateUpdater
 from everflow.runtime.tasks.task import StandbyTask, TaskRole, TaskStore, context_of
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store_snapshot import KEY_VALUE
-from everflow.threads import Running, Spawn, on_thread
 from everflow.topology.plan import LoadedTable
-from everflow.user_texts import error_text
-from everflow.waits import waiting
+from everflow.user_program import error_text, place
 
 if TYPE_CHECKING:
     from everflow.runtime.commit.batch import TaskContext

@@ -15,9 +15,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, S
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from everflow.clock import Clock
+from everflow.clock import Clock, Running, Spawn, on_thread
 from everflow.errors import EverflowError, RetriableError
-from everflow.moves import ABOUT_ASSIGNMENT, moves
+from everflow.logs import ABOUT_ASSIGNMENT, moves
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.copies.stalled_copies import StalledCopies, StalledCopy, concerned
 from everflow.runtime.restore.listeners import (
@@ -33,7 +33,6 @@ from everflow.runtime.restore.restore_plan import ChangelogState
 from everflow.runtime.tasks.task import StandbyTask, TaskRole, TaskState, TaskStore
 from everflow.runtime.tasks.task_timeouts import TaskTimeouts
 from everflow.state.lmdb_store import LmdbStore
-from everflow.threads import Running, Spawn, on_thread
 
 log = logging.getLogger("everflow")
 

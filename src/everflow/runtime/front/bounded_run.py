@@ -17,11 +17,11 @@ from everflow.config import StreamsConfig
 from everflow.errors import EverflowError, TopologyError
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.reading.written_records import RawWritten, WrittenRecords
-from everflow.location import user_line
 from everflow.records import TopicPartition
 from everflow.serdes import SerdeError
 from everflow.topology.graph import SinkNode
 from everflow.topology.program import Topology
+from everflow.user_program import user_line
 from everflow.windows import duration_ms
 
 log = logging.getLogger("everflow")

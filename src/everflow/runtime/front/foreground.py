@@ -15,13 +15,12 @@ from typing import Protocol
 
 from everflow.config import StreamsConfig
 from everflow.errors import EverflowError
-from everflow.logs import LogFile
-from everflow.moves import moves
+from everflow.logs import LogFile, moves
+from everflow.retry import waiting
 from everflow.runtime.client_state import STOPPING, ClientState
 from everflow.runtime.front.bounded_run import BoundedRun
 from everflow.runtime.life import DRAIN_SHARE, InstanceLife, leaves
 from everflow.stop_signals import owned
-from everflow.waits import waiting
 
 log = logging.getLogger("everflow")
 

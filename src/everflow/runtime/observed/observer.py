@@ -23,12 +23,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from everflow import metrics as names
-from everflow.clock import Clock, SystemClock
+from everflow.clock import Clock, SystemClock, on_thread
 from everflow.config import StreamsConfig
 from everflow.errors import ConfigError, EverflowError
-from everflow.location import place, short
+from everflow.logs import moves
 from everflow.metrics import Metrics
-from everflow.moves import moves
 from everflow.observe.desired_instances import DesiredInstances, Load, ScalingRules
 from everflow.observe.observation import (
     DiskSpace,
@@ -49,11 +48,11 @@ from everflow.runtime.task_status import TaskStatus, trouble
 from everflow.runtime.tasks.blueprint import Blueprint
 from everflow.runtime.tasks.task import TaskStore
 from everflow.runtime.wiring import client_id
-from everflow.threads import on_thread
 from everflow.topology.describe import as_svg, roads
 from everflow.topology.plan import plan
 from everflow.topology.program import Topology
 from everflow.topology.subtopologies import cut
+from everflow.user_program import place, short
 
 if TYPE_CHECKING:
     from everflow.observe.http_server import HttpServer

@@ -21,7 +21,7 @@ from everflow.kafka.dead_letters import (
     stored,
     tallied,
 )
-from everflow.moves import counted, moves
+from everflow.logs import counted, moves
 from everflow.observe.page.letters import (
     CauseLetters,
     LetterCause,

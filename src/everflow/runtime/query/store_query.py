@@ -34,8 +34,7 @@ from everflow.snapshots.query_errors import (
     StateMovingError,
     StoreKindError,
 )
-from everflow.snapshots.rows import Rows
-from everflow.snapshots.snapshot import batches, opened, room
+from everflow.snapshots.snapshot import Rows, batches, opened, room
 from everflow.state.changelog import TIMESTAMP_BYTES
 from everflow.state.key_ranges import (
     KeyRange,

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from everflow import metrics as names
+from everflow.logs import moves
 from everflow.metrics import Metrics
-from everflow.moves import moves
 from everflow.records import TaskId, TopicPartition
-from everflow.user_listener import ListenerGuard
+from everflow.user_program import ListenerGuard
 
 log = logging.getLogger("everflow")
 

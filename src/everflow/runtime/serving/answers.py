@@ -35,7 +35,7 @@ from everflow.snapshots.query_errors import (
     InvalidStateStoreError,
     StateElsewhereError,
 )
-from everflow.user_texts import shown
+from everflow.user_program import shown
 from everflow.windows import Windowed
 
 KEY_VALUE = ("key_value", "versioned")

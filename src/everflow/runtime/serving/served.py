@@ -13,7 +13,7 @@ from typing import Any
 
 from everflow.config import StreamsConfig
 from everflow.errors import ConfigError
-from everflow.moves import moves
+from everflow.logs import moves
 from everflow.runtime.query.queries import InteractiveQueries, StoreQueries
 
 NO_TOKEN = "none"

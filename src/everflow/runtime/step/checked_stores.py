@@ -17,14 +17,14 @@ from typing import Any
 import pyarrow as pa
 
 from everflow.errors import DamagedEntryError
-from everflow.handlers.outages import is_outage
+from everflow.handlers import is_outage
 from everflow.runtime.commit.batch import StorePlace, TaskContext
 from everflow.runtime.step.step_stores import FollowedView, StoreAccess
 from everflow.serdes.base import ResultDecoder, SerdeError
 from everflow.state.changelog import SUFFIX_BYTES, TIMESTAMP_BYTES
 from everflow.state.store import Bounds, Entry, StoreSpec, Version
 from everflow.topology.plan import StatefulOp, shown_by
-from everflow.user_texts import error_text, shown
+from everflow.user_program import error_text, shown
 
 _TOGETHER = 1_000
 """Entries that are decoded at once at most."""

@@ -28,7 +28,7 @@ from everflow.topology.graph import (
     WallclockTimestampExtractor,
 )
 from everflow.topology.plan import Source, TimeOp
-from everflow.user_texts import shown
+from everflow.user_program import shown
 
 SKIPPED = "negative-timestamp"
 MOST_NAMED = 500

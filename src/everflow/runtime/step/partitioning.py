@@ -20,7 +20,7 @@ from everflow.runtime.step.step_functions import RecordFailure, raise_all
 from everflow.serdes.windowed import python_keys
 from everflow.topology.partitioners import OF_WINDOWS, partitions_of
 from everflow.topology.plan import SinkOp, Source
-from everflow.user_texts import shown
+from everflow.user_program import shown
 
 BY_KEY = -1
 """In place of a partition: the key says it."""

@@ -11,7 +11,7 @@ import pyarrow as pa
 from everflow.records import EdgeBatch
 from everflow.runtime.commit.batch import Printed
 from everflow.topology.plan import PrintOp
-from everflow.user_texts import one_line
+from everflow.user_program import one_line
 
 CELL_MOST = 60
 

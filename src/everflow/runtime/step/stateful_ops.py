@@ -9,9 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from everflow.errors import RetriableError
-from everflow.handlers.given import Handlers
-from everflow.handlers.outages import is_outage
-from everflow.handlers.response import PROCESSING, ErrorHandlerContext, Response
+from everflow.handlers import PROCESSING, ErrorHandlerContext, Handlers, Response, is_outage
 from everflow.operators.user_code import UserFunctionError
 from everflow.records import ClockCall, EdgeBatch, TaskId, TasksResult, TopicPartition
 from everflow.runtime.commit.batch import BadRecord, BatchFailure, BatchRequest
@@ -25,14 +23,9 @@ from everflow.runtime.step.user_line import innermost_line
 from everflow.serdes import SerdeError
 from everflow.state.store import StoreView
 from everflow.topology.batches import empty_like
-from everflow.topology.graph import (
-    Inputs,
-    ProcessorOperator,
-    SharingProcessor,
-    Surroundings,
-)
+from everflow.topology.graph import Inputs, ProcessorOperator, SharingProcessor, Surroundings
 from everflow.topology.plan import Source, StatefulOp
-from everflow.user_texts import class_of, error_text
+from everflow.user_program import class_of, error_text
 
 PUNCTUATION = "punctuation"
 """Why a node dropped what is no record: a clock's call that failed."""

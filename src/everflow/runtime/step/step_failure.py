@@ -20,14 +20,13 @@ from everflow.errors import (
     TaskMigratedError,
     UnknownOutcomeError,
 )
-from everflow.handlers.outages import chain, is_outage
-from everflow.handlers.response import PRODUCTION
+from everflow.handlers import PRODUCTION, chain, is_outage
 from everflow.records import TopicPartition
 from everflow.runtime.commit.batch import BadEntry, BadRecord, BatchFailure
 from everflow.runtime.step.step_functions import RecordFailure, UndecodableRecord
 from everflow.runtime.step.user_line import innermost_line
 from everflow.serdes import SerdeError
-from everflow.user_texts import class_of, error_text, writable
+from everflow.user_program import class_of, error_text, writable
 
 MOST_DETAILS = 20_000
 

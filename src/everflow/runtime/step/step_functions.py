@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from everflow.errors import EverflowError
-from everflow.handlers.response import DESERIALIZATION, PROCESSING
+from everflow.handlers import DESERIALIZATION, PROCESSING
 from everflow.operators.user_code import require_users
 from everflow.records import EdgeBatch, Int64
 from everflow.runtime.commit.batch import BadRecord, BatchFailure
@@ -19,7 +19,7 @@ from everflow.serdes.arrow_types import UnfitError, column_of
 from everflow.serdes.windowed import python_keys
 from everflow.topology.batches import KnownResults, Made, joined
 from everflow.topology.plan import FunctionOp, Source, TakeOp, UnnestOp
-from everflow.user_texts import (
+from everflow.user_program import (
     COLUMN_IN_FUNCTION,
     MOST_TEXT,
     UNDECODED,

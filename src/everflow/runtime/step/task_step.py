@@ -16,9 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from everflow.handlers.given import Handlers
-from everflow.handlers.outages import is_outage
-from everflow.handlers.response import PROCESSING, PRODUCTION
+from everflow.handlers import PROCESSING, PRODUCTION, Handlers, is_outage
 from everflow.operators.user_code import failing_rows, refused, require_users
 from everflow.records import (
     EdgeBatch,
@@ -78,7 +76,7 @@ from everflow.topology.plan import (
     TimeOp,
     UnnestOp,
 )
-from everflow.user_texts import shown
+from everflow.user_program import shown
 
 Records = MutableMapping[int, EdgeBatch]
 """Of a micro-batch, by slot."""

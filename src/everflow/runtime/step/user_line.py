@@ -11,9 +11,9 @@ import traceback
 from collections.abc import Iterable, Iterator
 from pathlib import PurePath
 
-from everflow.location import is_everflow, place
 from everflow.runtime.commit.batch import CodeLine
 from everflow.travel.own_code import INSTALLED_FOLDERS
+from everflow.user_program import is_everflow, place
 
 _PYTHON = tuple({path for name in ("stdlib", "platstdlib") if (path := sysconfig.get_path(name))})
 _MADE = ("<frozen ", "<string>", "<attrs ", "<__array_function__")

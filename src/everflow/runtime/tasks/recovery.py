@@ -23,7 +23,7 @@ from everflow.errors import (
     TaskMigratedError,
     start_over,
 )
-from everflow.moves import some
+from everflow.logs import some
 from everflow.records import CommittedOffset, TopicPartition
 from everflow.retry import StoppedError, attempting
 from everflow.runtime.commit.batch import parse_metadata

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from everflow.clock import Clock, SystemClock
 from everflow.errors import EverflowError, RetriableError, TaskMigratedError, TaskTimeoutError
-from everflow.moves import ABOUT_ASSIGNMENT, counted, moves, some
+from everflow.logs import ABOUT_ASSIGNMENT, counted, moves, some
 from everflow.records import TaskId
 from everflow.retry import StoppedError
 from everflow.runtime.commit.commit_gate import GateBook

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from everflow import metrics as names
 from everflow.clock import Clock
+from everflow.logs import counted, moves
 from everflow.metrics import Labels, Metrics, Seen
-from everflow.moves import counted, moves
 from everflow.records import LATE_UNMATCHED, KeyPlaces
 from everflow.runtime.commit.batch import RENEWED, BatchResult
 from everflow.runtime.thread.table_printer import tables

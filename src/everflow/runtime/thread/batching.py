@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from everflow.config import BatchLimits
-from everflow.moves import some
+from everflow.logs import some
 from everflow.records import OffsetRange, TaskId, TopicPartition
 from everflow.runtime.commit.batch import BadRecord, BatchFailure, BatchResult
 from everflow.runtime.tasks.task import ActiveTask

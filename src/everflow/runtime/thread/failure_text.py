@@ -15,9 +15,9 @@ from everflow.errors import (
     StateDiskError,
     WorkerDiedError,
 )
-from everflow.location import place
 from everflow.runtime.commit.batch import BatchFailure
 from everflow.runtime.step.user_line import shown
+from everflow.user_program import place
 
 _NOTHING_WRITTEN = "Nothing of its micro-batch was written"
 _GOES_ON = "start again: processing goes on where it stopped"

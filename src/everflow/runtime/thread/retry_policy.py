@@ -56,8 +56,8 @@ from everflow.errors import (
     TaskTimeoutError,
     WorkerDiedError,
 )
+from everflow.logs import some
 from everflow.memory import BatchMemory, WorkerMemory
-from everflow.moves import some
 from everflow.records import OffsetRange, TaskId, TopicPartition
 from everflow.retry import FIRST_PAUSE_MS, LONGEST_PAUSE_MS
 from everflow.runtime.commit.batch import BatchFailure, BatchResult

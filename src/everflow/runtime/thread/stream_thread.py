@@ -13,9 +13,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from everflow import metrics as names
-from everflow.clock import Clock
+from everflow.clock import Clock, Running
 from everflow.errors import EverflowError, OtherTopicError, RetriableError, TaskMigratedError
-from everflow.moves import moves
+from everflow.logs import moves
 from everflow.records import OffsetRange, TaskId, TopicPartition
 from everflow.retry import StoppedError
 from everflow.runtime.commit.batch import (
@@ -44,7 +44,6 @@ from everflow.runtime.thread.task_idling import TaskIdling
 from everflow.runtime.thread.thread_ports import Job, ThreadServices, ThreadSettings, batch_request
 from everflow.runtime.thread.worker_processes import trace_and_kill
 from everflow.runtime.topics.idle_sources import IdleSources, Moves
-from everflow.threads import Running
 
 log = logging.getLogger("everflow")
 

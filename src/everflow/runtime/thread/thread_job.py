@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pyspark import SparkContext
 
 from everflow.errors import EverflowError
-from everflow.handlers.given import Handlers
+from everflow.handlers import Handlers
 from everflow.runtime.commit.batch import (
     FAILED,
     BatchFailedError,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from everflow.clock import Spawn, on_thread
 from everflow.config import BatchLimits
 from everflow.errors import EverflowError, RetriableError
 from everflow.memory import WorkerMemory
@@ -24,7 +25,6 @@ from everflow.runtime.tasks.task import ActiveTask
 from everflow.runtime.thread.batching import PlannedBatch
 from everflow.runtime.thread.retry_policy import ReplacementLimits
 from everflow.runtime.topics.end_offsets import EndOffsets
-from everflow.threads import Spawn, on_thread
 from everflow.topology.idle_sources import IdleSource
 
 

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from everflow.clock import Clock
 from everflow.errors import EverflowError, FatalError, RetriableError, read_again, start_over
-from everflow.moves import some
+from everflow.logs import some
 from everflow.records import TaskId, TopicPartition
 
 log = logging.getLogger("everflow")

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from everflow.errors import RecordRefusedError, RecordTooLargeError
-from everflow.handlers.response import Response
+from everflow.handlers import Response
 from everflow.kafka.letter_headers import EXCEPTION, KAFKA_STREAMS, OWN, Header, of_the_record
 from everflow.records import Bytes, EdgeBatch, Int64, listed_headers
 from everflow.runtime.commit.batch import LetterGroup

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from everflow.errors import RecordRefusedError, RecordTooLargeError
-from everflow.handlers.given import Handlers
+from everflow.handlers import Handlers
 from everflow.kafka.reading.log_chunk import LogChunk
 from everflow.kafka.reading.log_columns import LogColumns
 from everflow.records import EdgeBatch, Int64, TopicPartition

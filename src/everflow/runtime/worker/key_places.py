@@ -18,7 +18,7 @@ from everflow.columns.key_partitions import BY_HASH, CRC32, key_partitions
 from everflow.records import EdgeBatch, Int64, KeyPlaces
 from everflow.topology.partitioners import KeyPartitioner, partitioner_name, partitions_of
 from everflow.topology.plan import Source
-from everflow.user_texts import shown
+from everflow.user_program import shown
 
 MOST_KEYS = 256
 """Of a topic and micro-batch."""

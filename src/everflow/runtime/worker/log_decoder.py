@@ -12,9 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from everflow.errors import EverflowError, RecordTimeError, RetriableError
-from everflow.handlers.given import Handlers
-from everflow.handlers.outages import is_outage
-from everflow.handlers.response import DESERIALIZATION
+from everflow.handlers import DESERIALIZATION, Handlers, is_outage
 from everflow.kafka.reading.log_columns import LogColumns
 from everflow.operators.user_code import require_users
 from everflow.records import EdgeBatch, Int64, TopicPartition
@@ -32,7 +30,7 @@ from everflow.topology.plan import (
     PhysicalPlan,
     Source,
 )
-from everflow.user_texts import class_of, error_text, writable
+from everflow.user_program import class_of, error_text, writable
 
 
 @dataclass(frozen=True)

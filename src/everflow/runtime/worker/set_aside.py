@@ -13,8 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from everflow.errors import RetriableError
-from everflow.handlers.given import Handlers
-from everflow.handlers.response import ErrorHandlerContext, Response
+from everflow.handlers import ErrorHandlerContext, Handlers, Response
 from everflow.records import EdgeBatch, TaskId, TopicPartition
 from everflow.runtime.commit.batch import BatchFailure, BatchRequest, as_json
 from everflow.runtime.step.step_failure import DescribedFailure, SparkSays, stack_of

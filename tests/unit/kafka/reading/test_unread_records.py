@@ -14,7 +14,7 @@ from confluent_kafka import Message
 
 from everflow import serdes
 from everflow.errors import RetriableError
-from everflow.handlers.given import Handlers
+from everflow.handlers import Handlers
 from everflow.kafka.reading import record_batches
 from everflow.kafka.reading.client_tap import Messages
 from everflow.kafka.reading.log_chunk import LogChunk

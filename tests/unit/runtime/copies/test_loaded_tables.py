@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from everflow import serdes
-from everflow.clock import ManualClock
+from everflow.clock import ManualClock, Running
 from everflow.errors import TableLoadError
 from everflow.records import TaskId
 from everflow.retry import StoppedError
@@ -19,7 +19,6 @@ from everflow.runtime.copies.global_tables import CHECKED_EVERY_MS, LoadedTables
 from everflow.state.changelog import unpack_value
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
-from everflow.threads import Running
 from everflow.topology.graph import EdgeType, LoadedTableNode
 from everflow.topology.plan import LoadedTable
 

@@ -11,8 +11,8 @@ import pytest
 from everflow import metrics as names
 from everflow.clock import ManualClock
 from everflow.errors import EverflowError
+from everflow.logs import moves
 from everflow.metrics import LEFT_OUT, Metrics
-from everflow.moves import moves
 from everflow.observe.desired_instances import ScalingRules
 from everflow.observe.page.view import page_view
 from everflow.records import TaskId

@@ -16,8 +16,7 @@ from everflow.errors import (
     RecordTooLargeError,
     RetriableError,
 )
-from everflow.handlers.given import Handlers
-from everflow.handlers.response import ErrorHandlerContext, Response
+from everflow.handlers import ErrorHandlerContext, Handlers, Response
 from everflow.kafka.reading.log_columns import LogColumns
 from everflow.records import OffsetRange, StoreChanges, TaskId, TopicPartition
 from everflow.runtime.commit.batch import BadRecord, BatchRequest, StorePlace, TaskContext

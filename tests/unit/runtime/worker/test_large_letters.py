@@ -13,8 +13,7 @@ import pytest
 
 from everflow import serdes
 from everflow.errors import RecordTooLargeError
-from everflow.handlers.given import Handlers
-from everflow.handlers.response import Response
+from everflow.handlers import Handlers, Response
 from everflow.kafka.reading.log_columns import LogColumns
 from everflow.kafka.writing.record_encoding import RecordColumns, encoded_headers
 from everflow.records import EdgeBatch, OffsetRange, StoreChanges, TaskId, TopicPartition

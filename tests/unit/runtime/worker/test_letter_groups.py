@@ -10,7 +10,7 @@ import pytest
 
 from everflow import serdes
 from everflow.clock import ManualClock
-from everflow.handlers.response import Response
+from everflow.handlers import Response
 from everflow.metrics import LEFT_OUT, Metrics
 from everflow.records import EdgeBatch
 from everflow.runtime.commit.batch import COMMITTED, BatchFigures, BatchResult, LetterGroup

@@ -1,0 +1,308 @@
+"""The command ``everflow`` itself, and what its commands share: options, errors, forms of results.
+
+Light: what needs Spark or a client is imported by the command that needs it (`everflow.cli.cluster`
+has what the options mean).
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+
+import typer
+from typer.core import TyperGroup
+
+from everflow import logs
+from everflow.cli import BOOTSTRAP_VARIABLE
+from everflow.console.terminal import error_text
+from everflow.errors import ConfigError, EverflowError, SetupError, TopologyError
+from everflow.stop_signals import EXIT_BASE, owned, write_nowhere
+from everflow.user_program import printable
+
+if TYPE_CHECKING:
+    from everflow.config import StreamsConfig
+    from everflow.console.status import StatusLine
+    from everflow.kafka.admin import ClusterAdmin
+
+_UsageError: Any = typer.BadParameter.__bases__[0]
+"""What Typer, and Click before it, raise for an unknown option or command, a missing argument, a
+wrong value."""
+EXIT_FAILED, EXIT_USAGE = 1, 2
+LOCAL_BROKER = "localhost:9092"
+F = TypeVar("F", bound=Callable[..., None])
+
+
+_FIRST = ("version", "run", "describe", "broker", "demo", "new")
+"""Commands in the order of ``--help``; the others follow."""
+
+
+class Commands(TyperGroup):
+    """The commands of ``everflow``."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        names = super().list_commands(ctx)
+        return [*(name for name in _FIRST if name in names), *(n for n in names if n not in _FIRST)]
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        try:
+            code = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
+        except _UsageError as error:
+            if type(error).show is _UsageError.show:
+                wrong = _misused(error)
+                typer.echo(error_text(wrong, wrong.code), err=True)
+            else:  # a group without a command shows its help
+                error.show()
+            code = EXIT_USAGE
+        except typer.Abort:
+            typer.echo("aborted", err=True)
+            code = 1
+        if standalone_mode:
+            sys.exit(code)
+        return code
+
+
+def _misused(error: Any) -> ConfigError:
+    text = (
+        str(error.format_message())
+        .replace("Value error, ", "")
+        .replace("Input should be", "it should be")
+    )
+    command = error.ctx.command_path if error.ctx is not None else "everflow"
+    return ConfigError(f"{text}\n{command} --help shows how it is written", code="EF-USAGE")
+
+
+app = typer.Typer(
+    cls=Commands,
+    help="everflow: Kafka Streams for PySpark.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Servers = Annotated[
+    str,
+    typer.Option(
+        "--bootstrap-servers", envvar=BOOTSTRAP_VARIABLE, help="host:port of one or more brokers."
+    ),
+]
+OptionalServers = Annotated[
+    str | None, typer.Option(envvar=BOOTSTRAP_VARIABLE, help="host:port of one or more brokers.")
+]
+ClientSettings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="A client's setting, e.g. security.protocol=SASL_SSL; repeatable.",
+    ),
+]
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODULE:NAME",
+        help="A StreamsBuilder, a Topology, or a function that returns one of them, in a module "
+        "or a file: FILE.py:NAME.",
+    ),
+]
+TargetAsForRun = Annotated[str, typer.Argument(metavar="MODULE:NAME", help="As for run.")]
+RunSettings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Any other setting; repeatable."),
+]
+SettingsAsForRun = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As for run; repeatable.")
+]
+SettingsFolders = Annotated[
+    list[Path] | None,
+    typer.Option(
+        help="A folder with a file for each setting: the file's name is the key, its text the "
+        "value (a mounted Secret); repeatable. --set overrides it, a later folder an earlier one.",
+    ),
+]
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks and everflow's own log.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The brokers that a command asks.
+
+    A parameter of this type becomes ``--bootstrap-servers``, ``--set`` and ``--settings-folder``.
+    """
+
+    servers: str
+    settings: list[str] | None
+    folders: list[Path] | None
+
+    def config(self, *more: str) -> StreamsConfig:
+        """Settings of the clients; ``more`` as ``KEY=VALUE``. Raises ConfigError."""
+        from everflow.cli.cluster import client_config
+
+        return client_config(self.servers, [*(self.settings or []), *more], self.folders)
+
+    @contextmanager
+    def connected(self) -> Iterator[tuple[StreamsConfig, ClusterAdmin, StatusLine]]:
+        """An admin client of the cluster, which answers, and a line on stderr."""
+        from everflow.cli.cluster import connected, own_status
+
+        config = self.config()
+        with own_status() as status, connected(config, status) as admin:
+            yield config, admin, status
+
+
+def _option(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kind, default=default, annotation=annotation)
+
+
+def command(group: typer.Typer = app, name: str | None = None) -> Callable[[F], F]:
+    """Add a function to ``group`` as a command.
+
+    The command also takes ``--debug``, which the function gets if it has a parameter ``debug``. Its
+    errors become a text on stderr and an exit code.
+    """
+
+    def add(function: F) -> F:
+        hints = get_type_hints(function, include_extras=True)
+        cluster, options = None, []
+        for one in inspect.signature(function).parameters.values():
+            if hints[one.name] is Cluster:
+                cluster = one.name
+                options.append(_option("servers", Servers, LOCAL_BROKER))
+            elif one.name != "debug":
+                options.append(_option(one.name, hints[one.name], one.default))
+        if cluster is not None:
+            options.append(_option("settings", ClientSettings, None))
+            options.append(_option("settings_folder", SettingsFolders, None))
+        options.append(_option("debug", Debug, False))
+
+        def run(**values: Any) -> None:
+            debug = values["debug"] if "debug" in hints else values.pop("debug")
+            if cluster is not None:
+                parts = ("servers", "settings", "settings_folder")
+                values[cluster] = Cluster(*(values.pop(part) for part in parts))
+            with errors_for_people(debug):
+                function(**values)
+
+        made: Any = run
+        made.__doc__, made.__signature__ = function.__doc__, inspect.Signature(options)
+        made.__annotations__ = {one.name: one.annotation for one in options}
+        group.command(name or function.__name__)(made)
+        return function
+
+    return add
+
+
+@contextmanager
+def errors_for_people(debug: bool) -> Iterator[list[str]]:
+    """Turn errors into one text on stderr and an exit code; with ``debug`` let the traceback
+    through. The lines that the block adds to the list end the text."""
+    more: list[str] = []
+    logs.install()
+    try:
+        with owned() as signals, _on_stderr() if debug else nullcontext():
+            try:
+                yield more
+            except Exception:
+                if (
+                    signals.interrupted
+                ):  # what it interrupted, a client's C code for one, may surface as any error
+                    signals.check()
+                raise
+    except EverflowError as error:
+        if debug:
+            raise
+        typer.echo(error_text(error, error.code, more), err=True)
+        usage = isinstance(error, ConfigError | TopologyError | SetupError)
+        raise typer.Exit(EXIT_USAGE if usage else EXIT_FAILED) from None
+    except KeyboardInterrupt as interrupt:
+        number = getattr(interrupt, "number", signal.SIGINT)
+        typer.echo(
+            f"stopping: nothing runs yet that has to end in order ({signal.Signals(number).name})",
+            err=True,
+        )
+        raise typer.Exit(EXIT_BASE + number) from None
+    except (typer.Exit, typer.Abort):
+        raise
+    except BrokenPipeError:  # the reader of the output has ended: `everflow consume ... | head -3`
+        write_nowhere(sys.stdout.fileno())  # Python flushes it at its end
+        raise typer.Exit(EXIT_BASE + signal.SIGPIPE) from None
+    except Exception as error:
+        if debug:
+            raise
+        text = f"{type(error).__name__}: {error}\nThis should not happen; --debug shows where."
+        typer.echo(error_text(RuntimeError(text), "EF-INTERNAL", more), err=True)
+        raise typer.Exit(EXIT_FAILED) from None
+
+
+@contextmanager
+def _on_stderr() -> Iterator[None]:
+    """Show all lines of everflow and Spark."""
+    with logs.lines_to(
+        lambda line: typer.echo(f"{logs.time_of_day()} {line}", err=True), verbose=True
+    ):
+        yield
+
+
+class Format(str, Enum):
+    """Formats of keys and values on the command line."""
+
+    string = "string"
+    json = "json"
+    boolean = "boolean"
+    short = "short"
+    int_ = "int"
+    long = "long"
+    float_ = "float"
+    double = "double"
+    bytes = "bytes"
+
+
+class WindowKind(str, Enum):
+    """Kinds of windows, whose bounds follow the key of a result."""
+
+    time = "time"
+    session = "session"
+
+
+class Output(str, Enum):
+    """Forms of a result."""
+
+    text = "text"
+    json = "json"
+
+
+Form = Annotated[Output, typer.Option("--output", help="text for people, json for programs.")]
+
+
+def show(form: Output, data: Any, lines: list[str]) -> None:
+    """Print a result: ``data`` for programs, ``lines`` for people."""
+    echo(json.dumps(data, indent=2) if form is Output.json else "\n".join(lines))
+
+
+def echo(text: str, *, err: bool = False) -> None:
+    """Print lines that contain texts of others, without control characters."""
+    typer.echo(printable(text), err=err)
+
+
+def require_yes(yes: bool, question: str, declined: str) -> None:
+    """Ask ``question`` unless ``yes``; exit code 1, with the text ``declined``, for a no."""
+    if not yes and not typer.confirm(question, err=True):
+        echo(declined, err=True)
+        raise typer.Exit(EXIT_FAILED)

@@ -1,0 +1,216 @@
+"""``everflow fleet`` and ``scale``: their options, and what is checked before Spark starts."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from everflow.cli.commands import (
+    LOCAL_BROKER,
+    Form,
+    Output,
+    Servers,
+    SettingsAsForRun,
+    TargetAsForRun,
+    command,
+)
+from everflow.cli.watch import checked
+from everflow.client.direct import asked, refused_with
+from everflow.console.observed import table
+from everflow.errors import ConfigError, RetriableError
+from everflow.logs import time_of_day
+from everflow.retry import shown_by
+from everflow.stop_signals import owned
+
+if TYPE_CHECKING:
+    from everflow.fleet.command import Fleet
+
+ASK_S = 10.0
+
+ApplicationId = Annotated[str, typer.Option(help="application.id.")]
+Master = Annotated[
+    str | None,
+    typer.Option(help="The Spark cluster, e.g. spark://host:7077; default: spark-submit's."),
+]
+Instances = Annotated[int, typer.Option(min=1, help="Number of instances; with --max the minimum.")]
+Most = Annotated[
+    int | None,
+    typer.Option(
+        "--max", min=1, help="Scale with the load, up to this number. Default: --instances."
+    ),
+]
+Cores = Annotated[int, typer.Option(min=1, help="Cores of the executor of each instance.")]
+Memory = Annotated[
+    str,
+    typer.Option(
+        help="Memory of the executor (spark.executor.memory). The instance's processes take more "
+        "beside it."
+    ),
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(min=1, help="num.stream.threads of each instance; default: --cores."),
+]
+Folder = Annotated[
+    str,
+    typer.Option(
+        help="Folder on the hosts for state and logs. Variables of the executors' environment are "
+        "expanded."
+    ),
+]
+Files = Annotated[
+    list[Path] | None,
+    typer.Option(help="Another file or folder that the program needs; repeatable."),
+]
+Listen = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="Address of the driver for the hosts. Default: spark.driver.host, a free port.",
+    ),
+]
+Conf = Annotated[
+    list[str] | None,
+    typer.Option("--conf", metavar="KEY=VALUE", help="A setting of Spark; repeatable."),
+]
+SettingsFolders = Annotated[
+    list[Path] | None, typer.Option(help="As for run, of this host; repeatable.")
+]
+
+
+@command()
+def fleet(
+    target: TargetAsForRun,
+    application_id: ApplicationId,
+    servers: Servers = LOCAL_BROKER,
+    master: Master = None,
+    instances: Instances = 1,
+    most: Most = None,
+    cores: Cores = 1,
+    memory: Memory = "512m",
+    threads: Threads = None,
+    folder: Folder = "~/.local/state/everflow-fleet",
+    files: Files = None,
+    listen: Listen = None,
+    conf: Conf = None,
+    settings: SettingsAsForRun = None,
+    settings_folder: SettingsFolders = None,
+) -> None:
+    """Run instances in executor slots of a Spark cluster, which replaces a slot that is lost.
+    Ctrl-C stops all instances; they stay members of the group for a restart."""
+    from everflow.cli.cluster import assignments, given_settings, own_status
+    from everflow.fleet.command import run_fleet
+
+    merged = {
+        **given_settings(settings, settings_folder),
+        "application.id": application_id,
+        "bootstrap.servers": servers,
+    }
+    made = planned(
+        target,
+        merged,
+        least=instances,
+        most=most,
+        master=master,
+        cores=cores,
+        memory=memory,
+        threads=threads or cores,
+        folder=folder,
+        files=files or [],
+        listen=listen or "",
+        conf=assignments("--conf", conf),
+    )
+    with shown_by(own_status().waiting), owned() as signals:
+        run_fleet(made, lambda line: typer.echo(f"{time_of_day()} {line}"), signals)
+
+
+@command()
+def scale(
+    address: Annotated[
+        str,
+        typer.Argument(metavar="HOST:PORT", help="Address that the fleet on this host printed."),
+    ],
+    instances: Annotated[
+        int | None,
+        typer.Option(min=1, help="New number of instances. Default: only show them."),
+    ] = None,
+    most: Most = None,
+    output: Form = Output.text,
+) -> None:
+    """Resize a fleet, or show its instances."""
+    found = asked_of(address, instances, most)
+    typer.echo(
+        json.dumps(found, indent=2) if output is Output.json else "\n".join(fleet_lines(found))
+    )
+
+
+def planned(
+    target: str, settings: Mapping[str, object], *, least: int, most: int | None, **more: Any
+) -> Fleet:
+    """The fleet that is asked for. ConfigError, TopologyError: what no instance could run with."""
+    from everflow.cli.program import module_and_name
+    from everflow.fleet.command import Fleet
+    from everflow.fleet.decision import require_not_own
+
+    if most is not None and most < least:
+        raise ConfigError(f"--max {most} is below --instances {least}.")
+    require_not_own(settings)
+    config = checked(target, settings)
+    return Fleet(
+        target=":".join(module_and_name(target)),  # on the hosts the file lies in the first folder
+        application_id=config.application_id,
+        settings=settings,
+        least=least,
+        most=least if most is None else most,
+        **more,
+    )
+
+
+def asked_of(address: str, instances: int | None, most: int | None) -> dict[str, Any]:
+    """Ask a fleet for its status; with ``instances`` resize it first.
+
+    RetriableError where none answers, ConfigError for what it refuses.
+    """
+    if instances is None and most is not None:
+        raise ConfigError("--max needs --instances")
+    url = f"http://{address}/fleet"
+    data = None
+    if instances is not None:
+        url = f"http://{address}/scale"
+        data = json.dumps({"instances": instances, "max": most}).encode()
+    try:
+        found: dict[str, Any] = json.loads(asked(urllib.request.Request(url, data), ASK_S))
+        return found
+    except urllib.error.HTTPError as error:
+        raise ConfigError(f"the fleet at {address} refused: {refused_with(error)}") from None
+    except (OSError, ValueError) as error:
+        raise RetriableError(
+            f"no fleet answered at {address} ({error}). Does it run on this host? It says its "
+            f"address when it starts."
+        ) from None
+
+
+def fleet_lines(found: Mapping[str, Any]) -> list[str]:
+    """Lines of what a fleet says of itself."""
+    bounds = str(found["instances"])
+    if found["max"] != found["instances"]:
+        bounds += f" to {found['max']}"
+    head = ["instance", "host", "state", "lag", "log"]
+    rows = [[str(one["slot"]), *_cells(one)] for one in found["slots"]]
+    return [f"{found['application_id']}: {bounds} instances", *table([head, *rows])]
+
+
+def _cells(slot: Mapping[str, Any]) -> list[str]:
+    if slot["without_place_s"] or "host" not in slot:
+        return ["-", f"no executor for {slot['without_place_s']:g} s", "-", "-"]
+    state = slot["state"] or "starts"
+    if slot["state"] == "RUNNING" and not slot["ready"]:
+        state += ", not ready"
+    lag = "-" if slot["lag"] is None else f"{slot['lag']:,}"
+    return [slot["host"], state, lag, slot["log"]]

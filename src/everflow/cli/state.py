@@ -1,0 +1,200 @@
+"""``everflow state``: a store's rows as a table, JSON or Parquet; `everflow.snapshots` reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from enum import Enum
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from everflow.cli.commands import Cluster, Form, Output, command, echo
+from everflow.errors import ConfigError
+from everflow.logs import counted
+from everflow.user_program import one_line
+
+if TYPE_CHECKING:
+    from everflow.snapshots.snapshot import Rows
+
+TABLE_ROWS = 100
+_CELL = 60
+
+
+class RowsFormat(str, Enum):
+    """Forms of rows."""
+
+    table = "table"
+    json = "json"
+    parquet = "parquet"
+
+
+Target = Annotated[
+    str, typer.Argument(metavar="MODULE:NAME", help="As for run: its serdes read the bytes.")
+]
+At = Annotated[
+    str,
+    typer.Option(
+        metavar="POINT",
+        help="end; a time (ISO 8601, or ms since 1970); offsets by partition: 0=120,1=98.",
+    ),
+]
+Diff = Annotated[
+    tuple[str, str] | None,
+    typer.Option(metavar="POINT POINT", help="Show the differences between two points."),
+]
+RowsForm = Annotated[RowsFormat, typer.Option("--format", help="json: an object a line.")]
+
+
+@command()
+def state(
+    target: Target,
+    store: Annotated[str, typer.Argument(metavar="STORE", help="The name in the topology.")],
+    application_id: Annotated[str, typer.Option(help="application.id: names the changelog.")],
+    cluster: Cluster,
+    at: At = "end",
+    diff: Diff = None,
+    form: RowsForm = RowsFormat.table,
+    path: Annotated[
+        Path | None, typer.Option(help="With --format parquet: the new folder for the files.")
+    ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(min=1, help="Most rows to show. Default: all; 100 in a table."),
+    ] = None,
+    output: Form = Output.text,
+    folder: Annotated[
+        Path | None,
+        typer.Option(help="Folder for temporary files: the largest partition. Default: TMPDIR."),
+    ] = None,
+) -> None:
+    """Show the rows of a store, read from its changelog, now or at an earlier point; or compare two
+    points. No instance needs to run."""
+    from everflow.cli.cluster import connected, own_status
+    from everflow.cli.program import loaded
+    from everflow.snapshots.frames import changelog_of
+
+    _check(form, path, at, diff, output, limit)
+    config = cluster.config(f"application.id={application_id}")
+    with (
+        own_status() as status,
+        loaded(target, status) as topology,
+        changelog_of(topology, store, config, folder) as reader,
+        connected(config, status),
+    ):
+        rows = reader.rows(at) if diff is None else reader.difference(*diff)
+        about = {"store": store, "topic": reader.store.topic}
+        about |= {"at": at} if diff is None else {"from": diff[0], "to": diff[1]}
+        _show(rows, about, form, path, limit, output)
+
+
+def _check(
+    form: RowsFormat,
+    path: Path | None,
+    at: str,
+    diff: tuple[str, str] | None,
+    output: Output,
+    limit: int | None,
+) -> None:
+    """ConfigError for options that do not go together, StatePointError for what is no point."""
+    from everflow.snapshots.points import Point
+
+    for point in diff or (at,):
+        Point.of(point)
+    if diff is not None and at != "end":
+        raise ConfigError("--diff has its two points: leave --at out.")
+    if (form is RowsFormat.parquet) != (path is not None):
+        raise ConfigError("--format parquet and --path FOLDER go together.")
+    if form is RowsFormat.json and output is Output.json:
+        raise ConfigError("--format json is an object a line, --output json one in all: take one.")
+    if form is RowsFormat.parquet and limit is not None:
+        raise ConfigError("--format parquet writes all rows: leave --limit out.")
+
+
+def _show(
+    rows: Rows,
+    about: dict[str, str],
+    form: RowsFormat,
+    path: Path | None,
+    limit: int | None,
+    output: Output,
+) -> None:
+    from everflow.snapshots.snapshot import write_parquet
+
+    if path is not None:
+        count = write_parquet(rows, path)
+        if output is Output.json:
+            written = {**about, "path": str(path), "count": count, "notes": rows.notes}
+            typer.echo(json.dumps(written, indent=2))
+            return
+        typer.echo(f"{counted(count, 'row')} written to {path}", err=True)
+    elif output is Output.json:
+        print_document(about, rows, limit)
+        return
+    elif form is RowsFormat.json:
+        print_lines(rows, limit)
+    else:
+        print_table(rows, limit)
+    for note in rows.notes:
+        echo(f"note: {note}", err=True)
+
+
+def print_table(rows: Rows, most: int | None) -> None:
+    """Columns for people."""
+    from everflow.console.observed import table
+
+    shown = most or TABLE_ROWS
+    found = list(islice(_dicts(rows), shown + 1))
+    head = tuple(rows.schema.names)
+    for line in table([head, *(_cells(row) for row in found[:shown])]):
+        echo(line)
+    if len(found) > shown:
+        echo(f"... and more: --limit {10 * shown} shows them, --format json or parquet all")
+
+
+def print_lines(rows: Rows, most: int | None) -> None:
+    """A JSON object for each row."""
+    for row in islice(_dicts(rows), most):
+        echo(_json(row))
+
+
+def print_document(about: Mapping[str, Any], rows: Rows, most: int | None) -> None:
+    """One JSON object with ``about``, the rows as they arrive, and their notes."""
+    echo(f'{_json(about)[:-1]}, "rows": [')
+    separator = " "
+    for row in islice(_dicts(rows), most):
+        echo(f"{separator} {_json(row)}")
+        separator = ","
+    echo(f'], "notes": {_json(rows.notes)}}}')
+
+
+def _dicts(rows: Rows) -> Iterator[dict[str, Any]]:
+    for batch in rows.batches():
+        yield from batch.to_pylist()
+
+
+def _json(value: Any) -> str:
+    from everflow.runtime.serving.parameters import as_json
+
+    return as_json(value).decode()
+
+
+def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(_cell(value) for value in row.values())
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, datetime):
+        # As `everflow.clock.instant`; a program's own column may have microseconds.
+        part = "milliseconds" if value.microsecond and not value.microsecond % 1000 else "auto"
+        text = value.isoformat(timespec=part).replace("+00:00", "Z")
+    elif isinstance(value, str):
+        text = value
+    else:
+        text = _json(value)
+        text = text[1:-1] if isinstance(value, bytes) else text
+    text = one_line(text)
+    return text if len(text) <= _CELL else f"{text[: _CELL - 3]}..."

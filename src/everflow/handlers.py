@@ -1,0 +1,297 @@
+"""Exception handlers: what happens to a record that cannot be decoded, processed or written.
+
+As in Kafka Streams (KIP-1033, KIP-1034; note 041). A handler gets an `ErrorHandlerContext` and
+answers with a `Response`; `Handlers` makes the built-in ones and the user's of the settings;
+`RetryOutages` tells an outage from a bad record. Handlers run in the Python workers, and in the
+test driver.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from enum import Enum
+from typing import Any, Protocol
+
+from everflow.errors import ConfigError, FatalError
+from everflow.user_program import error_text, shown
+
+DESERIALIZATION = "deserialization"
+PROCESSING = "processing"
+PRODUCTION = "production"
+STAGES = (DESERIALIZATION, PROCESSING, PRODUCTION)
+
+
+class Response(Enum):
+    """What happens to a record that failed. Whatever it is, nothing of a record that is left out
+    stays: no output, no store change.
+
+    ``FAIL``: the instance stops with the error. ``CONTINUE``: the record is left out, and counted
+    in ``dropped-records-total``. ``DEAD_LETTER``: left out, and written to the topic that
+    ``errors.dead.letter.queue.topic.name`` names, in the transaction of its micro-batch; FAIL where
+    it names none. ``RETRY``: the micro-batch is run again, until ``task.timeout.ms`` is over.
+    A clock's call that is left out is counted there, and is no letter, as it has no record.
+    """
+
+    FAIL = "fail"
+    CONTINUE = "continue"
+    DEAD_LETTER = "dead-letter"
+    RETRY = "retry"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ErrorHandlerContext:
+    """Where a record failed, or a processor's method that a clock called, which has no record.
+
+    Attributes:
+        stage: ``deserialization``, ``processing`` or ``production``.
+        topic, partition, offset, timestamp (ms), headers: of the record that was read; of a clock's
+            call None, -1, -1, the time that it was called with, and none.
+        source_raw_key, source_raw_value: its bytes as they came.
+        processor_node_id: the node that failed; None where it is not known.
+        task_id: of the task that reads it, ``0_3``.
+        attempt: how often its micro-batch was run before.
+    """
+
+    stage: str
+    topic: str | None
+    partition: int
+    offset: int
+    timestamp: int
+    headers: Sequence[tuple[str, bytes | None]]
+    source_raw_key: bytes | None
+    source_raw_value: bytes | None
+    processor_node_id: str | None
+    task_id: str
+    attempt: int
+
+    @property
+    def subject(self) -> str:
+        """The record's place, or the call, for people."""
+        if self.topic is not None:
+            return f"record {self.topic}-{self.partition}@{self.offset}"
+        return f"the clock's call at {self.timestamp} ms in node {self.processor_node_id}"
+
+
+class ExceptionHandler(Protocol):
+    """A function, or an object that can be called; picklable; called in Python workers, each of
+    which has its own copy and one thread."""
+
+    def __call__(self, context: ErrorHandlerContext, error: BaseException) -> Response:
+        """Decide about a record. The same record may come again, when its micro-batch is run again.
+        An error that it raises stops the instance."""
+
+
+PASSING_STATUS = frozenset({401, 403, 407, 408, 425, 429})
+"""HTTP answers below 500 that say nothing of the record: credentials that have run out, too many
+requests."""
+_STATUS = ("status_code", "http_status_code", "code", "status")
+"""Under which name the clients' errors, or their ``response``, keep it."""
+
+
+def is_outage(error: BaseException) -> bool:
+    """True if the record is not at fault: no answer, or the answer was 401, 403, 407, 408, 425, 429
+    or 5xx. The causes of the error count, too."""
+    return any(map(_passing, chain(error)))
+
+
+@dataclass(frozen=True)
+class RetryOutages:
+    """A handler that has a micro-batch run again where `is_outage`, and asks another one about
+    everything else."""
+
+    otherwise: ExceptionHandler
+
+    def __call__(self, context: ErrorHandlerContext, error: BaseException) -> Response:
+        return Response.RETRY if is_outage(error) else self.otherwise(context, error)
+
+
+def chain(error: BaseException) -> Iterator[BaseException]:
+    """The error, and those that it came from."""
+    seen: set[int] = set()
+    found: BaseException | None = error
+    while found is not None and id(found) not in seen:
+        seen.add(id(found))
+        yield found
+        found = found.__cause__ or found.__context__
+
+
+def _passing(error: BaseException) -> bool:
+    status = _status(error)
+    if status is not None:
+        return status in PASSING_STATUS or 500 <= status < 600
+    if isinstance(error, ConnectionError | TimeoutError):
+        return True
+    # Those of requests, urllib and httpx say it by their class alone.
+    return type(error).__name__ in ("URLError", "ConnectError", "ConnectTimeout", "ReadTimeout")
+
+
+def _status(error: BaseException) -> int | None:
+    for source in (error, getattr(error, "response", None)):
+        for name in _STATUS:
+            value = getattr(source, name, None)
+            if isinstance(value, int) and not isinstance(value, bool) and 100 <= value < 600:
+                return value
+    return None
+
+
+def log_and_fail(context: ErrorHandlerContext, error: BaseException) -> Response:
+    """Kafka Streams' LogAndFail: the instance stops with the error."""
+    return Response.FAIL
+
+
+def log_and_continue(context: ErrorHandlerContext, error: BaseException) -> Response:
+    """Kafka Streams' LogAndContinue: the record is left out, and is a dead letter where there is a
+    topic for them."""
+    return Response.CONTINUE
+
+
+def dead_letter_and_continue(context: ErrorHandlerContext, error: BaseException) -> Response:
+    """The record is a dead letter; where there is no topic for them, the instance stops."""
+    return Response.DEAD_LETTER
+
+
+OTHERS = "*"
+"""In a dict of handlers by node: of every other one."""
+BUILT_IN: Mapping[str, ExceptionHandler] = {
+    "dead-letter": dead_letter_and_continue,
+    "fail": log_and_fail,
+    "continue": log_and_continue,
+    "retry-outages": RetryOutages(dead_letter_and_continue),
+}
+_KAFKA_STREAMS = {
+    "LogAndFailExceptionHandler": "fail",
+    "LogAndContinueExceptionHandler": "continue",
+    "LogAndFailProcessingExceptionHandler": "fail",
+    "LogAndContinueProcessingExceptionHandler": "continue",
+    "DefaultProductionExceptionHandler": "fail",
+}
+
+
+@dataclass(frozen=True)
+class ByNode:
+    """Handlers of sources and operators, by the names of their nodes."""
+
+    own: Mapping[str, ExceptionHandler]
+    others: ExceptionHandler
+
+    def of(self, node: str | None) -> ExceptionHandler:
+        """The node's own, else that of the others."""
+        return self.others if node is None else self.own.get(node, self.others)
+
+    def __call__(self, context: ErrorHandlerContext, error: BaseException) -> Response:
+        return self.of(context.processor_node_id)(context, error)
+
+
+def handler_setting(setting: object) -> str | None:
+    """The fault of a setting's value that names a handler; None for a good one."""
+    if isinstance(setting, Mapping):
+        return next(filter(None, map(handler_setting, setting.values())), None)
+    if callable(setting) and not isinstance(setting, type):
+        return None
+    text = str(setting)
+    if _built_in(text) or (isinstance(setting, str) and ":" in text):
+        return None
+    return (
+        f"is no handler: it is one of {', '.join(BUILT_IN)}, module:name of a function, or the "
+        f"function itself (context, error) -> everflow.Response; or a dict of them by the names of "
+        f"sources and operators, {OTHERS!r} for all others"
+    )
+
+
+def handler_of(key: str, setting: object) -> ExceptionHandler:
+    """The handler that the setting ``key`` names. ConfigError where it cannot be loaded."""
+    if isinstance(setting, Mapping):
+        made = {str(node): handler_of(key, one) for node, one in setting.items()}
+        others = made.pop(OTHERS, dead_letter_and_continue)
+        return ByNode(made, others)
+    if not isinstance(setting, str):
+        return setting  # type: ignore[return-value]
+    if name := _built_in(setting):
+        return BUILT_IN[name]
+    module, _, path = setting.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in path.split("."):
+            found = getattr(found, part)
+        loaded: ExceptionHandler = found() if isinstance(found, type) else found
+    except Exception as failure:
+        raise ConfigError(
+            f"{key} = {setting!r} cannot be loaded: {error_text(failure)}. Write module:name of a "
+            f"function, or of a class without arguments."
+        ) from failure
+    return loaded
+
+
+def _built_in(text: str) -> str | None:
+    name = text.replace("$", ".").rpartition(".")[2]
+    return text if text in BUILT_IN else _KAFKA_STREAMS.get(name)
+
+
+@dataclass(frozen=True)
+class Handlers:
+    """Picklable. ``topic``: of the dead letters; None: there is none. ``by_stage``: left out, a
+    record is a dead letter."""
+
+    topic: str | None = None
+    by_stage: Mapping[str, ExceptionHandler] = field(default_factory=dict)
+
+    @staticmethod
+    def of(topic: str | None, settings: Mapping[str, object]) -> Handlers:
+        """``settings``: by stage. ConfigError for a handler that cannot be loaded."""
+        return Handlers(
+            topic,
+            {
+                stage: handler_of(f"{stage}.exception.handler", settings[stage])
+                for stage in STAGES
+                if stage in settings
+            },
+        )
+
+    def require_nodes(self, names: Collection[str]) -> None:
+        """ConfigError for a handler of a node that is none of these."""
+        for stage, handler in self.by_stage.items():
+            for node in handler.own if isinstance(handler, ByNode) else ():
+                if node not in names:
+                    near = get_close_matches(node, names, n=1)
+                    hint = f" Did you mean {near[0]}?" if near else ""
+                    raise ConfigError(
+                        f"{stage}.exception.handler has a handler for {node!r}, but there is no "
+                        f"such source or operator: `everflow describe` shows their names.{hint}"
+                    )
+
+    def may_continue(self, stage: str, node: str | None = None) -> bool:
+        """True if a record that fails there need not stop the instance."""
+        handler = self._handler(stage, node)
+        if handler is log_and_fail:
+            return False
+        return not (handler is dead_letter_and_continue and self.topic is None)
+
+    def answer(self, context: ErrorHandlerContext, error: BaseException) -> Response:
+        """FAIL, CONTINUE, DEAD_LETTER (only where there is a topic) or RETRY. FatalError for what
+        is wrong with the handler."""
+        handler = self._handler(context.stage, context.processor_node_id)
+        try:
+            response = handler(context, error)
+        except Exception as failure:
+            raise FatalError(
+                f"The {context.stage} exception handler failed itself, on "
+                f"{context.subject} ({error_text(error)}): "
+                f"{error_text(failure)}"
+            ) from failure
+        if not isinstance(response, Response):
+            raise FatalError(
+                f"The {context.stage} exception handler gave {shown(response)}, not an "
+                f"everflow.Response, for {context.subject} ({error_text(error)})"
+            )
+        if response is Response.DEAD_LETTER and self.topic is None:
+            return Response.FAIL
+        if handler is log_and_continue and self.topic is not None:
+            return Response.DEAD_LETTER
+        return response
+
+    def _handler(self, stage: str, node: str | None) -> ExceptionHandler:
+        handler = self.by_stage.get(stage, dead_letter_and_continue)
+        return handler.of(node) if isinstance(handler, ByNode) else handler
