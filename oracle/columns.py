@@ -1,4 +1,4 @@
-"""Compares Arrow expressions of Columns with Spark's code in the instance's JVM and with Spark jobs.
+"""Compares Arrow expressions of Columns with Spark's code in the JVM and with Spark jobs.
 
 A case is a drawn Column over a drawn batch. Where a Column has an Arrow expression, and this does
 not leave the batch to Spark, all three have to give the same, to the bit: NaN is NaN, -0.0 is not
