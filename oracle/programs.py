@@ -114,15 +114,22 @@ def script(program: Program, drawn: random.Random, records: int) -> list[list[An
     """Records ``[topic, key, value, time, headers]``, of times from 100 on. Most have headers that
     tell which record it is. Where there is a wall clock it moves: no topic, and by how many ms in
     place of the time. Some records are skipped on both sides: their value is `BAD`, or they have
-    no time, -1."""
+    no time, -1. Where a table keeps what was, many records are of the key and of the time of one
+    shortly before them, or of the moment next to it, where a version begins."""
     whole = {node["topic"] for node in program.nodes if node["op"] == "global_table"}
     found: list[list[Any]] = []
     latest, clock = 100, any(node.get("clock") == "wall" for node in program.nodes)
+    past = any("history" in node for node in program.nodes)
     for number in range(records):
         latest += drawn.choice([0, 0, 1, 3, 10, 40])
         back = drawn.randint(0, program.jitter_ms) if drawn.random() < 0.3 else 0
         time = max(0, latest - back) // program.step_ms * program.step_ms
         key = drawn.choice([*KEYS, *KEYS, None])
+        if past and found and drawn.random() < 0.4:
+            _, beside, _, near, _ = drawn.choice(found[-4:])
+            near += drawn.choice([-1, 0, 1, 1]) * program.step_ms
+            if beside is not None and near >= max(0, latest - program.jitter_ms):
+                key, time, latest = beside, near, max(latest, near)
         value = None if drawn.random() < 0.15 else drawn.choice(VALUES)
         if drawn.random() < 0.02:
             key, value = drawn.choice([(ODD, value), (key, ODD), (ODD, ODD)])

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -327,12 +328,20 @@ def _told(program: Program, cut: list[Records], ours: Any, theirs: Any) -> str:
     return "\n".join(lines)
 
 
+@cache
+def _compiled() -> tuple[tempfile.TemporaryDirectory[str], list[str]]:
+    """The folder of the Java program's classes, which goes with this process, and its command."""
+    folder = tempfile.TemporaryDirectory(prefix="everflow-oracle-")
+    jars = resolve_jars("oracle")
+    return folder, java_command(jars, Path(folder.name), SOURCES, "StreamsOracle")
+
+
 @contextmanager
 def kafka_streams() -> Iterator[Any]:
     """Asks Kafka Streams, in a process of its own, what it makes of a program and its scripts;
     what is returned waits for the answer."""
+    java, *rest = _compiled()[1]
     with tempfile.TemporaryDirectory(prefix="everflow-oracle-") as folder:
-        java, *rest = java_command(resolve_jars("oracle"), Path(folder), SOURCES, "StreamsOracle")
         process = subprocess.Popen(
             [java, *SHORT_LIVED, *rest, str(Path(folder) / "state")],
             stdin=subprocess.PIPE,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -59,10 +59,11 @@ class Family:
     steps: Sequence[Step]
     names: Mapping[str, Any] = field(default_factory=dict)
     value: Serde = field(default_factory=serdes.long)
+    key: Serde = TEXT
 
     @property
     def across(self) -> bool:
-        """Whether each program is a row, and each step a column: where programs are many."""
+        """True if each program is a row, and each step a column: programs are many."""
         return len(self.programs) > 6
 
 
@@ -78,7 +79,7 @@ class Program(NamedTuple):
 
 @dataclass
 class Seen:
-    """What one program made of its steps: of each step a cell, and what its stores have then."""
+    """The results of one program: a cell for each step, and its stores after the last one."""
 
     cells: list[str] = field(default_factory=list)
     stores: str = ""
@@ -101,7 +102,7 @@ class _CountingDriver(TopologyTestDriver):
         return super()._deliver(result)
 
     def content(self, store: str) -> str:
-        """What a store has, of the kinds that have views; empty for the others."""
+        """The content of a store that has a view; empty for other kinds."""
         kind = self._kept[store].kind if store in self._kept else ""
         if kind not in VIEWS:
             return ""
@@ -160,19 +161,27 @@ def seen(families: Mapping[str, Family]) -> dict[str, dict[str, Seen]]:
     return found
 
 
-def built(builder: StreamsBuilder, family: Family, source: str, prefix: str) -> Program:
-    """Adds a program whose topics begin with ``prefix``."""
+def built(
+    builder: StreamsBuilder,
+    family: Family,
+    source: str,
+    prefix: str,
+    shown: Callable[[Any], str] | None = None,
+) -> Program:
+    """Adds a program whose topics begin with ``prefix``. ``shown``: other texts of keys and values
+    than `text`."""
+    shown = shown or text
     code = compile(source, prefix, "eval")
     sides: dict[str, list[str]] = {}
     names: dict[str, Any] = {}
     for name in (one for one in SIDES if one in code.co_names):
         topic = f"{prefix}-{name}"
-        names[name] = source_of(builder, name, topic, family.value)
+        names[name] = source_of(builder, name, topic, family)
         sides.setdefault(SIDES[name], []).append(topic)
     made = eval(code, {**family.names, **names})
     stream = made.to_stream() if isinstance(made, KTable) else made
-    shown = stream.map(lambda key, value: (text(key), text(value)), returns=("string", "string"))
-    shown.to(f"{prefix}-out", key=TEXT, value=TEXT)
+    texts = stream.map(lambda key, value: (shown(key), shown(value)), returns=("string", "string"))
+    texts.to(f"{prefix}-out", key=TEXT, value=TEXT)
     nodes = frozenset(node.name for node in builder.build().nodes)
     stores = STORES.findall(source)
     if not stores and [*names] == ["table"]:
@@ -188,16 +197,17 @@ def with_own_names(source: str, prefix: str) -> str:
     return source
 
 
-def source_of(builder: StreamsBuilder, name: str, topic: str, value: Serde) -> Any:
-    """What one of `SIDES` is in a program: a stream, groups or a table of a topic."""
+def source_of(builder: StreamsBuilder, name: str, topic: str, family: Family) -> Any:
+    """The stream, groups or table that a name of `SIDES` stands for."""
+    types: dict[str, Any] = {"key": family.key, "value": family.value}
     if name.endswith("stream"):
-        return builder.stream(topic, key=TEXT, value=value)
+        return builder.stream(topic, **types)
     if name.endswith("groups"):
-        return builder.stream(topic, key=TEXT, value=value).group_by_key()
+        return builder.stream(topic, **types).group_by_key()
     if name == "global_table":
-        return builder.global_table(topic, key=TEXT, value=value, store=topic)
+        return builder.global_table(topic, store=topic, **types)
     store = Materialized(topic, history=50) if name == "past" else topic
-    return builder.table(topic, key=TEXT, value=value, store=store)
+    return builder.table(topic, store=store, **types)
 
 
 def _step(

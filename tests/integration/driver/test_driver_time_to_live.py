@@ -24,7 +24,7 @@ RECORDS = [
 
 
 def tell(program: Any, records: Any = RECORDS) -> tuple[list[Any], dict[Any, Any], dict[Any, Any]]:
-    """What the table gives record by record, and what is in its store and in its changelog."""
+    """The results of the table record by record, its store and its changelog."""
     builder = StreamsBuilder()
     program(builder).to_stream().to("out", value=LONG)
     with TopologyTestDriver(builder.build()) as driver:
@@ -36,27 +36,6 @@ def tell(program: Any, records: Any = RECORDS) -> tuple[list[Any], dict[Any, Any
             dict(driver.get_key_value_store("s").all()),
             dict(driver.get_key_value_store("s-ttl").all()),
         )
-
-
-def test_a_count_begins_anew_when_its_key_was_quiet_for_so_long() -> None:
-    given, store, index = tell(
-        lambda b: b.stream("in", key=TEXT, value=TEXT).group_by_key().count(store="s", ttl=10)
-    )
-
-    assert given == [
-        ("a", 1, 0),
-        ("b", 1, 4),
-        ("a", 2, 6),
-        ("b", None, 14),
-        ("c", 1, 15),
-        ("a", None, 16),
-        ("b", 1, 16),
-        ("c", None, 25),
-        ("b", None, 26),
-        ("d", 1, 26),
-    ]
-    assert store == {"d": 1}
-    assert [key[8:] for key in index] == [b"d"]
 
 
 def test_aggregates_reducers_and_tables_end_too() -> None:
@@ -92,14 +71,3 @@ def test_a_grouped_table_takes_back_what_has_ended() -> None:
         driver.create_input_topic("in", TEXT, TEXT).pipe_each(RECORDS[:5])
 
         assert dict(driver.get_key_value_store("n").all()) == {"x": 1, "y": 1}
-
-
-def test_old_updates_of_a_table_are_dropped_and_a_deletion_is_none() -> None:
-    records = [("a", "x", 0), ("a", None, 1), ("b", "x", 30), ("a", "y", 20), ("a", "y", 21)]
-    builder = StreamsBuilder()
-    builder.table("in", key=TEXT, value=TEXT, store="s", ttl=10).to_stream().to("out")
-    with TopologyTestDriver(builder.build()) as driver:
-        driver.create_input_topic("in", TEXT, TEXT).pipe_each(records)
-
-        out = driver.create_output_topic("out", TEXT, TEXT).read_key_values()
-        assert out == [("a", "x"), ("a", None), ("b", "x"), ("a", "y")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,14 +12,6 @@ from integration.lifecycle.lifecycle_cluster import Application, Cluster
 
 
 @pytest.fixture
-def cluster(bootstrap: str) -> Iterator[Cluster]:
-    """The broker, with a name space for one test."""
-    found = Cluster(bootstrap, f"f{uuid.uuid4().hex[:8]}")
-    yield found
-    found.close()
-
-
-@pytest.fixture
 def app(cluster: Cluster, tmp_path: Path) -> Application:
     """Its name and its progress; no instance of it runs here."""
     return Application(cluster, tmp_path, {})
@@ -28,7 +19,6 @@ def app(cluster: Cluster, tmp_path: Path) -> Application:
 
 @pytest.fixture
 def spark_cluster(tmp_path: Path) -> Iterator[SparkCluster]:
-    """A master without a host."""
     found = SparkCluster(tmp_path)
     yield found
     found.close()

@@ -26,8 +26,6 @@ LONG_S = 300.0
 
 
 class FleetCommand:
-    """`everflow fleet` as a process."""
-
     def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
         self.process, self._log = process, log
 
@@ -41,12 +39,10 @@ class FleetCommand:
         return found
 
     def said(self) -> str:
-        """All that it has said."""
         return self._log.read_text(errors="replace")
 
     @property
     def address(self) -> str:
-        """Where it is resized."""
         found = re.search(r"everflow scale (\S+) ", self.said())
         assert found is not None, self.said()
         return found.group(1)
@@ -89,7 +85,6 @@ class FleetCommand:
             raise AssertionError(f"{error}\n{self.said()}") from None
 
     def scale(self, number: int) -> None:
-        """`everflow scale`."""
         done = subprocess.run(
             [*EVERFLOW, "scale", self.address, "--instances", str(number)],
             capture_output=True,

@@ -51,7 +51,6 @@ class Record(NamedTuple):
 
 
 def text(key: str | None, value: str | None, timestamp: int = 1, partition: int = 0) -> Record:
-    """A record of two texts."""
     return Record(
         None if key is None else key.encode(),
         None if value is None else value.encode(),
@@ -66,7 +65,6 @@ def in_json(key: str | None, value: object, timestamp: int = 1, partition: int =
 
 
 def long(data: bytes | None) -> int | None:
-    """Java's long."""
     return None if data is None else int.from_bytes(data, "big", signed=True)
 
 
@@ -78,12 +76,14 @@ class Cluster:
     prefix: str
     _admin: AdminClient = field(init=False)
     _consumers: dict[tuple[str, str], Consumer] = field(init=False, default_factory=dict)
+    _producer: Producer | None = field(init=False, default=None)
+    """For all topics, until one of them is created again or grows."""
+    _partitions: dict[str, int] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self._admin = AdminClient({"bootstrap.servers": self.bootstrap})
 
     def close(self) -> None:
-        """Close the connections."""
         for consumer in self._consumers.values():
             consumer.close()
 
@@ -91,25 +91,36 @@ class Cluster:
         """Create a topic of this test; its full name. ``config``: its settings, dots as
         underscores."""
         full = f"{self.prefix}-{name}"
+        self.make(full, partitions=partitions, **config)
+        return full
+
+    def make(self, *names: str, partitions: int = 1, **config: str) -> None:
+        """Create topics by their full names."""
         settings = {key.replace("_", "."): value for key, value in config.items()}
         asked = self._admin.create_topics(
-            [NewTopic(full, partitions, 1, config=settings)], operation_timeout=REQUEST_S
+            [NewTopic(name, partitions, 1, config=settings) for name in names],
+            operation_timeout=REQUEST_S,
         )
         for future in asked.values():
             future.result(REQUEST_S)
-        return full
 
     def grow(self, topic: str, partitions: int) -> None:
         """Give a topic so many partitions, and wait until they are told."""
         asked = self._admin.create_partitions([NewPartitions(topic, partitions)])
         asked[topic].result(REQUEST_S)
         wait_until(lambda: self.topics()[topic] == partitions, REQUEST_S, f"{topic} to grow")
+        self._topics_changed()
 
     def delete(self, *topics: str) -> None:
         """Delete topics and wait until they are gone."""
         for future in self._admin.delete_topics(list(topics), operation_timeout=REQUEST_S).values():
             future.result(REQUEST_S)
         wait_until(lambda: not set(topics) & set(self.topics()), REQUEST_S, f"the end of {topics}")
+        self._topics_changed()
+
+    def _topics_changed(self) -> None:
+        self._producer = None
+        self._partitions.clear()
 
     def topics(self) -> dict[str, int]:
         """Topics of this test -> number of partitions."""
@@ -121,7 +132,6 @@ class Cluster:
         }
 
     def config(self, topic: str) -> dict[str, str]:
-        """A topic's effective settings."""
         asked = self._admin.describe_configs([ConfigResource(ResourceType.TOPIC, topic)])
         (entries,) = [future.result(REQUEST_S) for future in asked.values()]
         return {name: str(entry.value) for name, entry in entries.items()}
@@ -131,20 +141,22 @@ class Cluster:
         found = self._admin.describe_topics(TopicCollection([topic]))[topic].result(REQUEST_S)
         return str(found.topic_id)
 
-    def members(self, group: str) -> int:
-        """Members of a consumer group now."""
+    def group(self, group: str) -> Any:
+        """Description of a consumer group by its coordinator."""
 
-        def members() -> list[Any] | None:
+        def described() -> Any:
             try:
-                asked = self._admin.describe_consumer_groups([group])[group].result(REQUEST_S)
+                return self._admin.describe_consumer_groups([group])[group].result(REQUEST_S)
             except KafkaException as error:
                 if error.args[0].code() not in NO_COORDINATOR_YET:
                     raise
                 return None
-            return [asked.members]
 
-        found = wait_until(members, REQUEST_S, f"a coordinator of the group {group}")
-        return len(found[0])
+        return wait_until(described, REQUEST_S, f"a coordinator of the group {group}")
+
+    def members(self, group: str) -> int:
+        """Members of a consumer group now."""
+        return len(self.group(group).members)
 
     def delete_group(self, group: str) -> None:
         """Delete a group and its offsets."""
@@ -152,7 +164,9 @@ class Cluster:
 
     def write(self, topic: str, records: Iterable[Record]) -> None:
         """Write and flush, each record to its partition."""
-        producer = Producer({"bootstrap.servers": self.bootstrap, "linger.ms": 0})
+        if self._producer is None:
+            self._producer = Producer({"bootstrap.servers": self.bootstrap, "linger.ms": 0})
+        producer = self._producer
         refused: list[str] = []
         for record in records:
             producer.produce(
@@ -222,9 +236,11 @@ class Cluster:
         consumer.unassign()
         return found
 
-    def committed(self, group: str, topic: str) -> dict[int, tuple[int, str]]:
+    def committed(
+        self, group: str, topic: str, isolation: str = "read_committed"
+    ) -> dict[int, tuple[int, str]]:
         """Partition -> (committed offset, metadata); partitions without an offset are left out."""
-        consumer = self._consumer(group, "read_committed")
+        consumer = self._consumer(group, isolation)
         found = consumer.committed(self._parts(consumer, topic), timeout=REQUEST_S)
         return {tp.partition: (tp.offset, _metadata(tp)) for tp in found if tp.offset >= 0}
 
@@ -242,10 +258,11 @@ class Cluster:
             )
         return self._consumers[group, isolation]
 
-    @staticmethod
-    def _parts(consumer: Consumer, topic: str) -> list[TopicPartition]:
-        partitions = consumer.list_topics(topic, timeout=REQUEST_S).topics[topic].partitions
-        return [TopicPartition(topic, number) for number in sorted(partitions)]
+    def _parts(self, consumer: Consumer, topic: str) -> list[TopicPartition]:
+        if not self._partitions.get(topic):
+            found = consumer.list_topics(topic, timeout=REQUEST_S).topics[topic]
+            self._partitions[topic] = len(found.partitions)
+        return [TopicPartition(topic, number) for number in range(self._partitions[topic])]
 
 
 def _metadata(tp: TopicPartition) -> str:
@@ -290,7 +307,6 @@ class Application:
 
     @property
     def id(self) -> str:
-        """application.id."""
         return f"{self.cluster.prefix}-app"
 
     @property
@@ -340,7 +356,7 @@ class Application:
             )
 
     def processed(self, streams: KafkaStreams | None, topic: str) -> bool:
-        """Whether everything in the topic is; raises what has ended the instance."""
+        """True if the topic is processed; raises what has ended the instance."""
         if streams is not None and streams.error is not None:
             raise streams.error
         ends = {tp.partition: end for tp, end in self.cluster.ends(topic).items() if end > 0}
@@ -380,6 +396,5 @@ def until_failed(streams: KafkaStreams, timeout_s: float = CAUGHT_UP_S) -> Everf
 
 
 def closed(streams: KafkaStreams) -> None:
-    """Close whatever its state."""
     with suppress(EverflowError):
         streams.close(60.0)

@@ -88,7 +88,6 @@ def once(
     producer: Producer,
     spark: SparkSession,
 ) -> None:
-    """Start, look, close."""
     streams = KafkaStreams(
         topology(source, output, suffix),
         application_id=application,
@@ -112,7 +111,6 @@ def once(
 
 
 def main() -> None:
-    """Round after round."""
     servers, application, source, output, rounds = sys.argv[1:]
     spark = (
         SparkSession.builder.master("local[8]").config("spark.ui.enabled", "false").getOrCreate()

@@ -78,13 +78,6 @@ def run(app: Application, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ru
     return invoke
 
 
-def test_unknown_configuration_key(run: Run, cluster: Cluster) -> None:
-    result = run("builder.stream('t').to('u')", procesing_guarantee="exactly_once_v2")
-    assert result.exit_code == USAGE
-    assert "did you mean processing.guarantee" in result.output
-    assert cluster.topics() == {}
-
-
 def test_missing_source_topic(run: Run, cluster: Cluster) -> None:
     topic = f"{cluster.prefix}-absent"
     result = run(f"builder.stream('{topic}').group_by_key().count(store='n')")
@@ -177,37 +170,6 @@ def test_a_changed_aggregate_is_refused_with_its_state_or_only_its_changelog(
         ] == before
 
 
-WRONG_PROGRAMS = {
-    "store twice": (
-        """
-        groups = builder.stream('t').group_by_key()
-        groups.count(store='n')
-        groups.count(store='n')
-        """,
-        ["store name 'n' is used twice (first at", ".py:4)", ".py:5"],
-    ),
-    "unnamed store": ("builder.stream('t').group_by_key().count()", ["store='a-name'", ".py:3"]),
-    "unreadable schema": (
-        "builder.stream('t', value=serdes.json('amount bigintt'))",
-        ["cannot read the schema 'amount bigintt'", "did you mean bigint?", ".py:3"],
-    ),
-    "serde that does not fit": (
-        "builder.stream('t', value=serdes.json('amount bigint')).to('u', value=serdes.long())",
-        ["the value is struct<amount", "cannot write", ".py:3"],
-    ),
-}
-
-
-@pytest.mark.parametrize("mistake", WRONG_PROGRAMS)
-def test_wrong_program(mistake: str, run: Run, cluster: Cluster) -> None:
-    program, parts = WRONG_PROGRAMS[mistake]
-    result = run(program)
-    assert result.exit_code == USAGE
-    for part in parts:
-        assert part in result.output
-    assert cluster.topics() == {}
-
-
 def test_broker_that_cannot_be_reached(app: Application, caplog: pytest.LogCaptureFixture) -> None:
     streams = app.instance(_passing("t", "u"), task_timeout_ms=3_000)
     object.__setattr__(streams.config, "bootstrap_servers", "127.0.0.1:1")
@@ -221,14 +183,6 @@ def test_broker_that_cannot_be_reached(app: Application, caplog: pytest.LogCaptu
     assert "no answer from Kafka at 127.0.0.1:1 yet" in caplog.text
     assert "within 3 s (task.timeout.ms). Check bootstrap.servers" in str(error.value)
     assert streams.state is ClientState.ERROR
-
-
-def test_broker_that_cannot_be_reached_ends_the_command(run: Run) -> None:
-    result = run(
-        "builder.stream('t').to('u')", bootstrap_servers="127.0.0.1:1", task_timeout_ms=1_000
-    )
-    assert result.exit_code == FAILED
-    assert "no Kafka broker answered at 127.0.0.1:1" in result.output
 
 
 def _passing(source: str, output: str):  # type: ignore[no-untyped-def]
@@ -316,48 +270,6 @@ def test_a_function_that_raises_names_record_and_line(app: Application, cluster:
     assert "ZeroDivisionError" in str(error)
     assert f"{Path(__file__).name}:{line}" in str(error)
     assert cluster.read(output) == [], "nothing of a failed micro-batch may be visible"
-
-
-def test_a_function_that_raises_ends_the_command(run: Run, cluster: Cluster) -> None:
-    source = cluster.topic("in", 1)
-    cluster.write(source, [text("k", "x")])
-    result = run(f"builder.stream('{source}').for_each(lambda value: 1 // 0)")
-    assert result.exit_code == FAILED
-    assert f"{source}-0@0" in result.output
-    assert f"program_{cluster.prefix}.py:3" in result.output
-
-
-def _total(value: str) -> int:
-    return len(value) // int(value)
-
-
-def test_an_aggregator_that_fails_in_a_helper_names_the_helpers_line(
-    app: Application, cluster: Cluster
-) -> None:
-    source = cluster.topic("in", 1)
-    cluster.write(source, [text("k", str(number)) for number in (3, 2, 1, 0)])
-    builder = StreamsBuilder()
-    stream = builder.stream(source, key=serdes.string(), value=serdes.string())
-    stream.group_by_key().aggregate(
-        initializer=int,
-        aggregator=lambda key, value, total: total + _total(value),
-        store="totals",
-        returns="bigint",
-    )
-    streams = app.instance(builder.build())
-    streams.start()
-    error = until_failed(streams, IN_SECONDS)
-    assert isinstance(error, RecordError)
-    first, line, operator, cure = str(error).splitlines()
-    assert first.startswith(
-        f"ZeroDivisionError: integer division or modulo by zero (record {source}-0@3, node "
-    )
-    assert line == (
-        f"  at {__file__}:{_total.__code__.co_firstlineno + 1} in _total: return len(value) // "
-        f"int(value)"
-    )
-    assert operator.startswith(f"  operator added at {__file__}:")
-    assert "Correct the function" in cure
 
 
 def test_a_record_on_which_the_process_dies_is_found_and_named(

@@ -20,6 +20,7 @@ from everflow.jvm import resolve_jars
 from everflow.runtime.query.key_metadata import default_partitioner
 from everflow.testing import wait_until
 from integration.lifecycle.lifecycle_cluster import Application, Cluster, Record, text
+from oracle.streams import SHORT_LIVED
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
 
@@ -79,7 +80,8 @@ def history(records: int) -> list[tuple[bool, Record]]:
 def java(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The command of the Java program."""
     classes = tmp_path_factory.mktemp("continued")
-    return java_command(resolve_jars("streams"), classes, SOURCES, "Continued")
+    java, *rest = java_command(resolve_jars("streams"), classes, SOURCES, "Continued")
+    return [java, *SHORT_LIVED, *rest]
 
 
 @contextmanager
@@ -99,7 +101,6 @@ def running_java(command: list[str], *arguments: str) -> Iterator[None]:
 
 
 def until_there(cluster: Cluster, topic: str) -> None:
-    """Wait for a topic."""
     wait_until(lambda: topic in cluster.topics(), JAVA_S, f"the topic {topic}")
 
 

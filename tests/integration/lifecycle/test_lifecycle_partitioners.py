@@ -1,5 +1,5 @@
-"""A topic that confluent-kafka has written, on a broker: told where nothing says so, joined and
-queried where the source does."""
+"""Partitions on a broker: of a producer in Python, of a partitioner of the program, and of tables
+that meet by a foreign key."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 from pyspark.sql import functions as F
 
 from everflow import StreamsBuilder, serdes
-from integration.lifecycle.lifecycle_cluster import Application, Cluster, in_json, text
+from everflow.runtime.query.key_metadata import default_partitioner
+from integration.lifecycle.lifecycle_cluster import Application, Cluster, Record, in_json, text
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
 
@@ -52,3 +53,73 @@ def test_a_topic_of_a_producer_in_python(
         assert found == [f"city of {who}" for who in PEOPLE]
         assert partition == zlib.crc32(PEOPLE[0].encode()) % PARTITIONS
         assert told == []
+
+
+def spread(topic: str, key: str, value: str, partitions: int) -> Any:
+    """One of 3 partitions by the key, the last one, all of them, none."""
+    return [None, partitions - 1, list(range(partitions)), []][int(value)]
+
+
+def test_records_go_where_the_partitioner_and_the_topic_by_record_say(
+    app: Application, cluster: Cluster
+) -> None:
+    source, called, chosen = (cluster.topic(name, 3) for name in ("in", "called", "chosen"))
+    only = [cluster.topic(f"only-{n}", 1) for n in range(4)]
+    builder = StreamsBuilder()
+    stream = builder.stream(source, key=KEY, value=KEY)
+    stream.to(called, partitioner=spread)
+    stream.to(F.concat(F.lit(f"{cluster.prefix}-only-"), "value"))
+    again = stream.repartition(name="again", partitions=4, partitioner=F.col("value").cast("int"))
+    again.map_values(F.col("partition").cast("string")).to(
+        chosen, partitioner=F.pmod(F.col("value").cast("int"), F.lit(3))
+    )
+    cluster.write(source, [text(f"k{n}", str(n), n) for n in range(4)])
+    with app.running(builder.build()) as streams:
+        app.until_processed(streams, source, f"{app.id}-again-repartition")
+    found = {(one.value, one.partition) for one in cluster.read(called)}
+    by_key = default_partitioner(b"k0", 3)
+    assert found == {(b"0", by_key), (b"1", 2), (b"2", 0), (b"2", 1), (b"2", 2)}
+    assert [[one.value for one in cluster.read(topic)] for topic in only] == [
+        [str(n).encode()] for n in range(4)
+    ]
+    behind = {(one.key, one.value, one.partition) for one in cluster.read(chosen)}
+    assert behind == {(f"k{n}".encode(), str(n).encode(), n % 3) for n in range(4)}
+
+
+def test_foreign_keys_meet_over_tasks_of_their_own(app: Application, cluster: Cluster) -> None:
+    orders, people, out = (
+        cluster.topic(name, count) for name, count in (("orders", 2), ("people", 3), ("out", 2))
+    )
+    builder = StreamsBuilder()
+    left = builder.table(
+        orders, key=KEY, value=serdes.json("city string, age bigint"), store="orders"
+    )
+    right = builder.table(people, key=KEY, value=serdes.string(), store="people")
+    # Neither has a store of its own.
+    left.filter(lambda one: one["age"] >= 0).join(
+        right.map_values(F.upper("value")).map_values(F.lower("value")),
+        lambda one, other: f"{one['age']} {other}",
+        on=lambda one: one["city"],
+        name="of",
+        returns="string",
+    ).to_stream().to(out)
+
+    def placed(record: Record, count: int) -> Record:
+        assert record.key is not None
+        return record._replace(partition=default_partitioner(record.key, count))
+
+    cities = [f"c{number}" for number in range(7)]
+    asked = [in_json(f"o{n}", {"city": cities[n % 7], "age": n}, n) for n in range(40)]
+    with app.running(builder.build()) as streams:
+        cluster.write(people, [placed(text(city, f"in {city}", 1), 3) for city in cities[:5]])
+        cluster.write(orders, [placed(one, 2) for one in asked])
+        app.until_processed(streams, orders, people)
+        cluster.write(people, [placed(text(city, f"near {city}", 50), 3) for city in cities[3:]])
+        app.until_processed(streams, people)
+        for topic in ("of-asks", "of-answers"):
+            app.until_processed(streams, f"{app.id}-{topic}-repartition")
+    found = {one.key: one.value for one in cluster.read(out)}
+    assert found == {
+        f"o{n}".encode(): f"{n} {'in' if n % 7 < 3 else 'near'} {cities[n % 7]}".encode()
+        for n in range(40)
+    }

@@ -62,7 +62,7 @@ def program(source: str, output: str) -> Topology:
 
 
 def ticks(cluster: Cluster, output: str) -> dict[str, tuple[int, int]]:
-    """Of each task the calls so far, and the records."""
+    """Task -> calls so far, and records."""
     found = last_by_key(cluster.read(output))
     told = {key: value.split() for key, value in found.items() if key and value}
     return {key.decode(): (int(calls), int(records)) for key, (calls, records) in told.items()}

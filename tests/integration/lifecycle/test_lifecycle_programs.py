@@ -283,45 +283,38 @@ MAIN = """
     """  # noqa: E501
 
 
-def test_a_script_and_a_module_run_as_main(cluster: Cluster, tmp_path: Path) -> None:
-    commands = {"script": ["project/script.py"], "module": ["-m", "package.inner.module"]}
+def test_a_module_runs_as_main(cluster: Cluster, tmp_path: Path) -> None:
+    """As a script does, which examples and pages are."""
     program = Program(tmp_path)
-    program.write("project/helper.py", "def mark(text): return text + '.'\n")
     program.write("package/__init__.py", "")
     program.write("package/inner/__init__.py", "")
     program.write("package/inner/helper.py", "def mark(text): return text + ':'\n")
-    children, topics = {}, {}
+    source, output = cluster.topic("in", 1), cluster.topic("out", 1)
+    cluster.write(source, [text("k", "abc")])
+    known = {
+        "app": f"{cluster.prefix}-module",
+        "servers": cluster.bootstrap,
+        "state": str(tmp_path / "state"),
+    }
+    program.write(
+        "package/inner/module.py",
+        MAIN.format(imports="from . import helper", source=source, output=output, **known),
+    )
+    with (tmp_path / "said.txt").open("w") as said:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "package.inner.module"],
+            cwd=tmp_path,
+            stdout=subprocess.DEVNULL,
+            stderr=said,
+        )
     try:
-        for kind, arguments in commands.items():
-            source, topics[kind] = cluster.topic(f"{kind}-in", 1), cluster.topic(f"{kind}-out", 1)
-            cluster.write(source, [text("k", "abc")])
-            file = "project/script.py" if kind == "script" else "package/inner/module.py"
-            imports = "import helper" if kind == "script" else "from . import helper"
-            known = {
-                "app": f"{cluster.prefix}-{kind}",
-                "servers": cluster.bootstrap,
-                "state": str(tmp_path / kind),
-            }
-            program.write(
-                file, MAIN.format(imports=imports, source=source, output=topics[kind], **known)
-            )
-            children[kind] = subprocess.Popen(
-                [sys.executable, *arguments],
-                cwd=tmp_path,
-                stdout=subprocess.DEVNULL,
-                stderr=(tmp_path / f"{kind}.txt").open("w"),
-            )
 
         def done() -> bool:
-            for kind, child in children.items():
-                assert child.poll() is None, (tmp_path / f"{kind}.txt").read_text()
-            return all(cluster.read(topic) for topic in topics.values())
+            assert child.poll() is None, (tmp_path / "said.txt").read_text()
+            return bool(cluster.read(output))
 
-        wait_until(done, START_S, "both to write their results")
+        wait_until(done, START_S, "its result")
     finally:
-        for child in children.values():
-            child.terminate()
-        for child in children.values():
-            child.wait(60)
-    assert [record.value for record in cluster.read(topics["script"])] == [b"ab."]
-    assert [record.value for record in cluster.read(topics["module"])] == [b"ab:"]
+        child.terminate()
+        child.wait(60)
+    assert [record.value for record in cluster.read(output)] == [b"ab:"]

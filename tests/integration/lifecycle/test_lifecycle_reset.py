@@ -52,7 +52,7 @@ class Words:
         )
 
     def run(self) -> list[Record]:
-        """What a run until the end of the input has added to the output."""
+        """The records that a run until the end of the input adds to the output."""
         repartition = f"{self.app.id}-words-repartition"
         self.app.run_through(self.topology, self.source, repartition)
         return self.added()

@@ -1,5 +1,5 @@
 """Times over restarts: partition times and stream times are kept with the committed offsets, so an
-instance that starts again takes, drops and closes what one that went on would; and partitioners."""
+instance that starts again takes, drops and closes what one that went on would."""
 
 from __future__ import annotations
 
@@ -12,32 +12,30 @@ import pytest
 from pyspark.sql import functions as F
 
 from everflow import (
-    CountWindows,
     EmitStrategy,
-    JoinWindows,
     LogAndSkipOnInvalidTimestamp,
     RecordContext,
-    SessionWindows,
     StreamsBuilder,
-    Suppressed,
     TimeWindows,
     Topology,
     UsePartitionTimeOnInvalidTimestamp,
     serdes,
 )
 from everflow.metrics import DROPPED_RECORDS, ENFORCED_PROCESSING, LAG
-from everflow.runtime.query.key_metadata import default_partitioner
 from everflow.testing import TopologyTestDriver, wait_until
-from integration.lifecycle.lifecycle_cluster import Application, Cluster, Record, text
+from integration.lifecycle.lifecycle_cluster import (
+    Application,
+    Cluster,
+    Record,
+    last_by_key,
+    long,
+    text,
+)
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
 
 TEXT = serdes.string()
-RESULTS = (
-    *("windows", "sessions", "final", "closed", "every", "timely", "numbered"),
-    *("joined", "once", "guessed"),
-)
-TURNS, PER_TURN = 4, 30
+TURNS, PER_TURN = 3, 20
 
 
 def said(key: str, value: str, record: RecordContext, partition_time: int) -> int:
@@ -46,35 +44,19 @@ def said(key: str, value: str, record: RecordContext, partition_time: int) -> in
 
 
 def topology(name: Callable[[str], str]) -> Topology:
-    """Every operator that judges records by stream time; ``name``: a topic's full name."""
+    """The extractors of times; ``name``: a topic's full name."""
     builder = StreamsBuilder()
     stream = builder.stream(name("in"), key=TEXT, value=TEXT, timestamp=said)
+    stream.group_by_key().windowed_by(TimeWindows.of_size(20).grace(5)).count(
+        store="windows"
+    ).to_stream().to(name("windows"))
     other = builder.stream(
         name("odd"), key=TEXT, value=TEXT, timestamp=UsePartitionTimeOnInvalidTimestamp
     )
+    other.to(name("guessed"))
     builder.stream(
         name("skipped"), key=TEXT, value=TEXT, timestamp=LogAndSkipOnInvalidTimestamp
     ).for_each(print)
-    other.to(name("guessed"))
-    grouped = stream.group_by_key()
-    windowed = grouped.windowed_by(TimeWindows.of_size(20).grace(5))
-    counts = windowed.count(store="windows")
-    counts.to_stream().to(name("windows"))
-    counts.suppress(Suppressed.until_window_closes(), store="held").to_stream().to(name("final"))
-    closing = windowed.emit_strategy(EmitStrategy.on_window_close())
-    closing.count(store="closed").to_stream().to(name("closed"))
-    windowed.emit_strategy(EmitStrategy.every(3)).count(store="every").to_stream().to(name("every"))
-    timely = windowed.emit_strategy(EmitStrategy.every("7 ms"))
-    timely.count(store="timely").to_stream().to(name("timely"))
-    numbered = grouped.windowed_by(CountWindows.of_size(4).advance_by(3))
-    numbered.count(store="numbered").to_stream().to(name("numbered"))
-    sessions = grouped.windowed_by(SessionWindows.of_inactivity_gap(8).grace(3))
-    sessions.count(store="sessions").to_stream().to(name("sessions"))
-    join = JoinWindows.of_time_difference(6).grace(4)
-    stream.left_join(
-        other, lambda left, right: f"{left} {right}", windows=join, store="join", returns="string"
-    ).to(name("joined"))
-    stream.deduplicate("15 ms", grace="5 ms", store="once").to(name("once"))
     return builder.build()
 
 
@@ -99,31 +81,26 @@ def turns(seed: int) -> list[dict[str, list[Record]]]:
 
 
 def by_the_driver(given: list[dict[str, list[Record]]]) -> dict[str, list[Any]]:
-    """Both inputs of the join in one micro-batch, so that they are merged by time."""
     raw = serdes.bytes_()
     with TopologyTestDriver(topology(str), emit_every_update=True) as driver:
-        topics = {name: driver.create_input_topic(name, raw, raw) for name in given[0]}
         for written in given:
-            driver.pipe_batch(
-                {
-                    topics[name]: [(one.key, one.value, one.timestamp) for one in records]
-                    for name, records in written.items()
-                }
-            )
+            for name, records in written.items():
+                driver.create_input_topic(name, raw, raw).pipe_batch(
+                    [(one.key, one.value, one.timestamp) for one in records]
+                )
         return {
             result: [
                 (found.key, found.value, found.timestamp)
                 for found in driver.create_output_topic(result, raw, raw).read_records()
             ]
-            for result in RESULTS
+            for result in ("windows", "guessed")
         }
 
 
-def test_what_was_late_before_a_restart_is_late_behind_it(
-    app: Application, cluster: Cluster
-) -> None:
+def test_a_partitions_time_is_kept_over_a_restart(app: Application, cluster: Cluster) -> None:
+    """A record that was late stays late, and a guessed time continues from the last one."""
     given = turns(seed=7)
-    names = {topic: cluster.topic(topic, 1) for topic in (*given[0], *RESULTS)}
+    names = {topic: cluster.topic(topic, 1) for topic in (*given[0], "windows", "guessed")}
     dropped = 0.0
     for turn, written in enumerate(given):
         for name, records in written.items():
@@ -133,12 +110,42 @@ def test_what_was_late_before_a_restart_is_late_behind_it(
         with app.running(topology(names.__getitem__), emit_every_update=True) as streams:
             app.until_processed(streams, *(names[name] for name in written))
             dropped += float(streams.metrics()[DROPPED_RECORDS])
-    wanted = by_the_driver(given)
-    for result in RESULTS:
+    for result, wanted in by_the_driver(given).items():
         found = [(one.key, one.value, one.timestamp) for one in cluster.read(names[result])]
-        assert found == wanted[result], result
+        assert found == wanted, result
     skipped = [one for written in given for one in written["skipped"] if one.timestamp < 0]
     assert dropped > len(skipped) > 0
+
+
+def test_a_backlog_behind_a_rekey_is_not_late(app: Application, cluster: Cluster) -> None:
+    """Both partitions are in order and as old as each other: nothing of one may come before all of
+    the other."""
+    source, output = cluster.topic("in"), cluster.topic("out")
+    cluster.write(source, [text("x", f"shop-{i % 3}", 5_000 * i, i % 2) for i in range(1, 1_441)])
+    builder = StreamsBuilder()
+    stream = builder.stream(source, key=TEXT, value=TEXT).group_by(F.col("value"), name="by-shop")
+    windows = TimeWindows.of_size("10 minutes").grace("1 minute")
+    stream.windowed_by(windows).count(store="counts").to_stream().to(output)
+    with app.running(builder.build()) as streams:
+        app.until_processed(streams, source, f"{app.id}-by-shop-repartition")
+        assert streams.metrics()[DROPPED_RECORDS] == 0
+    found = last_by_key(cluster.read(output))
+    assert sum(long(value) or 0 for value in found.values()) == 1_440
+
+
+def test_merge_follows_record_time(app: Application, cluster: Cluster) -> None:
+    """Both topics are full before the start, so the task must take the smaller head each time,
+    whatever the batches are."""
+    left, right, output = (cluster.topic(name, 1) for name in ("left", "right", "out"))
+    times = {left: range(30, 3_000, 30), right: range(10, 3_000, 70)}
+    for topic, at in times.items():
+        cluster.write(topic, [text("k", f"{topic}@{t}", t) for t in at])
+    builder = StreamsBuilder()
+    one, other = (builder.stream(topic, key=TEXT, value=TEXT) for topic in times)
+    one.merge(other).to(output)
+    app.run_through(builder.build(), left, right, max_batch_records=40)
+    expected = sorted((t, f"{topic}@{t}".encode()) for topic, at in times.items() for t in at)
+    assert [r.value for r in cluster.read(output)] == [value for _, value in expected]
 
 
 def test_a_task_waits_for_the_late_input_and_then_goes_on_without_it(
@@ -194,27 +201,3 @@ def test_windows_close_in_silence_and_stay_closed_behind_a_restart(
         app.until_processed(streams, source, f"{app.id}-{rekeyed}-repartition")
         assert float(streams.metrics()[DROPPED_RECORDS]) == 4
     assert {topic: closed(topic) for topic in wanted} == wanted
-
-
-def spread(topic: str, key: str, value: str, partitions: int) -> Any:
-    """Of 3 partitions: by the key, the last one, all, none."""
-    return [None, partitions - 1, list(range(partitions)), []][int(value)]
-
-
-def test_records_go_where_the_partitioner_says(app: Application, cluster: Cluster) -> None:
-    source, called, chosen = (cluster.topic(name, 3) for name in ("in", "called", "chosen"))
-    builder = StreamsBuilder()
-    stream = builder.stream(source, key=TEXT, value=TEXT)
-    stream.to(called, partitioner=spread)
-    again = stream.repartition(name="again", partitions=4, partitioner=F.col("value").cast("int"))
-    again.map_values(F.col("partition").cast("string")).to(
-        chosen, partitioner=F.pmod(F.col("value").cast("int"), F.lit(3))
-    )
-    cluster.write(source, [text(f"k{n}", str(n), n) for n in range(4)])
-    with app.running(builder.build()) as streams:
-        app.until_processed(streams, source, f"{app.id}-again-repartition")
-    found = {(one.value, one.partition) for one in cluster.read(called)}
-    by_key = default_partitioner(b"k0", 3)
-    assert found == {(b"0", by_key), (b"1", 2), (b"2", 0), (b"2", 1), (b"2", 2)}
-    behind = {(one.key, one.value, one.partition) for one in cluster.read(chosen)}
-    assert behind == {(f"k{n}".encode(), str(n).encode(), n % 3) for n in range(4)}

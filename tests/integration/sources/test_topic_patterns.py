@@ -53,7 +53,7 @@ def values(cluster: Cluster, topic: str) -> list[str]:
 
 
 def incarnations(streams: KafkaStreams) -> dict[TaskId, str]:
-    """Of the tasks that run there; a task gets another one whenever it is recovered."""
+    """Incarnations of the running tasks; a recovered task gets another one."""
     instance = streams._life.instance
     assert instance is not None
     return {task.id: task.incarnation for task in instance.running_tasks()}

@@ -82,7 +82,6 @@ def two_counts(prefix: str) -> Topology:
 
 
 def copies(streams: KafkaStreams, of: int) -> list[TaskStatus]:
-    """The standbys of a sub-topology."""
     found = streams.all_tasks().items()
     return [one for task, one in found if task.subtopology == of and one.role is TaskRole.STANDBY]
 

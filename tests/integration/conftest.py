@@ -14,7 +14,7 @@ from integration.lifecycle.lifecycle_cluster import Application, Cluster
 
 
 @pytest.fixture
-def cluster(bootstrap: str, spark: SparkSession) -> Iterator[Cluster]:
+def cluster(bootstrap: str) -> Iterator[Cluster]:
     """The broker, with a name space for one test."""
     found = Cluster(bootstrap, f"l{uuid.uuid4().hex[:8]}")
     yield found
@@ -22,6 +22,6 @@ def cluster(bootstrap: str, spark: SparkSession) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def app(cluster: Cluster, tmp_path: Path) -> Application:
+def app(cluster: Cluster, spark: SparkSession, tmp_path: Path) -> Application:
     """An application of one stream thread under exactly-once."""
     return Application(cluster, tmp_path, {})
