@@ -18,13 +18,11 @@ from everflow.config import StreamsConfig
 from everflow.runtime.query.key_metadata import StoreSite
 from everflow.runtime.serving.served import served
 from everflow.serdes.windowed import window_store_key
-from everflow.state.store import StoreSpec
+from unit.builders import store_spec
 from unit.runtime.query.query_stores import COUNTS, WINDOWS, Instance
 
 TOKEN = "a-token-of-some-length"
-NOTES = StoreSpec(
-    name="notes", kind="key_value", key_serde=serdes.json("n bigint"), value_serde=serdes.long()
-)
+NOTES = store_spec("notes", key=serdes.json("n bigint"))
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-import numpy as np
 import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,6 +25,7 @@ from everflow.topology.graph import (
 )
 from everflow.topology.physical_plan import FunctionOp, PhysicalPlan, SinkOp
 from everflow.topology.plan import plan
+from unit.builders import edge_batch
 
 TEXT = serdes.string()
 EDGE = EdgeType(pa.string(), pa.string())
@@ -85,13 +85,7 @@ def forwarded(graph: Graph) -> dict[str, list[str]]:
 
 
 def records() -> EdgeBatch:
-    count = len(RECORDS)
-    place = np.arange(count, dtype=np.int64)
-    none = np.zeros(count, np.int32)
-    text = pa.array(RECORDS)
-    return EdgeBatch(
-        key=text, value=text, timestamp=place, seq=place, source=none, partition=none, offset=place
-    )
+    return edge_batch(RECORDS, RECORDS)
 
 
 def ran(found: PhysicalPlan) -> dict[str, list[str]]:
