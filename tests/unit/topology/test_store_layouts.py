@@ -75,8 +75,6 @@ def restarted(before: StoreSpec, after: StoreSpec) -> None:
 
 @dataclass
 class Own:
-    """A serde of the user's."""
-
     type: str = "bigint"
 
     def encode(self, value: int) -> bytes:
