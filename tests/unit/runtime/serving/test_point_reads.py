@@ -62,8 +62,6 @@ def address(instance: Instance) -> Iterator[str]:
 
 
 class Wire:
-    """A connection, byte by byte."""
-
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
         self.socket = socket.create_connection((host, int(port)), timeout=30)
@@ -199,7 +197,7 @@ TARGET_BYTES = st.one_of(
     ),
 )
 SETTINGS = settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 

@@ -106,7 +106,7 @@ def planned(graph: Graph) -> PhysicalPlan:
     return plan(graph, {node.name: 0 for node in graph.nodes}, "app")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(graph=graphs())
 def test_results_come_as_nodes_forward_them(graph: Graph) -> None:
     assert ran(planned(graph)) == forwarded(graph)
