@@ -51,7 +51,6 @@ from chaos.rounds.program import (
     OUTPUTS,
     PAYMENTS_STORE,
     SHOPS_STORE,
-    WINDOW_MS,
     WINDOWS_STORE,
     topic,
 )
@@ -154,7 +153,6 @@ def test_a_row_of_the_table_does_not_go_back() -> None:
 
 
 def written(store: str, *records: tuple[bytes, bytes]) -> dict[str, Mapping[int, Sequence[Read]]]:
-    """Its changelog."""
     log = "a-shops" if store == SHOPS_STORE else f"a-{store}-changelog"
     return {log: {0: [Read(0, at, key, value, 1) for at, (key, value) in enumerate(records)]}}
 
@@ -315,12 +313,7 @@ def test_the_input_is_its_seeds() -> None:
     )
     assert first == again
     assert [order.n for order in first] == list(range(802))
-    assert {order.kind for order in first} == {
-        Kind.GOOD,
-        Kind.FILTERED,
-        Kind.LATE,
-        Kind.UNLUCKY,
-    }
+    assert {order.kind for order in first} == {Kind.GOOD, Kind.FILTERED, Kind.LATE, Kind.UNLUCKY}
     assert first != [Orders(8).next(order.kind) for order in first]
 
 
@@ -378,10 +371,6 @@ def test_dead_letters_tell_their_orders() -> None:
         assert letter_number(Order(1234, kind).value()) == 1234
     assert letter_number(b'{"n":618,"shop":"shop-6"}') == 618
     assert letter_number(b"else") == -1
-
-
-def test_windows_are_cut_where_the_program_cuts_them() -> None:
-    assert BEGAN_MS % WINDOW_MS == 0
 
 
 # --- the schedule ---------------------------------------------------------------------------------

@@ -102,16 +102,8 @@ BOTH = request({"__consumer_offsets": [1], "a-changelog": [0, 2]}, {"b": [4]})
 @pytest.mark.parametrize(
     ("late", "first", "second"),
     [
-        (
-            LOGS,
-            {0: {"__consumer_offsets": [1]}},
-            {0: {"a-changelog": [0, 2]}, 1: {"b": [4]}},
-        ),
-        (
-            OFFSETS,
-            {0: {"a-changelog": [0, 2]}, 1: {"b": [4]}},
-            {0: {"__consumer_offsets": [1]}},
-        ),
+        (LOGS, {0: {"__consumer_offsets": [1]}}, {0: {"a-changelog": [0, 2]}, 1: {"b": [4]}}),
+        (OFFSETS, {0: {"a-changelog": [0, 2]}, 1: {"b": [4]}}, {0: {"__consumer_offsets": [1]}}),
     ],
 )
 def test_what_is_late_is_the_second_part(

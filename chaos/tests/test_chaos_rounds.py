@@ -65,7 +65,6 @@ def test_faults_heal_beside_each_other(tmp_path: Path) -> None:
 
 
 def test_markers_are_late_for_one_after_the_other(tmp_path: Path) -> None:
-    """They have one door."""
     strikes = Told(tmp_path)
     struck(strikes, FaultKind.LATE_MARKERS)
     assert strikes.notes == [f"{one} waits {turn}" for one in (1, 2) for turn in range(3)]

@@ -33,12 +33,10 @@ def steps() -> list[Step]:
 
 
 def texts(name: str) -> list[str]:
-    """Of the steps of one name."""
     return [step.text for step in steps() if step.name == name]
 
 
 def copy_of(text: str) -> Copy:
-    """What a COPY says."""
     words = text.split()
     options = dict(word[2:].split("=", 1) for word in words if word.startswith("--"))
     assert options.keys() <= {"from"}, f"COPY {text}: an option that no test knows"

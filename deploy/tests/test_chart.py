@@ -203,7 +203,7 @@ def test_queries_are_answered_at_the_name_of_the_pod(helm: str) -> None:
     objects = rendered(helm, "query.enabled=true", "query.tokenSecretName=t", "query.port=7000")
     found = container(objects)
     config = StreamsConfig(
-        {"application.id": "orders", "bootstrap.servers": "broker:9092", **settings(found)},
+        {"application.id": "orders", "bootstrap.servers": "broker:9092", **settings(found)}
     )
     assert config.query_listen == "0.0.0.0:7000"
     assert config.application_server == "orders-2.orders.shop.svc:7000"
@@ -244,7 +244,7 @@ def test_https_takes_its_certificate_from_files(helm: str) -> None:
     assert volume["secret"]["secretName"] == "cert"
     assert volume["secret"]["defaultMode"] == 0o440
     config = StreamsConfig(
-        {"application.id": "orders", "bootstrap.servers": "broker:9092", **settings(found)},
+        {"application.id": "orders", "bootstrap.servers": "broker:9092", **settings(found)}
     )
     files = {item["path"]: item["key"] for item in volume["secret"]["items"]}
     assert files == {"tls.crt": "tls.crt", "tls.key": "tls.key", "ca.crt": "ca.crt"}
@@ -337,11 +337,7 @@ def test_an_autoscaler_goes_down_one_pod_at_a_time_and_late(helm: str, kind: str
 
 @pytest.mark.parametrize(
     ("version", "kind", "tolerance"),
-    [
-        ("1.30", "hpa", [None, None]),
-        ("1.35", "hpa", ["0", "0"]),
-        ("1.35", "keda", [None, None]),
-    ],
+    [("1.30", "hpa", [None, None]), ("1.35", "hpa", ["0", "0"]), ("1.35", "keda", [None, None])],
 )
 def test_a_step_of_a_tenth_is_a_step_where_kubernetes_has_a_tolerance(
     helm: str, version: str, kind: str, tolerance: list[str | None]
@@ -404,8 +400,7 @@ def test_the_adapter_finds_the_figure_that_the_autoscaler_follows(helm: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("values", "job"),
-    [((), "shop/orders"), (("prometheusRule.job=mine",), "mine")],
+    ("values", "job"), [((), "shop/orders"), (("prometheusRule.job=mine",), "mine")]
 )
 def test_alerts_watch_the_job_that_the_pod_monitor_makes(
     helm: str, values: tuple[str, ...], job: str

@@ -72,7 +72,6 @@ class Image:
                 self.run(step.text)
 
     def place(self, path: str) -> Path:
-        """Where a path of the image is."""
         return self.root / (path if path.startswith("/") else f"{self.workdir}/{path}").lstrip("/")
 
     def run(self, command: str) -> str:
@@ -103,7 +102,6 @@ class Image:
 
     @property
     def home(self) -> Path:
-        """Of the user."""
         return self.place("/root" if self.user == "root" else f"/home/{self.noted('useradd')[-1]}")
 
     def _begin(self, stage: str) -> None:
@@ -142,7 +140,6 @@ class Image:
 
 @pytest.fixture
 def image(tmp_path: Path) -> Image:
-    """All steps done."""
     made = Image(tmp_path)
     tools, notes = tmp_path / "tools", tmp_path / "notes"
     tools.mkdir()

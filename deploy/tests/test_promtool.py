@@ -32,7 +32,6 @@ with_promtool = pytest.mark.skipif(
 
 
 def promtool(*arguments: str) -> str:
-    """What it says; it has to be content."""
     assert PROMTOOL is not None
     done = subprocess.run(
         [PROMTOOL, *arguments], capture_output=True, text=True, timeout=120, check=False

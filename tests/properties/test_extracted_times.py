@@ -14,15 +14,15 @@ from everflow import (
     LogAndSkipOnInvalidTimestamp,
     UsePartitionTimeOnInvalidTimestamp,
     WallclockTimestampExtractor,
-    serdes,
 )
 from everflow.records import EdgeBatch, OffsetRange, TaskId, TopicPartition
-from everflow.runtime.commit.batch import BatchRequest, TaskContext
+from everflow.runtime.commit.batch import TaskContext
 from everflow.runtime.step.extracted_times import SKIPPED, extract_times
 from everflow.runtime.step.merge_order import merge_inputs
 from everflow.topology.batches import BatchInput
 from everflow.topology.graph import RecordContext, TimeFunction, TimestampExtractor
 from everflow.topology.plan import Source, TimeOp
+from unit.builders import batch_request, source
 
 NOW = 7
 
@@ -118,20 +118,8 @@ def one_by_one(inputs: list[Input]) -> Done:
 
 
 def sources(inputs: list[Input]) -> tuple[Source, ...]:
-    text = serdes.string()
     return tuple(
-        Source(
-            index=number,
-            topic=topic(number),
-            subtopology=0,
-            node=topic(number),
-            key_serde=text,
-            value_serde=text,
-            offset_reset="earliest",
-            kind="stream",
-            merged=len(inputs) > 1,
-            slot=number,
-        )
+        source(topic(number), index=number, node=topic(number), merged=len(inputs) > 1, slot=number)
         for number in range(len(inputs))
     )
 
@@ -197,18 +185,12 @@ def in_batches(inputs: list[Input], sizes: list[int]) -> Done:
             size = sizes[turn % len(sizes)]
             turn += 1
             ranges[tp] = OffsetRange(start, min(ends[tp], start + size))
-        request = BatchRequest(
+        request = batch_request(
+            ranges,
             batch_id="b.0.0",
-            thread=0,
-            attempt=0,
-            guarantee="exactly_once_v2",
-            transactional_id="",
             wall_clock_ms=NOW,
-            gate="",
-            ranges=ranges,
             log_ends=ends,
             tasks=[TaskContext(TaskId(0, 0), "i", "", dict(done.partition_times))],
-            application_id="app",
         )
         hop = read(inputs, ranges)
         given = sources(inputs)

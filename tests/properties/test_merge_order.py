@@ -11,11 +11,11 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everflow import serdes
 from everflow.records import EdgeBatch, OffsetRange, TopicPartition
 from everflow.runtime.step.merge_order import Merged, merge_inputs, merge_tasks
 from everflow.topology.batches import BatchInput
 from everflow.topology.plan import Source
+from unit.builders import source as made_source
 
 
 class Input(NamedTuple):
@@ -27,21 +27,8 @@ class Input(NamedTuple):
 
 
 def sources(count: int, merged: bool = True) -> tuple[Source, ...]:
-    text = serdes.string()
     return tuple(
-        Source(
-            index=i,
-            topic=f"t{i}",
-            subtopology=0,
-            node=f"n{i}",
-            key_serde=text,
-            value_serde=text,
-            offset_reset="earliest",
-            kind="stream",
-            merged=merged,
-            slot=1,
-        )
-        for i in range(count)
+        made_source(f"t{i}", index=i, node=f"n{i}", merged=merged, slot=1) for i in range(count)
     )
 
 

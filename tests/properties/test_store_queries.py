@@ -25,25 +25,13 @@ from everflow.serdes.windowed import session_key, window_store_key
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
 from everflow.state.stored_keys import SHORT_BYTES
+from unit.builders import store_spec
 
-KEYS = StoreSpec(
-    name="keys", kind="key_value", key_serde=serdes.bytes_(), value_serde=serdes.long()
+KEYS = store_spec("keys", key=serdes.bytes_())
+WINDOWS = store_spec(
+    "windows", "window", key=serdes.bytes_(), retention_ms=400_000, window_size_ms=10
 )
-WINDOWS = StoreSpec(
-    name="windows",
-    kind="window",
-    key_serde=serdes.bytes_(),
-    value_serde=serdes.long(),
-    retention_ms=400_000,
-    window_size_ms=10,
-)
-SESSIONS = StoreSpec(
-    name="sessions",
-    kind="session",
-    key_serde=serdes.bytes_(),
-    value_serde=serdes.long(),
-    retention_ms=400_000,
-)
+SESSIONS = store_spec("sessions", "session", key=serdes.bytes_(), retention_ms=400_000)
 LONG = b"p" * SHORT_BYTES
 
 short = st.binary(max_size=3) | st.lists(st.sampled_from([0, 1, 0x61, 0xFF]), max_size=3).map(bytes)

@@ -68,11 +68,7 @@ DOES_NOT: list[tuple[str, Any, str]] = [
     ("string", b"a", "expected a str, found bytes b'a'"),
     ("binary", "a", "expected bytes, found str 'a'"),
     ("decimal(10,2)", 1.5, "expected a decimal.Decimal or an int, found float 1.5"),
-    (
-        "decimal(10,2)",
-        decimal.Decimal("1.255"),
-        "at most 8 digits before the point and 2 behind it",
-    ),
+    ("decimal(10,2)", decimal.Decimal("1.255"), "8 digits before the point and 2 behind"),
     ("date", NOON, "expected a datetime.date, found datetime"),
     ("date", 5, "expected a datetime.date, found int 5"),
     ("timestamp", 5, "expected a datetime.datetime, found int 5"),
@@ -83,25 +79,13 @@ DOES_NOT: list[tuple[str, Any, str]] = [
     ("map<string,int>", {"a": 1.5}, "\\['a'\\] .int.: expected an int, found float 1.5"),
     ("map<int,int>", [("a", 1)], "\\['a'\\] .int.: expected an int, found str 'a'"),
     ("map<string,string>", "ab", "expected a dict or a list of pairs, found str 'ab'"),
-    (
-        "who string, large boolean",
-        {"who": "a", "lrge": True},
-        "there is no field 'lrge'; did you mean 'large'?",
-    ),
+    ("who string, large boolean", {"who": "a", "lrge": True}, "there is no field 'lrge'; did"),
     ("x int, y double", {"zzzz": 1}, "there is no field 'zzzz'; it has x, y"),
     ("x int, y double", {"x": -2.9}, "x .int.: expected an int, found float -2.9"),
     ("x int, y double", (1, 2), r"expected a dict of x, y, found tuple \(1, 2\)"),
     ("x int, y double", [("x", 1), ("y", 2)], "expected a dict of x, y, found list"),
-    (
-        "p struct<x: int, y: int>",
-        {"p": Point(1, 2.5)},
-        "p\\.y .int.: expected an int, found float 2.5",
-    ),
-    (
-        "p array<struct<x: int>>",
-        {"p": [{"x": 1}, {"z": 1}]},
-        "p\\[1\\] .*: there is no field 'z'",
-    ),
+    ("p struct<x: int, y: int>", {"p": Point(1, 2.5)}, r"p\.y .int.: .*an int, found"),
+    ("p array<struct<x: int>>", {"p": [{"x": 1}, {"z": 1}]}, r"p\[1\] .*no field 'z'"),
 ]
 
 
@@ -130,11 +114,7 @@ def test_what_does_not_fit_is_refused(schema: str, value: Any, says: str) -> Non
         ("n bigint", b'{"n": -2.9}', r"expected.*-2.9"),
         ("n bigint", b'{"n": true}', r"expected.*integer"),
         ("n bigint, d decimal(3,1)", b'{"n": 1.5, "d": 1}', r"expected.*1.5"),
-        (
-            "t timestamp",
-            b'{"t": 1706702400000}',
-            r"expected.*1706702400000",
-        ),
+        ("t timestamp", b'{"t": 1706702400000}', r"expected.*1706702400000"),
         ("a array<string>", b'{"a": "xyz"}', r"expected.*.xyz"),
         ("a array<bigint>", b'{"a": "12"}', r"expected.*.12"),
         ("a array<array<string>>", b'{"a": ["x"]}', r"a\[0\].*expected.*.x"),

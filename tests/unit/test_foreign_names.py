@@ -78,10 +78,7 @@ def _of(thing: Any) -> Any:
 def test_the_java_names_of_a_module_are_told_where_they_are_used() -> None:
     with pytest.raises(UnknownNameError, match="arguments"):
         everflow.StreamJoined  # noqa: B018
-    with pytest.raises(
-        UnknownNameError,
-        match=r"serdes.*String.*serdes\.string",
-    ):
+    with pytest.raises(UnknownNameError, match=r"serdes.*String.*serdes\.string"):
         _of(serdes).String()
     with pytest.raises(UnknownNameError, match=r"stddev.*built-ins"):
         _of(agg).stddev("value.item")
@@ -167,24 +164,8 @@ def test_every_setting_of_kafka_streams_is_one_here_or_is_told(key: str) -> None
 
 
 def test_a_keyword_that_is_a_class_elsewhere_says_what_that_is_here() -> None:
-    with pytest.raises(
-        TopologyError,
-        match=r"key_value=.*tuple",
-    ):
+    with pytest.raises(TopologyError, match=r"key_value=.*tuple"):
         _of(StreamsBuilder()).stream("orders", key_value=print)
-
-
-def test_what_is_one_too_many_is_shown_as_it_is_given_here() -> None:
-    grouped = (
-        StreamsBuilder().stream("orders", key=serdes.string(), value=serdes.long()).group_by_key()
-    )
-
-    def added(key: str, value: int, total: int) -> int:
-        return total + value
-
-    told = r"functions are given by name: aggregate\(initializer=\.\.\., aggregator=\.\.\.\)"
-    with pytest.raises(TopologyError, match=told):
-        _of(grouped).aggregate(lambda: 0, added)
 
 
 def test_a_name_that_nothing_is_near_to_is_not_answered_with_all_there_are() -> None:

@@ -389,12 +389,6 @@ def test_a_struct_type_of_spark_is_taken_without_importing_spark() -> None:
     )
 
 
-def test_types_have_default_serdes() -> None:
-    for serde in (serdes.string(), serdes.int_(), serdes.long(), serdes.double(), serdes.bytes_()):
-        assert serdes.from_type(serde.type) == serde
-    assert serdes.from_type(pa.struct([("a", pa.int32())])) == serdes.json("a int")
-
-
 def test_store_keys_of_windows_are_javas() -> None:
     keys = window_store_keys(pa.array([b"a", b""], pa.binary()), pa.array([5000, 0]).to_numpy())
     assert [key.hex() for key in keys.to_pylist()] == [

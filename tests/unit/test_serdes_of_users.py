@@ -104,14 +104,7 @@ def test_a_program_reads_and_writes_with_it() -> None:
         ("a int", r"key='a int' is not a serde; write for example serdes\.json\('a int'\)"),
         (serdes.long, r"serde.*serdes\.long"),
         (Point, r"class.*object"),
-        (
-            NoType(),
-            (
-                r"is not a whole serde: it lacks type, decode\. It needs encode\(value\) -> bytes, "
-                r".* "
-                r"'x bigint, y bigint'"
-            ),
-        ),
+        (NoType(), r"is not a whole serde: it lacks type, decode\. It needs encode\(value\) ->"),
         (JavaOnes(), r"encode.*decode"),
         (7, r"key=7.*serde.*serdes\.string.*serdes\.json"),
     ],

@@ -33,6 +33,7 @@ from everflow.topology.graph import TableOperator
 from everflow.windows import SessionWindows, TimeWindows
 from properties.operators.operator_batches import done_by_one_task, edge_batch
 from properties.test_corrupt_bytes import COUNT, SEED, corrupt
+from unit.builders import store_spec as made_store_spec
 
 INPUT = pa.struct([("x", pa.float64())])
 NAMES = ["n", "mean", "all"]
@@ -60,13 +61,8 @@ SPECS: Mapping[str, Any] = {
 def store_spec(kind: str) -> StoreSpec:
     kept = None if kind == "key_value" else RETENTION_MS
     value = SPECS[kind].value_serde
-    return StoreSpec(
-        name="s",
-        kind=kind,
-        key_serde=TEXT,
-        value_serde=value,
-        retention_ms=kept,
-        window_size_ms=1_000,
+    return made_store_spec(
+        "s", kind, key=TEXT, value=value, retention_ms=kept, window_size_ms=1_000
     )
 
 

@@ -17,17 +17,14 @@ from everflow import serdes
 from everflow.operators.processors.versioned_store import VersionEntries
 from everflow.records import StoreChanges
 from everflow.state.lmdb_store import LmdbStore
-from everflow.state.store import OPEN, InMemoryVersions, StoreSpec
+from everflow.state.store import OPEN, InMemoryVersions
 from everflow.state.versioned_snapshot import version_changes
+from unit.builders import store_spec
 
 HISTORY_MS = 30
 TIMES = struct.Struct(">qq")
-SPEC = StoreSpec(
-    name="s",
-    kind="versioned",
-    key_serde=serdes.bytes_(),
-    value_serde=serdes.bytes_(),
-    retention_ms=HISTORY_MS,
+SPEC = store_spec(
+    "s", "versioned", key=serdes.bytes_(), value=serdes.bytes_(), retention_ms=HISTORY_MS
 )
 KEYS = [b"a", b"ab"]
 PUT = st.tuples(

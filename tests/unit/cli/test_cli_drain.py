@@ -69,10 +69,7 @@ def api_server(folder: Path, code: int, body: Any) -> Iterator[tuple[dict[str, s
     server.socket = tls.wrap_socket(server.socket, server_side=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     port = str(server.server_address[1])
-    yield (
-        {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": port},
-        asked,
-    )
+    yield ({"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": port}, asked)
     server.shutdown()
     server.server_close()
 
@@ -223,10 +220,7 @@ def test_a_drain_that_ends_with_an_error_is_no_drain() -> None:
 
 
 def test_one_that_does_not_end_in_time_is_told() -> None:
-    with (
-        draining(status(1)) as (address, _),
-        pytest.raises(RetriableError, match=r"runs.*1\.5"),
-    ):
+    with draining(status(1)) as (address, _), pytest.raises(RetriableError, match=r"runs.*1\.5"):
         drain(address, 1.5)
 
 

@@ -41,12 +41,7 @@ def test_a_line_may_begin_with_the_time_of_its_record() -> None:
     assert [
         (line.key, line.value, line.time_ms)
         for line in lines(source, "\t", Format.string, Format.string, timed=True)
-    ] == [
-        (b"k", b"v", 1_500),
-        (None, b"v", 1_000),
-        (b"k", b"", 86_400_000),
-        (b"k", b"v", 1_500),
-    ]
+    ] == [(b"k", b"v", 1_500), (None, b"v", 1_000), (b"k", b"", 86_400_000), (b"k", b"v", 1_500)]
     early = ("0\tv", "line 1: the time '0' is not after 1970-01-01T00:00:00Z")
     for text, says in (
         early,

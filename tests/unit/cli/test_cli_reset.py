@@ -137,12 +137,7 @@ def test_inputs_that_were_not_named_keep_their_offsets_and_nothing_beside_them()
 
 def test_the_plan_is_shown_in_the_order_of_its_steps() -> None:
     others = tuple(
-        leftovers(
-            "shop",
-            {"shop-old-changelog": 1, "shop-eu-x-changelog": 1},
-            (),
-            {"shop-eu"},
-        )
+        leftovers("shop", {"shop-old-changelog": 1, "shop-eu-x-changelog": 1}, (), {"shop-eu"})
     )
     shown = plan(
         members=(STATIC,),
@@ -171,12 +166,7 @@ def test_the_plan_is_shown_in_the_order_of_its_steps() -> None:
     told = shown.plain(dry_run=True, done=False)
     assert (told["dry_run"], told["done"], told["state_folder"]) == (True, False, "/state/shop")
     assert told["members"][0]["group_instance_id"] == "one"
-    assert told["offsets"][1] == {
-        "topic": "orders",
-        "partition": 1,
-        "committed": None,
-        "offset": 0,
-    }
+    assert told["offsets"][1] == {"topic": "orders", "partition": 1, "committed": None, "offset": 0}
 
 
 def test_an_application_that_left_nothing_has_nothing_to_reset() -> None:

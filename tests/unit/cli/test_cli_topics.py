@@ -42,10 +42,7 @@ def test_the_table_has_users_topics_first_and_marks_the_others() -> None:
         (["create", "my orders"], "topic 'my orders': a topic's name is 1 to 249 letters"),
         (["create", "orders:0"], "topic 'orders:0': a topic has 1 to 1,000 partitions"),
         (["create", "orders", "orders:2"], "topic orders is given twice"),
-        (
-            ["create", "orders", "--config", "cleanup.policy"],
-            "--config 'cleanup.policy': write it as key=value",
-        ),
+        (["create", "orders", "--config", "cleanup.policy"], "--config 'cleanup.policy': write"),
         (["list", "--set", "securty.protocol=SSL"], "'securty.protocol'"),
         (["list", "--set", "x"], "--set 'x': write it as key=value"),
     ],

@@ -82,10 +82,7 @@ UNLIKE: dict[str, tuple[Any, Any]] = {
 
 def sides(one: Any, other: Any) -> tuple[KStream, KStream]:
     builder = StreamsBuilder()
-    return (
-        builder.stream("a", key=one, value=TEXT),
-        builder.stream("b", key=other, value=TEXT),
-    )
+    return (builder.stream("a", key=one, value=TEXT), builder.stream("b", key=other, value=TEXT))
 
 
 def joins(one: Any, other: Any) -> list[Any]:

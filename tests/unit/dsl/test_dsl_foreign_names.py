@@ -10,19 +10,14 @@ import pytest
 from pyspark.sql import functions as F
 
 from everflow import (
-    EmitStrategy,
-    JoinWindows,
     SessionWindows,
-    SlidingWindows,
-    Stores,
     StreamsBuilder,
-    Suppressed,
     TimeWindows,
-    agg,
     serdes,
 )
 from everflow.errors import UnknownNameError
 from everflow.foreign_names import foreign_names
+from unit.builders import PUBLIC
 
 pytestmark = pytest.mark.spark
 VALUE = "item string, amount double"
@@ -73,19 +68,7 @@ class World:
         )
 
     def run(self, example: str) -> object:
-        names = {
-            "F": F,
-            "agg": agg,
-            "serdes": serdes,
-            "JoinWindows": JoinWindows,
-            "TimeWindows": TimeWindows,
-            "SessionWindows": SessionWindows,
-            "SlidingWindows": SlidingWindows,
-            "Stores": Stores,
-            "Suppressed": Suppressed,
-            "EmitStrategy": EmitStrategy,
-            "add_order": lambda order, account: account,
-        }
+        names = {**PUBLIC, "F": F, "add_order": lambda order, account: account}
         return eval(example, {**names, **vars(self)})
 
 
@@ -99,32 +82,17 @@ def test_an_example_works_as_it_is_written(owner: str, example: str) -> None:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        (
-            "stream.mapValues(str)",
-            r"mapValues.*map_values.*stream\.map_values",
-        ),
+        ("stream.mapValues(str)", "mapValues.*map_values.*stream"),
         ("stream.leftJoin(other)", r"leftJoin.*left_join"),
         ("stream.groupByKey()", "group_by_key"),
-        (
-            "stream.select('value.amount')",
-            r"map_values.*stream\.map_values\(item=F\.col",
-        ),
+        ("stream.select('value.amount')", "map_values.*stream"),
         ("stream.where('a > 1')", r"filter.*stream\.filter"),
         ("stream.writeStream.start()", r"stream\.to\('output'"),
         ("stream.suppress(None)", r"a table's updates are held back: table\.suppress\("),
-        (
-            "table.to('out')",
-            r"to_stream.*table\.to_stream\(\)\.to\('output'",
-        ),
-        (
-            "grouped.agg(n=1)",
-            r"aggregate.*grouped\.aggregate\(total=agg\.sum",
-        ),
+        ("table.to('out')", r"to_stream.*table\.to_stream\(\)"),
+        ("grouped.agg(n=1)", "aggregate.*grouped"),
         ("windowed.emitStrategy(None)", r"emit_strategy.*windowed\.emit_s"),
-        (
-            "builder.readStream.format('kafka')",
-            r"stream.*builder\.stream\('orders'",
-        ),
+        ("builder.readStream.format('kafka')", "stream.*builder"),
         ("builder.globalTable('t')", r"global_table.*builder"),
         ("builder.build().addSource('s')", r"topologies.*StreamsBuilder"),
         ("stream.fliter(None)", r"KStream.*filter\?"),

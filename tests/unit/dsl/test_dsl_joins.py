@@ -10,6 +10,7 @@ from pyspark.sql import functions as F
 from everflow import JoinWindows, Stores, StreamsBuilder, TopologyError, serdes
 from everflow.testing import TopologyTestDriver
 from everflow.topology.graph import StatefulNode
+from unit.builders import PUBLIC
 
 pytestmark = pytest.mark.spark
 
@@ -51,23 +52,14 @@ class World:
         ("w.stream.join(w.table, lambda a, b: a)", "add returns="),
         ("w.stream.join(w.table, F.col('left.x'))", "cannot be used here"),
         ("w.table.join(w.stream)", r"enriched.*stream\.join\(table"),
-        (
-            "w.noted.left_join(w.table)",
-            r"KTABLE-TRANSFORMVALUES-.*none.*store='a-name'",
-        ),
-        (
-            "w.stream.lookup_join(w.noted, grace=1, store='x')",
-            "store='a-name' in the call",
-        ),
+        ("w.noted.left_join(w.table)", "TRANSFORMVALUES-.*store='a-name'"),
+        ("w.stream.lookup_join(w.noted, grace=1, store='x')", "store='a-name' in the"),
         ("w.table.join(w.table, on=F.col('value'))", r"on=.*repartition"),
         ("w.table.join(w.numbers, on=F.col('value'), name='j')", r"write on=\(\.\.\.\)\.cast\('b"),
         ("w.table.join(w.numbers, on='value', name='j')", r"join.*Column.*Python"),
         ("w.table.join(w.numbers, on=lambda: 1, name='j')", "takes 0 arguments"),
         ("w.table.join(w.numbers, on=F.col('value.x'), name='j')", "cannot be used here"),
-        (
-            "w.noted.join(w.table, on=F.col('value'), name='j')",
-            r"none.*store=",
-        ),
+        ("w.noted.join(w.table, on=F.col('value'), name='j')", r"none.*store="),
         (
             "w.table.map_values(F.col('topic')).join(w.table, on=F.col('value'), name='j')",
             "its Column reads topic, which only the entry's record had",
@@ -86,10 +78,7 @@ class World:
         ("w.stream.join(w.world, on='key')", r"join.*Column.*Python"),
         ("w.stream.join(w.world, on=lambda: 1)", "takes 0 arguments"),
         ("w.stream.join(w.world, on=F.col('value.x'))", "cannot be used here"),
-        (
-            "w.stream.join(w.world, on=F.col('key'), store='x')",
-            r"windows=.*grace=.*store=",
-        ),
+        ("w.stream.join(w.world, on=F.col('key'), store='x')", "windows=.*store="),
         ("w.stream.join(w.world, on=F.col('key'), windows=FIVE)", r"windows=.*grace="),
         ("w.stream.outer_join(w.world)", r"changes.*results"),
         ("w.foreign.join(w.world, on=F.col('key'))", r"global.*StreamsBuilder"),
@@ -98,22 +87,13 @@ class World:
             r"calls.*function",
         ),
         ("w.stream.join(w.table, on=F.col('key'))", r"on=.*global"),
-        (
-            "w.stream.lookup_join(w.world, grace=1, store='x')",
-            "lookup_join needs on=",
-        ),
+        ("w.stream.lookup_join(w.world, grace=1, store='x')", "lookup_join needs on="),
         (
             "w.foreign.lookup_join(w.world, grace=1, on=F.col('key'), store='x')",
             r"lookup_join.*global.*StreamsBuilder",
         ),
-        (
-            "w.stream.lookup_join(w.other, grace=1, store='x')",
-            r"lookup_join.*global",
-        ),
-        (
-            "w.stream.lookup_join(w.table, grace=1, on=F.col('key'), store='x')",
-            r"on=.*global",
-        ),
+        ("w.stream.lookup_join(w.other, grace=1, store='x')", r"lookup_join.*global"),
+        ("w.stream.lookup_join(w.table, grace=1, on=F.col('key'), store='x')", r"on=.*global"),
         ("w.stream.lookup_join(w.table, timeout=0, store='x')", r"timeout.*0.*0"),
         ("w.stream.lookup_join(w.table, store='x')", "lookup_join needs grace="),
         ("w.stream.lookup_join(w.table, grace=-1, store='x')", r"grace.*negative"),
@@ -143,9 +123,7 @@ class World:
 )
 def test_what_cannot_be_joined_is_refused_with_the_cure(call: str, says: str) -> None:
     with pytest.raises(TopologyError, match=says) as error:
-        eval(
-            call, {"w": World(), "F": F, "FIVE": FIVE, "TEXT": TEXT} | {"JoinWindows": JoinWindows}
-        )
+        eval(call, {**PUBLIC, **globals(), "w": World()})
     assert "\n  at <string>:1" in str(error.value)
 
 
@@ -172,11 +150,7 @@ def test_a_join_that_fails_leaves_nothing_behind() -> None:
         (
             "outer_join",
             ["KSTREAM-OUTERTHIS-0000000004", "KSTREAM-OUTEROTHER-0000000005"],
-            [
-                "p-outer-this-join-store",
-                "p-outer-other-join-store",
-                "p-outer-shared-join-store",
-            ],
+            ["p-outer-this-join-store", "p-outer-other-join-store", "p-outer-shared-join-store"],
         ),
     ],
 )

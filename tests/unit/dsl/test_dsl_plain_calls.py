@@ -7,26 +7,14 @@ import inspect
 import pytest
 
 from everflow import (
-    BufferConfig,
-    EmitStrategy,
     Materialized,
-    Stores,
-    Suppressed,
     TopologyError,
     agg,
     serdes,
 )
+from unit.builders import PUBLIC
 
-NAMES: dict[str, object] = {
-    "BufferConfig": BufferConfig,
-    "EmitStrategy": EmitStrategy,
-    "Materialized": Materialized,
-    "Stores": Stores,
-    "Suppressed": Suppressed,
-    "TEXT": serdes.string(),
-    "agg": agg,
-    "serdes": serdes,
-}
+NAMES = {**PUBLIC, "TEXT": serdes.string()}
 CALLS = {
     "Materialized()": r"Materialized\(...\): missing .*'name'; write Materialized\('counts', ",
     "Materialized('n', '1 day')": "too many positional arguments; write Materialized",

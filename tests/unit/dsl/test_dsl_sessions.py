@@ -81,16 +81,6 @@ def test_a_field_may_be_called_merger(
     assert [field.name for field in last(builder).out.value] == ["merger"]
 
 
-def test_a_reducer_merges_sessions_earlier_first(
-    sessions: SessionWindowedKStream, builder: StreamsBuilder
-) -> None:
-    sessions.reduce(lambda one, two: [*one, *two], store="r")
-    spec = last(builder).operator
-    assert isinstance(spec, SessionAggregateSpec)
-    assert spec.merger is not None
-    assert spec.merger("k", [1], [2]) == [1, 2]
-
-
 def test_a_built_in_function_merges_the_aggregates_not_the_key(
     sessions: SessionWindowedKStream, builder: StreamsBuilder
 ) -> None:

@@ -9,25 +9,21 @@ import pytest
 from pyspark.sql import functions as F
 
 from everflow import (
-    BufferConfig,
-    CountWindows,
     EmitStrategy,
     Materialized,
-    SessionWindows,
     StreamsBuilder,
     Suppressed,
     TimeWindows,
     TopologyError,
-    agg,
     serdes,
 )
 from everflow.testing import TopologyTestDriver
+from unit.builders import PUBLIC
 
 pytestmark = pytest.mark.spark
 
 TEXT, LONG = serdes.string(), serdes.long()
 TEN = TimeWindows.of_size(10)
-USED = (BufferConfig, CountWindows, EmitStrategy, SessionWindows, Suppressed, agg)
 
 
 class World:
@@ -82,10 +78,7 @@ class World:
         ("w.windowed.emit_strategy('close')", "emit_strategy takes EmitStrategy"),
         ("w.groups.cogroup(max).cogroup(w.stream, max)", "write other.group_by_key"),
         ("w.groups.cogroup(max).cogroup(w.foreign, max)", "of the same StreamsBuilder"),
-        (
-            "w.groups.cogroup(max).cogroup(w.numbers.group_by_key(), max)",
-            r"group.*group_by",
-        ),
+        ("w.groups.cogroup(max).cogroup(w.numbers.group_by_key(), max)", r"group.*group_by"),
         ("w.groups.cogroup(add).aggregate(list, returns='string')", r"store.*name"),
         ("w.groups.cogroup(add).aggregate(list, store='x')", "add returns="),
         ("w.groups.cogroup(len).aggregate(list, store='x', returns='string')", "takes 1 argum"),
@@ -99,7 +92,7 @@ class World:
 )
 def test_what_cannot_be_is_refused_with_the_cure(call: str, says: str) -> None:
     world = World()
-    names = {**globals(), "w": world, "add": lambda value, kept: kept}
+    names = {**PUBLIC, **globals(), "w": world, "add": lambda value, kept: kept}
     if "by_value" in call:
         setattr(world, "by_value", world.table.group_by(F.col("value"), name="g"))  # noqa: B010
     if "held" in call:
@@ -123,36 +116,6 @@ def results(program: Any, steps: list[tuple[Any, ...]]) -> list[list[tuple[Any, 
             topic.pipe_input(key, value, time)
             found.append([(one.key, one.value, one.timestamp) for one in out.read_records()])
         return found
-
-
-def test_a_window_gives_its_result_after_a_jump_of_time() -> None:
-    def closed(stream: Any) -> Any:
-        windows = stream.group_by_key().windowed_by(TimeWindows.of_size(10).grace(5))
-        return windows.emit_strategy(EmitStrategy.on_window_close()).count(store="n")
-
-    steps = [("a", 1, 1), ("a", 1, 3), ("b", 1, 14), ("b", 1, 1_000_000)]
-    assert results(closed, steps) == [
-        [],
-        [],
-        [],
-        [("('a', 0, 10)", 2, 3), ("('b', 10, 20)", 1, 14)],
-    ]
-
-
-def test_a_session_closes_when_no_record_can_extend_it() -> None:
-    def closed(stream: Any) -> Any:
-        sessions = stream.group_by_key().windowed_by(SessionWindows(5, 2))
-        return sessions.emit_strategy(EmitStrategy.on_window_close()).count(store="n")
-
-    steps = [("a", 1, 1), ("b", 1, 7), ("a", 1, 6), ("b", 1, 9), ("c", 1, 14), ("c", 1, 30)]
-    assert results(closed, steps) == [
-        [],
-        [],
-        [],
-        [],
-        [("('a', 1, 6)", 2, 6)],
-        [("('b', 7, 9)", 2, 9), ("('c', 14, 14)", 1, 14)],
-    ]
 
 
 def test_a_grouped_stream_that_comes_twice_is_aggregated_twice() -> None:

@@ -11,7 +11,7 @@ import threading
 
 from everflow import StreamsBuilder, TopologyError
 
-THREADS, CALLS = 4, 60
+THREADS, CALLS = 4, 25
 sys.setswitchinterval(1e-6)
 builder = StreamsBuilder()
 shared = builder.stream("shared")

@@ -9,15 +9,14 @@ from pyspark.sql import functions as F
 from everflow import (
     JoinWindows,
     Materialized,
-    Stores,
     StreamsBuilder,
-    Suppressed,
     TopologyError,
     serdes,
 )
 from everflow.operators.joins import StreamStreamJoin
 from everflow.topology.graph import StatefulNode
 from everflow.topology.subtopologies import cut, internal_topics
+from unit.builders import PUBLIC
 
 pytestmark = pytest.mark.spark
 
@@ -40,20 +39,11 @@ class World:
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (
-            "w.builder.table('x', store=Materialized('x', history=-1))",
-            r"history.*-1",
-        ),
-        (
-            "w.builder.table('x', store=Materialized('x', history='long'))",
-            "duration 'long'",
-        ),
+        ("w.builder.table('x', store=Materialized('x', history=-1))", r"history.*-1"),
+        ("w.builder.table('x', store=Materialized('x', history='long'))", "duration 'long'"),
         ("w.builder.table('x', store=Materialized('x', history=0))", "found 0 ms: write history="),
         ("w.builder.table('x', store='x', history=5)", "table takes no history="),
-        (
-            "w.stream.to_table(store=Materialized('x', history=-5))",
-            r"history.*-5",
-        ),
+        ("w.stream.to_table(store=Materialized('x', history=-5))", r"history.*-5"),
         ("w.stream.join(w.table, grace=5, store='x')", "takes a versioned table.*history='1 hour'"),
         ("w.stream.join(w.past, grace=101, store='x')", "longer than the table's history of 100"),
         ("w.stream.join(w.past, grace=-1, store='x')", r"grace.*negative"),
@@ -83,9 +73,8 @@ class World:
     ],
 )
 def test_what_cannot_be_is_refused_with_the_cure(call: str, says: str) -> None:
-    names = {"w": World(), "F": F, "JoinWindows": JoinWindows, "Suppressed": Suppressed}
     with pytest.raises(TopologyError, match=says) as error:
-        eval(call, names | {"Materialized": Materialized, "Stores": Stores, "TEXT": TEXT})
+        eval(call, {**PUBLIC, **globals(), "w": World()})
     assert "\n  at <string>:1" in str(error.value)
 
 

@@ -138,11 +138,7 @@ def test_lines_say_whose_they_are() -> None:
     report = Report(
         slot=2, attempt=4, host="one", phase="runs", log="/s/log", lines=["a", "b"], left_out=7
     )
-    assert shown_lines(report) == [
-        "2@one | (7 lines are only in /s/log)",
-        "2@one | a",
-        "2@one | b",
-    ]
+    assert shown_lines(report) == ["2@one | (7 lines are only in /s/log)", "2@one | a", "2@one | b"]
 
 
 def test_too_few_places_are_told_once_and_then_seldom() -> None:

@@ -25,14 +25,7 @@ from everflow.observe.http_server import HttpServer
 from everflow.testing import wait_until
 
 RUNS = Report(
-    slot=1,
-    attempt=5,
-    host="one",
-    phase="runs",
-    log="/log",
-    state="RUNNING",
-    ready=True,
-    desired=2,
+    slot=1, attempt=5, host="one", phase="runs", log="/log", state="RUNNING", ready=True, desired=2
 )
 FLEET = Fleet(
     target="app:x",
@@ -202,23 +195,17 @@ def sizes() -> list[tuple[int, int]]:
 
 
 class Answer(NamedTuple):
-    """Of a door."""
-
     status: int
     text: str
 
 
 class Asked:
-    """A door, and a client of it."""
-
     def __init__(self, doors: Doors) -> None:
         self.server = HttpServer("127.0.0.1:0", application(doors))
 
     def __call__(self, path: str, body: str | None = None, **headers: str) -> Answer:
         asked = urllib.request.Request(
-            f"http://{self.server.address}/{path}",
-            None if body is None else body.encode(),
-            headers,
+            f"http://{self.server.address}/{path}", None if body is None else body.encode(), headers
         )
         try:
             with urllib.request.urlopen(asked, timeout=60) as answer:

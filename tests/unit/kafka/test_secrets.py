@@ -118,7 +118,6 @@ def test_kafka_python_does_not_say_how_it_comes_in(
 
 @pytest.fixture
 def nobody() -> Iterator[str]:
-    """An address at which nobody answers."""
     with closing(socket.socket()) as taken:
         taken.bind(("127.0.0.1", 0))
         yield f"127.0.0.1:{taken.getsockname()[1]}"

@@ -273,9 +273,7 @@ def test_a_topic_that_came_is_asked_for_and_its_task_stays_what_it_is(driven: Dr
     assert driven.channel.read == [{"a", "b"}]
 
 
-def test_a_topic_that_this_member_does_not_read_yet_is_no_part_of_its_tasks(
-    driven: Driven,
-) -> None:
+def test_a_topic_that_this_member_does_not_read_yet_is_no_part_of_its_tasks(driven: Driven) -> None:
     driven.channel.also = {TopicPartition("b", 0), TopicPartition("b", 7)}
     assert driven.given(T0)[0] == Assigned(frozenset({T0}), at(T0), 0)
 

@@ -24,8 +24,6 @@ class NotAnAssignor:
 
 
 class NeedsMore:
-    """Cannot be made without arguments."""
-
     def __init__(self, more: int) -> None:
         self.more = more
 

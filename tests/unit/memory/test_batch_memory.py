@@ -81,10 +81,7 @@ def test_a_worker_never_takes_more_than_its_share(
         memory = memory.after(raw, most, taken)
 
 
-@given(
-    st.integers(LEAST_BATCH_BYTES + WORKER_BYTES, 8 << 30),
-    st.floats(1.0, 200.0),
-)
+@given(st.integers(LEAST_BATCH_BYTES + WORKER_BYTES, 8 << 30), st.floats(1.0, 200.0))
 def test_batches_settle_at_what_fits(total: int, times: float) -> None:
     """However much is made of a record: at most one batch is too large, the first one; those behind
     it fit, and take at least half of what they may."""

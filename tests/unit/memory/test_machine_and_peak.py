@@ -98,8 +98,5 @@ def test_left_out_the_budget_is_that_of_the_threads_and_the_machine() -> None:
 def test_a_budget_that_is_too_small_for_the_threads_is_refused_with_the_least() -> None:
     with pytest.raises(ConfigError, match=f"{least_budget(2):,} at least"):
         StreamsConfig(
-            application_id="a",
-            bootstrap_servers="b:1",
-            num_stream_threads=2,
-            max_memory_bytes=GIB,
+            application_id="a", bootstrap_servers="b:1", num_stream_threads=2, max_memory_bytes=GIB
         )

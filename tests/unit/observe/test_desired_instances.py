@@ -48,7 +48,6 @@ def test_what_a_moment_asks_for(seen: Load, number: int | None) -> None:
 
 
 def told(*steps: tuple[float, Load]) -> list[int]:
-    """What is told at these seconds."""
     desired = DesiredInstances(rules=RULES)
     return [desired.look(seen, at * 1000) for at, seen in steps]
 

@@ -146,21 +146,6 @@ def test_an_address_that_is_taken_is_named_with_the_cure() -> None:
             HttpServer(address, application(lambda: WHOLE, ""))
 
 
-def test_a_post_from_this_host_drains(shown: Shown) -> None:
-    told: list[str] = []
-    server = HttpServer("127.0.0.1:0", application(shown.look, "", lambda: told.append("drain")))
-    try:
-        url = f"http://{server.address}/drain"
-        assert get(server, "/drain")[0] == 405
-        assert told == []
-        asked = urllib.request.Request(url, method="POST")
-        with urllib.request.urlopen(asked, timeout=20) as answer:
-            assert answer.status == 202
-        assert told == ["drain"]
-    finally:
-        server.close()
-
-
 def posted_from(
     host: str, app: Starlette, path: str, headers: Sequence[tuple[bytes, bytes]] = ()
 ) -> int:

@@ -15,12 +15,6 @@ def test_values_go_after_a_minute_at_the_latest() -> None:
     assert recent.at(90_000) is None
 
 
-def test_a_long_silence_leaves_nothing() -> None:
-    recent = RecentlySeen()
-    recent.add(Seen(1, 1.0, 1.0, 1.0), 0)
-    assert recent.at(600_000) is None
-
-
 def test_a_register_keeps_labels_apart() -> None:
     metrics = Metrics()
     metrics.saw("late", {("a",): Seen(1, 2.0, 2.0, 2.0), ("b",): Seen(1, 3.0, 3.0, 3.0)}, 0)

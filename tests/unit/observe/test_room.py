@@ -184,7 +184,6 @@ def test_who_does_not_read_his_answer_gives_way() -> None:
 
 
 def received(one: socket.socket) -> int:
-    """Bytes until the connection ends."""
     total = 0
     try:
         while data := one.recv(1 << 20):

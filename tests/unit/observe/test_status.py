@@ -14,7 +14,6 @@ from unit.observe.observations import FULL, changed
 
 
 def told(**values: Any) -> dict[str, Any]:
-    """As it arrives."""
     return dict(json.loads(json.dumps({**status_of(FULL), **values})))
 
 
@@ -27,13 +26,6 @@ def test_another_instance_reads_what_a_page_shows_of_others() -> None:
     ]
     assert [(thread.number, thread.busy) for thread in read.threads] == [(0, 0.25)]
     assert read.counters[names.LAG] == 3.0
-
-
-def test_keys_that_lie_elsewhere_are_told_with_their_share_and_the_cure() -> None:
-    (row,) = told()["misplaced_keys"]
-    assert (row["topic"], row["misplaced"], row["checked"]) == ("in", 192, 256)
-    assert "partitioner='crc32'" in row["cure"]
-    assert status_of(changed(misplaced_keys={}))["misplaced_keys"] == []
 
 
 def test_what_is_not_known_stays_unknown() -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import gc
-import pickle
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -21,13 +20,11 @@ from everflow.operators import (
     AggregateSpec,
     PythonAggregateSpec,
     PythonAggregator,
-    PythonReducer,
     TableSpec,
     UserFunctionError,
     agg,
 )
 from everflow.records import EdgeBatch
-from everflow.serdes.windowed import window_store_key
 from everflow.state.store import InMemoryStore
 from everflow.windows import TimeWindows
 from properties.operators.operator_batches import TaskResult, done_by_one_task
@@ -75,79 +72,6 @@ def shown(result: TaskResult) -> list[tuple[Any, Any, int]]:
     )
 
 
-def test_count_skips_null_keys_and_null_values_and_stores_javas_long() -> None:
-    store = InMemoryStore()
-    batch = records(("a", True, 5), (None, True, 9), ("b", None, 9), ("a", True, 3))
-    result = run(count(), batch, store)
-    assert shown(result) == [("a", 2, 5)]  # time = max(record, stored)
-    assert result.dropped == {"null-key": 1, "null-value": 1}
-    assert result.output.offset.tolist() == [103]
-    assert list(store.range(None, None)) == [
-        (b"a", (5).to_bytes(8, "big") + (2).to_bytes(8, "big"))
-    ]
-    (changes,) = result.changes
-    assert (changes.keys, changes.values, changes.timestamps.tolist()) == (
-        [b"a"],
-        [(2).to_bytes(8, "big")],
-        [5],
-    )
-    assert shown(run(count(), records(("a", True, 1)), store)) == [("a", 3, 5)]
-
-
-def test_results_come_in_the_order_of_their_last_record() -> None:
-    result = run(count(), records(("b", True, 0), ("c", True, 0), ("a", True, 0), ("b", True, 0)))
-    assert result.output.key.to_pylist() == ["c", "a", "b"]
-    assert result.output.seq.tolist() == [1, 2, 3]
-
-
-def test_every_update_is_emitted_on_request() -> None:
-    result = run(
-        count(emit_every_update=True), records(("a", True, 5), ("b", True, 1), ("a", True, 2))
-    )
-    assert shown(result) == [("a", 1, 5), ("b", 1, 1), ("a", 2, 5)]
-    assert result.changes[0].keys == [b"a", b"b"]
-
-
-def test_windowed_count_counts_null_values_but_not_null_keys() -> None:
-    spec = count(window=TimeWindows.of_size(10))
-    result = run(spec, records(("a", None, 1), (None, True, 99), ("a", True, 2)))
-    assert shown(result) == [({"key": "a", "start": 0, "end": 10}, 2, 2)]
-    assert result.dropped == {"null-key": 1}
-    assert result.stream_time == 2  # a record without a key does not move stream time
-
-
-def test_lateness_is_judged_record_by_record_within_a_batch() -> None:
-    spec = count(window=TimeWindows.of_size(10).grace(5))
-    store = InMemoryStore()
-    # 14: window [0, 10) still open; 15 closes it for the record after, in the same batch
-    result = run(
-        spec,
-        records(("a", True, 9), ("a", True, 14), ("a", True, 9), ("a", True, 15), ("a", True, 9)),
-        store,
-    )
-    assert shown(result) == [
-        ({"key": "a", "start": 0, "end": 10}, 2, 9),
-        ({"key": "a", "start": 10, "end": 20}, 2, 15),
-    ]
-    assert result.dropped == {"late": 1}
-    assert result.stream_time == 15
-    late = run(spec, records(("a", True, 9)), store, stream_time=15)
-    assert (len(late.output), late.changes, late.dropped, late.stream_time) == (
-        0,
-        [],
-        {"late": 1},
-        15,
-    )
-
-
-def test_a_record_may_be_late_for_some_hopping_windows_only() -> None:
-    spec = count(window=TimeWindows.of_size(10).advance_by(5))
-    result = run(spec, records(("a", True, 7)), stream_time=12)
-    assert shown(result) == [({"key": "a", "start": 5, "end": 15}, 1, 7)]
-    assert result.dropped == {"late": 1}
-    assert result.changes[0].keys == [window_store_key(b"a", 5)]
-
-
 def test_stray_timestamps_of_many_keys_do_not_overflow_the_grouping() -> None:
     spec = count(window=TimeWindows.of_size(1).grace(2**62))
     rows = [(f"k{i}", True, 2**61 if i == 0 else i) for i in range(20)]
@@ -155,20 +79,6 @@ def test_stray_timestamps_of_many_keys_do_not_overflow_the_grouping() -> None:
     assert [(r[0]["key"], r[0]["start"], r[1]) for r in shown(result)] == [
         (k, t, 1) for k, _, t in rows
     ]
-
-
-def test_empty_batches_change_nothing() -> None:
-    for spec in (count(), count(window=TimeWindows.of_size(10)), count(emit_every_update=True)):
-        result = run(spec, records(), stream_time=4)
-        assert (len(result.output), result.changes, result.dropped, result.stream_time) == (
-            0,
-            [],
-            {},
-            4,
-        )
-        assert result.output.key.type == spec.result_key
-        result = run(spec, records((None, True, 9)), stream_time=4)
-        assert (len(result.output), result.stream_time) == (0, 4)
 
 
 MOMENT = dt.datetime(2024, 1, 1, tzinfo=dt.timezone.utc)
@@ -266,45 +176,6 @@ def test_impossible_aggregates_are_refused_when_they_are_built() -> None:
         AggregateSpec.of("s", serdes.string(), [agg.count()], ["a", "b"], struct)
 
 
-def test_reduce_does_not_call_the_function_for_the_first_value() -> None:
-    calls = []
-
-    def add(total: int, value: int) -> int:
-        calls.append((total, value))
-        return total + value
-
-    spec = PythonAggregateSpec(
-        store="s",
-        key_serde=serdes.string(),
-        value_serde=serdes.long(),
-        aggregator=PythonReducer(add),
-    )
-    result = run(
-        spec, records(("a", 1, 0), ("b", 5, 0), ("a", 2, 0), ("a", None, 9), value=pa.int64())
-    )
-    assert calls == [(1, 2)]
-    assert shown(result) == [("b", 5, 0), ("a", 3, 0)]
-    assert result.dropped == {"null-value": 1}
-
-
-def test_none_from_an_aggregator_is_a_tombstone() -> None:
-    spec = PythonAggregateSpec(
-        store="s",
-        key_serde=serdes.string(),
-        value_serde=serdes.long(),
-        aggregator=PythonAggregator(lambda: 0, lambda k, v, total: None if v == 0 else total + v),
-    )
-    store = InMemoryStore()
-    run(spec, records(("a", 1, 50), value=pa.int64()), store)
-    result = run(spec, records(("a", 0, 7), value=pa.int64()), store)
-    assert shown(result) == [("a", None, 50)]
-    assert result.changes[0].values == [None]
-    assert len(store) == 0
-    assert shown(run(spec, records(("a", 4, 6), value=pa.int64()), store)) == [
-        ("a", 4, 6)
-    ]  # begins anew
-
-
 @pytest.mark.parametrize(
     ("aggregator", "message"),
     [
@@ -355,21 +226,6 @@ def test_what_a_serde_of_the_user_cannot_write_names_its_record(spec: Spec) -> N
     assert (caught.value.partition, caught.value.offset) == (3, 102)
 
 
-def test_tables_apply_old_updates_and_forward_deletes() -> None:
-    spec = TableSpec("s", serdes.string(), serdes.long())
-    store = InMemoryStore()
-    batch = records(("a", 1, 9), (None, 5, 9), ("a", 2, 3), ("gone", None, 4), value=pa.int64())
-    result = run(spec, batch, store)
-    assert shown(result) == [("a", 2, 3), ("gone", None, 4)]
-    assert result.dropped == {"null-key": 1}
-    assert store.get_many([b"a", b"gone"]) == [
-        (3).to_bytes(8, "big") + (2).to_bytes(8, "big"),
-        None,
-    ]
-    assert shown(run(spec, records(("a", None, 5), value=pa.int64()), store)) == [("a", None, 5)]
-    assert len(store) == 0
-
-
 def test_keys_and_headers_of_any_type_travel() -> None:
     key = pa.struct([("k", pa.int32())])
     spec = AggregateSpec.of("s", serdes.json("k int"), [agg.count()], None, pa.bool_())
@@ -382,11 +238,6 @@ def test_keys_and_headers_of_any_type_travel() -> None:
     assert shown(result) == [({"k": None}, 1, 0), ({"k": 1}, 2, 0)]
     assert result.output.headers is not None
     assert [h[0]["key"] for h in result.output.headers.to_pylist()] == ["1", "2"]
-
-
-def test_specs_travel_to_workers() -> None:
-    spec = count(window=TimeWindows.of_size(10))
-    assert pickle.loads(pickle.dumps(spec)) == spec
 
 
 def lines_run(call: Callable[[], object]) -> int:

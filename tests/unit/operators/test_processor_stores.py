@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from everflow import Windowed, serdes
+from everflow import Windowed
 from everflow.errors import UnknownNameError
 from everflow.operators.processors.stores import (
     Entries,
@@ -31,29 +31,12 @@ from everflow.runtime.query.store_query import (
 )
 from everflow.serdes.windowed import session_key, window_store_key
 from everflow.state.store import StoreSpec, memory_store
-from unit.runtime.query.query_stores import (
-    COUNTS,
-    PARTITIONS,
-    Instance,
-    by_first_letter,
-)
+from unit.builders import store_spec
+from unit.runtime.query.query_stores import COUNTS, PARTITIONS, Instance, by_first_letter
 
 FOR_EVER = (1 << 63) - 1
-WINDOWS = StoreSpec(
-    name="windows",
-    kind="window",
-    key_serde=serdes.string(),
-    value_serde=serdes.long(),
-    retention_ms=FOR_EVER,
-    window_size_ms=1_000,
-)
-SESSIONS = StoreSpec(
-    name="sessions",
-    kind="session",
-    key_serde=serdes.string(),
-    value_serde=serdes.long(),
-    retention_ms=FOR_EVER,
-)
+WINDOWS = store_spec("windows", "window", retention_ms=FOR_EVER, window_size_ms=1_000)
+SESSIONS = store_spec("sessions", "session", retention_ms=FOR_EVER)
 SITES = [
     StoreSite(spec=spec, subtopology=0, partitions=PARTITIONS, decode=spec.value_serde.decode)
     for spec in (COUNTS, WINDOWS, SESSIONS)

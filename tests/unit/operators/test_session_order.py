@@ -22,7 +22,7 @@ def inserted(order: SessionOrder, session: int, end: int) -> None:
     order.insert(*order.first_from(end), session, end)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_blocks_hold_what_one_list_would(data: Any) -> None:
     order, ends = SessionOrder(), dict[int, int]()

@@ -56,8 +56,6 @@ def twice(record: Record, context: ProcessorContext) -> None:
 
 
 class Sums(BatchProcessor):
-    """As `add`, in columns."""
-
     def process_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         balance, told = self.context.store("balance"), []
         for key, value in zip(*(batch.column(i).to_pylist() for i in (0, 1)), strict=True):
@@ -264,8 +262,6 @@ def looks(record: Record, context: ProcessorContext) -> None:
 
 
 class LooksInColumns(BatchProcessor):
-    """As `looks`, without the times."""
-
     def process_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         table = self.context.store("table")
         told = [found or 0 for found in table.get_all(batch.column(0).to_pylist())]

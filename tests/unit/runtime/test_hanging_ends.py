@@ -24,7 +24,6 @@ SMALL = SimulationSettings(
 
 
 def for_ever(clock: SimulatedClock) -> Callable[..., None]:
-    """What hangs."""
     return lambda *_, **__: clock.park(NEVER_MS)
 
 

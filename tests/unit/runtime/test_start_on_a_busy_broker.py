@@ -75,9 +75,7 @@ def started(cluster: BusyCluster, folder: Path, clock: ManualClock) -> Blueprint
         directory.close()
 
 
-def test_an_instance_waits_for_the_topics_that_another_one_has_just_created(
-    tmp_path: Path,
-) -> None:
+def test_an_instance_waits_for_the_topics_that_another_one_has_just_created(tmp_path: Path) -> None:
     cluster, clock = BusyCluster(), ManualClock()
     first = started(cluster, tmp_path / "one", clock)
     assert "app-c-changelog" in cluster.kept

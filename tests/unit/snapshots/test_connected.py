@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from everflow import serdes
 from everflow.config import StreamsConfig
 from everflow.errors import TaskTimeoutError
 from everflow.snapshots import state_reader
 from everflow.snapshots.entry_columns import EntryColumns
 from everflow.snapshots.logged_stores import LoggedStore
-from everflow.state.store import StoreSpec
+from unit.builders import store_spec
 
 
 def test_where_no_broker_answers_address_and_cure_are_in_the_last_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(state_reader, "REACH_S", 0.5)
-    spec = StoreSpec(
-        name="s", kind="key_value", key_serde=serdes.string(), value_serde=serdes.long()
-    )
+    spec = store_spec("s")
     config = StreamsConfig(application_id="a", bootstrap_servers="127.0.0.1:1")
     store = LoggedStore(EntryColumns(spec, spec.value_serde), "a-s-changelog")
     with (

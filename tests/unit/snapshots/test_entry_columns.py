@@ -13,28 +13,16 @@ from everflow import agg, serdes
 from everflow.operators.aggregate import AggregateSpec
 from everflow.serdes.windowed import session_key, window_store_key
 from everflow.snapshots import entry_columns
-from everflow.snapshots.entry_columns import (
-    Difference,
-    EntryColumns,
-    EntryError,
-    compared,
-    pages,
-)
+from everflow.snapshots.entry_columns import Difference, EntryColumns, EntryError, compared, pages
 from everflow.state.changelog import pack_value
-from everflow.state.store import OPEN, StoreSpec, Version
 from markdown_pages import ROOT
+from unit.builders import store_spec
 
 UTC_US = pa.timestamp("us", tz="UTC")
 
 
 def columns(kind: str, value: Any = None, **more: Any) -> EntryColumns:
-    spec = StoreSpec(
-        name="s",
-        kind=kind,
-        key_serde=serdes.string(),
-        value_serde=value or serdes.long(),
-        **more,
-    )
+    spec = store_spec("s", kind, value=value or serdes.long(), **more)
     return EntryColumns(spec, spec.value_serde)
 
 
@@ -74,25 +62,6 @@ def test_windows_and_sessions_have_their_bounds() -> None:
     assert unknown.entries([(window_store_key(b"a", 5_000), pack_value(1, long(7)))], 0, repr)[
         "window_end"
     ].to_pylist() == [None]
-
-
-def test_versions_say_from_when_to_when() -> None:
-    found = columns("versioned", retention_ms=10**9).versions(
-        [(b"a", Version(2_000, OPEN, long(2))), (b"a", Version(1_000, 2_000, long(1)))], 1, repr
-    )
-    assert found.to_pylist() == [
-        {"key": "a", "value": 2, "valid_from": at(2_000), "valid_to": None, "partition": 1},
-        {"key": "a", "value": 1, "valid_from": at(1_000), "valid_to": at(2_000), "partition": 1},
-    ]
-    assert found.schema == columns("versioned", retention_ms=10**9).schema
-
-
-@pytest.mark.parametrize("lag", [None, 0, 12])
-def test_a_copy_says_how_far_behind_it_is(lag: int | None) -> None:
-    shown = EntryColumns(columns("key_value").spec, serdes.long(), lag=True)
-    page = [(b"a", pack_value(1, long(1)))] * 2
-    assert shown.entries(page, 0, repr, lag)["lag"].to_pylist() == [lag, lag]
-    assert shown.schema.field("lag").type == pa.int64()
 
 
 def test_bytes_that_are_not_the_serdes_name_their_record() -> None:

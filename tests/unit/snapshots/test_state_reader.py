@@ -190,11 +190,7 @@ def test_windows_expire_as_in_the_store(tmp_path: Path, kind: str) -> None:
             assert key is not None
             model.apply(StoreChanges("s", [key], [value], np.array([time])))
     found = changes(reader({0: log}, tmp_path, kept).difference("0=3", "0=4"))
-    assert found == [
-        ("k", "expired", 1, None),
-        ("k", "expired", 2, None),
-        ("k", "added", None, 3),
-    ]
+    assert found == [("k", "expired", 1, None), ("k", "expired", 2, None), ("k", "added", None, 3)]
 
 
 def test_every_version_is_shown_and_the_latest_are_compared(tmp_path: Path) -> None:
@@ -210,12 +206,7 @@ def test_every_version_is_shown_and_the_latest_are_compared(tmp_path: Path) -> N
     times = {(key, value): (start, end) for key, value, start, end in rows}
     assert {
         one: tuple(time and time.timestamp() for time in bounds) for one, bounds in times.items()
-    } == {
-        ("a", 1): (1.0, 2.0),
-        ("a", 9): (2.0, 3.0),
-        ("a", 2): (3.0, None),
-        ("b", 5): (1.5, 4.0),
-    }
+    } == {("a", 1): (1.0, 2.0), ("a", 9): (2.0, 3.0), ("a", 2): (3.0, None), ("b", 5): (1.5, 4.0)}
     assert changes(reader({0: log}, tmp_path, kept).difference("0=2", "0=5")) == [
         ("a", "changed", 1, 2),
         ("b", "removed", 5, None),
@@ -276,8 +267,6 @@ def test_what_processing_left_out_of_a_reused_topic_is_not_shown(tmp_path: Path)
     )
 
     class Both(FakeChangelog):
-        """Two topics."""
-
         def describe_topics(self, names: Any) -> Any:
             return left_out.describe_topics(names) or super().describe_topics(names)
 

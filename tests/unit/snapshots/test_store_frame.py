@@ -14,11 +14,7 @@ from everflow import serdes
 from everflow.runtime.query.store_query import rows_of
 from everflow.snapshots import entry_columns
 from everflow.snapshots.entry_columns import EntryColumns, EntryError
-from everflow.snapshots.query_errors import (
-    StaleStateError,
-    StateElsewhereError,
-    StateMovingError,
-)
+from everflow.snapshots.query_errors import StaleStateError, StateElsewhereError, StateMovingError
 from everflow.snapshots.snapshot import Rows
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.versioned_snapshot import VersionedSnapshot

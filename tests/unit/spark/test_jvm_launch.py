@@ -14,8 +14,6 @@ from everflow.spark.launch.jvm_launch import jvm_ends_with_failure
 
 
 class Gateway:
-    """Counts what is asked of it."""
-
     shutdowns = 0
 
     def shutdown(self) -> None:

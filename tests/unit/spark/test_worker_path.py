@@ -44,11 +44,7 @@ def test_what_is_installed_comes_first_and_in_its_order(
 def test_a_worker_takes_modules_of_libraries_before_those_of_the_program() -> None:
     assert program_last(
         ["/srv/shop", "", "/usr/lib/python3", "/srv"], ["/srv/shop", "/srv/two"], "/srv"
-    ) == [
-        "/usr/lib/python3",
-        "/srv/shop",
-        "/srv/two",
-    ]
+    ) == ["/usr/lib/python3", "/srv/shop", "/srv/two"]
 
 
 def test_a_worker_takes_pyspark_as_it_is_installed_not_its_sources_in_an_archive() -> None:

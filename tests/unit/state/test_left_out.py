@@ -16,15 +16,10 @@ from everflow import serdes
 from everflow.records import Int64, StoreChanges
 from everflow.state.changelog import pack_value
 from everflow.state.left_out import KeptEntry, as_written, corrected, unpacked
-from everflow.state.store import InMemoryStore, StoreSpec
+from everflow.state.store import InMemoryStore
+from unit.builders import store_spec
 
-SPEC = StoreSpec(
-    name="s",
-    kind="key_value",
-    key_serde=serdes.string(),
-    value_serde=serdes.bytes_(),
-    source_topic="in",
-)
+SPEC = store_spec("s", value=serdes.bytes_(), source_topic="in")
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,6 @@ ACTION = CHANGE | st.tuples(BOUND, BOUND, st.booleans(), st.integers(0, 4))
 
 
 class Counted(InMemoryStore):
-    """Counts the entries that are read."""
-
     read = 0
 
     def _counted(self, entries: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
@@ -54,7 +52,7 @@ def between(model: dict[bytes, bytes], start: bytes | None, end: bytes | None) -
     ]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(below=st.sets(KEY), actions=st.lists(ACTION, max_size=25))
 def test_a_range_is_of_the_moment_of_the_call_however_late_it_is_read(
     below: set[bytes], actions: list[Any]

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pytest
 
 from everflow.records import HEADERS, EdgeBatch
 from everflow.topology.batches import ColumnRows, concat, in_order
@@ -54,26 +53,6 @@ def back(given: EdgeBatch, slot: Slot, live: list[bool | None]) -> EdgeBatch:
     ((number, found),) = rows.records(given, table)
     assert number == slot.id
     return found
-
-
-@pytest.mark.parametrize(
-    ("slot", "keys", "values"),
-    [
-        (PLAIN, ["x", None], [None, 5]),
-        (PLAIN, [], []),
-        (
-            NESTED,
-            [{"key": "k", "start": 0, "end": 9}, None, {"key": None, "start": 1, "end": 2}],
-            [{"a": 1, "b": ["p", None]}, None, {"a": None, "b": None}],
-        ),
-    ],
-    ids=["plain", "empty", "nested"],
-)
-def test_round_trip(slot: Slot, keys: list[Any], values: list[Any]) -> None:
-    found = back(edge(slot, keys, values), slot, [True] * len(keys))
-    assert found.key.to_pylist() == keys
-    assert found.value.to_pylist() == values
-    assert (found.key.type, found.value.type) == (slot.type.key, slot.type.value)
 
 
 def test_records_that_a_filter_drops_are_not_there() -> None:

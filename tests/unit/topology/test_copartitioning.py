@@ -68,14 +68,6 @@ def test_a_join_tells_its_sides_its_line_and_what_to_write(
     assert caught.value.where.partition(":")[0] == __file__
 
 
-def test_a_side_that_is_written_anew_has_the_number_of_the_other() -> None:
-    builder = StreamsBuilder()
-    left = builder.stream("l", key=TEXT, value=TEXT).repartition(name="wider", partitions=3)
-    _streams(builder, left, None)
-    found = internal_topics(cut(builder.build()), {"l": 2, "r": 3}, "app")
-    assert found.repartition["app-wider-repartition"][0] == 3
-
-
 def test_a_side_of_several_topics_lists_them() -> None:
     builder = StreamsBuilder()
     _streams(builder, builder.stream(["l", "m"], key=TEXT, value=TEXT), None)

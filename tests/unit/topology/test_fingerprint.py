@@ -20,17 +20,13 @@ from everflow.topology.graph import (
 from everflow.topology.program import Topology
 from everflow.topology.store_layouts import differing_lines, fingerprint
 from everflow.topology.subtopologies import cut
+from unit.builders import store_spec
 
 EDGE = EdgeType(pa.binary(), pa.binary())
 BYTES = serdes.bytes_()
 LONGS = serdes.long()
-STORE = StoreSpec(
-    name="counts",
-    kind="window",
-    key_serde=BYTES,
-    value_serde=LONGS,
-    retention_ms=7_200_000,
-    window_size_ms=3_600_000,
+STORE = store_spec(
+    "counts", "window", key=BYTES, value=LONGS, retention_ms=7_200_000, window_size_ms=3_600_000
 )
 
 

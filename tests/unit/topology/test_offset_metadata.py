@@ -52,8 +52,7 @@ def test_times_and_layouts_fit_together(operators: int) -> None:
 
 def test_too_many_operators_in_one_sub_topology_are_refused_with_the_cure() -> None:
     with pytest.raises(
-        TopologyError,
-        match=r"sub-topology 0.*100 operators.*4,096.*repartition\(name=",
+        TopologyError, match=r"sub-topology 0.*100 operators.*4,096.*repartition\(name="
     ) as caught:
         counted(100)
     assert "test_offset_metadata.py" in str(caught.value)

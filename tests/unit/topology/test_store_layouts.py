@@ -29,6 +29,7 @@ from everflow.topology.store_layouts import (
     serde_words,
     to_text,
 )
+from unit.builders import store_spec
 
 TEXT = serdes.string()
 EDGE = EdgeType(pa.string(), pa.string())
@@ -38,14 +39,7 @@ ROOM = 2_400
 
 
 def store(value: Serde, key: Serde = TEXT, **other: Any) -> StoreSpec:
-    return StoreSpec(
-        name="totals",
-        kind="key_value",
-        key_serde=key,
-        value_serde=value,
-        where="shop.py:12",
-        **other,
-    )
+    return store_spec("totals", key=key, value=value, where="shop.py:12", **other)
 
 
 def packed(schema: str, *folds: str) -> StoreSpec:
@@ -81,8 +75,6 @@ def restarted(before: StoreSpec, after: StoreSpec) -> None:
 
 @dataclass
 class Own:
-    """A serde of the user's."""
-
     type: str = "bigint"
 
     def encode(self, value: int) -> bytes:

@@ -21,6 +21,7 @@ from everflow.topology.graph import (
 )
 from everflow.topology.program import Topology
 from everflow.topology.subtopologies import cut, internal_topics, tasks
+from unit.builders import store_spec
 
 EDGE = EdgeType(pa.binary(), pa.binary())
 BYTES = serdes.bytes_()
@@ -38,9 +39,7 @@ def through(topic: str, *inputs: str) -> tuple[Node, Node]:
 
 
 def stateful(name: str, *inputs: str, store: StoreSpec | None = None) -> StatefulNode:
-    spec = store or StoreSpec(
-        name=f"{name}-store", kind="key_value", key_serde=BYTES, value_serde=BYTES
-    )
+    spec = store or store_spec(f"{name}-store", key=BYTES, value=BYTES)
     return StatefulNode(
         name, inputs, EDGE, "app.py:9", "AGGREGATE", TableSpec(name, BYTES, BYTES), (spec,)
     )
@@ -120,27 +119,12 @@ def test_a_repartition_topic_that_its_own_sub_topology_reads() -> None:
 
 
 def test_configurations() -> None:
-    windowed = StoreSpec(
-        name="w",
-        kind="window",
-        key_serde=BYTES,
-        value_serde=BYTES,
-        retention_ms=1000,
-        window_size_ms=500,
+    windowed = store_spec(
+        "w", "window", key=BYTES, value=BYTES, retention_ms=1000, window_size_ms=500
     )
-    visits = StoreSpec(
-        name="visits", kind="session", key_serde=BYTES, value_serde=BYTES, retention_ms=2000
-    )
-    own = StoreSpec(
-        name="own",
-        kind="key_value",
-        key_serde=BYTES,
-        value_serde=BYTES,
-        topic_config={"segment.ms": "1"},
-    )
-    silent = StoreSpec(
-        name="silent", kind="key_value", key_serde=BYTES, value_serde=BYTES, logging=False
-    )
+    visits = store_spec("visits", "session", key=BYTES, value=BYTES, retention_ms=2000)
+    own = store_spec("own", key=BYTES, value=BYTES, topic_config={"segment.ms": "1"})
+    silent = store_spec("silent", key=BYTES, value=BYTES, logging=False)
     nodes = (
         source("S1", "a"),
         *through("r-repartition", "S1"),

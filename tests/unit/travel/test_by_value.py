@@ -411,10 +411,7 @@ def test_what_a_worker_does_not_have_is_told_in_words(program: Program, worker: 
         parcel = Parcel.of([module.f])
     finally:
         del sys.modules["statistics_gone"]
-    with pytest.raises(
-        RuntimeError,
-        match=r"ModuleNotFoundError.*named 'statistics_gone'",
-    ):
+    with pytest.raises(RuntimeError, match=r"ModuleNotFoundError.*named 'statistics_gone'"):
         worker.call(parcel, 0)
 
 

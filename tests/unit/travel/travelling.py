@@ -52,7 +52,6 @@ class Worker:
         return found
 
     def close(self) -> None:
-        """End it."""
         self._process.communicate("")
 
 
@@ -69,7 +68,6 @@ class Program:
         return importlib.import_module(name)
 
     def write(self, name: str, text: str) -> None:
-        """Write ``name`` without an import."""
         file = self.folder.joinpath(*name.split(".")).with_suffix(".py")
         if name.endswith(".__init__"):
             file = self.folder.joinpath(*name.split(".")[:-1]) / "__init__.py"

@@ -86,10 +86,7 @@ def test_each_leader_is_asked_once_about_its_logs_by_id() -> None:
     ids = asked(link)
     ids.require(10.0)
     ids.require(10.0)
-    assert sorted(link.sent) == [
-        (0, [(UUIDS["a"], 0), (UUIDS["b"], 0)]),
-        (1, [(UUIDS["a"], 1)]),
-    ]
+    assert sorted(link.sent) == [(0, [(UUIDS["a"], 0), (UUIDS["b"], 0)]), (1, [(UUIDS["a"], 1)])]
 
 
 @pytest.mark.parametrize("code", [UNKNOWN_ID, OTHER_ID, NO_TOPIC])

@@ -87,7 +87,6 @@ class Broker:
         return sum(entry[4] is None for entry in self.logs[tp].entries)
 
     def handle(self, request: Any) -> Any:
-        """Carry it out."""
         handler: Callable[[Any], Any] = {
             InitProducerIdRequest: self._init,
             AddPartitionsToTxnRequest: self._add_partitions,
@@ -169,9 +168,7 @@ class Broker:
                         known.pending[topic.name, one.partition_index] = one.committed_offset
         return Given(
             topics=[
-                Given(
-                    partitions=[Given(partition_index=0, error_code=code)],
-                )
+                Given(partitions=[Given(partition_index=0, error_code=code)])
                 for _ in request.topics
             ]
         )
@@ -277,8 +274,6 @@ class Broker:
 
 
 class Future:
-    """Of the model's loop."""
-
     def __init__(self) -> None:
         self.done = False
         self.value: Any = None
@@ -294,8 +289,6 @@ class Future:
 
 @dataclass(frozen=True)
 class Faults:
-    """Shares of requests."""
-
     lost_before: float = 0.0
     lost_after: float = 0.0
     late: float = 0.0
@@ -456,8 +449,6 @@ class ModelLink:
 
 
 class _Until:
-    """Waits for a moment."""
-
     def __init__(self, at: float) -> None:
         self.at = at
 

@@ -56,7 +56,7 @@ def read_by_a_client(data: bytes) -> list[Any]:
 
 
 @given(RECORDS, st.sampled_from([1, 500, 20_000, 1 << 20]), st.sampled_from([1, 1000, 64 << 20]))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_a_client_reads_what_was_written(records: list[Any], limit: int, joined: int) -> None:
     written = columns_of(records)
     with pytest.MonkeyPatch.context() as patch:

@@ -24,11 +24,7 @@ def counted(
     seen: Observation, series: Mapping[str, Mapping[Labels, float]] | None = None, **totals: float
 ) -> Observation:
     """With these counters instead: ``lag``, ``consumed``, ``letters``."""
-    named = {
-        "lag": names.LAG,
-        "consumed": names.RECORDS_CONSUMED,
-        "letters": names.DEAD_LETTERS,
-    }
+    named = {"lag": names.LAG, "consumed": names.RECORDS_CONSUMED, "letters": names.DEAD_LETTERS}
     counters = {named[name]: value for name, value in totals.items()}
     return changed(
         seen,

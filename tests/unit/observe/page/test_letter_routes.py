@@ -13,12 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from everflow.errors import RetriableError
-from everflow.observe.page.letters import (
-    CauseLetters,
-    LetterCause,
-    LettersFound,
-    LettersReplayed,
-)
+from everflow.observe.page.letters import CauseLetters, LetterCause, LettersFound, LettersReplayed
 from everflow.observe.page.posts import MOST_BODY_BYTES, from_this_page
 from unit.observe.page.test_page_routes import served
 

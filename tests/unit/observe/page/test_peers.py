@@ -135,12 +135,6 @@ def test_so_many_are_asked_and_who_has_left_is_forgotten(others: Others) -> None
     assert sorted(others.peers._known) == ["b:1", "c:1"]
 
 
-def test_nobody_else_is_nobody_to_ask(others: Others) -> None:
-    others.round([ObservedHost(host=OWN)])
-    others.round([])
-    assert others.asked == []
-
-
 # --- over HTTP ------------------------------------------------------------------------------------
 
 
@@ -264,11 +258,6 @@ def test_one_that_says_nothing_is_not_waited_for() -> None:
         with pytest.raises(PeerSilentError, match=r"more than 0\.2 s"):
             client(within_s=0.2)(host)
         went.set()
-
-
-def test_nobody_is_there() -> None:
-    with pytest.raises(PeerSilentError, match="refused"):
-        client()("127.0.0.1:1")
 
 
 def test_it_is_asked_over_tls_and_only_one_that_is_trusted(tmp_path: Path) -> None:

@@ -31,11 +31,7 @@ from unit.observe.page.page_facts import SERENE, counted, facts
         ({"threads": [], "tasks": [], "state": "CREATED"}, BUSY, "It starts"),
         ({"tasks": [], "members": None, "state": "REBALANCING"}, BUSY, "It joins its group"),
         ({"tasks": []}, GOOD, "It has no active task"),
-        (
-            {"tasks": [STANDBY]},
-            GOOD,
-            "It has no active task, and keeps 1 copies of others' state",
-        ),
+        ({"tasks": [STANDBY]}, GOOD, "It has no active task, and keeps 1 copies of others' state"),
         ({"counters": {}}, BUSY, "How much waits is not known yet"),
     ],
 )
@@ -52,10 +48,7 @@ def test_a_task_that_does_not_get_on_is_named_with_its_reason() -> None:
 def test_a_restore_says_how_much_and_how_long() -> None:
     well = [replace(task, trouble="") for task in FULL.tasks]
     said = verdict(facts(changed(FULL, tasks=well)))
-    assert said[:2] == (
-        BUSY,
-        "It restores 1 task: 70 records are left, 2 s at the present rate",
-    )
+    assert said[:2] == (BUSY, "It restores 1 task: 70 records are left, 2 s at the present rate")
     unknown = [replace(task, remaining_s=None, lag=None) for task in well]
     assert verdict(facts(changed(FULL, tasks=unknown))).text == "It restores 1 task"
 

@@ -24,6 +24,7 @@ from everflow.runtime.commit.batch import (
     of_kafka_streams,
     parse_metadata,
 )
+from unit.builders import batch_request
 
 ODD, PLAIN = TopicPartition("a-1-b", 3), TopicPartition("in", 0)
 TASK = TaskId(1, 3)
@@ -32,18 +33,14 @@ TASK = TaskId(1, 3)
 def test_a_request_comes_back_from_its_json() -> None:
     stores = {"counts": StorePlace("here", "app-counts-changelog"), "s": StorePlace("there", None)}
     task = TaskContext(TASK, "i", "i.0.0", {"AGG": 5}, stores)
-    request = BatchRequest(
+    request = batch_request(
+        {ODD: OffsetRange(1, 5), PLAIN: OffsetRange(0, 0)},
         batch_id="i.1.0",
-        thread=0,
-        attempt=0,
-        guarantee="exactly_once_v2",
         transactional_id="app-p-0",
         wall_clock_ms=7,
         gate="gate",
-        ranges={ODD: OffsetRange(1, 5), PLAIN: OffsetRange(0, 0)},
         log_ends={ODD: 9, PLAIN: 0},
         tasks=[task],
-        application_id="app",
         transaction_timeout_ms=10_000,
     )
     again = BatchRequest.from_json(request.to_json())

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from everflow import serdes
 from everflow.clock import ManualClock
 from everflow.errors import RetriableError
 from everflow.records import StoreChanges, TaskId, TopicPartition
@@ -22,14 +21,11 @@ from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
 from everflow.state.store_meta import Owner
 from everflow.state.task_directory import StateDirectory
+from unit.builders import store_spec
 
 A, B, C = (TaskId(0, p) for p in range(3))
-COUNTS = StoreSpec(
-    name="counts", kind="key_value", key_serde=serdes.string(), value_serde=serdes.long()
-)
-TOTALS = StoreSpec(
-    name="totals", kind="key_value", key_serde=serdes.string(), value_serde=serdes.long()
-)
+COUNTS = store_spec("counts")
+TOTALS = store_spec("totals")
 
 
 def changelog(task: TaskId, spec: StoreSpec) -> TopicPartition:

@@ -9,20 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from everflow import serdes
 from everflow.records import TaskId
 from everflow.runtime.copies.known_copies import Freshness, Settled
 from everflow.runtime.restore.restoration import PreparedStore, prepare_store
 from everflow.runtime.restore.restore_plan import ChangelogState
 from everflow.state.lmdb_env import StoreClosedError
 from everflow.state.lmdb_store import LmdbStore
-from everflow.state.store import StoreSpec
 from everflow.state.task_directory import StateDirectory
+from unit.builders import store_spec
 
 A = TaskId(0, 0)
-SPEC = StoreSpec(
-    name="counts", kind="key_value", key_serde=serdes.string(), value_serde=serdes.long()
-)
+SPEC = store_spec("counts")
 HOUR_MS = 3_600_000
 BEGAN_MS = 1_800_000_000_000
 

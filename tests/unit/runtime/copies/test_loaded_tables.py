@@ -18,18 +18,12 @@ from everflow.retry import StoppedError
 from everflow.runtime.copies.global_tables import CHECKED_EVERY_MS, LoadedTables
 from everflow.state.changelog import unpack_value
 from everflow.state.lmdb_store import LmdbStore
-from everflow.state.store import StoreSpec
 from everflow.topology.graph import EdgeType, LoadedTableNode
 from everflow.topology.plan import LoadedTable
+from unit.builders import store_spec
 
 TASK = TaskId(3, 0)
-SPEC = StoreSpec(
-    name="people",
-    kind="key_value",
-    key_serde=serdes.string(),
-    value_serde=serdes.long(),
-    logging=False,
-)
+SPEC = store_spec("people", logging=False)
 
 
 class Turns:

@@ -70,7 +70,6 @@ class World:
         return store
 
     def wait(self, milliseconds: float) -> bool:
-        """Whether something was removed meanwhile."""
         removed, until_ms = False, self.clock.monotonic_ms() + milliseconds
         while self.clock.monotonic_ms() < until_ms:
             self.clock.advance(1_000)

@@ -18,13 +18,7 @@ from everflow.runtime.tasks.task import StandbyTask, TaskRole, TaskState
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store_meta import Owner
 from everflow.testing.waiting import wait_until
-from unit.runtime.copies.updater_world import (
-    ACCEPTABLE,
-    A,
-    B,
-    World,
-    log_of,
-)
+from unit.runtime.copies.updater_world import ACCEPTABLE, A, B, World, log_of
 
 
 @pytest.fixture

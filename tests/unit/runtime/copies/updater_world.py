@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 
-from everflow import serdes
 from everflow.clock import Clock, ManualClock
 from everflow.errors import RetriableError
 from everflow.metrics import Metrics
@@ -20,13 +19,11 @@ from everflow.runtime.restore.restoration import PreparedStore, prepare_store
 from everflow.runtime.restore.restore_plan import ChangelogState
 from everflow.runtime.tasks.task import StandbyTask, TaskRole, TaskStore
 from everflow.state.lmdb_store import LmdbStore
-from everflow.state.store import StoreSpec
 from everflow.state.task_directory import StateDirectory
+from unit.builders import store_spec
 
 A, B = TaskId(0, 0), TaskId(0, 1)
-SPEC = StoreSpec(
-    name="counts", kind="key_value", key_serde=serdes.string(), value_serde=serdes.long()
-)
+SPEC = store_spec("counts")
 ACCEPTABLE = 3
 TASK_TIMEOUT_MS = 60_000.0
 

@@ -11,12 +11,7 @@ from everflow.clock import ManualClock
 from everflow.errors import RetriableError
 from everflow.kafka.writing.transaction_states import TransactionState
 from everflow.records import TopicPartition
-from everflow.runtime.observed.broker_facts import (
-    WATCHED_MS,
-    BrokerFacts,
-    Standing,
-    standing,
-)
+from everflow.runtime.observed.broker_facts import WATCHED_MS, BrokerFacts, Standing, standing
 
 A, B = TopicPartition("a", 0), TopicPartition("b", 0)
 

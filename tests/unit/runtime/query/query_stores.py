@@ -18,18 +18,10 @@ from everflow.runtime.tasks.task import TaskStore
 from everflow.serdes.windowed import window_store_key
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
+from unit.builders import store_spec
 
-COUNTS = StoreSpec(
-    name="counts", kind="key_value", key_serde=serdes.string(), value_serde=serdes.long()
-)
-WINDOWS = StoreSpec(
-    name="windows",
-    kind="window",
-    key_serde=serdes.string(),
-    value_serde=serdes.long(),
-    retention_ms=10**12,
-    window_size_ms=1_000,
-)
+COUNTS = store_spec("counts")
+WINDOWS = store_spec("windows", "window", retention_ms=10**12, window_size_ms=1_000)
 PARTITIONS = 4
 SITES = [
     StoreSite(spec=spec, subtopology=0, partitions=PARTITIONS, decode=spec.value_serde.decode)

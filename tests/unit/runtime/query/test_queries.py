@@ -29,7 +29,6 @@ from unit.runtime.query.query_stores import COUNTS, WINDOWS, Instance, by_first_
 
 
 def tasks(active: set[int], standby: Collection[int] = ()) -> HostTasks:
-    """Partitions of sub-topology 0."""
     return HostTasks(
         frozenset(TaskId(0, one) for one in active), frozenset(TaskId(0, one) for one in standby)
     )
@@ -79,10 +78,7 @@ def test_one_partition(instance: Instance) -> None:
     assert list(instance.store("counts", 0).all()) == [("a", 1)]
     assert instance.store("counts", 0, partitioner=by_first_letter).get("b") is None
     for query in ("all", "approximate_num_entries"):
-        with pytest.raises(
-            StateElsewhereError,
-            match=r"Partition 2.*other:1.*other:1.*third:1",
-        ):
+        with pytest.raises(StateElsewhereError, match=r"Partition 2.*other:1.*other:1.*third:1"):
             getattr(instance.store("counts", 2), query)()
     with pytest.raises(ValueError, match="partitions 0 to 3, not 4"):
         instance.store("counts", 4)
@@ -104,10 +100,7 @@ def test_a_lag_beyond_the_bound_is_named(instance: Instance) -> None:
     instance.end = 6
     assert counts.get("b") == 5, "the end is known for a while"
     instance.clock.advance(ENDS_AGE_MS + 1)
-    with pytest.raises(
-        StaleStateError,
-        match=r"4 offsets.*max_lag=3.*other:1",
-    ) as raised:
+    with pytest.raises(StaleStateError, match=r"4 offsets.*max_lag=3.*other:1") as raised:
         counts.get("b")
     assert (raised.value.partition, raised.value.lag, raised.value.max_lag) == (1, 4, 3)
     with pytest.raises(StaleStateError):
@@ -146,10 +139,7 @@ def test_while_it_drains_an_instance_answers_for_the_tasks_it_still_has(instance
         (ClientState.PENDING_ERROR, True),
     ):
         instance.state, instance.draining = state, draining
-        with pytest.raises(
-            InvalidStateStoreError,
-            match=rf"{state.name}.*stores",
-        ):
+        with pytest.raises(InvalidStateStoreError, match=rf"{state.name}.*stores"):
             counts.get("a")
 
 
@@ -174,10 +164,7 @@ def test_options_that_cannot_be_are_refused_at_once(
 def test_what_moves_is_to_be_asked_again(instance: Instance) -> None:
     instance.hosts = {"me:1": tasks({0, 1})}
     counts = instance.store("counts", partitioner=by_first_letter)
-    with pytest.raises(
-        StateMovingError,
-        match=r"restored.*A",
-    ):
+    with pytest.raises(StateMovingError, match=r"restored.*A"):
         counts.get("b")
     instance.hosts = {"other:1": tasks(set())}
     instance.state = ClientState.REBALANCING
@@ -213,19 +200,13 @@ def test_an_unknown_store_and_an_instance_that_does_not_run(instance: Instance) 
         instance.store("nope")
     counts = instance.store("counts")
     instance.state = ClientState.NOT_RUNNING
-    with pytest.raises(
-        InvalidStateStoreError,
-        match=r"NOT_RUNNING.*stores",
-    ):
+    with pytest.raises(InvalidStateStoreError, match=r"NOT_RUNNING.*stores"):
         counts.get("a")
     with pytest.raises(InvalidStateStoreError, match="started"):
         KafkaStreams(Topology(()), application_id="app", bootstrap_servers="b:1").store("counts")
     starting = KafkaStreams(Topology(()), application_id="app", bootstrap_servers="b:1")
     starting._life.states.to(ClientState.REBALANCING)
-    with pytest.raises(
-        InvalidStateStoreError,
-        match=r"starting.*RUNNING",
-    ):
+    with pytest.raises(InvalidStateStoreError, match=r"starting.*RUNNING"):
         starting.store("counts")
 
 

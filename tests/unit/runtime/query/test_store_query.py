@@ -18,7 +18,6 @@ from everflow.runtime.client_state import ClientState
 from everflow.runtime.query.store_query import ReadOnlyStore, StoreReader
 from everflow.serdes import SerdeError
 from everflow.snapshots.query_errors import StateMovingError, StoreKindError
-from everflow.state.key_ranges import after_prefix
 from everflow.state.lmdb_store import LmdbStore
 from unit.runtime.query.query_stores import (
     COUNTS,
@@ -26,7 +25,6 @@ from unit.runtime.query.query_stores import (
     Instance,
     by_first_letter,
     windows,
-    write,
 )
 
 
@@ -86,56 +84,10 @@ def test_a_large_value_ends_a_page(instance: Instance, monkeypatch: pytest.Monke
     assert sizes == [2, 2]
 
 
-@pytest.mark.parametrize(
-    ("prefix", "end"), [(b"a", b"b"), (b"a\xff\xff", b"b"), (b"\xff", None), (b"", None)]
-)
-def test_what_lies_behind_a_prefix(prefix: bytes, end: bytes | None) -> None:
-    assert after_prefix(prefix) == end
-
-
 def test_a_key_written_by_another_partitioner_is_found_here(instance: Instance) -> None:
     fill(instance)
     instance.put(0, COUNTS, {b"bz": 7})  # belongs to partition 1
     assert store(instance, "counts").get("bz") == 7
-
-
-@pytest.mark.parametrize("page", [1, 2, 1000])
-def test_windows(instance: Instance, page: int) -> None:
-    instance.put(
-        0, WINDOWS, windows({("a", 0): 1, ("a", 1000): 2, ("a", 2000): 3, ("aa", 1000): 4})
-    )
-    instance.put(1, WINDOWS, windows({("b", 1000): 5, ("b", 3000): 6}))
-    read = store(instance, "windows", page)
-
-    def at(key: str, start: int) -> Windowed:
-        return Windowed(key, start, start + 1000)
-
-    assert list(read.fetch("a", 0, 1000)) == [(at("a", 0), 1), (at("a", 1000), 2)]
-    assert list(read.fetch("a", 1, 1 << 70)) == [(at("a", 1000), 2), (at("a", 2000), 3)]
-    assert list(read.fetch("a", -5, 0)) == [(at("a", 0), 1)]
-    assert list(read.fetch("a", 2, 1)) == list(read.fetch("a", -2, -1)) == []
-    assert list(read.backward_fetch("a", 0, 5000)) == [
-        (at("a", 2000), 3),
-        (at("a", 1000), 2),
-        (at("a", 0), 1),
-    ]
-    assert [read.fetch_window("a", start) for start in (0, 1, 2000)] == [1, None, 3]
-    # Within a partition by key bytes; "aa" follows the windows of "a" that start below its second
-    # letter: all of them.
-    assert list(read.fetch_all(1000, 2000)) == [
-        (at("a", 1000), 2),
-        (at("a", 2000), 3),
-        (at("aa", 1000), 4),
-        (at("b", 1000), 5),
-    ]
-    assert list(read.backward_fetch_all(3000, 3000)) == [(at("b", 3000), 6)]
-    assert list(read.fetch_range("aa", "b", 0, 1000)) == [(at("aa", 1000), 4), (at("b", 1000), 5)]
-    assert list(read.backward_fetch_range(None, "a", 1000, 9000)) == [
-        (at("a", 2000), 3),
-        (at("a", 1000), 2),
-    ]
-    assert len(list(read.all())) == 6
-    assert read.approximate_num_entries() == 6
 
 
 @pytest.mark.parametrize(
@@ -184,29 +136,6 @@ def test_a_key_of_another_type_names_store_and_type(instance: Instance) -> None:
         instance.store("counts").get(None)
 
 
-def test_writes_between_pages_are_seen_behind_the_page_and_nothing_comes_twice(
-    instance: Instance,
-) -> None:
-    path = instance.put(0, COUNTS, {b"a": 1, b"c": 3, b"e": 5})
-    entries = store(instance, "counts", 2).all()
-    assert [next(entries), next(entries)] == [("a", 1), ("c", 3)]
-    write(path, COUNTS, {b"a": 10, b"b": 2, b"d": 4, b"e": None})
-    assert list(entries) == [("d", 4)]
-
-
-def test_a_store_rebuilt_elsewhere_is_read_on_at_its_new_path(instance: Instance) -> None:
-    content = {b"a": 1, b"b": 2, b"c": 3}
-    old = instance.put(0, COUNTS, content)
-    entries = store(instance, "counts", 1).all()
-    assert next(entries) == ("a", 1)
-    rebuilt = instance.place(0, COUNTS, 1)
-    write(rebuilt, COUNTS, {**content, b"d": 4})
-    instance.show(0, COUNTS, rebuilt)
-    LmdbStore.close_at(old)
-    shutil.rmtree(old)
-    assert list(entries) == [("b", 2), ("c", 3), ("d", 4)]
-
-
 def test_a_store_that_is_gone_while_its_task_is_said_to_run_is_moving(instance: Instance) -> None:
     path = instance.put(0, COUNTS, {b"a": 1})
     LmdbStore.close_at(path)
@@ -229,10 +158,7 @@ def test_a_partition_that_moves_away_ends_the_iteration_with_an_error(instance: 
     assert next(entries) == ("a", 1)
     del instance.active[TaskId(0, 0)]
     instance.state = ClientState.REBALANCING
-    with pytest.raises(
-        StateMovingError,
-        match=r"Partition 0.*'counts'",
-    ):
+    with pytest.raises(StateMovingError, match=r"Partition 0.*'counts'"):
         list(entries)
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from everflow import serdes
 from everflow.clock import ManualClock
 from everflow.errors import LogStartMovedError, StoreMismatchError
 from everflow.records import Int64, StoreChanges, TaskId, TopicPartition
@@ -24,15 +23,13 @@ from everflow.runtime.restore.restoration import (
 from everflow.runtime.restore.restore_plan import ChangelogState
 from everflow.state.changelog import pack_value
 from everflow.state.lmdb_store import LmdbStore
-from everflow.state.store import StoreSpec
 from everflow.state.store_meta import Owner
 from everflow.state.task_directory import StateDirectory
+from unit.builders import store_spec
 
 TASK = TaskId(0, 0)
 CHANGELOG = TopicPartition("app-counts-changelog", 0)
-SPEC = StoreSpec(
-    name="counts", kind="key_value", key_serde=serdes.string(), value_serde=serdes.long()
-)
+SPEC = store_spec("counts")
 
 
 @dataclass(frozen=True)
@@ -312,14 +309,7 @@ def test_a_window_store_restores_only_what_its_retention_keeps(
     tmp_path: Path, clock: ManualClock
 ) -> None:
     with_directory = StateDirectory.open(tmp_path, "app")
-    spec = StoreSpec(
-        name="daily",
-        kind="window",
-        key_serde=serdes.string(),
-        value_serde=serdes.long(),
-        retention_ms=120_000,
-        window_size_ms=60_000,
-    )
+    spec = store_spec("daily", "window", retention_ms=120_000, window_size_ms=60_000)
     starts = [minute * 60_000 for minute in range(50)]
     records: list[tuple[bytes | None, bytes | None] | None] = [
         (b"k" + start.to_bytes(8, "big") + bytes(4), b"1") for start in starts

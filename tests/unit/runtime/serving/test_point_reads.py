@@ -18,13 +18,11 @@ from everflow.config import StreamsConfig
 from everflow.runtime.query.key_metadata import StoreSite
 from everflow.runtime.serving.served import served
 from everflow.serdes.windowed import window_store_key
-from everflow.state.store import StoreSpec
+from unit.builders import store_spec
 from unit.runtime.query.query_stores import COUNTS, WINDOWS, Instance
 
 TOKEN = "a-token-of-some-length"
-NOTES = StoreSpec(
-    name="notes", kind="key_value", key_serde=serdes.json("n bigint"), value_serde=serdes.long()
-)
+NOTES = store_spec("notes", key=serdes.json("n bigint"))
 
 
 @pytest.fixture
@@ -64,8 +62,6 @@ def address(instance: Instance) -> Iterator[str]:
 
 
 class Wire:
-    """A connection, byte by byte."""
-
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
         self.socket = socket.create_connection((host, int(port)), timeout=30)
@@ -201,7 +197,7 @@ TARGET_BYTES = st.one_of(
     ),
 )
 SETTINGS = settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 

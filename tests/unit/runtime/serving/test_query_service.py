@@ -15,12 +15,7 @@ import pytest
 
 from everflow import serdes
 from everflow.assignment.user_data import HostTasks
-from everflow.client import (
-    QueryClient,
-    QueryRefusedError,
-    QueryUnavailableError,
-    connections,
-)
+from everflow.client import QueryClient, QueryRefusedError, QueryUnavailableError, connections
 from everflow.config import StreamsConfig
 from everflow.errors import ConfigError
 from everflow.records import TaskId, TopicPartition
@@ -40,43 +35,22 @@ from everflow.serdes.windowed import session_key, window_store_key
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
 from everflow.windows import Windowed
+from unit.builders import store_spec
 from unit.runtime.query.query_stores import Instance
 
 PARTITIONS = 4
-COUNTS = StoreSpec(
-    name="counts", kind="key_value", key_serde=serdes.string(), value_serde=serdes.long()
+COUNTS = store_spec("counts")
+ORDERS = store_spec(
+    "orders",
+    key=serdes.json("shop string, number bigint"),
+    value=serdes.json("price double, note binary, at timestamp"),
 )
-ORDERS = StoreSpec(
-    name="orders",
-    kind="key_value",
-    key_serde=serdes.json("shop string, number bigint"),
-    value_serde=serdes.json("price double, note binary, at timestamp"),
+NUMBERS = store_spec("numbers", key=serdes.long())
+WINDOWS = store_spec(
+    "windows", "window", key=serdes.long(), retention_ms=10**12, window_size_ms=1_000
 )
-NUMBERS = StoreSpec(
-    name="numbers", kind="key_value", key_serde=serdes.long(), value_serde=serdes.long()
-)
-WINDOWS = StoreSpec(
-    name="windows",
-    kind="window",
-    key_serde=serdes.long(),
-    value_serde=serdes.long(),
-    retention_ms=10**12,
-    window_size_ms=1_000,
-)
-SESSIONS = StoreSpec(
-    name="sessions",
-    kind="session",
-    key_serde=serdes.string(),
-    value_serde=serdes.long(),
-    retention_ms=10**12,
-)
-PAGES = StoreSpec(
-    name="pages",
-    kind="versioned",
-    key_serde=serdes.string(),
-    value_serde=serdes.string(),
-    retention_ms=10**12,
-)
+SESSIONS = store_spec("sessions", "session", retention_ms=10**12)
+PAGES = store_spec("pages", "versioned", value=serdes.string(), retention_ms=10**12)
 SITES = {
     spec.name: StoreSite(
         spec=spec, subtopology=0, partitions=PARTITIONS, decode=spec.value_serde.decode

@@ -9,22 +9,18 @@ from hypothesis import strategies as st
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.commit.batch import Ages
 from everflow.runtime.step.record_ages import ages_read
-from everflow.serdes import string
 from everflow.topology.batches import BatchInput
-from everflow.topology.plan import Source
+from unit.builders import source
 
 NAMES = ("a", "b")
 SOURCES = {
-    index: Source(
+    index: source(
+        name,
         index=index,
-        topic=name,
         node=f"{name}-node",
         subtopology=index,
-        key_serde=string(),
-        value_serde=string(),
         offset_reset=None,
         kind="source",
-        merged=False,
         slot=index,
     )
     for index, name in enumerate(NAMES)

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-import numpy as np
 import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,6 +24,7 @@ from everflow.topology.graph import (
     SourceNode,
 )
 from everflow.topology.plan import FunctionOp, PhysicalPlan, SinkOp, plan
+from unit.builders import edge_batch
 
 TEXT = serdes.string()
 EDGE = EdgeType(pa.string(), pa.string())
@@ -84,13 +84,7 @@ def forwarded(graph: Graph) -> dict[str, list[str]]:
 
 
 def records() -> EdgeBatch:
-    count = len(RECORDS)
-    place = np.arange(count, dtype=np.int64)
-    none = np.zeros(count, np.int32)
-    text = pa.array(RECORDS)
-    return EdgeBatch(
-        key=text, value=text, timestamp=place, seq=place, source=none, partition=none, offset=place
-    )
+    return edge_batch(RECORDS, RECORDS)
 
 
 def ran(found: PhysicalPlan) -> dict[str, list[str]]:
@@ -111,7 +105,7 @@ def planned(graph: Graph) -> PhysicalPlan:
     return plan(graph, {node.name: 0 for node in graph.nodes}, "app")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(graph=graphs())
 def test_results_come_as_nodes_forward_them(graph: Graph) -> None:
     assert ran(planned(graph)) == forwarded(graph)

@@ -15,44 +15,22 @@ from pyspark.errors import PySparkValueError
 from everflow import serdes
 from everflow.records import EdgeBatch
 from everflow.runtime.commit.batch import BadRecord
-from everflow.runtime.step.step_functions import RecordFailure, run_function, unnest
+from everflow.runtime.step.step_functions import RecordFailure, run_function
 from everflow.runtime.step.task_step import _to_outputs
 from everflow.topology.graph import EdgeType
-from everflow.topology.plan import FunctionOp, SinkOp, Source, UnnestOp
+from everflow.topology.plan import FunctionOp, SinkOp
+from unit.builders import edge_batch, source
 from unit.runtime.own_serde import OwnSerde
 
 TEXT = serdes.string()
-SOURCES = {
-    0: Source(
-        index=0,
-        topic="in",
-        subtopology=0,
-        node="source",
-        key_serde=TEXT,
-        value_serde=serdes.long(),
-        offset_reset="earliest",
-        kind="stream",
-        merged=False,
-        slot=1,
-    )
-}
+SOURCES = {0: source("in", key=TEXT, value=serdes.long())}
 EDGE = EdgeType(pa.string(), pa.int64())
 
 
 def batch(
     keys: list[Any], values: list[Any], key: pa.DataType = EDGE.key, value: pa.DataType = EDGE.value
 ) -> EdgeBatch:
-    order = np.arange(len(keys), dtype=np.int64)
-    zeros = np.zeros(len(keys), np.int32)
-    return EdgeBatch(
-        key=pa.array(keys, key),
-        value=pa.array(values, value),
-        timestamp=order,
-        seq=order,
-        source=zeros,
-        partition=zeros + 3,
-        offset=order + 40,
-    )
+    return edge_batch(keys, values, key, value, partition=3, offset=40)
 
 
 def function(op: str, fn: Callable[[Any, Any], Any], type_: EdgeType = EDGE) -> FunctionOp:
@@ -63,30 +41,6 @@ def function(op: str, fn: Callable[[Any, Any], Any], type_: EdgeType = EDGE) -> 
 
 def pairs(found: EdgeBatch) -> list[tuple[Any, Any]]:
     return list(zip(found.key.to_pylist(), found.value.to_pylist(), strict=True))
-
-
-INPUT = [("a", 1), (None, 2), ("c", None)]
-RESULTS: dict[str, tuple[Callable[[Any, Any], Any], list[tuple[Any, Any]]]] = {
-    "filter": (lambda k, v: k, [("a", 1), ("c", None)]),
-    "filter_not": (lambda k, v: k, [(None, 2)]),
-    "peek": (lambda k, v: "ignored", INPUT),
-    "map": (lambda k, v: (k and k + "!", v and v + 1), [("a!", 2), (None, 3), ("c!", None)]),
-    "map_values": (lambda k, v: v and v * 10, [("a", 10), (None, 20), ("c", None)]),
-    "select_key": (lambda k, v: None if v is None else str(v), [("1", 1), ("2", 2), (None, None)]),
-    "flat_map": (lambda k, v: [(k, i) for i in range(v or 0)], [("a", 0), (None, 0), (None, 1)]),
-    "flat_map_values": (
-        lambda k, v: None if v is None else (x for x in range(v)),
-        [("a", 0), (None, 0), (None, 1)],
-    ),
-}
-
-
-@pytest.mark.parametrize("op", RESULTS)
-def test_shapes(op: str) -> None:
-    fn, expected = RESULTS[op]
-    keys, values = [k for k, _ in INPUT], [v for _, v in INPUT]
-    assert pairs(run_function(function(op, fn), batch(keys, values), SOURCES)) == expected
-    assert pairs(run_function(function(op, fn), batch([], []), SOURCES)) == []
 
 
 def test_every_result_keeps_the_place_of_its_record() -> None:
@@ -134,13 +88,6 @@ def test_a_failure_names_its_record(name: str) -> None:
     assert found.error.partition(":")[0] in {"ZeroDivisionError", "TypeError", "ValueError"}
 
 
-def test_a_text_in_place_of_a_list_is_shown() -> None:
-    with pytest.raises(RecordFailure, match=r"TypeError.*'letters'"):
-        run_function(
-            function("flat_map_values", lambda k, v: "letters"), batch(["a"], [1]), SOURCES
-        )
-
-
 @pytest.mark.parametrize(
     ("fails", "told"),
     [
@@ -168,22 +115,6 @@ def test_whoever_writes_columns_in_a_function_reads_that_it_gets_values() -> Non
         run_function(function("filter", both), batch(["a"], [1]), SOURCES)
     assert "please use '&' for 'and'" in failure.value.failure.error
     assert "\n  a Python function gets values, not Columns" in failure.value.failure.error
-
-
-def test_unnest() -> None:
-    lists = batch(["a", "b", "c", "d"], [[1, 2], None, [], [3]], value=pa.list_(pa.int64()))
-    assert pairs(unnest(UnnestOp("node", False, EDGE, (1,), 2), lists)) == [
-        ("a", 1),
-        ("a", 2),
-        ("d", 3),
-    ]
-    element = pa.struct([("key", pa.string()), ("value", pa.int64())])
-    keyed = batch(
-        ["a", "b"],
-        [[{"key": "x", "value": 1}, {"key": None, "value": None}], None],
-        value=pa.list_(element),
-    )
-    assert pairs(unnest(UnnestOp("node", True, EDGE, (1,), 2), keyed)) == [("x", 1), (None, None)]
 
 
 def test_a_value_that_a_serde_of_the_user_cannot_write_names_record_and_line() -> None:

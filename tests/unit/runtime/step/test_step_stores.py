@@ -9,16 +9,14 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from everflow import serdes
 from everflow.records import StoreChanges, TaskId
 from everflow.runtime.commit.batch import StorePlace, TaskContext
 from everflow.runtime.step.step_stores import FollowedView, TaskStores
 from everflow.state.changelog import pack_value
 from everflow.state.store import StoreSpec
+from unit.builders import store_spec
 
-SPEC = StoreSpec(
-    name="counts", kind="key_value", key_serde=serdes.string(), value_serde=serdes.long()
-)
+SPEC = store_spec("counts")
 TASK = TaskContext(TaskId(0, 0), "i1", "", {}, {"counts": StorePlace("nowhere", None)})
 STORED = {b"a": pack_value(1, b"old"), b"b": pack_value(2, b"kept"), b"c": pack_value(3, b"gone")}
 

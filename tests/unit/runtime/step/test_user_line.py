@@ -9,34 +9,19 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
-from everflow import serdes
 from everflow.errors import RecordError
-from everflow.records import EdgeBatch
 from everflow.runtime.step.step_failure import failure_of
 from everflow.runtime.step.step_functions import RecordFailure, run_function
 from everflow.runtime.thread.failure_text import ending, in_full
 from everflow.topology.graph import EdgeType
-from everflow.topology.plan import FunctionOp, Source
+from everflow.topology.plan import FunctionOp
+from unit.builders import edge_batch, source
 
 EDGE = EdgeType(pa.string(), pa.string())
-SOURCES = {
-    0: Source(
-        index=0,
-        topic="in",
-        subtopology=0,
-        node="source",
-        key_serde=serdes.string(),
-        value_serde=serdes.string(),
-        offset_reset="earliest",
-        kind="stream",
-        merged=False,
-        slot=1,
-    )
-}
+SOURCES = {0: source("in")}
 
 
 def helper(value: str) -> Any:
@@ -104,17 +89,7 @@ def chained(value: str) -> Any:
 
 
 def failure(fn: Callable[[str], Any], op: str = "map_values") -> RecordFailure:
-    zeros = np.zeros(1, np.int32)
-    order = np.zeros(1, np.int64)
-    batch = EdgeBatch(
-        key=pa.array(["k"]),
-        value=pa.array(["{}"]),
-        timestamp=order,
-        seq=order,
-        source=zeros,
-        partition=zeros,
-        offset=order + 7,
-    )
+    batch = edge_batch(["k"], ["{}"], offset=7)
     with pytest.raises(RecordFailure) as raised:
         run_function(
             FunctionOp(

@@ -12,12 +12,7 @@ import pytest
 
 from everflow import serdes
 from everflow.clock import ManualClock
-from everflow.errors import (
-    FatalError,
-    OffsetsExpiredError,
-    OffsetsWentBackError,
-    RetriableError,
-)
+from everflow.errors import FatalError, OffsetsExpiredError, OffsetsWentBackError, RetriableError
 from everflow.records import CommittedOffset, Int64, TaskId, TopicPartition
 from everflow.retry import StoppedError
 from everflow.runtime.commit.batch import format_metadata

@@ -10,12 +10,7 @@ from everflow.clock import ManualClock
 from everflow.config import BatchLimits
 from everflow.metrics import Metrics
 from everflow.records import CommittedOffset, TaskId, TopicPartition
-from everflow.runtime.commit.batch import (
-    COMMITTED,
-    EXACTLY_ONCE_V2,
-    BatchRequest,
-    BatchResult,
-)
+from everflow.runtime.commit.batch import COMMITTED, EXACTLY_ONCE_V2, BatchRequest, BatchResult
 from everflow.runtime.commit.commit_gate import GateBook
 from everflow.runtime.tasks.recovery import CommittedLowerBounds, Recovery, RecoveryRules
 from everflow.runtime.tasks.task import ActiveTask, TaskState, TaskStore
@@ -99,6 +94,12 @@ class World:
         self.thread.add([task])
         return task
 
+    def fed(self, behave: Callable[[BatchRequest], BatchResult], end: int = 10) -> ActiveTask:
+        """`TASK`, with records up to ``end``, of which each batch does this."""
+        self.behave, task = behave, self.give_task()
+        self.end = end
+        return task
+
     def open_job(self, number: int) -> World:
         self.opened.append(number)
         return self
@@ -106,6 +107,10 @@ class World:
     def turn(self) -> bool:
         self.ends.poll_once()
         return self.thread.run_once()
+
+    def turns(self, count: int) -> None:
+        for _ in range(count):
+            self.turn()
 
     # the job
     def run(self, request: BatchRequest) -> BatchResult:

@@ -43,7 +43,6 @@ class TwoTasks(World):
         return {tp: CommittedOffset(self.read[tp], "") for tp in partitions}
 
     def turns(self, seconds: float) -> None:
-        """Records come all the time."""
         until_ms = self.clock.monotonic_ms() + seconds * 1000
         while self.clock.monotonic_ms() < until_ms:
             self.end += 1
@@ -87,9 +86,7 @@ def fails_for(world: TwoTasks, tp: TopicPartition, named: bool = False) -> None:
             world.clock.advance(1_000)
             raise BatchFailedError(
                 BatchFailure(
-                    kind="retriable",
-                    error="no leader for out-0",
-                    partitions=(tp,) if named else (),
+                    kind="retriable", error="no leader for out-0", partitions=(tp,) if named else ()
                 )
             )
         return world.commit(request)

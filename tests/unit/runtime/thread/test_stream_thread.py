@@ -173,11 +173,8 @@ def test_a_batch_that_is_to_be_run_again_waits_for_the_end_of_a_pause(world: Wor
     def refuse(request: BatchRequest) -> BatchResult:
         return BatchResult(outcome=ABORTED, reason="not a member")
 
-    world.behave = refuse
-    world.give_task()
-    world.end = 10
-    for _ in range(3):
-        world.turn()
+    world.fed(refuse)
+    world.turns(3)
     world.paused, tried = True, len(world.requests)
     world.clock.advance(3_600_000)
     for _ in range(5):
@@ -244,11 +241,8 @@ def test_an_abort_by_the_gate_runs_the_same_range_without_recovery(world: World)
         world.behave = world.commit
         return BatchResult(outcome=ABORTED, reason="not-a-member: generation -1")
 
-    world.behave = refuse
-    world.give_task()
-    world.end = 10
-    for _ in range(3):
-        world.turn()
+    world.fed(refuse)
+    world.turns(3)
     assert [(r.attempt, r.ranges[IN]) for r in world.requests] == [(0, (0, 10)), (1, (0, 10))]
     assert "committed" not in world.done
 
@@ -269,11 +263,8 @@ def test_a_batch_that_a_rebalance_refused_is_tried_once_more_before_its_task_is_
             BatchResult(outcome=ABORTED, reason=answers.pop()) if answers else world.commit(request)
         )
 
-    world.behave = refuse
-    task = world.give_task()
-    world.end = 10
-    for _ in range(4):
-        world.turn()
+    task = world.fed(refuse)
+    world.turns(4)
     assert [r.attempt for r in world.requests] == [0, 1]
     assert given == [[task]]
     assert task.positions == {IN: 10 if refusals == 1 else 0}
@@ -297,9 +288,7 @@ def test_tasks_are_given_up_between_batches_only(world: World) -> None:
         assert given == []
         return world.commit(request)
 
-    world.behave = drop_during_batch
-    task = world.give_task()
-    world.end = 10
+    task = world.fed(drop_during_batch)
     world.turn()
     world.turn()
     assert task.positions == {IN: 10}
@@ -364,9 +353,7 @@ def idle_world() -> World:
         times = {"in/idle": 100 * world.end, **request.idle.get(TASK, {})}
         return replace(world.commit(request), stream_times={TASK: times})
 
-    world.behave = commit
-    world.give_task()
-    world.end = 3
+    world.fed(commit, 3)
     world.turn()
     assert world.turn()
     assert not world.turn()  # from here on it is silent, and a second goes by

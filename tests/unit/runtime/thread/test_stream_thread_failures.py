@@ -53,11 +53,8 @@ def test_a_failed_batch_is_killed_fenced_recovered_in_that_order_and_run_again(
         world.behave = world.commit
         raise failed("worker", "worker died")
 
-    world.behave = fail
-    task = world.give_task()
-    world.end = 10
-    for _ in range(3):
-        world.turn()
+    task = world.fed(fail)
+    world.turns(3)
     assert world.done[:4] == ["kill [99]", "fence app-p-0", "committed", "restore"]
     first, second = world.requests[:2]
     assert first.ranges == second.ranges
@@ -94,11 +91,8 @@ def test_a_batch_that_had_committed_is_not_run_again(world: World) -> None:
         world.behave = world.commit
         raise failed("worker", "died after the commit")
 
-    world.behave = commit_then_die
-    task = world.give_task()
-    world.end = 10
-    for _ in range(3):
-        world.turn()
+    task = world.fed(commit_then_die)
+    world.turns(3)
     assert [r.ranges[IN] for r in world.requests] == [(0, 10)]
     assert task.positions == {IN: 10}
 
@@ -112,9 +106,7 @@ def test_a_task_lost_in_the_failed_batch_is_not_recovered(world: World) -> None:
         world.book.disown_all()
         raise failed("migrated", "refused: another owns it")
 
-    world.behave = lose_and_fail
-    task = world.give_task()
-    world.end = 10
+    task = world.fed(lose_and_fail)
     while not world.requests:
         world.turn()
     assert world.done == ["kill [99]", "fence app-p-0"], (
@@ -163,9 +155,7 @@ def test_a_bad_record_is_fatal_with_topic_partition_and_offset(world: World) -> 
             )
         )
 
-    world.behave = bad
-    world.give_task()
-    world.end = 10
+    world.fed(bad)
     world.ends.watch(0, [IN], world.thread.wake)
     world.ends.poll_once()
     with pytest.raises(RecordError, match="in-0@7") as raised:
@@ -180,9 +170,7 @@ def test_without_spark_the_thread_ends_after_it_has_fenced(world: World) -> None
     def fail(request: BatchRequest) -> BatchResult:
         raise failed("spark-gone", "Connection refused")
 
-    world.behave = fail
-    world.give_task()
-    world.end = 10
+    world.fed(fail)
     world.turn()
     with pytest.raises(FatalError, match="start"):
         world.turn()
@@ -200,9 +188,7 @@ def test_what_would_fail_again_ends_the_thread_at_once_with_the_cause_in_one_lin
             details="Traceback (most recent call last):\n  File x",
         )
 
-    world.behave = fail
-    world.give_task()
-    world.end = 10
+    world.fed(fail)
     world.turn()
     with pytest.raises(FatalError, match=r"\Atoo big for out\Z") as raised:
         world.turn()
@@ -220,9 +206,7 @@ def test_a_full_disk_behind_each_commit_ends_the_thread_although_its_records_are
         world.commit(request)
         raise failed("fatal", "no space left on device", code="EF-STATE-DISK")
 
-    world.behave = commit_and_fail_to_apply
-    world.give_task()
-    world.end = 10
+    world.fed(commit_and_fail_to_apply)
     world.turn()
     with pytest.raises(StateDiskError, match="no space left"):
         world.turn()
@@ -237,11 +221,8 @@ def test_a_batch_that_keeps_failing_is_tried_with_fewer_records(world: World) ->
             raise failed("worker", "Python worker exited unexpectedly")
         return world.commit(request)
 
-    world.behave = no_memory
-    world.give_task()
-    world.end = 100
-    for _ in range(12):
-        world.turn()
+    world.fed(no_memory, 100)
+    world.turns(12)
     sizes = [request.ranges[IN].end - request.ranges[IN].start for request in world.requests]
     assert sizes[:3] == [100, 100, 6]
     assert set(sizes[3:]) == {6}, "no larger again before the records that failed are behind"
@@ -252,19 +233,12 @@ def test_retries_end_with_the_task_timeout(world: World) -> None:
     def fail(request: BatchRequest) -> BatchResult:
         raise failed("retriable", "no leader for out-0")
 
-    world.behave = fail
-    world.give_task()
-    world.end = 10
-
-    def turns() -> None:
-        for _ in range(100):
-            world.turn()
+    world.fed(fail)
 
     with pytest.raises(
-        TaskTimeoutError,
-        match=r"0_0.*progress.*11.*task.timeout.ms.*10.*out-0",
+        TaskTimeoutError, match=r"0_0.*progress.*11.*task.timeout.ms.*10.*out-0"
     ) as late:
-        turns()
+        world.turns(100)
     assert late.value.task == TASK
     assert world.metrics.snapshot()[names.BATCHES_FAILED] > 2
 
@@ -317,20 +291,14 @@ def test_what_repeats_unchanged_is_told_the_second_time_and_ends_in_seconds(
         world.clock.advance(1_000)
         raise failed("other", said, where=("app.py:3",))
 
-    world.behave = fail
-    world.give_task()
-    world.end = 10
-
-    def turns() -> None:
-        for _ in range(10):
-            world.turn()
+    world.fed(fail)
 
     began = world.clock.monotonic_ms()
     with (
         caplog.at_level(logging.WARNING, "everflow"),
         pytest.raises(RepeatedFailureError) as raised,
     ):
-        turns()
+        world.turns(10)
     assert world.clock.monotonic_ms() - began < 5_000
     assert str(raised.value).splitlines()[:2] == [
         f"{said} (3 times in a row)",
@@ -346,9 +314,7 @@ def test_a_thread_in_trouble_shows_it_until_it_gets_on(world: World) -> None:
     def fail(request: BatchRequest) -> BatchResult:
         raise failed("retriable", "no leader for out-0")
 
-    world.behave = fail
-    world.give_task()
-    world.end = 10
+    world.fed(fail)
     while len(world.requests) < 2:
         world.turn()
     assert world.thread.trouble is not None
@@ -372,16 +338,10 @@ def test_a_record_for_which_a_column_fails_is_found_and_named(
             raise failed("column", said, where=("app.py:3",))
         return world.commit(request)
 
-    world.behave = divide
-    world.give_task()
-    world.end = 100
-
-    def turns() -> None:
-        for _ in range(60):
-            world.turn()
+    world.fed(divide, 100)
 
     with caplog.at_level(logging.INFO, "everflow"), pytest.raises(ColumnError) as raised:
-        turns()
+        world.turns(60)
     first, operator, cure = str(raised.value).splitlines()
     assert (first, operator) == (
         f"{said} (2 times in a row, on in-0@37)",
@@ -414,16 +374,10 @@ def test_what_is_before_a_record_that_a_column_names_is_committed(world: World) 
             raise failed("column", said, where=("app.py:3",), record=BadRecord(*IN, poison))
         return world.commit(request)
 
-    world.behave = divide
-    world.give_task()
-    world.end = 100
-
-    def turns() -> None:
-        for _ in range(10):
-            world.turn()
+    world.fed(divide, 100)
 
     with pytest.raises(ColumnError) as raised:
-        turns()
+        world.turns(10)
     assert str(raised.value).splitlines()[0] == f"{said} (on in-0@37)"
     assert world.committed_offset == poison
     assert world.metrics.snapshot()[names.BATCHES_FAILED] == 2
@@ -460,12 +414,8 @@ def test_of_several_tasks_the_record_for_which_a_column_fails_is_found(
     world.give_task()
     world.end = 100
 
-    def turns() -> None:
-        for _ in range(100):
-            world.turn()
-
     with pytest.raises(ColumnError, match=rf"times.*{bad}@37"):
-        turns()
+        world.turns(100)
     assert read[bad] == 37, "all that is before it was committed"
 
 
@@ -479,18 +429,12 @@ def test_a_record_that_kills_the_worker_is_found_and_named(world: World) -> None
             raise failed("worker", "A Python worker process died (Segmentation fault)")
         return world.commit(request)
 
-    world.behave = crash
-    world.give_task()
-    world.end = 100
-
-    def turns() -> None:
-        for _ in range(60):
-            world.turn()
+    world.fed(crash, 100)
 
     with pytest.raises(
         WorkerDiedError, match=r"died \(Segmentation fault\) \(\d times in a row, on in-0@37\)"
     ):
-        turns()
+        world.turns(60)
     assert world.committed_offset == poison, "all that is before it was committed"
     assert world.metrics.snapshot()[names.BATCHES_FAILED] < 12
 
@@ -513,15 +457,10 @@ def test_a_batch_that_hangs_is_told_as_that_and_its_record_found(world: World) -
             line=CodeLine("app.py", len(sizes), "loop"),
         )
 
-    world.give_task()
-    world.end, world.behave = 20, hangs_at_7
-
-    def turns() -> None:
-        for _ in range(40):
-            world.turn()
+    world.fed(hangs_at_7, 20)
 
     with pytest.raises(BatchTimeoutError) as error:
-        turns()
+        world.turns(40)
     text = str(error.value)
     assert text.startswith(
         "A batch has not ended within 4 s (max.poll.interval.ms) (2 times in a row, on in-0@7)"
@@ -570,10 +509,7 @@ def test_a_batch_that_the_end_cut_off_is_no_failure_to_be_told(
         raise failed("worker", "A Python worker process died (no trace of why)")
 
     caplog.set_level(logging.INFO)
-    world.behave = killed
-    world.give_task()
-    world.end = 10
-    for _ in range(2):
-        world.turn()
+    world.fed(killed)
+    world.turns(2)
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
     assert "its batch was cut off by the end of the instance" in caplog.text

@@ -146,10 +146,7 @@ def test_offsets_that_a_tool_has_reset_are_no_first_start() -> None:
 
 
 NEW = TopicSpec("app-extra-changelog", 2, {"cleanup.policy": "compact"}, "changelog")
-HAD = {
-    "changelog": frozenset({"counts-changelog"}),
-    "repartition": frozenset({"by-x-repartition"}),
-}
+HAD = {"changelog": frozenset({"counts-changelog"}), "repartition": frozenset({"by-x-repartition"})}
 
 
 @pytest.mark.parametrize("create", [False, True])

@@ -8,7 +8,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from everflow import serdes
 from everflow.errors import (
     FatalError,
     RecordRefusedError,
@@ -32,23 +31,14 @@ from everflow.runtime.worker.set_aside import Judge
 from everflow.serdes import SerdeError
 from everflow.topology.batches import BatchInput
 from everflow.topology.plan import DEAD_LETTER_SLOT, Source
+from unit.builders import batch_request
+from unit.builders import source as made_source
 
 A, B = TopicPartition("a", 0), TopicPartition("b", 0)
 
 
 def source(index: int, topic: str) -> Source:
-    return Source(
-        index=index,
-        topic=topic,
-        subtopology=0,
-        node=f"source-{topic}",
-        key_serde=serdes.string(),
-        value_serde=serdes.string(),
-        offset_reset="earliest",
-        kind="stream",
-        merged=True,
-        slot=index + 1,
-    )
+    return made_source(topic, index=index, node=f"source-{topic}", merged=True)
 
 
 SOURCES = (source(0, "a"), source(1, "b"))
@@ -68,19 +58,7 @@ def request(**logs: LogColumns) -> BatchRequest:
         TopicPartition(topic, 0): OffsetRange(100, 100 + len(columns))
         for topic, columns in logs.items()
     }
-    return BatchRequest(
-        batch_id="i.0.0",
-        thread=0,
-        attempt=0,
-        guarantee="exactly_once_v2",
-        transactional_id="",
-        wall_clock_ms=0,
-        gate="",
-        ranges=ranges,
-        log_ends={tp: wanted.end for tp, wanted in ranges.items()},
-        tasks=[],
-        application_id="app",
-    )
+    return batch_request(ranges)
 
 
 class Batch:

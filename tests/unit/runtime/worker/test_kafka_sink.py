@@ -11,12 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from everflow import serdes
 from everflow.errors import EverflowError, GenerationChanged, TaskMigratedError, UnknownOutcomeError
 from everflow.records import OffsetRange, StoreChanges, TaskId, TopicPartition
 from everflow.runtime.commit.batch import (
     ABORTED,
-    EXACTLY_ONCE_V2,
     BatchRequest,
     StorePlace,
     TaskContext,
@@ -27,24 +25,13 @@ from everflow.runtime.step.task_step import StepResult
 from everflow.runtime.worker.kafka_sink import KafkaSink
 from everflow.runtime.worker.worker_ports import WorkerPorts
 from everflow.state.lmdb_store import LmdbStore
-from everflow.topology.plan import Source
+from unit.builders import batch_request, source
 
 YES = GateAnswer(True, group_metadata=b"meta")
 CHANGELOG = "app-counts-changelog"
 LAYOUTS = '{"counts":["key_value","string","bigint"]}'
 TASK, IN = TaskId(0, 0), TopicPartition("in", 0)
-SOURCE = Source(
-    index=0,
-    topic="in",
-    subtopology=0,
-    node="in",
-    key_serde=serdes.string(),
-    value_serde=serdes.string(),
-    offset_reset="earliest",
-    kind="stream",
-    merged=False,
-    slot=1,
-)
+SOURCE = source("in", node="in")
 
 
 class Writer:
@@ -99,18 +86,13 @@ def store(tmp_path: Path) -> Iterator[LmdbStore]:
 def run(writer: Writer, store: LmdbStore, **answered: GateAnswer) -> Any:
     task = TaskContext(TASK, "i1", "", {}, {"counts": StorePlace(str(store.path), CHANGELOG)})
     ranges = {IN: OffsetRange(0, 2)}
-    request = BatchRequest(
+    request = batch_request(
+        ranges,
         batch_id="i1.1.0",
-        thread=0,
-        attempt=0,
-        guarantee=EXACTLY_ONCE_V2,
         transactional_id="app-p-0",
-        wall_clock_ms=0,
         gate="gate",
-        ranges=ranges,
         log_ends={IN: 2},
         tasks=[task],
-        application_id="app",
     )
     changes = StoreChanges("counts", [b"a", b"b"], [b"1", b"2"], np.array([1, 2]))
     result = StepResult(

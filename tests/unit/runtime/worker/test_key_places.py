@@ -18,22 +18,10 @@ from everflow.runtime.commit.batch import COMMITTED, BatchFigures, BatchResult
 from everflow.runtime.thread.batch_counts import BatchCounts, misplaced_keys
 from everflow.runtime.worker.key_places import ALL_UP_TO, MOST_KEYS, ONE_OF, KeyCheck
 from everflow.topology.partitioners import OF_WINDOWS, KeyFunction, KeyPartitioner
-from everflow.topology.plan import Source
 from everflow.windows import Windowed
+from unit.builders import source as made_source
 
-SOURCE = Source(
-    index=0,
-    topic="orders",
-    subtopology=0,
-    node="orders-source",
-    key_serde=serdes.string(),
-    value_serde=serdes.string(),
-    offset_reset=None,
-    kind="stream",
-    merged=False,
-    slot=0,
-    partitioner=MURMUR2,
-)
+SOURCE = made_source("orders", node="orders-source", offset_reset=None, slot=0, partitioner=MURMUR2)
 KEYS = [f"key-{number}".encode() for number in range(100)]
 
 

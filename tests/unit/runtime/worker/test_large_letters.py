@@ -17,13 +17,7 @@ from everflow.handlers import Handlers, Response
 from everflow.kafka.reading.log_columns import LogColumns
 from everflow.kafka.writing.record_encoding import RecordColumns, encoded_headers
 from everflow.records import EdgeBatch, OffsetRange, StoreChanges, TaskId, TopicPartition
-from everflow.runtime.commit.batch import (
-    EXACTLY_ONCE_V2,
-    BatchRequest,
-    BatchResult,
-    StorePlace,
-    TaskContext,
-)
+from everflow.runtime.commit.batch import BatchRequest, BatchResult, StorePlace, TaskContext
 from everflow.runtime.commit.gate_client import GateAnswer
 from everflow.runtime.step.task_step import StepResult
 from everflow.runtime.worker.dead_letters import Letter
@@ -33,21 +27,11 @@ from everflow.runtime.worker.large_records import LetterTooLargeError
 from everflow.runtime.worker.worker_ports import WorkerPorts
 from everflow.state.changelog import pack_value
 from everflow.state.left_out import KeptEntry
-from everflow.topology.plan import DEAD_LETTER_TYPE, Source
+from everflow.topology.plan import DEAD_LETTER_TYPE
+from unit.builders import batch_request, edge_batch, source
 
 IN = TopicPartition("in", 0)
-SOURCE = Source(
-    index=0,
-    topic="in",
-    subtopology=0,
-    node="parse",
-    key_serde=serdes.string(),
-    value_serde=serdes.json("n bigint"),
-    offset_reset="earliest",
-    kind="stream",
-    merged=False,
-    slot=1,
-)
+SOURCE = source("in", value=serdes.json("n bigint"), node="parse")
 STACK = b"Traceback: \xc3\xa9\n" + b"line of a stack\n" * 1_000
 TOLD = (
     ("__streams.errors.exception", b"ValueError"),
@@ -182,32 +166,13 @@ def left_out(values: Sequence[bytes]) -> EdgeBatch:
         }
         for value in values
     ]
-    places = np.arange(len(values), dtype=np.int64)
-    return EdgeBatch(
-        key=pa.array([b"k"] * len(values), pa.binary()),
-        value=pa.array(rows, DEAD_LETTER_TYPE.value),
-        timestamp=places,
-        seq=places,
-        source=np.zeros(len(values), np.int32),
-        partition=np.zeros(len(values), np.int32),
-        offset=places + 17,
-    )
+    return edge_batch([b"k"] * len(rows), rows, pa.binary(), DEAD_LETTER_TYPE.value, offset=17)
 
 
 def sunk(writer: Writer, values: Sequence[bytes], knows: bool = True) -> BatchResult:
     ranges = {IN: OffsetRange(17, 17 + len(values))}
-    request = BatchRequest(
-        batch_id="i1.1.0",
-        thread=0,
-        attempt=0,
-        guarantee=EXACTLY_ONCE_V2,
-        transactional_id="app-p-0",
-        wall_clock_ms=0,
-        gate="gate",
-        ranges=ranges,
-        log_ends={},
-        tasks=[],
-        application_id="app",
+    request = batch_request(
+        ranges, batch_id="i1.1.0", transactional_id="app-p-0", gate="gate", log_ends={}
     )
     result = StepResult(consumed={IN: ranges[IN].end}, dead_letters=left_out(values))
     return KafkaSink("dead", Ports(1 << 30, writer, knows))(request, result, (SOURCE,))
@@ -269,18 +234,12 @@ def test_what_is_left_out_of_a_topic_that_is_a_changelog_is_written_with_what_th
     """What this batch has made of the key, else what is stored; also of what had no time, and of
     nobody who is not left out."""
     task = TaskId(0, 0)
-    request = BatchRequest(
+    request = batch_request(
+        {IN: OffsetRange(17, 21)},
         batch_id="i1.1.0",
-        thread=0,
-        attempt=0,
-        guarantee=EXACTLY_ONCE_V2,
-        transactional_id="",
         wall_clock_ms=77,
-        gate="",
-        ranges={IN: OffsetRange(17, 21)},
         log_ends={IN: 21},
         tasks=[TaskContext(task, "", "", {}, {"t": StorePlace("folder", IN.topic)})],
-        application_id="app",
     )
     result = StepResult(
         consumed={IN: 20},

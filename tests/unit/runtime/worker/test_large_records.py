@@ -8,44 +8,18 @@ import json
 import numpy as np
 import pyarrow as pa
 
-from everflow import serdes
 from everflow.errors import RecordRefusedError, RecordTooLargeError
 from everflow.records import EdgeBatch, StoreChanges, TaskId
-from everflow.runtime.commit.batch import BatchFailure, BatchRequest, StorePlace, TaskContext
+from everflow.runtime.commit.batch import BatchFailure, StorePlace, TaskContext
 from everflow.runtime.step.step_failure import failure_of
 from everflow.runtime.step.task_step import SinkOutput, StepResult
 from everflow.runtime.worker.large_records import named, refused
-from everflow.topology.plan import Source
+from unit.builders import batch_request, source
 
-SOURCES = [
-    Source(
-        index=4,
-        topic="in",
-        subtopology=0,
-        node="source",
-        key_serde=serdes.string(),
-        value_serde=serdes.string(),
-        offset_reset="earliest",
-        kind="stream",
-        merged=False,
-        slot=1,
-    )
-]
+SOURCES = [source("in", index=4, slot=1)]
 STORE = StorePlace("state", "app-totals-changelog")
 TASKS = [TaskContext(TaskId(0, 2), "i", "", {}, {"totals": STORE})]
-REQUEST = BatchRequest(
-    batch_id="t.0.0",
-    thread=0,
-    attempt=0,
-    guarantee="exactly_once_v2",
-    transactional_id="",
-    wall_clock_ms=0,
-    gate="",
-    ranges={},
-    log_ends={},
-    tasks=TASKS,
-    application_id="app",
-)
+REQUEST = batch_request({}, batch_id="t.0.0", log_ends={}, tasks=TASKS)
 
 
 def output(topics: str | list[str], *sizes: int) -> SinkOutput:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
-from everflow import serdes
 from everflow.clock import ManualClock
 from everflow.handlers import Response
 from everflow.metrics import LEFT_OUT, Metrics
@@ -17,26 +15,15 @@ from everflow.runtime.commit.batch import COMMITTED, BatchFigures, BatchResult, 
 from everflow.runtime.step.task_step import StepResult
 from everflow.runtime.thread.batch_counts import BatchCounts
 from everflow.runtime.worker.dead_letters import take_letters
-from everflow.topology.plan import DEAD_LETTER_TYPE, Source
+from everflow.topology.plan import DEAD_LETTER_TYPE
+from unit.builders import edge_batch, source
 
-SOURCE = Source(
-    index=0,
-    topic="orders",
-    subtopology=0,
-    node="in",
-    key_serde=serdes.string(),
-    value_serde=serdes.string(),
-    offset_reset=None,
-    kind="stream",
-    merged=False,
-    slot=0,
-)
+SOURCE = source("orders", node="in", offset_reset=None, slot=0)
 CAUSES = [("ValueError", "map"), ("KeyError", "map"), ("ValueError", "map"), ("ValueError", "by")]
 
 
 def letters(responses: list[Response]) -> EdgeBatch:
     """Of these causes, at the offsets from 7 on of partition 2."""
-    count = len(responses)
     rows = [
         {
             "value": b"{}",
@@ -46,15 +33,8 @@ def letters(responses: list[Response]) -> EdgeBatch:
         }
         for n, ((exception, node), response) in enumerate(zip(CAUSES, responses, strict=True))
     ]
-    return EdgeBatch(
-        key=pa.array([b"k"] * count),
-        value=pa.array(rows, DEAD_LETTER_TYPE.value),
-        timestamp=np.zeros(count, np.int64),
-        seq=np.arange(count),
-        source=np.zeros(count, np.int32),
-        partition=np.full(count, 2, np.int32),
-        offset=np.arange(7, 7 + count),
-    )
+    keys, values = [b"k"] * len(rows), pa.array(rows, DEAD_LETTER_TYPE.value)
+    return edge_batch(keys, values, partition=2, offset=7)
 
 
 GROUPS = [

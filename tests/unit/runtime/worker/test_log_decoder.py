@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -17,36 +16,17 @@ from everflow.runtime.worker.set_aside import Judge
 from everflow.serdes import Serde
 from everflow.serdes.by_record import adopted
 from everflow.topology.plan import Source
+from unit.builders import edge_batch
+from unit.builders import source as made_source
 from unit.runtime.own_serde import OwnSerde
 
 
 def reading(value: Serde) -> Source:
-    return Source(
-        index=0,
-        topic="in",
-        subtopology=0,
-        node="source",
-        key_serde=serdes.string(),
-        value_serde=value,
-        offset_reset="earliest",
-        kind="stream",
-        merged=False,
-        slot=1,
-    )
+    return made_source("in", value=value)
 
 
 def batch(keys: list[bytes | None], values: list[bytes | None]) -> EdgeBatch:
-    order = np.arange(len(keys), dtype=np.int64)
-    zeros = np.zeros(len(keys), np.int32)
-    return EdgeBatch(
-        key=pa.array(keys, pa.binary()),
-        value=pa.array(values, pa.binary()),
-        timestamp=order,
-        seq=order,
-        source=zeros,
-        partition=zeros + 3,
-        offset=order + 40,
-    )
+    return edge_batch(keys, values, pa.binary(), pa.binary(), partition=3, offset=40)
 
 
 def pairs(found: EdgeBatch) -> list[tuple[Any, Any]]:
