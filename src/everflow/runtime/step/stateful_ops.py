@@ -12,6 +12,7 @@ from everflow.errors import RetriableError
 from everflow.handlers.given import Handlers
 from everflow.handlers.outages import is_outage
 from everflow.handlers.response import PROCESSING, ErrorHandlerContext, Response
+from everflow.operators.processors.process import ProcessSpec
 from everflow.operators.user_code import UserFunctionError
 from everflow.records import ClockCall, EdgeBatch, TaskId, TasksResult, TopicPartition
 from everflow.runtime.commit.batch import BadRecord, BatchFailure, BatchRequest
@@ -154,14 +155,14 @@ def run_stateful(
         if error.source not in sources:  # `close`, behind all records
             cause = error.__cause__ or error
             raise RecordFailure(None, op.where, cause) from cause
-        searchable = (every_failure or error.together) and run.may_be_cut(sides)
+        searchable = (every_failure or error.together) and run.may_be_cut
         if searchable and damage_in(error) is None and isinstance(stores.access, CheckedAccess):
             most = MOST_FAILING if every_failure else 1
             found = run.all_failures(sides, tasks, stores, error, most)
             raise_all([_of_record(run.failed_in(one), sources, one) for one in found])
-        failure = _of_record(op, sources, error)
-        failure.searchable = searchable
-        raise failure from failure.__cause__
+        failures = [_of_record(run.failed_in(one), sources, one) for one in (error, *error.others)]
+        failures[0].searchable = searchable
+        raise_all(failures)
 
 
 @dataclass(frozen=True)
@@ -195,20 +196,13 @@ class _GroupRun:
         """The operator that ``error`` is of."""
         return next((one for one in self.group if one.name == error.node), self.group[0])
 
-    def may_be_cut(self, sides: Sequence[Sequence[EdgeBatch]]) -> bool:
-        """Whether these records can be given to it in parts, each on the stores of the part
-        before: not where those are versioned, where it reads tables that have updates among these
-        records, nor where records wait for the clock."""
-        for op, mine in zip(self.group, sides, strict=True):
-            operator = op.operator
-            processes = isinstance(operator, ProcessorOperator)
-            waits = operator.looks_up or operator.look_every_ms is not None
-            if operator.row_by_row or (waits and not processes):
-                return False
-            updated = not processes or any(map(len, mine[1:]))
-            if any(spec.versioned for spec in op.stores) or (op.reads and updated):
-                return False
-        return True
+    @property
+    def may_be_cut(self) -> bool:
+        """True if these operators can be given their records in parts, each on the stores of the
+        part before. Joins with tables cannot. They call no function, and `written_bytes` names
+        all records that they cannot write."""
+        (op, *_) = self.group
+        return isinstance(op.operator, ProcessorOperator) or not (op.reads or op.looks_up)
 
     def all_failures(
         self,
@@ -237,8 +231,11 @@ class _GroupRun:
                     if (damage := damage_in(failure)) is not None:
                         raise damage from damage.__cause__
                     raise
-                for op, result in zip(self.group, done, strict=True):
+                for op, mine, result in zip(self.group, given, done, strict=True):
                     of.remember_part(task, op.name, result)
+                    if isinstance(op.operator, ProcessSpec):
+                        for read, updates in zip(op.operator.tables, mine[1:], strict=True):
+                            of.remember_updates(task, read.table, updates)
 
             first = error if error.partition == partition else None
             for one in failing_records(flat, run, first, most):

@@ -9,11 +9,16 @@ from operator import itemgetter
 from typing import Protocol
 from zlib import crc32
 
-from everflow.records import StoreChanges, TaskId, TasksResult
+from everflow.operators.joins.joined_table import JoinedTable
+from everflow.operators.processors.table_stores import shown_changes
+from everflow.operators.processors.stores import entry_with
+from everflow.operators.processors.versioned_store import VersionEntries
+from everflow.records import EdgeBatch, StoreChanges, TaskId, TasksResult
 from everflow.runtime.commit.batch import TaskContext
 from everflow.state.changelog import expiry_times
 from everflow.state.overlay import OverlayView
 from everflow.state.store import Bounds, Entry, StoreSpec, StoreView, last_of_each
+from everflow.state.versions import OPEN
 
 
 class FollowedView(StoreView, Protocol):
@@ -198,15 +203,41 @@ class _PartView(OverlayView):
 
     def remember(self, changes: StoreChanges) -> None:
         """Put changes on top, in order."""
-        super().remember(changes)
+        for key, value, time in _listed(changes):
+            self.put(key, entry_with(time, value))
         if self._kind is not None and len(changes):
             written = expiry_times(changes.keys, self._kind)
             self._newest_ms = max(self._newest_ms, int(written.max()))
 
 
+class _VersionsPart(_PartView):
+    """As `_PartView`, a `VersionsView`."""
+
+    def __init__(self, below: StoreView, spec: StoreSpec) -> None:
+        super().__init__(below, spec)
+        versions = self._versions = VersionEntries(spec, below)
+        self.latest_many, self.versions_many = versions.latest_many, versions.versions_many
+        self.begins_after = versions.begins_after
+
+    @property
+    def stream_time(self) -> int:
+        """See `VersionsView`."""
+        return self._versions.stream_time
+
+    def remember(self, changes: StoreChanges) -> None:
+        """Put versions on top, in order."""
+        for key, value, time in _listed(changes):
+            if self._versions.put(key, value, time) == OPEN:
+                self.put(key, entry_with(time, value))
+
+
+def _listed(changes: StoreChanges) -> Iterator[tuple[bytes, bytes | None, int]]:
+    return zip(changes.keys, changes.values, changes.timestamps.tolist(), strict=True)
+
+
 class PartStores(TaskStores):
     """The stores of one operator, or of those that share some, behind the parts of a batch that
-    were remembered (`remember_part`), of which nothing stays. The stores are not versioned ones."""
+    were remembered (`remember_part`), of which nothing stays."""
 
     def __init__(self, stores: TaskStores) -> None:
         super().__init__(stores.access, stores.tasks.values(), frozenset())
@@ -216,18 +247,11 @@ class PartStores(TaskStores):
 
     def views(self, task: TaskId, specs: Iterable[StoreSpec]) -> Mapping[str, StoreView]:
         """See `TaskStores`."""
-        found: dict[str, StoreView] = {}
-        for spec in specs:
-            place = (task, spec.name)
-            if place not in self._parts:
-                below = self._stores.views(task, [spec])[spec.name]
-                self._parts[place] = _PartView(below, spec)
-            found[spec.name] = self._parts[place]
-        return found
+        return self._behind_parts(task, specs, self._stores.views)
 
     def before(self, task: TaskId, specs: Iterable[StoreSpec]) -> Mapping[str, StoreView]:
-        """See `TaskStores`."""
-        return self._stores.before(task, specs)
+        """See `TaskStores`; with the updates that were remembered."""
+        return self._behind_parts(task, specs, self._stores.before)
 
     def whole(self, specs: Iterable[StoreSpec]) -> Mapping[str, StoreView]:
         """See `TaskStores`."""
@@ -243,3 +267,24 @@ class PartStores(TaskStores):
             self._parts[task, changes.store].remember(changes)
         if task.partition in done.stream_times:
             self._times[task, node] = done.stream_times[task.partition]
+
+    def remember_updates(self, task: TaskId, table: JoinedTable, updates: EdgeBatch) -> None:
+        """The updates of a table in a part, which a processor reads."""
+        changes = shown_changes(table, updates)
+        if len(changes):
+            self._parts[task, table.spec.name].remember(changes)
+
+    def _behind_parts(
+        self,
+        task: TaskId,
+        specs: Iterable[StoreSpec],
+        read: Callable[[TaskId, Iterable[StoreSpec]], Mapping[str, StoreView]],
+    ) -> Mapping[str, StoreView]:
+        found: dict[str, StoreView] = {}
+        for spec in specs:
+            place = (task, spec.name)
+            if place not in self._parts:
+                made = _VersionsPart if spec.versioned else _PartView
+                self._parts[place] = made(read(task, [spec])[spec.name], spec)
+            found[spec.name] = self._parts[place]
+        return found

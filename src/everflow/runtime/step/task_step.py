@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,9 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from everflow.handlers.given import Handlers
-from everflow.handlers.outages import is_outage
 from everflow.handlers.response import PROCESSING, PRODUCTION
-from everflow.operators.user_code import failing_rows, refused, require_users
+from everflow.operators.user_code import refused, require_users
 from everflow.records import (
     EdgeBatch,
     KeyPlaces,
@@ -449,8 +447,8 @@ def _to_outputs(
         said = pc.struct_field(batch.value, [0])
         batch = batch.with_columns(value=pc.struct_field(batch.value, [1]))
     topics, value = _topics(op, batch, sources, every_failure)
-    keys = _encoded(op, op.key_serde, batch.key, batch, sources, every_failure)
-    values = _encoded(op, op.value_serde, value, batch, sources, every_failure)
+    keys = _encoded(op, op.key_serde, batch.key, batch, sources)
+    values = _encoded(op, op.value_serde, value, batch, sources)
     partitions = None
     if op.partitioner is not None:
         seen_by_it = batch.with_columns(value=value)
@@ -530,32 +528,18 @@ def _encoded(
     column: pa.Array,
     batch: EdgeBatch,
     sources: Mapping[int, Source],
-    every_failure: bool,
 ) -> pa.Array:
-    """Final bytes. RecordFailure for a value that its serde cannot write; ``every_failure``: for
-    several of them."""
+    """Final bytes. RecordFailure for all values that their serde cannot write."""
     try:
         return serde.encode_array(column)
     except BaseException as error:
         require_users(error)
-        found = refused(serde, column, error)
-        if found is None:
+        causes = refused(serde, column, error)
+        if not causes:
             raise
-        causes = dict([found])
-        if every_failure and not is_outage(error):
-            causes = failing_rows(len(column), partial(_unwritten, serde, column)) or causes
-        of = [RecordFailure.of(op, sources, batch, *one, PRODUCTION) for one in causes.items()]
-        raise_all(of)
-
-
-def _unwritten(serde: Serde, column: pa.Array, start: int, end: int) -> BaseException | None:
-    """Why these values cannot be written; None where they can."""
-    try:
-        serde.encode_array(column.slice(start, end - start))
-    except BaseException as error:
-        require_users(error)
-        return error
-    return None
+        raise_all(
+            [RecordFailure.of(op, sources, batch, *one, PRODUCTION) for one in causes.items()]
+        )
 
 
 def _newest(request: BatchRequest) -> dict[TaskId, int]:
