@@ -353,7 +353,8 @@ def joined(kind: str, path: Path) -> Topology:
     picky: Any = Picky(path)
     of_table = kind in ("table", "grace", "lookup")
     stream = builder.stream("in", key=picky if of_table else TEXT, value=NUMBERS)
-    number, kept = F.col("left.n"), {"store": "kept"}
+    number = F.col("left.n")
+    kept: Any = {"store": "kept"}
     if kind == "global":
         table: Any = builder.global_table("table", key=picky, value=serdes.long(), store="t")
         stream = stream.left_join(table, number, on=F.col("key"))
