@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from everflow.columns.computation import LeftToSpark, Twin
-from everflow.runtime.worker.column_client import ColumnClient, ColumnsFailed
+from everflow.runtime.worker.columns import ColumnClient, ColumnsFailed
 from everflow.spark.column_service import computed, empty_frame
 from everflow.spark.expressions import analyse, spark_type
 from everflow.spark.segments import struct_type

@@ -18,8 +18,8 @@ from everflow import (
 )
 from everflow.records import EdgeBatch, OffsetRange, TaskId, TopicPartition
 from everflow.runtime.commit.batch import BatchRequest, TaskContext
-from everflow.runtime.step.extracted_times import SKIPPED, extract_times
-from everflow.runtime.step.merge_order import merge_inputs
+from everflow.runtime.step.order import merge_inputs
+from everflow.runtime.step.times import SKIPPED, extract_times
 from everflow.topology.hops import HopInput
 from everflow.topology.physical_plan import Source, TimeOp
 from everflow.topology.timestamps import RecordContext, TimeFunction, TimestampExtractor

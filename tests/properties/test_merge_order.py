@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from everflow import serdes
 from everflow.records import EdgeBatch, OffsetRange, TopicPartition
-from everflow.runtime.step.merge_order import Merged, merge_inputs, merge_tasks
+from everflow.runtime.step.order import Merged, merge_inputs, merge_tasks
 from everflow.topology.hops import HopInput
 from everflow.topology.physical_plan import Source
 

@@ -84,7 +84,7 @@ class WorkerMemory:
     @property
     def pages(self) -> int:
         """What its stores may hold, from one batch to the next, of the pages that they have changed
-        (`HeldPages`)."""
+        (`RetainedPages`)."""
         return _within(_LEAST_PAGES, self._batch // 8, _MOST_PAGES)
 
     def room(self, idle: int) -> int:

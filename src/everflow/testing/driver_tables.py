@@ -15,7 +15,7 @@ from everflow.kafka.reading.log_columns import LogColumns
 from everflow.operators.lookups.loaded_rows import loaded_rows
 from everflow.records import HEADERS, Bytes, Int64, StoreChanges, TaskId, TopicPartition
 from everflow.runtime.commit.batch import StorePlace, TaskContext
-from everflow.runtime.step.step_functions import UndecodableRecord
+from everflow.runtime.step.failures import UndecodableRecord
 from everflow.runtime.thread.failure_text import ending
 from everflow.runtime.worker.global_records import GlobalRecords
 from everflow.state.store import InMemoryStore

@@ -35,10 +35,14 @@ from everflow.moves import moves as told_moves
 from everflow.records import EdgeBatch, Int64, OffsetRange, TaskId, TopicPartition
 from everflow.runtime.client_state import IllegalStateError
 from everflow.runtime.commit.batch import COMMITTED, BatchRequest, BatchResult, TaskContext
-from everflow.runtime.step.partitioning import BY_KEY
-from everflow.runtime.step.spark_failure import failure_of_said
-from everflow.runtime.step.step_failure import DescribedFailure, SparkSays
-from everflow.runtime.step.step_functions import RecordFailure, UndecodableRecord
+from everflow.runtime.step.failures import (
+    DescribedFailure,
+    RecordFailure,
+    SparkSays,
+    UndecodableRecord,
+    failure_of_said,
+)
+from everflow.runtime.step.functions import BY_KEY
 from everflow.runtime.step.task_step import SinkOutput, StepResult, TaskStep
 from everflow.runtime.thread.batch_counts import misplaced_keys
 from everflow.runtime.thread.columns import prepared_columns
@@ -46,10 +50,10 @@ from everflow.runtime.thread.failure_text import ending
 from everflow.runtime.thread.packing import packed
 from everflow.runtime.thread.table_printer import tables
 from everflow.runtime.topics.idle_sources import Moves
-from everflow.runtime.worker.column_client import ColumnClient
-from everflow.runtime.worker.dead_letters import letter_headers, take_letters
+from everflow.runtime.worker.columns import ColumnClient
+from everflow.runtime.worker.decode import LogDecoder
 from everflow.runtime.worker.isolation import Isolated, Trial, stores_of, trial_of
-from everflow.runtime.worker.log_decoder import LogDecoder
+from everflow.runtime.worker.letters import letter_headers, take_letters
 from everflow.serdes import Serde
 from everflow.snapshots.query_errors import StoreKindError, StoreNotFoundError
 from everflow.state.store import InMemoryStore, StoreSpec

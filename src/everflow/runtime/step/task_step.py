@@ -33,31 +33,22 @@ from everflow.runtime.commit.batch import (
     BatchResult,
     LetterGroup,
     Printed,
+    timed,
 )
-from everflow.runtime.step.checked_stores import CheckedAccess
-from everflow.runtime.step.extracted_times import extract_times
-from everflow.runtime.step.idle_times import Moved, moved, source_times
-from everflow.runtime.step.independent_failures import RanOperator, independent, sees_one_record
-from everflow.runtime.step.merge_order import merge_inputs, merge_tasks
-from everflow.runtime.step.partitioning import Partitions
-from everflow.runtime.step.printing import printed_of
-from everflow.runtime.step.record_ages import ages_read
-from everflow.runtime.step.record_order import DepthFirst, InOrder, RecordOrder
-from everflow.runtime.step.stateful_ops import (
+from everflow.runtime.step.failures import RecordFailure, raise_all
+from everflow.runtime.step.functions import Partitions, printed_of, run_function, take, unnest
+from everflow.runtime.step.order import DepthFirst, InOrder, merge_inputs, merge_tasks
+from everflow.runtime.step.stateful import (
     ClockJudge,
+    RanOperator,
     UncheckedCallError,
     clock_name,
+    independent,
     run_stateful,
+    sees_one_record,
 )
-from everflow.runtime.step.step_functions import (
-    RecordFailure,
-    raise_all,
-    run_function,
-    take,
-    unnest,
-)
-from everflow.runtime.step.step_stores import StoreAccess, TaskStores
-from everflow.runtime.step.timings import timed
+from everflow.runtime.step.stores import CheckedAccess, StoreAccess, TaskStores
+from everflow.runtime.step.times import Moved, ages_read, extract_times, moved, source_times
 from everflow.serdes import Serde
 from everflow.serdes.windowed import python_keys
 from everflow.topology.arrival import Ways
@@ -366,7 +357,7 @@ class _Running:
     step: TaskStep
     request: BatchRequest
     records: Records
-    order: RecordOrder
+    order: InOrder
     result: StepResult
     stores: TaskStores
     idle: Moved

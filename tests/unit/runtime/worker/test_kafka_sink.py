@@ -18,14 +18,14 @@ from everflow.runtime.commit.batch import (
     ABORTED,
     EXACTLY_ONCE_V2,
     BatchRequest,
+    GateAnswer,
     StorePlace,
     TaskContext,
     format_metadata,
 )
-from everflow.runtime.commit.gate_client import GateAnswer
 from everflow.runtime.step.task_step import StepResult
-from everflow.runtime.worker.kafka_sink import KafkaSink
-from everflow.runtime.worker.worker_ports import WorkerPorts
+from everflow.runtime.worker.ports import WorkerPorts
+from everflow.runtime.worker.sink import KafkaSink
 from everflow.state.lmdb_store import LmdbStore
 from everflow.topology.physical_plan import Source
 

@@ -3,49 +3,113 @@
 A Spark job per micro-batch costs more than the work of a small one, and the way of a large one from
 Kafka through the JVM costs more than reading it in columns here. So the worker reads its input
 itself: it asks the driver for the next request over a socket, runs the plan's operators, answers
-with the result, and goes on until it is told to stop.
+with the result, and goes on until the driver stops it.
 """
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from everflow.clock import in_utc
 from everflow.errors import EverflowError
+from everflow.kafka.reading.log_columns import LogColumns
 from everflow.kafka.reading.range_reader import RangeReader
+from everflow.memory.peak import of_this_process
 from everflow.memory.spare import SpareMemory, trim_of_libc
-from everflow.runtime.commit.batch import FAILED, BatchRequest, BatchResult
-from everflow.runtime.step.step_failure import failure_of
+from everflow.records import TopicPartition
+from everflow.runtime.commit.batch import (
+    FAILED,
+    BatchRequest,
+    BatchResult,
+    as_line,
+    from_line,
+    timed,
+)
+from everflow.runtime.step.failures import failure_of
 from everflow.runtime.step.task_step import TaskStep
-from everflow.runtime.step.timings import timed
-from everflow.runtime.worker.column_client import ColumnClient
+from everflow.runtime.worker.columns import ColumnClient
+from everflow.runtime.worker.decode import LogDecoder
 from everflow.runtime.worker.isolation import Isolated, Trial, stores_of, trial_of
-from everflow.runtime.worker.log_input import QUIET_S, LogInput, settle
-from everflow.runtime.worker.worker_ports import announce, clients_of
+from everflow.runtime.worker.ports import announce, clients_of
 from everflow.sockets import read_line
 from everflow.topology.hops import HopInput
 
-STOP = "stop"
+# --- reading --------------------------------------------------------------------------------------
+
+
+READ_TIMEOUT_S = 30.0
+QUIET_S = 10.0
+"""How long a partition that does not answer may hold up tasks beside its own."""
+Read = Mapping[TopicPartition, LogColumns]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogInput:
+    """Reads the ranges of a micro-batch; picklable. ``ahead_bytes``: how much is fetched ahead of
+    the next request (`WorkerMemory.ahead`)."""
+
+    decoder: LogDecoder
+    group: str
+    read_committed: bool
+    ahead_bytes: int
+
+    def reader(self, client: Mapping[str, Any]) -> RangeReader:
+        """Connections of one thread, for `read`. ``client``: librdkafka properties
+        (`WorkerClients.reader`)."""
+        return RangeReader(
+            client,
+            self.group,
+            self.read_committed,
+            self.decoder.headers,
+            ahead_bytes=self.ahead_bytes,
+        )
+
+    def warm_up(self, reader: RangeReader) -> None:
+        """Connect before there is anything to read."""
+        reader.warm_up({source.topic for source in self.decoder.sources}, READ_TIMEOUT_S)
+
+    def read(self, reader: RangeReader, request: BatchRequest) -> tuple[BatchRequest, Read]:
+        """The request with the ranges that were read, and their records. Before anything of them is
+        written, `RangeReader.require_ids` has to say that they are of the topics of the request,
+        which is asked for here. Raises what `RangeReader.read` and `RangeReader.ask_ids` raise."""
+        quiet_s = None if request.patient else QUIET_S
+        read = reader.read(request.ranges, READ_TIMEOUT_S, request.most_bytes, quiet_s)
+        begun = [tp for tp, wanted in request.ranges.items() if read.ends[tp] > wanted.start]
+        reader.ask_ids(begun, request.topic_ids)
+        of_this_process(os.getpid()).begin(sum(found.nbytes for found in read.columns.values()))
+        return replace(request.ending(read.ends), silent=read.silent), read.columns
+
+
+def settle(request: BatchRequest) -> None:
+    """The work of a request is done; where it had no records, this process holds none."""
+    if not request.ranges:
+        of_this_process(os.getpid()).settle()
+
+
+# --- serving --------------------------------------------------------------------------------------
+
+
+STOP = b"stop\n"
 REST_AFTER_MS = 100
 """Where batches follow one another more closely, what comes meanwhile is here already."""
 
 
 class _Reader:
-    """What a step reads by, for as long as it serves: opened by the first request, which says whom
-    to ask for the settings."""
+    """The connections of a step, for as long as it serves. The first request opens them, since it
+    names the gate, which has the settings."""
 
     def __init__(self, log: LogInput, opened: ExitStack) -> None:
         self._log, self._opened = log, opened
         self._reader: RangeReader | None = None
 
     def of(self, request: BatchRequest) -> RangeReader:
-        """The reader."""
         if self._reader is None:
             self._reader = self._log.reader(clients_of(request).reader)
             self._opened.callback(self._reader.close)
@@ -59,7 +123,7 @@ class _Reader:
 
 @dataclass(frozen=True, kw_only=True)
 class ResidentStep:
-    """What the resident job's only task does; picklable. ``channel`` reads the socket's path (a
+    """The only task of the long-running job; picklable. ``channel`` reads the socket's path (a
     local property)."""
 
     step: TaskStep
@@ -80,13 +144,12 @@ class ResidentStep:
                 reader = _Reader(self.input, opened)
                 spare = SpareMemory(trim_of_libc())
                 while line := self._request(connection, lines, reader):
-                    text = line.decode()
-                    if text.strip() == STOP:
+                    if line == STOP:
                         break
-                    answer, going_on = self._answer(text, reader, columns)
-                    lines.write(answer.encode() + b"\n")
+                    result = self._result(line, reader, columns)
+                    lines.write(as_line(result))
                     lines.flush()
-                    if not going_on:
+                    if result.outcome == FAILED:
                         break
                     spare.look()
 
@@ -99,19 +162,18 @@ class ResidentStep:
                 reader.rest()
         return read_line(lines, "the driver's request for a batch")
 
-    def _answer(self, text: str, reader: _Reader, columns: ColumnClient) -> tuple[str, bool]:
+    def _result(self, line: bytes, reader: _Reader, columns: ColumnClient) -> BatchResult:
         try:
-            return self._serve(text, reader, columns), True
+            return self._serve(from_line(line), reader, columns)
         except Exception as error:
-            return BatchResult(outcome=FAILED, failure=failure_of(error).to_dict()).to_json(), False
+            return BatchResult(outcome=FAILED, failure=failure_of(error))
 
-    def _serve(self, text: str, readers: _Reader, columns: ColumnClient) -> str:
-        request = BatchRequest.from_json(text)
+    def _serve(self, request: BatchRequest, readers: _Reader, columns: ColumnClient) -> BatchResult:
         timings = {"began": time.time() * 1000}
         with timed(timings, "read"):
             announce(request)
             reader = readers.of(request)
-            if not request.tasks:  # the thread has none yet, so nobody waits
+            if not request.tasks:  # the thread has none yet, so no record waits
                 self.input.warm_up(reader)
             request, read = self.input.read(reader, request)
 
@@ -121,9 +183,9 @@ class ResidentStep:
             return step.run(request, decoded, columns, timings)
 
         isolated = Isolated(self.input.decoder, stores_of(self.step), timings)
-        answer = isolated.run(request, read, compute)
+        result = isolated.run(request, read, compute)
         settle(request)
-        return answer.to_json()
+        return result
 
 
 def refuse(error: Exception, channel: Callable[[], str]) -> None:
@@ -131,9 +193,6 @@ def refuse(error: Exception, channel: Callable[[], str]) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.connect(channel())
         lines = connection.makefile("rwb")
-        if read_line(lines, "the driver's first request").decode().strip() != STOP:
-            lines.write(
-                BatchResult(outcome=FAILED, failure=failure_of(error).to_dict()).to_json().encode()
-                + b"\n"
-            )
+        if read_line(lines, "the driver's first request") != STOP:
+            lines.write(as_line(BatchResult(outcome=FAILED, failure=failure_of(error))))
             lines.flush()
