@@ -107,7 +107,7 @@ def test_the_gate_closes_on_who_asks_too_much_and_answers_others(
         asking.sendall(b"x" * (MOST + 1))
         assert asking.recv(1) == b"", "it has hung up, and waits for no end of the line"
     assert "a worker's question to the commit gate has 1,001 bytes" in caplog.text
-    with GateClient(gate) as client:
+    with closing(GateClient(gate)) as client:
         assert client.commit("i.0.0", []).reason.startswith("unknown-batch")
 
 
@@ -115,7 +115,7 @@ def test_a_worker_does_not_commit_with_more_offsets_than_the_gate_hears(
     gate: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ports, "MOST_LINE_BYTES", MOST)
-    with GateClient(gate) as client:
+    with closing(GateClient(gate)) as client:
         answer = client.commit("i.0.0", [("topic", 0, 1, "m" * MOST)])
         assert not answer.ok
         assert answer.reason.startswith("too large: the question to the commit gate has 1,0")
@@ -127,7 +127,7 @@ def test_a_worker_reads_no_answer_without_an_end(tmp_path: Path) -> None:
         connection.recv(MOST)  # or the question meets a connection that has ended
         connection.sendall(b"x" * (MOST + 1))
 
-    with listening(tmp_path / "g", serve) as path, GateClient(path) as client:
+    with listening(tmp_path / "g", serve) as path, closing(GateClient(path)) as client:
         answer = client.commit("i.0.0", [])
     assert not answer.ok
     assert answer.reason.startswith("too large: the commit gate's answer has 1,001 bytes")

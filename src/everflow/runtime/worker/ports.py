@@ -77,19 +77,13 @@ class RetainedPages:
 
 
 class GateClient:
-    """One connection to the gate; not shared between threads. Use as a context manager."""
+    """One connection to the gate; not shared between threads."""
 
     def __init__(self, path: str, timeout_s: float = 30.0) -> None:
         self._path = path
         self._timeout_s = timeout_s
         self._socket: socket.socket | None = None
         self._lines: BinaryIO | None = None
-
-    def __enter__(self) -> GateClient:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def hello(self, batch: str, slot: str, pid: int) -> bool:
         """Report the process that serves a hop, so that the driver can kill it. False: the driver

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -224,7 +225,7 @@ def test_the_answer_holds_the_metadata_of_that_moment_and_comes_once(
     book, path = gate
     assert len(path) < 100
     book.begin("i.0.0", 0, EXACTLY_ONCE_V2, {TASK: book.epoch(TASK)})
-    with GateClient(path) as client:
+    with closing(GateClient(path)) as client:
         assert client.hello("i.0.0", "t0-0", 4321)
         group.metadata = MemberMetadata(
             5, "member-1", None
@@ -243,7 +244,7 @@ def test_a_worker_is_told_its_clients_settings_over_the_socket_and_they_are_not_
     backend = GateBackend(lambda: group.metadata, lambda _: b"", group.commit, clients)
     gate = CommitGate(book=GateBook(), backend=backend)
     try:
-        with GateClient(gate.start()) as client:
+        with closing(GateClient(gate.start())) as client:
             assert client.clients() == clients
     finally:
         gate.close()
@@ -256,7 +257,7 @@ def test_at_least_once_commits_through_the_member_and_tells_of_deferral(
     book, path = gate
     group.takes = False  # the group is rebalancing: scenario 26
     book.begin("i.1.0", 0, AT_LEAST_ONCE, {TASK: book.epoch(TASK)})
-    with GateClient(path) as client:
+    with closing(GateClient(path)) as client:
         answer = client.commit("i.1.0", [("in", 0, 12, "m")])
     assert answer.ok
     assert answer.deferred
@@ -267,7 +268,7 @@ def test_a_lost_task_aborts_the_batch_in_flight(gate: tuple[GateBook, str]) -> N
     book, path = gate
     book.begin("i.2.0", 0, EXACTLY_ONCE_V2, {TASK: book.epoch(TASK)})
     book.disown_all()
-    with GateClient(path) as client:
+    with closing(GateClient(path)) as client:
         assert client.commit("i.2.0", []).reason.startswith("ownership-changed")
 
 
@@ -287,7 +288,7 @@ def test_only_a_second_attempt_holds_the_next_generation_back() -> None:
 
 
 def test_a_driver_that_is_gone_means_abort(tmp_path: Path) -> None:
-    with GateClient(str(tmp_path / "nobody.sock")) as client:
+    with closing(GateClient(str(tmp_path / "nobody.sock"))) as client:
         with pytest.raises(ConnectionError, match="driver gone"):
             client.clients()
         answer = client.commit("i.0.0", [])
