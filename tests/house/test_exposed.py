@@ -10,6 +10,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[2] / "src"
 UNPICKLE = {
+    "everflow/runtime/commit/batch.py",  # a message between the driver and its own workers
     "everflow/spark/job.py",  # a row of its own Spark job
     "everflow/testing/simulation/channel.py",  # within one process
     "everflow/travel/parcel.py",  # the program, from the driver to its workers
