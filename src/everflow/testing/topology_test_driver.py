@@ -38,9 +38,6 @@ from everflow.runtime.commit.batch import COMMITTED, BatchRequest, BatchResult, 
 from everflow.runtime.step.failures import (
     DescribedFailure,
     RecordFailure,
-    SparkSays,
-    UndecodableRecord,
-    failure_of_said,
 )
 from everflow.runtime.step.functions import BY_KEY
 from everflow.runtime.step.task_step import SinkOutput, StepResult, TaskStep
@@ -423,10 +420,8 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
             read = log_columns(rows, self._plan.headers)
             batch = Isolated(self._decoder, stores_of(self._step))
             batch.run(self._current(), read, self._computed)
-        except (RecordFailure, UndecodableRecord, DescribedFailure) as error:
+        except (RecordFailure, DescribedFailure) as error:
             raise ending(error.failure, 1, "") from (error.__cause__ or error)
-        except SparkSays as error:
-            raise ending(failure_of_said(error.failure), 1, "") from error
         return self._sink.take()
 
     def _computed(

@@ -433,9 +433,6 @@ class BatchFailure:
         "data-loss": "a range is no longer, or not yet, in the log",
         "damaged": "an entry of a store cannot be read; the store is rebuilt from its changelog",
         "retriable": "a passing fault, as the worker's own error says",
-        "spark-says": (
-            "Spark's code failed in a step: ``error`` is the JVM's text, for the driver to read"
-        ),
         "spark-gone": "the JVM ended",
         "fatal": "trying again would meet it again",
         "other": "anything else",

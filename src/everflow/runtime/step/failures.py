@@ -206,7 +206,25 @@ class RecordFailure(EverflowError):
         return failed
 
 
-class UndecodableRecord(EverflowError):
+class DescribedFailure(EverflowError):
+    """Ends a micro-batch whose ``failure`` is described already, such as a clock's call that stops
+    the instance. Never shown to users."""
+
+    def __init__(self, failure: BatchFailure) -> None:
+        super().__init__(failure.error)
+        self.failure = failure
+
+
+class SparkSays(DescribedFailure):
+    """Spark's code failed inside a step: ``text`` is the JVM's. ``record``: the one for which a
+    Column fails, where it is known."""
+
+    def __init__(self, text: str, record: BadRecord | None, where: tuple[str, ...]) -> None:
+        found = failure_of_text(text[:MOST_DETAILS], where)
+        super().__init__(replace(found, record=record if found.kind == "column" else None))
+
+
+class UndecodableRecord(DescribedFailure):
     """A record whose bytes its source's serde does not read, and no dead letter topic to send it
     to."""
 
@@ -220,14 +238,15 @@ class UndecodableRecord(EverflowError):
             source.topic, int(letters.partition[row]), int(letters.offset[row]), source.node
         )
         text = f"DeserializationError: {letters.value[row].as_py()['error']}"[:MOST_TEXT]
-        self.failure = BatchFailure(
-            kind="undecodable",
-            error=text,
-            code=self.code,
-            record=record,
-            stage=DESERIALIZATION,
+        super().__init__(
+            BatchFailure(
+                kind="undecodable",
+                error=text,
+                code=self.code,
+                record=record,
+                stage=DESERIALIZATION,
+            )
         )
-        super().__init__(text)
 
 
 def raise_all(failures: Sequence[RecordFailure]) -> NoReturn:
@@ -254,26 +273,6 @@ _KINDS: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], str],
 )
 
 
-class DescribedFailure(EverflowError):
-    """Ends a micro-batch whose ``failure`` is described already, such as a clock's call that stops
-    the instance. Never shown to users."""
-
-    def __init__(self, failure: BatchFailure) -> None:
-        super().__init__(failure.error)
-        self.failure = failure
-
-
-class SparkSays(EverflowError):
-    """Spark's code failed inside a step: ``text`` is the JVM's, which the driver reads; ``record``
-    the culprit where known."""
-
-    def __init__(self, text: str, record: BadRecord | None, where: tuple[str, ...]) -> None:
-        super().__init__(text.partition("\n")[0])
-        self.failure = BatchFailure(
-            kind="spark-says", error=text[:MOST_DETAILS], record=record, where=where
-        )
-
-
 def serde_outage(error: Exception) -> RetriableError | None:
     """The error to raise where a serde of the user got no answer from a service that it asks (a
     schema registry, say), while it read or wrote; None for another cause. No record is at fault,
@@ -298,7 +297,7 @@ def stack_of(error: BaseException) -> str:
 def failure_of(error: Exception) -> BatchFailure:
     """The failure that ``error`` stands for, with the user's line and the stack."""
     details = stack_of(error)
-    if isinstance(error, RecordFailure | UndecodableRecord | DescribedFailure | SparkSays):
+    if isinstance(error, RecordFailure | DescribedFailure):
         return replace(error.failure, details=error.failure.details or details)
     kind = next(kind for classes, kind in _KINDS if isinstance(error, classes))
     own = isinstance(error, EverflowError)
@@ -358,12 +357,6 @@ def failure_of_text(text: str, columns: Sequence[str] = ()) -> BatchFailure:
             details=text,
         )
     return BatchFailure(kind="other", error=says(text), line=innermost_line_in(text), details=text)
-
-
-def failure_of_said(said: BatchFailure) -> BatchFailure:
-    """Reads a failure of kind ``spark-says``, whose text is that of Spark's code in a step."""
-    found = failure_of_text(said.error, said.where)
-    return replace(found, record=said.record if found.kind == "column" else None)
 
 
 def says(text: str) -> str:

@@ -15,7 +15,7 @@ from everflow.runtime.commit.batch import (
     BatchRequest,
     BatchResult,
 )
-from everflow.runtime.step.failures import failure_of_said, failure_of_text, says
+from everflow.runtime.step.failures import failure_of_text, says
 from everflow.runtime.step.task_step import TaskStep
 from everflow.runtime.thread.columns import ColumnsOfPlan
 from everflow.runtime.thread.packing import packed
@@ -104,12 +104,10 @@ class ThreadJob:
             result = self._resident.run(request)
             if result.failure is not None:
                 raise BatchFailedError(result.failure)
-            return result
-        except BatchFailedError as error:
+        except BatchFailedError:
             self.close()
-            if error.failure.kind == "spark-says":
-                raise BatchFailedError(failure_of_said(error.failure)) from error
             raise
+        return result
 
     def close(self) -> None:
         """End the resident step."""

@@ -30,7 +30,6 @@ from everflow.runtime.step.failures import (
     RecordFailure,
     SparkSays,
     failure_of,
-    failure_of_said,
     serde_outage,
 )
 from everflow.runtime.step.stores import CheckedAccess, damage_in
@@ -263,9 +262,7 @@ def named(error: Exception) -> list[Fault]:
     if isinstance(error, RecordFailure) and error.failure.record is not None:
         return [Fault(one.failure, one) for one in (error, *error.others)]
     if isinstance(error, SparkSays) and error.failure.record is not None:
-        said = failure_of_said(error.failure)
-        if said.kind == "column" and said.record is not None:
-            return [Fault(replace(said, exception=said.error.partition(":")[0]), error)]
+        return [Fault(error.failure, error)]
     return []
 
 
