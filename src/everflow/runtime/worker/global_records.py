@@ -23,7 +23,7 @@ from everflow.runtime.commit.batch import LetterGroup
 from everflow.runtime.step.task_step import StepResult
 from everflow.runtime.worker.decode import decoded_records
 from everflow.runtime.worker.handled_records import Judge
-from everflow.runtime.worker.letters import LetterAttempts, take_letters
+from everflow.runtime.worker.letters import Letters, take_letters
 from everflow.runtime.worker.sink import FLUSH_TIMEOUT_S, SinkWriter
 from everflow.state.left_out import as_written
 from everflow.topology.physical_plan import Source
@@ -91,23 +91,20 @@ class GlobalRecords:
 
     def _sent(self, result: StepResult, source: Source) -> int:
         """Writes the dead letters, and returns their number."""
-        attempts = LetterAttempts(
-            topic=self.handlers.topic,
-            left_out=result.dead_letters,
-            sources=(source,),
-            now_ms=int(time.time() * 1000),
-        )
-        while out := attempts.letters():
+        now_ms = int(time.time() * 1000)
+        letters = Letters.of(self.handlers.topic, result.dead_letters, (source,), now_ms)
+        if letters is None:
+            return 0
+        while True:
             writer = self.writer()
             writer.begin()
             try:
-                out.write(writer)
+                letters.write(writer)
                 writer.send()
                 writer.flush(FLUSH_TIMEOUT_S)
-                return len(out.letters)
+                return len(letters.letters)
             except (RecordTooLargeError, RecordRefusedError) as error:
-                attempts.refused(out, error)
-        return 0
+                letters.refused(error)
 
 
 def _raw(tp: TopicPartition, found: LogColumns) -> EdgeBatch:

@@ -167,33 +167,29 @@ class Letter(NamedTuple):
         )
 
 
-class Letters(NamedTuple):
-    """Records for a dead letter topic; ``times`` in ms."""
+@dataclass
+class Letters:
+    """The dead letters of a micro-batch, as their topic takes them: whole, and after it has refused
+    some, smaller or with the time ``now_ms``. ``times`` in ms."""
 
     topic: str
     letters: Sequence[Letter]
     times: Int64
+    now_ms: int
+    _refused_times: frozenset[int] = frozenset()
 
     @staticmethod
     def of(
-        topic: str | None, left_out: EdgeBatch | None, sources: Sequence[Source], most: int | None
+        topic: str | None, left_out: EdgeBatch | None, sources: Sequence[Source], now_ms: int
     ) -> Letters | None:
-        """Makes the letters of the records that a micro-batch leaves out, each of ``most`` bytes at
-        most; None: there are none, or no topic."""
+        """Makes the letters of the records that a micro-batch leaves out; None: there are none, or
+        no topic."""
         if topic is None or left_out is None or not len(left_out):
             return None
         headers = letter_headers(left_out, {source.index: source.topic for source in sources})
         values = left_out.value.field("value").to_pylist()
         made = list(map(Letter, left_out.key.to_pylist(), values, headers))
-        if most is not None:
-            made = [letter.fitted(most) for letter in made]
-        return Letters(topic, made, left_out.timestamp)
-
-    def at(self, now_ms: int, refused: Collection[int]) -> Letters:
-        """With this time where theirs is one of those that their topic has ``refused``: there it
-        was nearer, or nobody had looked."""
-        times = np.where(np.isin(self.times, list(refused)), now_ms, self.times)
-        return self._replace(times=times.astype(np.int64))
+        return Letters(topic, made, left_out.timestamp, now_ms)
 
     def write(self, writer: Writes) -> None:
         """Raw key and value with Kafka Streams' headers (KIP-1034), inside the transaction if there
@@ -201,47 +197,22 @@ class Letters(NamedTuple):
         keys, values, headers = zip(*self.letters, strict=True)
         writer.write(self.topic, keys, values, self.times, None, headers)
 
-    def smaller(self, error: RecordTooLargeError, most: int | None) -> int | None:
-        """The largest size of letters at the next attempt, after one of these was refused;
-        ``most``: the bound so far; None: making them smaller does not help. ``error.limit`` is the
-        topic's or the producer's, None: not known."""
-        largest = max(letter.size for letter in self.letters)
-        wanted = largest // 2 if error.limit is None else error.limit
-        smallest = max(letter.fitted(0).size for letter in self.letters)
-        if wanted >= largest or wanted < smallest or (most is not None and wanted >= most):
-            return None
-        return wanted
-
-
-@dataclass(kw_only=True)
-class LetterAttempts:
-    """The dead letters of a micro-batch, as their topic takes them: whole, and after it has refused
-    some, smaller or with the time ``now_ms``."""
-
-    topic: str | None
-    left_out: EdgeBatch | None
-    sources: Sequence[Source]
-    now_ms: int
-    _most: int | None = None
-    _untimely: frozenset[int] = frozenset()
-
-    def letters(self) -> Letters | None:
-        """To write now; None: there are none, or no topic."""
-        made = Letters.of(self.topic, self.left_out, self.sources, self._most)
-        return made.at(self.now_ms, self._untimely) if made is not None and self._untimely else made
-
-    def refused(
-        self, letters: Letters | None, error: RecordTooLargeError | RecordRefusedError
-    ) -> None:
-        """One of ``letters`` was refused. Raises ``error`` where no other attempt helps."""
+    def refused(self, error: RecordTooLargeError | RecordRefusedError) -> None:
+        """Changes the letters after their topic or the producer has refused one. Raises ``error``
+        where no other attempt helps."""
         if isinstance(error, RecordTooLargeError):
-            self._most = None if letters is None else letters.smaller(error, self._most)
-            if self._most is None:
+            largest = max(letter.size for letter in self.letters)
+            wanted = largest // 2 if error.limit is None else error.limit
+            smallest = max(letter.fitted(0).size for letter in self.letters)
+            if wanted >= largest or wanted < smallest:
                 raise error
-        elif not error.untimely or error.times <= self._untimely | {self.now_ms}:
+            self.letters = [letter.fitted(wanted) for letter in self.letters]
+        elif not error.untimely or error.times <= self._refused_times | {self.now_ms}:
             raise error
         else:
-            self._untimely |= error.times
+            self._refused_times |= error.times
+            early = np.isin(self.times, list(error.times))
+            self.times = np.where(early, self.now_ms, self.times).astype(np.int64)
 
 
 def letter_headers(

@@ -54,7 +54,6 @@ from everflow.runtime.step.times import ages_written
 from everflow.runtime.worker.crash_points import BEFORE_TRANSACTION, FIRST_RECORD, OFFSETS_SENT
 from everflow.runtime.worker.crash_points import COMMITTED as POINT_COMMITTED
 from everflow.runtime.worker.letters import (
-    LetterAttempts,
     LetterRefusedError,
     Letters,
     LetterTooLargeError,
@@ -208,19 +207,16 @@ class KafkaSink:
             lambda task, store, key: self.ports.entry(task.stores[store].path, key),
         )
         left_out = take_letters(result, sources)
-        attempts = LetterAttempts(
-            topic=self.dead_letter_topic,
-            left_out=result.dead_letters,
-            sources=sources,
-            now_ms=request.wall_clock_ms,
+        letters = Letters.of(
+            self.dead_letter_topic, result.dead_letters, sources, request.wall_clock_ms
         )
         while True:
-            letters = attempts.letters()
             try:
                 done = self._transacted(request, result, sources, touched, letters, corrections)
                 return replace(done, left_out=left_out) if done.committed else done
             except (LetterTooLargeError, LetterRefusedError) as error:
-                attempts.refused(letters, error)
+                assert letters is not None
+                letters.refused(error)
 
     def _transacted(
         self,
