@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from everflow.columns.key_partitions import BY_HASH, CRC32, key_partitions
-from everflow.errors import EverflowError, RecordTimeError, RetriableError
+from everflow.errors import EverflowError, RetriableError
 from everflow.handlers.given import Handlers
 from everflow.handlers.outages import is_outage
 from everflow.handlers.response import DESERIALIZATION
@@ -178,8 +178,8 @@ def decoded_records(
     Raises what `Judge.letters` raises."""
     faults: dict[int, Fault] = judge.aside(source, raw)
     if odd:
-        far = far_times(source, raw).items()
-        faults.update((row, _far(source, raw, row, error)) for row, error in far)
+        for row, far in far_times(source, raw).items():
+            faults[row] = _fault(source, raw, row, far, str(far), "fatal", far.code)
     for serde, column, part in (
         (source.key_serde, raw.key, "key"),
         (source.value_serde, raw.value, "value"),
@@ -251,11 +251,20 @@ def _why(error: BaseException) -> str:
     return writable(str(error)) if ours else error_text(error)
 
 
-def _fault(source: Source, raw: EdgeBatch, row: int, error: BaseException, told: str) -> Fault:
+def _fault(
+    source: Source,
+    raw: EdgeBatch,
+    row: int,
+    error: BaseException,
+    told: str,
+    kind: str = "undecodable",
+    code: str | None = None,
+) -> Fault:
     record = BadRecord(source.topic, int(raw.partition[row]), int(raw.offset[row]), source.node)
     failure = BatchFailure(
-        kind="undecodable",
+        kind=kind,
         error=told,
+        code=code,
         record=record,
         stage=DESERIALIZATION,
         exception=class_of(error),
@@ -270,19 +279,6 @@ _WITH_SCHEMAS = ("json", "packed", "list", "time_windowed", "session_windowed")
 def _called(serde: Serde) -> str:
     """Without its schema: what does not fit names its field."""
     return serde.kind if serde.kind in _WITH_SCHEMAS else repr(serde)
-
-
-def _far(source: Source, raw: EdgeBatch, row: int, error: RecordTimeError) -> Fault:
-    record = BadRecord(source.topic, int(raw.partition[row]), int(raw.offset[row]), source.node)
-    failure = BatchFailure(
-        kind="fatal",
-        error=str(error),
-        code=error.code,
-        record=record,
-        stage=DESERIALIZATION,
-        exception=class_of(error),
-    )
-    return Fault(failure, error)
 
 
 def _joined(columns: Sequence[Int64]) -> Int64:
