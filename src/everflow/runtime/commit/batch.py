@@ -398,7 +398,7 @@ class BatchFailure:
         code: stable identifier of the error where it has one (``EF-...``).
         record: the culprit where it is known.
         stage: of `everflow.handlers.response.STAGES`, which handler is asked about the record.
-        also: those of other records, told in one.
+        also: failures of other records of the same cause.
         judged: a handler has said FAIL.
         partitions: those whose brokers did not answer, where the failure says so.
         entry: of a store, where that is damaged.

@@ -387,12 +387,12 @@ CommitOffsets = Callable[[Mapping[TopicPartition, tuple[int, str]]], bool]
 
 class DeferredOffsets:
     """Commits offsets through the member and keeps those that it would not take. Any thread may
-    call. ``told``: of what was committed."""
+    call. ``committed`` gets what was committed."""
 
     def __init__(
-        self, commit: CommitOffsets, told: Callable[[Mapping[TopicPartition, int]], None]
+        self, commit: CommitOffsets, committed: Callable[[Mapping[TopicPartition, int]], None]
     ) -> None:
-        self._commit, self._told = commit, told
+        self._commit, self._committed = commit, committed
         self._committing = threading.Lock()
         # Never held over a commit: `forget` is called on the group client's thread, which the
         # commit itself needs.
@@ -413,7 +413,7 @@ class DeferredOffsets:
                 return True
             taken = self._commit(merged)
             if taken:
-                self._told({tp: offset for tp, (offset, _) in merged.items()})
+                self._committed({tp: offset for tp, (offset, _) in merged.items()})
             else:
                 log.info(
                     "The group rebalances: the offsets of %d partitions go with the next commit",

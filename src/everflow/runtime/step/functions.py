@@ -245,8 +245,8 @@ def _column(items: list[Any], kind: pa.DataType, rows: Int64) -> pa.Array:
             try:
                 column_of([item], kind)
             except UnfitError as error:
-                told = f"result {shown(item)} is not of the declared type: {error}"
-                cause = TypeError(told)
+                text = f"result {shown(item)} is not of the declared type: {error}"
+                cause = TypeError(text)
                 cause.__cause__ = error
                 causes.setdefault(row, cause)  # the first of a record's
         raise UnfitResultsError(causes) from None
@@ -297,7 +297,7 @@ class Partitions:
     def of(self, topic: str, rows: Int64 | None, count: int) -> tuple[Int64, Int64]:
         """Rows, and the partition of each, for the records in ``rows`` (None: all) that go to a
         topic of ``count`` partitions; a row is there once for each of its partitions. RecordFailure
-        for a record of which none can be told; ``every_failure``: for all of them."""
+        for a record without one; ``every_failure``: for all of them."""
         wanted = np.arange(len(self.batch), dtype=np.int64) if rows is None else rows
         by = self.op.partitioner
         if isinstance(by, str) and by in (*BY_HASH, OF_WINDOWS):
@@ -310,8 +310,8 @@ class Partitions:
             known = self.said.is_valid().to_numpy(zero_copy_only=False)[wanted]
             wrong = np.flatnonzero(known & ((numbers < 0) | (numbers >= count)))
             if len(wrong):
-                told = wrong if self.every_failure else wrong[:1]
-                rows_of = zip(wanted[told].tolist(), numbers[told].tolist(), strict=True)
+                named = wrong if self.every_failure else wrong[:1]
+                rows_of = zip(wanted[named].tolist(), numbers[named].tolist(), strict=True)
                 raise_all([self._wrong(row, number, topic, count) for row, number in rows_of])
             return wanted, numbers.astype(np.int64, copy=False)
         found_rows: list[int] = []

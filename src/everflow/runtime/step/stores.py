@@ -351,12 +351,12 @@ class CheckedAccess:
             self.distrust(task, spec, f"an entry cannot be read: {why}")
         if len(pairs) == 1:
             return self._damaged(*pairs[0], None, why)
-        told = "\n  ".join(
+        places = "\n  ".join(
             f"{spec.name} of task {task.task}, changelog {task.stores[spec.name].changelog}"
             for task, spec in pairs
         )
         return DamagedEntryError(
-            f"One of these stores has an entry that cannot be read: {why}\n  {told}"
+            f"One of these stores has an entry that cannot be read: {why}\n  {places}"
         )
 
     def _accuse(self, task: TaskContext, spec: StoreSpec) -> Callable[[bytes, str], Exception]:

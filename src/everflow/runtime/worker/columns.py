@@ -97,12 +97,12 @@ def _described(call: Call) -> Any:
     reads it where it uses it; 4.3 has read it before."""
     if _INFO is not None:
         return [_info(chain) for chain in call.chains]
-    told = io.BytesIO()
-    serializers.write_int(len(call.chains), told)
+    message = io.BytesIO()
+    serializers.write_int(len(call.chains), message)
     for chain in call.chains:
-        _describe(chain, told)
-    told.seek(0)
-    return told
+        _describe(chain, message)
+    message.seek(0)
+    return message
 
 
 def _info(chain: Chain) -> Any:
@@ -114,25 +114,25 @@ def _info(chain: Chain) -> Any:
     )
 
 
-def _describe(chain: Chain, told: io.BytesIO) -> None:
-    serializers.write_int(len(chain.arguments), told)
+def _describe(chain: Chain, message: io.BytesIO) -> None:
+    serializers.write_int(len(chain.arguments), message)
     for name, place in chain.arguments:
-        serializers.write_int(place, told)
-        told.write(b"\0" if name is None else b"\1")
+        serializers.write_int(place, message)
+        message.write(b"\0" if name is None else b"\1")
         if name is not None:
-            serializers.write_with_length(name.encode(), told)
-    serializers.write_int(len(chain.functions), told)
-    serializers.write_long(0, told)  # a number for PySpark's profiler
+            serializers.write_with_length(name.encode(), message)
+    serializers.write_int(len(chain.functions), message)
+    serializers.write_long(0, message)  # a number for PySpark's profiler
 
 
 def _settings(settings: Mapping[str, str]) -> io.BytesIO:
-    told = io.BytesIO()
-    serializers.write_int(len(settings), told)
+    message = io.BytesIO()
+    serializers.write_int(len(settings), message)
     for name, value in settings.items():
-        serializers.write_with_length(name.encode(), told)
-        serializers.write_with_length(value.encode(), told)
-    told.seek(0)
-    return told
+        serializers.write_with_length(name.encode(), message)
+        serializers.write_with_length(value.encode(), message)
+    message.seek(0)
+    return message
 
 
 def _stream(inputs: pa.RecordBatch) -> io.BytesIO:

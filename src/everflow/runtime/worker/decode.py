@@ -256,14 +256,14 @@ def _fault(
     raw: EdgeBatch,
     row: int,
     error: BaseException,
-    told: str,
+    text: str,
     kind: str = "undecodable",
     code: str | None = None,
 ) -> Fault:
     record = BadRecord(source.topic, int(raw.partition[row]), int(raw.offset[row]), source.node)
     failure = BatchFailure(
         kind=kind,
-        error=told,
+        error=text,
         code=code,
         record=record,
         stage=DESERIALIZATION,

@@ -204,15 +204,15 @@ class _Search(Generic[_T]):
                 break
             record, shown = self._shown(one[0], store)
             cure = refused_cure(error, trial.topic, min(one[1].times))
-            told = RecordRefusedError(
+            blamed = RecordRefusedError(
                 f"{error}\n  Record {shown} gives an entry of store {store} that time.\n  {cure}",
                 topics=error.topics,
                 records=error.records,
                 untimely=True,
                 place=(*record.place, record.node or ""),
             )
-            found.append(told)
-            fault = Fault(failure_of(told), told)
+            found.append(blamed)
+            fault = Fault(failure_of(blamed), blamed)
             if self.judge.in_vain(fault) or not self.judge.set_aside(fault):
                 break
         if not found:

@@ -66,9 +66,9 @@ def take_letters(result: StepResult, sources: Sequence[Source]) -> list[str]:
     """Leave those in ``dead_letters`` that are to be written, and count the others as dropped; what
     to tell of the first few of all, and of calls of clocks. UndecodableRecord where one is to stop
     the application."""
-    letters, told = result.dead_letters, result.left_out[:MOST_SHOWN]
+    letters, lines = result.dead_letters, result.left_out[:MOST_SHOWN]
     if letters is None:
-        return told
+        return lines
     fatal = _with(letters, Response.FAIL)
     if len(fatal):
         raise UndecodableRecord(fatal, sources)
@@ -78,7 +78,7 @@ def take_letters(result: StepResult, sources: Sequence[Source]) -> list[str]:
         reasons = result.dropped.setdefault(about["node"], {})
         reasons[LEFT_OUT] = reasons.get(LEFT_OUT, 0) + 1
     topics = {source.index: source.topic for source in sources}
-    return told + [
+    return lines + [
         f"{topics[int(letters.source[row])]}-{int(letters.partition[row])}"
         f"@{int(letters.offset[row])} ({letters.value[row].as_py()['error'].splitlines()[0]:.300})"
         for row in range(min(len(letters), MOST_SHOWN))
@@ -144,11 +144,11 @@ class Letter(NamedTuple):
         return self._with_texts(message, stack)
 
     def _with_texts(self, message: bytes, stack: bytes) -> Letter:
-        told = {_MESSAGE: message, _STACK: stack}
-        return self._replace(headers=[(name, told.get(name, data)) for name, data in self.headers])
+        texts = {_MESSAGE: message, _STACK: stack}
+        return self._replace(headers=[(name, texts.get(name, data)) for name, data in self.headers])
 
     def _without(self, part: str) -> Letter:
-        told = [one for one in self.headers if one[0].startswith((KAFKA_STREAMS, OWN))]
+        about = [one for one in self.headers if one[0].startswith((KAFKA_STREAMS, OWN))]
         own = [one for one in self.headers if not one[0].startswith((KAFKA_STREAMS, OWN))]
         size = {
             "value": len(self.value or b""),
@@ -159,11 +159,11 @@ class Letter(NamedTuple):
             return self
         before = self.said(PARTS_LEFT_OUT)
         note = f"{before}, {part} ({size:,} bytes)" if before else f"{part} ({size:,} bytes)"
-        told = [one for one in told if one[0] != PARTS_LEFT_OUT]
+        about = [one for one in about if one[0] != PARTS_LEFT_OUT]
         return Letter(
             None if part == "key" else self.key,
             None if part == "value" else self.value,
-            [*([] if part == "headers" else own), *told, (PARTS_LEFT_OUT, note.encode())],
+            [*([] if part == "headers" else own), *about, (PARTS_LEFT_OUT, note.encode())],
         )
 
 
@@ -224,7 +224,7 @@ def letter_headers(
     made = []
     errors = letters.value.field("error").to_pylist()
     for row, about in enumerate(_abouts(letters)):
-        told = {
+        texts = {
             EXCEPTION: about["exception"],
             f"{KAFKA_STREAMS}message": errors[row],
             f"{KAFKA_STREAMS}stacktrace": about["stacktrace"],
@@ -234,7 +234,7 @@ def letter_headers(
             **{f"{OWN}{name}": str(about[name]) for name in ("stage", "node", "task", "attempt")},
         }
         made.append(
-            [*of_the_record(own[row]), *((name, text.encode()) for name, text in told.items())]
+            [*of_the_record(own[row]), *((name, text.encode()) for name, text in texts.items())]
         )
     return made
 

@@ -203,7 +203,7 @@ def _gate(path: str) -> GateClient:
 
 
 _clients: dict[str, WorkerClients] = {}
-"""Gate -> what it has told this process; of the last one."""
+"""Gate -> its settings for this process; of the last gate alone."""
 
 
 def clients_of(request: BatchRequest) -> WorkerClients:

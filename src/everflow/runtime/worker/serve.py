@@ -133,8 +133,8 @@ class ResidentStep:
     channel: Callable[[], str]
 
     def __call__(self) -> None:
-        """Serve requests until told to stop, or until one has failed: the driver then ends this
-        process."""
+        """Serve requests until the driver stops it, or until one has failed: the driver then ends
+        this process."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.connect(self.channel())
             lines = connection.makefile("rwb")
