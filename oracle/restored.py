@@ -15,7 +15,7 @@ from everflow import Topology
 from everflow.records import Int64, StoreChanges
 from everflow.runtime.commit.batch import BatchRequest, BatchResult, StorePlace
 from everflow.runtime.step.task_step import StepResult
-from everflow.runtime.worker.kafka_sink import left_out_entries
+from everflow.runtime.worker.sink import left_out_entries
 from everflow.state.left_out import Chunk, KeptEntry, corrected
 from everflow.state.store import StoreSpec, memory_store
 from everflow.testing import TopologyTestDriver

@@ -44,10 +44,10 @@ def _fence_last() -> None:
     recovery after a failure, a start, and a new worker, whose writer ends those of its id."""
     from everflow.runtime import start_up
     from everflow.runtime.tasks.recovery import Recovery
-    from everflow.runtime.worker import kafka_sink
+    from everflow.runtime.worker import sink
 
-    recover, commit = Recovery.recover, kafka_sink.KafkaSink.__call__
-    touched, nothing = kafka_sink._touched_tasks, kafka_sink._of_nothing
+    recover, commit = Recovery.recover, sink.KafkaSink.__call__
+    touched, nothing = sink._touched_tasks, sink._of_nothing
     owed: dict[int, Any] = {}
 
     def unfenced(self: Recovery, tasks: Any, fence: Any, *rest: Any) -> Any:
@@ -67,7 +67,7 @@ def _fence_last() -> None:
 
     _put(Recovery, recover=unfenced)
     _put(start_up, _fence_recorded=lambda *_: None)
-    _put(kafka_sink.KafkaSink, __call__=connected_late)
+    _put(sink.KafkaSink, __call__=connected_late)
 
 
 def _any_offsets() -> None:

@@ -20,13 +20,18 @@ import pyarrow as pa
 from everflow import serdes
 from everflow.errors import EverflowError, GenerationChanged, RetriableError
 from everflow.records import CommittedOffset, EdgeBatch, Int32, Int64, StoreChanges, TopicPartition
-from everflow.runtime.commit.batch import BatchFailedError, BatchFailure, BatchRequest, BatchResult
+from everflow.runtime.commit.batch import (
+    BatchFailedError,
+    BatchFailure,
+    BatchRequest,
+    BatchResult,
+    GateAnswer,
+)
 from everflow.runtime.commit.commit_gate import GateBackend, GateBook, answer
-from everflow.runtime.commit.gate_client import GateAnswer
-from everflow.runtime.step.step_failure import failure_of
+from everflow.runtime.step.failures import failure_of
 from everflow.runtime.step.task_step import SinkOutput, StepResult
 from everflow.runtime.worker.crash_points import APPLYING
-from everflow.runtime.worker.kafka_sink import KafkaSink
+from everflow.runtime.worker.sink import KafkaSink
 from everflow.state.store_meta import Owner
 from everflow.topology.plan import Source
 from everflow_simulation.disk import SimulatedDisk

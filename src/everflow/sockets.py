@@ -23,7 +23,7 @@ LOCK = ".everflow-lock"
 ABANDONED_AFTER_S = 5.0
 """A younger folder may belong to a process that is just about to lock it."""
 MOST_LINE_BYTES = 256 << 20
-"""Of a question or an answer between the driver and its workers, which is a line of JSON: a batch's
+"""Of a question or an answer between the driver and its workers, which is a line: a batch's
 offsets, or what it prints, and never its records."""
 MOST_MESSAGE_BYTES = 1 << 30
 """Of what comes with its length before it: a slice of a batch, or one record that is larger."""

@@ -25,11 +25,10 @@ from contracts.test_resident_contract import (
 from everflow import StreamsBuilder, serdes
 from everflow.records import EdgeBatch
 from everflow.runtime.commit.batch import BatchFailure
-from everflow.runtime.step.step_failure import SparkSays
+from everflow.runtime.step.failures import SparkSays
 from everflow.runtime.step.task_step import PreparedColumns, Records
 from everflow.runtime.thread.columns import prepared_columns, spark_columns
-from everflow.runtime.worker.column_client import ColumnClient
-from everflow.runtime.worker.columns import ArrowColumns
+from everflow.runtime.worker.columns import ArrowColumns, ColumnClient
 from everflow.sockets import MOST_MESSAGE_BYTES
 from everflow.topology.plan import PhysicalPlan
 

@@ -20,8 +20,7 @@ from pyspark.sql import types as st
 from contracts.test_resident_contract import Record, by_worker, decoded, planned
 from everflow import KStream, StreamsBuilder, agg, serdes
 from everflow.records import EdgeBatch
-from everflow.runtime.step.step_failure import SparkSays
-from everflow.runtime.step.step_functions import RecordFailure
+from everflow.runtime.step.failures import RecordFailure, SparkSays
 from everflow.runtime.thread.columns import ColumnsOfPlan, prepared_columns
 from everflow.runtime.worker.columns import seen
 from everflow.spark.session import get_session

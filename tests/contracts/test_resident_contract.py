@@ -18,10 +18,9 @@ from everflow.kafka.reading.log_columns import LogColumns
 from everflow.records import HEADERS, EdgeBatch, TopicPartition
 from everflow.runtime.step.task_step import PreparedColumns, Records
 from everflow.runtime.thread.columns import prepared_columns, spark_columns_at
-from everflow.runtime.worker.column_client import ColumnClient
-from everflow.runtime.worker.columns import ArrowColumns
-from everflow.runtime.worker.log_decoder import LogDecoder
-from everflow.runtime.worker.set_aside import Judge
+from everflow.runtime.worker.columns import ArrowColumns, ColumnClient
+from everflow.runtime.worker.decode import LogDecoder
+from everflow.runtime.worker.handled_records import Judge
 from everflow.topology.batches import BatchInput
 from everflow.topology.plan import DEAD_LETTER_SLOT, PhysicalPlan, plan
 from everflow.topology.subtopologies import cut

@@ -115,7 +115,7 @@ def test_a_batch_that_was_made_small_grows_back_however_long_the_machine_takes(
     takes whatever its size is no reason to stay there: a busy machine would take one record a
     second or two for ever."""
     limits = BatchLimits(500_000, 1 << 40, 3_000)
-    size = BatchSize(cold=False).shrunk(16)
+    size = BatchSize(1, cold=False)
     for _ in range(5):
         size = size.after(
             limits, size.records(limits), size.records(limits), elapsed_ms, None, elapsed_ms / 1e4

@@ -17,8 +17,8 @@ from everflow import (
 )
 from everflow.records import EdgeBatch, OffsetRange, TaskId, TopicPartition
 from everflow.runtime.commit.batch import TaskContext
-from everflow.runtime.step.extracted_times import SKIPPED, extract_times
-from everflow.runtime.step.merge_order import merge_inputs
+from everflow.runtime.step.order import merge_inputs
+from everflow.runtime.step.times import SKIPPED, extract_times
 from everflow.topology.batches import BatchInput
 from everflow.topology.graph import RecordContext, TimeFunction, TimestampExtractor
 from everflow.topology.plan import Source, TimeOp

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everflow.records import EdgeBatch, OffsetRange, TopicPartition
-from everflow.runtime.step.merge_order import Merged, merge_inputs, merge_tasks
+from everflow.runtime.step.order import Merged, merge_inputs, merge_tasks
 from everflow.topology.batches import BatchInput
 from everflow.topology.plan import Source
 from unit.builders import source as made_source

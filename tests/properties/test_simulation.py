@@ -25,13 +25,13 @@ from everflow.records import OffsetRange, TaskId, TopicPartition
 from everflow.retry import shown_by
 from everflow.runtime.client_state import ClientState
 from everflow.runtime.commit import commit_gate
+from everflow.runtime.commit.batch import GateAnswer
 from everflow.runtime.commit.commit_gate import Decision
-from everflow.runtime.commit.gate_client import GateAnswer
 from everflow.runtime.life import InstanceEnd
 from everflow.runtime.tasks.recovery import Recovery
-from everflow.runtime.worker import kafka_sink
+from everflow.runtime.worker import sink
 from everflow.runtime.worker.crash_points import OFFSETS_SENT
-from everflow.runtime.worker.kafka_sink import KafkaSink
+from everflow.runtime.worker.sink import KafkaSink
 from everflow_simulation.checks import Checks, InvariantError
 from everflow_simulation.forecast import Step, forecast
 from everflow_simulation.history import History
@@ -179,7 +179,7 @@ def test_offsets_that_are_still_pending_are_counted_twice(monkeypatch: pytest.Mo
 
 
 def test_a_sink_that_applies_before_it_commits_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    commit, apply = KafkaSink._commit, kafka_sink._apply
+    commit, apply = KafkaSink._commit, sink._apply
     applied: list[Any] = []
 
     def too_early(
@@ -189,7 +189,7 @@ def test_a_sink_that_applies_before_it_commits_is_caught(monkeypatch: pytest.Mon
         return commit(self, writer, request, result, sources, touched)
 
     monkeypatch.setattr(KafkaSink, "_commit", too_early)
-    monkeypatch.setattr(kafka_sink, "_apply", lambda *_: applied[0])
+    monkeypatch.setattr(sink, "_apply", lambda *_: applied[0])
     assert first_broken() in ("I2", "I3")
 
 
@@ -214,7 +214,7 @@ def test_a_sink_that_does_not_take_no_for_an_answer_is_caught(
 def test_a_sink_that_leaves_out_an_untouched_input_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    every = kafka_sink._offsets
+    every = sink._offsets
 
     def moved(request: Any, *rest: Any) -> list[tuple[str, int, int, str]]:
         return [
@@ -223,7 +223,7 @@ def test_a_sink_that_leaves_out_an_untouched_input_is_caught(
             if found[2] > request.ranges[TopicPartition(found[0], found[1])].start
         ]
 
-    monkeypatch.setattr(kafka_sink, "_offsets", moved)
+    monkeypatch.setattr(sink, "_offsets", moved)
     assert first_broken() == "I3"
 
 

@@ -19,7 +19,7 @@ from everflow.console.terminal import error_text
 from everflow.errors import FatalError
 from everflow.kafka.dead_letters import LetterPlace, RawLetter, letter_of, line_of, text_of
 from everflow.logs import LogFile
-from everflow.runtime.step.printing import cell
+from everflow.runtime.step.functions import cell
 from everflow.user_program import one_line, printable
 
 FORGED = "2026-11-21 21:14:06.000 ERROR MainThread everflow: forged"

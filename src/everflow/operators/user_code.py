@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from everflow.errors import EverflowError
+from everflow.handlers import is_outage
 from everflow.records import ClockCall, EdgeBatch, Int64
 from everflow.serdes import Serde, SerdeError
 from everflow.user_program import error_text
@@ -25,7 +26,7 @@ class UserFunctionError(EverflowError):
     the record; ``node``: which of several processors that run together, None for one alone.
     ``call``: of a clock, in which it failed, and ``function``, the method with its line: then no
     record is at fault. ``together``: the function was given several records at once, of which the
-    last is named.
+    last is named. ``others``: those of further records that cannot be written, in order.
     """
 
     code = "EF-USER-FUNCTION"
@@ -39,6 +40,7 @@ class UserFunctionError(EverflowError):
         self.call: ClockCall | None = None
         self.function = ""
         self.together = False
+        self.others: tuple[UserFunctionError, ...] = ()
 
 
 def require_users(error: BaseException) -> None:
@@ -92,19 +94,29 @@ def failing_rows(
     return found
 
 
-def refused(
-    serde: Serde, column: pa.Array, error: BaseException
-) -> tuple[int, BaseException] | None:
-    """The value that ``serde`` could not write, its index and its own error, after `encode_array`
-    raised ``error``; None where each value by itself can be written."""
-    if isinstance(error, SerdeError) and error.index is not None:
-        return error.index, error
+def refused(serde: Serde, column: pa.Array, error: BaseException) -> dict[int, BaseException]:
+    """The values that ``serde`` cannot write, by index, each with its own error, after
+    `encode_array` raised ``error``; empty where each value by itself can be written. The first
+    outage is the last one, since every other value would wait for the same service."""
+    known = error.index if isinstance(error, SerdeError) else None
+    if known is not None and is_outage(error):
+        return {known: error}
+    found: dict[int, BaseException] = {}
     for index, value in enumerate(column.to_pylist()):
-        try:
-            serde.encode(value)
-        except BaseException as found:
-            require_users(found)
-            return index, found
+        own = error if index == known else _refusal(serde, value)
+        if own is not None:
+            found[index] = own
+            if is_outage(own):
+                break
+    return found
+
+
+def _refusal(serde: Serde, value: Any) -> BaseException | None:
+    try:
+        serde.encode(value)
+    except BaseException as error:
+        require_users(error)
+        return error
     return None
 
 
@@ -112,18 +124,20 @@ def written_bytes(
     serde: Serde, column: pa.Array, store: str, batch: EdgeBatch, rows: Int64 | None = None
 ) -> pa.Array:
     """Bytes of ``column``, whose values come from ``rows`` of the batch (None: from all, in order).
-    UserFunctionError naming the record of a value that cannot be written."""
+    UserFunctionError naming the records of all values that cannot be written."""
     try:
         return serde.encode_array(column)
     except BaseException as error:
         require_users(error)
-        found = refused(serde, column, error)
-        if found is None:
+        failures = []
+        for index, cause in refused(serde, column, error).items():
+            row = index if rows is None else int(rows[index])
+            failures.append(function_failure(store, batch, row, cause))
+            failures[-1].__cause__ = cause
+        if not failures:
             raise
-        index, cause = found
-        raise function_failure(
-            store, batch, index if rows is None else int(rows[index]), cause
-        ) from cause
+        failures[0].others = tuple(failures[1:])
+        raise failures[0] from failures[0].__cause__
 
 
 def written_alike(

@@ -37,7 +37,7 @@ from everflow.runtime.restore.listeners import SilentListener, StandbyUpdateList
 from everflow.runtime.restore.restoration import FoldedChunk, PreparedStore, prepare_store
 from everflow.runtime.restore.restore_plan import ChangelogState
 from everflow.runtime.start_up import extended, transactional_id
-from everflow.runtime.step.step_functions import UndecodableRecord
+from everflow.runtime.step.failures import UndecodableRecord
 from everflow.runtime.tasks.blueprint import Blueprint
 from everflow.runtime.tasks.recovery import ATTEMPT_MS, ON_DISK, Recovery, RecoveryRules
 from everflow.runtime.tasks.task import ActiveTask, TaskStore

@@ -29,8 +29,7 @@ from everflow.metrics import Metrics
 from everflow.records import TaskId, TopicPartition
 from everflow.retry import quietly, retrying
 from everflow.runtime.client_state import STOPPING, ClientState, Pause, StateMachine
-from everflow.runtime.commit.commit_gate import GateBook
-from everflow.runtime.commit.deferred_offsets import DeferredOffsets
+from everflow.runtime.commit.commit_gate import DeferredOffsets, GateBook
 from everflow.runtime.copies.global_tables import GlobalTables
 from everflow.runtime.copies.known_copies import Copies, Settled
 from everflow.runtime.copies.state_updater import StateUpdater

@@ -53,10 +53,8 @@ from everflow.runtime.commit.batch import (
     StorePlace,
     TaskContext,
 )
-from everflow.runtime.step.partitioning import BY_KEY
-from everflow.runtime.step.spark_failure import failure_of_said
-from everflow.runtime.step.step_failure import DescribedFailure, SparkSays
-from everflow.runtime.step.step_functions import RecordFailure, UndecodableRecord
+from everflow.runtime.step.failures import DescribedFailure, RecordFailure, UndecodableRecord
+from everflow.runtime.step.functions import BY_KEY
 from everflow.runtime.step.task_step import SinkOutput, StepResult, TaskStep
 from everflow.runtime.thread.batch_counts import misplaced_keys
 from everflow.runtime.thread.columns import prepared_columns
@@ -64,11 +62,11 @@ from everflow.runtime.thread.failure_text import ending
 from everflow.runtime.thread.packing import packed
 from everflow.runtime.thread.table_printer import tables
 from everflow.runtime.topics.idle_sources import Moves
-from everflow.runtime.worker.column_client import ColumnClient
-from everflow.runtime.worker.dead_letters import letter_headers, take_letters
+from everflow.runtime.worker.columns import ColumnClient
+from everflow.runtime.worker.decode import LogDecoder
 from everflow.runtime.worker.global_records import GlobalRecords
 from everflow.runtime.worker.isolation import Isolated, Trial, stores_of, trial_of
-from everflow.runtime.worker.log_decoder import LogDecoder
+from everflow.runtime.worker.letters import letter_headers, take_letters
 from everflow.serdes import Serde
 from everflow.snapshots.query_errors import StoreKindError, StoreNotFoundError
 from everflow.state.store import InMemoryStore, StoreSpec
@@ -447,10 +445,8 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
             read = log_columns(rows, self._plan.headers)
             batch = Isolated(self._decoder, stores_of(self._step))
             batch.run(self._current(), read, self._computed)
-        except (RecordFailure, UndecodableRecord, DescribedFailure) as error:
+        except (RecordFailure, DescribedFailure) as error:
             raise ending(error.failure, 1, "") from (error.__cause__ or error)
-        except SparkSays as error:
-            raise ending(failure_of_said(error.failure), 1, "") from error
         return self._sink.take()
 
     def _computed(

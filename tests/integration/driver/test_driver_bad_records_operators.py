@@ -3,16 +3,19 @@ k of n records cost a few times n, whatever k is, and nothing of theirs is in wh
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import functions as F
 
 from everflow import (
     BatchProcessor,
     CountWindows,
+    Materialized,
     Processor,
     Record,
     SessionWindows,
@@ -126,7 +129,65 @@ def transformer(path: Path) -> type[ValueTransformer]:
     return Kept
 
 
+def versions(path: Path) -> type[Processor]:
+    class Kept(Processor):
+        def process(self, record: Record) -> None:
+            store = self.context.store("past")
+            before = store.get(record.key, record.timestamp)
+            found = store.versions(record.key)
+            store.put(record.key, record.value["n"], record.timestamp)
+            latest = store.get(record.key).value
+            seen = sum(one.value for one in found) + (0 if before is None else before.value)
+            self.context.forward(record.with_value(seen + latest))
+            called(path, record.value["n"])
+
+    return Kept
+
+
+def reader(path: Path) -> type[Processor]:
+    class Read(Processor):
+        def process(self, record: Record) -> None:
+            store = self.context.store("t")
+            found = store.get(record.key)
+            if hasattr(found, "value"):
+                found = found.value
+            shown = sum(1 + n for _, n in store.all())
+            self.context.forward(record.with_value(shown + (found or 0)))
+            called(path, record.value["n"])
+
+    return Read
+
+
+class Picky:
+    """A serde of the user that cannot write what begins with "bad", and notes what it is asked."""
+
+    kind, type = "own", pa.string()
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def decode(self, data: bytes | None) -> str | None:
+        return None if data is None else data.decode()
+
+    def decode_array(self, data: pa.Array) -> pa.Array:
+        return pa.array([self.decode(item) for item in data.to_pylist()], self.type)
+
+    def encode(self, value: str | None) -> bytes | None:
+        with self.path.open("a") as file:
+            file.write(f"{value}\n")
+        if value is not None and value.startswith("bad"):
+            raise ValueError(value)
+        return None if value is None else value.encode()
+
+    def encode_array(self, values: pa.Array) -> pa.Array:
+        return pa.array([self.encode(item) for item in values.to_pylist()], pa.binary())
+
+    def __repr__(self) -> str:
+        return "picky()"
+
+
 KEPT = [Stores.key_value("kept", key=TEXT, value=serdes.long())]
+PAST = Stores.versioned("past", key=TEXT, value=serdes.long(), history="20 seconds")
 OPERATORS: dict[str, tuple[Made, float]] = {
     "aggregate": (lambda s, path: aggregate(s.group_by_key(), path), ONE_EACH),
     "time windows, with late records": (
@@ -157,6 +218,10 @@ OPERATORS: dict[str, tuple[Made, float]] = {
         lambda s, path: s.process(storeless(path), returns=("string", "bigint")),
         ONE_EACH,
     ),
+    "a processor with a versioned store": (
+        lambda s, path: s.process(versions(path), stores=[PAST], returns=("string", "bigint")),
+        ONE_EACH,
+    ),
     "a processor of columns": (
         lambda s, path: s.process(in_columns(path), returns=("string", "bigint")),
         len(BAD) * 22 / N + 1,
@@ -173,18 +238,27 @@ def sent(without: frozenset[int] = frozenset()) -> list[tuple[str, dict[str, int
     ]
 
 
-def run(program: Topology, records: list[Any]) -> tuple[list[Any], list[int]]:
+def run(
+    program: Topology, records: list[Any], updates: list[Any] | None = None
+) -> tuple[list[Any], list[int]]:
     """Output keys, values and times, and the n of the dead letters: of one micro-batch, and then of
-    a few records that show what it has left in the stores."""
+    a few records that show what it has left in the stores. ``updates``: of topic ``table``."""
     behind = [(f"k{n % 7}", {"n": n}, n * 100) for n in range(N, N + 20)]
     with TopologyTestDriver(program, dead_letter_topic="dead", emit_every_update=True) as driver:
-        topic = driver.create_input_topic("in", TEXT, NUMBERS)
-        for batch in (records, behind):
-            topic.pipe_batch([(key, value, time + 10_000) for key, value, time in batch])
+        topics = {driver.create_input_topic("in", TEXT, NUMBERS): records}
+        if updates is not None:
+            topics[driver.create_input_topic("table", TEXT, serdes.long())] = updates
+        for batch in (topics, {next(iter(topics)): behind}):
+            driver.pipe_batch(
+                {
+                    topic: [(key, value, time + 10_000) for key, value, time in sent]
+                    for topic, sent in batch.items()
+                }
+            )
         out = driver.create_output_topic("out", TEXT, serdes.long()).read_records()
-        dead = driver.create_output_topic("dead", TEXT, NUMBERS).read_records()
+        dead = driver.create_output_topic("dead", TEXT, serdes.bytes_()).read_records()
         listed = [(one.key, one.value, one.timestamp) for one in out]
-        return listed, sorted(one.value["n"] for one in dead)
+        return listed, sorted(int(re.findall(rb"\d+", one.value)[0]) for one in dead)
 
 
 @pytest.mark.parametrize("name", OPERATORS)
@@ -218,3 +292,130 @@ def test_a_transformer_behind_its_table(tmp_path: Path) -> None:
     assert dead == sorted(BAD)
     assert [value for _, value, _ in out][: N - len(BAD)] == [1] * (N - len(BAD))
     assert len(path.read_text().splitlines()) <= ONE_EACH * N + len(BAD)
+
+
+UPDATES = [(f"k{n % 9}", None if n % 11 == 3 else n, n * 100) for n in range(0, N, 3)]
+"""Of the table that a processor reads, among its records."""
+
+
+@pytest.mark.parametrize("history", [None, "5 seconds"])
+def test_a_processor_that_reads_a_table_with_updates_in_the_batch(
+    tmp_path: Path, history: str | None
+) -> None:
+    path = tmp_path / "calls"
+
+    def built() -> Topology:
+        builder = StreamsBuilder()
+        store = Materialized("t", history=history)
+        builder.table("table", key=TEXT, value=serdes.long(), store=store)
+        stream = builder.stream("in", key=TEXT, value=NUMBERS)
+        stream.process(reader(path), stores=["t"], returns=("string", "bigint")).to("out")
+        return builder.build()
+
+    out, dead = run(built(), sent(), UPDATES)
+    assert dead == sorted(BAD)
+    assert len(path.read_text().splitlines()) <= ONE_EACH * N + len(BAD)
+    assert (out, []) == run(built(), sent(BAD), UPDATES)
+
+
+def test_an_aggregate_of_a_table(tmp_path: Path) -> None:
+    """Each key has one record: none changes what comes of another one."""
+    path = tmp_path / "calls"
+
+    def built(path: Path) -> Topology:
+        builder = StreamsBuilder()
+        table = builder.table("in", key=TEXT, value=NUMBERS, store="t")
+        grouped = table.group_by(F.concat(F.lit("g"), F.col("value.n") % 7), name="by")
+        totals = grouped.aggregate(
+            initializer=lambda: [0],
+            adder=summed(path),
+            subtractor=lambda key, value, total: [total[0] - value["n"]],
+            returns="array<bigint>",
+            store="totals",
+        )
+        totals.to_stream().map_values(lambda total: total[0], returns="bigint").to("out")
+        return builder.build()
+
+    def unique(without: frozenset[int] = frozenset()) -> list[Any]:
+        return [(f"k{value['n']}", value, time) for _, value, time in sent(without)]
+
+    out, dead = run(built(path), unique())
+    assert dead == sorted(BAD)
+    assert len(path.read_text().splitlines()) <= ONE_EACH * N + len(BAD)
+    others, _ = run(built(path), unique(BAD))
+    count = N - len(BAD)
+    assert out[:count] == others[:count], "the table has the records that its aggregate left out"
+
+
+def joined(kind: str, path: Path) -> Topology:
+    """A program of which an operator cannot write some of the stream's keys, or its values."""
+    builder = StreamsBuilder()
+    picky: Any = Picky(path)
+    of_table = kind in ("table", "grace", "lookup")
+    stream = builder.stream("in", key=picky if of_table else TEXT, value=NUMBERS)
+    number = F.col("left.n")
+    kept: Any = {"store": "kept"}
+    if kind == "global":
+        table: Any = builder.global_table("table", key=picky, value=serdes.long(), store="t")
+        stream = stream.left_join(table, number, on=F.col("key"))
+    elif kind == "lookup of a global table":
+        table = builder.global_table("table", key=picky, value=serdes.long(), store="t")
+        stream = stream.lookup_join(table, number, on=F.col("key"), grace="1 day", **kept)
+    elif kind == "versioned table":
+        past = Materialized("kept", history="1 hour")
+        stream = stream.map_values(F.col("value.n")).to_table(key=picky, store=past).to_stream()
+    else:
+        store = Materialized("t", history="1 hour" if kind == "grace" else None)
+        table = builder.table("table", key=picky, value=serdes.long(), store=store)
+        if kind == "lookup":
+            stream = stream.lookup_join(table, number, grace="1 day", **kept)
+        elif kind == "grace":
+            stream = stream.left_join(table, number, grace="1 second", **kept)
+        else:
+            stream = stream.left_join(table, number)
+    stream.to("out")
+    return builder.build()
+
+
+KINDS = ("table", "grace", "global", "lookup", "lookup of a global table", "versioned table")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_keys_that_an_operator_cannot_write(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "calls"
+
+    def keyed(without: frozenset[int] = frozenset()) -> list[Any]:
+        return [
+            (f"bad{value['n']}" if value["n"] in BAD else key, value, time)
+            for key, value, time in sent(without)
+        ]
+
+    updates = None if kind == "versioned table" else UPDATES
+    out, dead = run(joined(kind, path), keyed(), updates)
+    assert dead == sorted(BAD)
+    asked = path.read_text().splitlines()
+    assert len(asked) <= 8 * N
+    assert max(asked.count(f"bad{n}") for n in BAD) <= 6
+    assert (out, []) == run(joined(kind, path), keyed(BAD), updates)
+
+
+def test_values_that_a_lookup_join_cannot_keep(tmp_path: Path) -> None:
+    """Those whose entry is there need not be written: they come out."""
+    path = tmp_path / "calls"
+    builder = StreamsBuilder()
+    picky: Any = Picky(path)
+    table = builder.table("table", key=TEXT, value=serdes.long(), store="t")
+    stream = builder.stream("text", key=TEXT, value=picky)
+    stream.lookup_join(
+        table, F.coalesce(F.col("right"), F.lit(-1)), grace="1 day", store="kept"
+    ).to("out")
+    with TopologyTestDriver(builder.build(), dead_letter_topic="dead") as driver:
+        entries = driver.create_input_topic("table", TEXT, serdes.long())
+        texts = driver.create_input_topic("text", TEXT, TEXT)
+        records = [(f"k{n}", f"bad{n}" if n in BAD else f"{n}", n) for n in range(N)]
+        driver.pipe_batch({entries: [("k400", 5, 0), ("k401", 6, N)], texts: records})
+        out = driver.create_output_topic("out", TEXT, serdes.long()).read_key_values()
+        dead = driver.create_output_topic("dead", TEXT, TEXT).read_key_values()
+    assert out == [("k400", 5), ("k401", 6)]
+    assert [value for _, value in dead] == [f"bad{n}" for n in sorted(BAD - {400, 401})]
+    assert len(path.read_text().splitlines()) <= 4 * N

@@ -16,7 +16,7 @@ from everflow.operators.joins import JoinedTable, JoinKind
 from everflow.operators.joins.foreign_keys import selected_type
 from everflow.operators.joins.stream_global import StreamGlobalJoin
 from everflow.records import StoreChanges
-from everflow.runtime.step.step_stores import WholeTable
+from everflow.runtime.step.stores import WholeTable
 from everflow.state.store import InMemoryStore, StoreSpec
 from everflow.topology.graph import Inputs
 from properties.operators.operator_batches import edge_batch

@@ -15,7 +15,7 @@ from everflow.operators.joins.foreign_keys import selected_type
 from everflow.operators.joins.joined_values import Stores
 from everflow.operators.lookups import GlobalLookupJoin, LookupJoin, WaitingRoom
 from everflow.records import StoreChanges
-from everflow.runtime.step.step_stores import WholeTable
+from everflow.runtime.step.stores import WholeTable
 from everflow.state.store import InMemoryStore, StoreSpec
 from everflow.topology.graph import Inputs
 from properties.operators.test_joins import (

@@ -24,7 +24,7 @@ from everflow import (
 from everflow.columns.key_partitions import key_partitions
 from everflow.errors import StoreLayoutError
 from everflow.records import EdgeBatch
-from everflow.runtime.step.partitioning import BY_KEY, Partitions
+from everflow.runtime.step.functions import BY_KEY, Partitions
 from everflow.topology.graph import SinkNode
 from everflow.topology.partitioners import (
     OF_WINDOWS,

@@ -18,7 +18,7 @@ import pyarrow as pa
 from everflow import serdes
 from everflow.operators.joins import JoinKind, StreamStreamJoin
 from everflow.records import EdgeBatch
-from everflow.runtime.worker.worker_ports import WorkerPorts
+from everflow.runtime.worker.ports import WorkerPorts
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
 from everflow.state.store_meta import Owner

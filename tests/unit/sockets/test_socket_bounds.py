@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -20,13 +19,13 @@ import pytest
 from everflow import sockets
 from everflow.errors import RetriableError
 from everflow.records import MemberMetadata
-from everflow.runtime.commit import gate_client
 from everflow.runtime.commit.batch import BatchFailedError, BatchFailure
 from everflow.runtime.commit.commit_gate import CommitGate, GateBackend, GateBook
-from everflow.runtime.commit.gate_client import GateClient
 from everflow.runtime.thread.resident_job import ResidentJob
-from everflow.runtime.worker.column_client import ColumnClient, ColumnsFailed, Ticket
-from everflow.runtime.worker.resident_step import ResidentStep, refuse
+from everflow.runtime.worker import ports
+from everflow.runtime.worker.columns import ColumnClient, ColumnsFailed, Ticket
+from everflow.runtime.worker.ports import GateClient
+from everflow.runtime.worker.serve import ResidentStep, refuse
 from everflow.sockets import MOST_MESSAGE_BYTES, TooLargeError, read_line, require_size
 from everflow.testing import kafka_proxy
 
@@ -108,15 +107,15 @@ def test_the_gate_closes_on_who_asks_too_much_and_answers_others(
         asking.sendall(b"x" * (MOST + 1))
         assert asking.recv(1) == b"", "it has hung up, and waits for no end of the line"
     assert "a worker's question to the commit gate has 1,001 bytes" in caplog.text
-    with GateClient(gate) as client:
+    with closing(GateClient(gate)) as client:
         assert client.commit("i.0.0", []).reason.startswith("unknown-batch")
 
 
 def test_a_worker_does_not_commit_with_more_offsets_than_the_gate_hears(
     gate: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gate_client, "MOST_LINE_BYTES", MOST)
-    with GateClient(gate) as client:
+    monkeypatch.setattr(ports, "MOST_LINE_BYTES", MOST)
+    with closing(GateClient(gate)) as client:
         answer = client.commit("i.0.0", [("topic", 0, 1, "m" * MOST)])
         assert not answer.ok
         assert answer.reason.startswith("too large: the question to the commit gate has 1,0")
@@ -128,7 +127,7 @@ def test_a_worker_reads_no_answer_without_an_end(tmp_path: Path) -> None:
         connection.recv(MOST)  # or the question meets a connection that has ended
         connection.sendall(b"x" * (MOST + 1))
 
-    with listening(tmp_path / "g", serve) as path, GateClient(path) as client:
+    with listening(tmp_path / "g", serve) as path, closing(GateClient(path)) as client:
         answer = client.commit("i.0.0", [])
     assert not answer.ok
     assert answer.reason.startswith("too large: the commit gate's answer has 1,001 bytes")
@@ -166,7 +165,7 @@ def test_a_batch_whose_answer_is_too_large_has_failed() -> None:
         return Job()
 
     job = ResidentJob(serve, lambda _: BatchFailedError(BatchFailure(kind="worker", error="?")))
-    request: Any = SimpleNamespace(to_json=lambda: "{}")
+    request: Any = "a request"
     with pytest.raises(BatchFailedError) as failed:
         job.run(request)
     assert failed.value.failure.error.startswith("the answer of a batch's worker has 1,001 bytes")

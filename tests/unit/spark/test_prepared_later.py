@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from everflow.errors import RetriableError
-from everflow.runtime.worker.column_client import ColumnClient, ColumnsFailed, Ticket
+from everflow.runtime.worker.columns import ColumnClient, ColumnsFailed, Ticket
 from everflow.spark.columns import NotComputableError, prepared_later
 from unit.runtime.worker.test_column_client import ROWS, TABLE, rows, service
 

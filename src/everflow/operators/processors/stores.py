@@ -21,7 +21,7 @@ from everflow.serdes.windowed import (
     split_window_store_key,
     window_store_key,
 )
-from everflow.state.changelog import unpack_value
+from everflow.state.changelog import pack_value, unpack_value
 from everflow.state.key_ranges import (
     after_prefix,
     sessions_between,
@@ -40,6 +40,24 @@ Found = tuple[Windowed, Any]
 """A key with its window or session, and the value."""
 
 
+class ShownValue(NamedTuple):
+    """A value as its table shows it, which the batch has brought: nobody has to write it."""
+
+    value: Any
+
+
+def entry_with(time: int, value: Any) -> Any:
+    """The entry of a value's bytes, or of a `ShownValue`; None for None."""
+    if value is None or isinstance(value, ShownValue):
+        return None if value is None else (time, value)
+    return pack_value(time, value)
+
+
+def read_entry(entry: Any) -> Stored:
+    """Time and value of a store's entry, or of one that `entry_with` has made."""
+    return entry if isinstance(entry, tuple) else unpack_value(entry)
+
+
 class Values(Protocol):
     """What reads and writes stored values: a serde, mostly."""
 
@@ -55,14 +73,14 @@ class Entries:
         self.values: Values = spec.value_serde
         self._view = view
         self._read: dict[bytes, Stored | None] = {}
-        self._top: Overlay[Stored] = Overlay(view, unpack_value)
+        self._top: Overlay[Stored] = Overlay(view, read_entry)
         self._changed: dict[bytes, None] = {}
 
     def load(self, keys: list[bytes]) -> None:
         """Read what will be asked for, by one call."""
         wanted = [key for key in keys if key not in self._read]
         for key, stored in zip(wanted, self._view.get_many(wanted), strict=True):
-            self._read[key] = None if stored is None else unpack_value(stored)
+            self._read[key] = None if stored is None else read_entry(stored)
 
     def get(self, key: bytes) -> Stored | None:
         """The entry of a key."""

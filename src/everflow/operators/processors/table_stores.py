@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, NoReturn
 import pyarrow as pa
 
 from everflow.operators.joins.joined_table import JoinedTable
-from everflow.operators.processors.stores import Entries
+from everflow.operators.processors.stores import Entries, ShownValue
 from everflow.operators.processors.versioned_store import VersionEntries
-from everflow.records import EdgeBatch
+from everflow.records import EdgeBatch, StoreChanges
 from everflow.state.changelog import expiry_times
 from everflow.state.store import StoreSpec, StoreView
 
@@ -27,12 +27,6 @@ class ReadTable(NamedTuple):
     first: bool
 
 
-class _Shown(NamedTuple):
-    """An entry's value as the table shows it, which the batch has brought."""
-
-    value: Any
-
-
 class _TableValues:
     """Reads what a table's store holds, and what the batch has brought."""
 
@@ -41,7 +35,7 @@ class _TableValues:
 
     def decode(self, data: Any) -> Any:
         """As the table shows it."""
-        return data.value if isinstance(data, _Shown) else self._decode(data)
+        return data.value if isinstance(data, ShownValue) else self._decode(data)
 
     def encode(self, value: Any) -> NoReturn:
         """It cannot be written."""
@@ -71,7 +65,7 @@ class TableEntries(Entries):
 
     def update(self, key: bytes, value: Any, time: int) -> None:
         """The table has changed."""
-        super().put(key, None if value is None else _Shown(value), time)
+        super().put(key, None if value is None else ShownValue(value), time)
         if self.spec.expires:
             written = int(expiry_times([key], self.spec.kind)[0])
             self.newest_ms = max(self.newest_ms, written)
@@ -90,8 +84,17 @@ class TableVersions(VersionEntries):
 
     def update(self, key: bytes, value: Any, time: int) -> None:
         """The table has changed."""
-        shown: Any = None if value is None else _Shown(value)
+        shown: Any = None if value is None else ShownValue(value)
         super().put(key, shown, time)
+
+
+def shown_changes(table: JoinedTable, batch: EdgeBatch) -> StoreChanges:
+    """The updates of a table, as changes of its store with `ShownValue`s for bytes."""
+    values: list[Any] = [
+        None if value is None else ShownValue(value) for value in batch.value.to_pylist()
+    ]
+    keys = table.keys_of(batch).to_pylist()
+    return StoreChanges(table.spec.name, keys, values, batch.timestamp)
 
 
 class Updates:

@@ -10,9 +10,8 @@ from typing import Any, cast
 import numpy as np
 
 from everflow.foreign_names import Telling
-from everflow.operators.processors.stores import Values
+from everflow.operators.processors.stores import Values, read_entry
 from everflow.records import StoreChanges
-from everflow.state.changelog import unpack_value
 from everflow.state.overlay import Overlay
 from everflow.state.store import (
     OPEN,
@@ -40,7 +39,7 @@ class VersionEntries:
         self._view = cast(VersionsView, view)
         self._puts: list[tuple[bytes, bytes | None, int]] = []
         self._put_of: dict[bytes, History] = {}
-        self._latest: Overlay[bytes] = Overlay(view, lambda stored: unpack_value(stored)[1])
+        self._latest: Overlay[bytes] = Overlay(view, lambda entry: read_entry(entry)[1])
         self.stream_time = self._view.stream_time
 
     def versions_many(self, asked: Sequence[tuple[bytes, int, int]]) -> list[list[Version]]:

@@ -1,24 +1,21 @@
-"""What driver and workers tell each other of a micro-batch: values, and how they become JSON.
-
-Both are lines of a socket. Names of tasks and partitions are text on the way only: they are read
-once, in `from_json`.
-"""
+"""The messages between driver and workers about a micro-batch, each a line of a socket."""
 
 from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, ClassVar, NamedTuple, TypeVar
+import pickle
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, NamedTuple
 
 from everflow.errors import DamagedEntryError, EverflowError
 from everflow.handlers import PROCESSING
 from everflow.memory import Taken
 from everflow.metrics import Seen
 from everflow.records import UNBOUNDED_BYTES, KeyPlaces, OffsetRange, TaskId, TopicPartition
-
-_T = TypeVar("_T")
 
 METADATA_PREFIX = "ef1"
 KAFKA_STREAMS_VERSIONS = (1, 2)
@@ -54,29 +51,20 @@ class BatchId(NamedTuple):
         return BatchId(parts[0], int(parts[1]), int(parts[2]))
 
 
-def as_json(data: Mapping[str, Any]) -> str:
-    """Compact JSON text."""
-    return json.dumps(data, separators=(",", ":"))
+def as_line(message: BatchRequest | BatchResult) -> bytes:
+    """A message as a line of a socket. Both ends are processes of one program and one version, and
+    only their user can open the socket."""
+    return base64.b64encode(pickle.dumps(message, pickle.HIGHEST_PROTOCOL)) + b"\n"
 
 
-def by_name(mapping: Mapping[Any, _T]) -> dict[str, _T]:
-    """For JSON: what is keyed by tasks or partitions, keyed by their names."""
-    return {str(key): value for key, value in mapping.items()}
-
-
-def by_task(data: Mapping[str, _T]) -> dict[TaskId, _T]:
-    """Inverse of `by_name`."""
-    return {TaskId.parse(name): value for name, value in data.items()}
-
-
-def by_partition(data: Mapping[str, _T]) -> dict[TopicPartition, _T]:
-    """Inverse of `by_name`."""
-    return {TopicPartition.parse(name): value for name, value in data.items()}
+def from_line(line: bytes) -> Any:
+    """Inverse of `as_line`."""
+    return pickle.loads(base64.b64decode(line))
 
 
 class StorePlace(NamedTuple):
-    """Where a store of a task is: the folder of its environment, and the full name of its
-    changelog's topic (None: not logged)."""
+    """A task's store: the folder of its environment, and the full name of its changelog's topic
+    (None: not logged)."""
 
     path: str
     changelog: str | None
@@ -101,16 +89,6 @@ class TaskContext:
     stream_times: Mapping[str, int] = field(default_factory=dict)
     stores: Mapping[str, StorePlace] = field(default_factory=dict)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Values that JSON takes."""
-        return {**vars(self), "task": str(self.task)}
-
-    @staticmethod
-    def from_dict(data: Mapping[str, Any]) -> TaskContext:
-        """Inverse of `to_dict`."""
-        stores = {name: StorePlace(*place) for name, place in data["stores"].items()}
-        return TaskContext(**{**data, "task": TaskId.parse(data["task"]), "stores": stores})
-
 
 @dataclass(frozen=True)
 class WorkerClients:
@@ -121,6 +99,27 @@ class WorkerClients:
 
     reader: Mapping[str, Any] = field(default_factory=dict, repr=False)
     producer: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+
+class GateAnswer(NamedTuple):
+    """The driver's answer. ``group_metadata`` (exactly-once) goes into send_offsets; ``deferred``
+    (at-least-once): the driver holds the offsets back until the group takes commits again."""
+
+    ok: bool
+    reason: str = ""
+    group_metadata: bytes | None = None
+    deferred: bool = False
+
+    @staticmethod
+    def of(answer: Mapping[str, Any]) -> GateAnswer:
+        """Reads the driver's answer (`commit_gate.answer`)."""
+        metadata = answer.get("group_metadata")
+        return GateAnswer(
+            ok=bool(answer.get("ok")),
+            reason=str(answer.get("reason", "")),
+            group_metadata=None if metadata is None else base64.b64decode(metadata),
+            deferred=bool(answer.get("deferred", False)),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,37 +187,6 @@ class BatchRequest:
                         found[tp] = (task.task, store)
         return found
 
-    def to_json(self) -> str:
-        """What travels to the workers."""
-        return as_json(
-            {
-                **vars(self),
-                "ranges": by_name(self.ranges),
-                "log_ends": by_name(self.log_ends),
-                "tasks": [task.to_dict() for task in self.tasks],
-                "global_tasks": [task.to_dict() for task in self.global_tasks],
-                "aside": [failure.to_dict() for failure in self.aside],
-                "idle": by_name(self.idle),
-            }
-        )
-
-    @staticmethod
-    def from_json(text: str) -> BatchRequest:
-        """Inverse of `to_json`."""
-        data = json.loads(text)
-        data["ranges"] = {
-            tp: OffsetRange(*bounds) for tp, bounds in by_partition(data["ranges"]).items()
-        }
-        data["log_ends"] = by_partition(data["log_ends"])
-        if data["waits"] is not None:
-            data["waits"] = tuple(TopicPartition(*tp) for tp in data["waits"])
-        data["silent"] = tuple(TopicPartition(*tp) for tp in data["silent"])
-        for tasks in ("tasks", "global_tasks"):
-            data[tasks] = [TaskContext.from_dict(task) for task in data[tasks]]
-        data["idle"] = by_task(data["idle"])
-        data["aside"] = tuple(map(BatchFailure.from_dict, data["aside"]))
-        return BatchRequest(**data)
-
 
 class Ages(NamedTuple):
     """Times of the records that one source gave a task, or that one sink got (then ``task`` is "").
@@ -238,7 +206,7 @@ class Ages(NamedTuple):
     late_most: int = 0
 
     def latency_ms(self, now_ms: float) -> Seen:
-        """From the records' times to now (wall clock, ms)."""
+        """The latency from the records' times to now (wall clock, ms)."""
         return Seen(
             self.records,
             self.records * now_ms - self.total,
@@ -282,25 +250,13 @@ class LetterGroup(NamedTuple):
 
 
 class BatchFigures(NamedTuple):
-    """What a committed micro-batch tells for `/metrics`, besides its counts."""
+    """The metrics of a committed micro-batch for `/metrics`, besides its counts."""
 
     ages: Sequence[Ages] = ()
     sent: Sequence[Sent] = ()
     puts: Sequence[Puts] = ()
     letters: Sequence[LetterGroup] = ()
     keys: Sequence[KeyPlaces] = ()
-
-    @staticmethod
-    def of(data: Sequence[Sequence[Sequence[Any]]]) -> BatchFigures:
-        """Of what JSON made of one."""
-        ages, sent, puts, letters, keys = data
-        return BatchFigures(
-            [Ages(*one) for one in ages],
-            [Sent(*one) for one in sent],
-            [Puts(*one) for one in puts],
-            [LetterGroup(*one) for one in letters],
-            tuple(KeyPlaces(*one) for one in keys),
-        )
 
 
 class Printed(NamedTuple):
@@ -324,12 +280,12 @@ class Printed(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class BatchResult:
-    """What a finished job reports.
+    """The report of a finished micro-batch.
 
     Attributes:
         outcome: `COMMITTED` (stores applied too), `ABORTED` (nothing happened; ``reason`` is the
         gate's) or `FAILED` (``failure``
-            is the dictionary of a `BatchFailure`; whether the transaction committed is not known).
+            says why; whether the transaction committed is not known).
         consumed: next offset to read, i.e. what was committed; may lie before the range's end.
         stream_times: task -> node -> ms.
         positions: task -> store -> next changelog offset.
@@ -349,7 +305,7 @@ class BatchResult:
     counts: Mapping[str, int] = field(default_factory=dict)
     dropped: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     deferred_offsets: bool = False
-    failure: Mapping[str, Any] | None = None
+    failure: BatchFailure | None = None
     timings: Mapping[str, float] = field(default_factory=dict)
     """ms spent by the last hop's worker: ``read`` (waiting for and reading its input),
     ``operators``, ``write`` (records to the broker), ``gate``, ``offsets``, ``commit``, ``apply``;
@@ -365,35 +321,24 @@ class BatchResult:
     silent: Sequence[TopicPartition] = ()
     """As in the request: nothing of them was read."""
     memory: Taken | None = None
-    """Of the last hop's worker, which on most roads is the only one; None: not known, or a small
-    batch."""
+    """Of the batch's worker; None: not known, or a small batch."""
 
     @property
     def committed(self) -> bool:
-        """Whether the batch's effects are in Kafka and in the stores."""
+        """True if the batch's effects are in Kafka and in the stores."""
         return self.outcome == COMMITTED
 
-    def to_json(self) -> str:
-        """What travels to the driver."""
-        keyed = {
-            name: by_name(getattr(self, name)) for name in ("consumed", "stream_times", "positions")
-        }
-        return as_json({**vars(self), **keyed})
 
-    @staticmethod
-    def from_json(text: str) -> BatchResult:
-        """Inverse of `to_json`."""
-        data = json.loads(text)
-        data["consumed"] = by_partition(data["consumed"])
-        data["stream_times"], data["positions"] = (
-            by_task(data["stream_times"]),
-            by_task(data["positions"]),
-        )
-        data["printed"] = [Printed(*one) for one in data["printed"]]
-        data["silent"] = tuple(TopicPartition(*tp) for tp in data["silent"])
-        data["figures"] = BatchFigures.of(data["figures"])
-        data["memory"] = None if data["memory"] is None else Taken(*data["memory"])
-        return BatchResult(**data)
+@contextmanager
+def timed(timings: dict[str, float], name: str) -> Iterator[None]:
+    """Adds to ``timings`` how many ms the block took, also where it fails: the batch may be
+    computed again in the same attempt, and the time was spent all the same."""
+    began = time.perf_counter()
+    try:
+        yield
+    finally:
+        spent = (time.perf_counter() - began) * 1000
+        timings[name] = round(timings.get(name, 0.0) + spent, 2)
 
 
 @dataclass(frozen=True)
@@ -407,7 +352,6 @@ class BadRecord:
 
     @property
     def place(self) -> tuple[str, int, int]:
-        """Topic, partition, offset."""
         return self.topic, self.partition, self.offset
 
 
@@ -437,7 +381,6 @@ class BadEntry(NamedTuple):
         return BadEntry(error.store, error.task, (error.key or b"").hex(), error.changelog)
 
     def error(self, text: str) -> DamagedEntryError:
-        """Inverse of `of`."""
         key = bytes.fromhex(self.key) if self.key else None
         return DamagedEntryError(
             text, store=self.store, task=self.task, key=key, changelog=self.changelog
@@ -455,7 +398,7 @@ class BatchFailure:
         code: stable identifier of the error where it has one (``EF-...``).
         record: the culprit where it is known.
         stage: of `everflow.handlers.response.STAGES`, which handler is asked about the record.
-        also: those of other records, told in one.
+        also: failures of other records of the same cause.
         judged: a handler has said FAIL.
         partitions: those whose brokers did not answer, where the failure says so.
         entry: of a store, where that is damaged.
@@ -490,9 +433,6 @@ class BatchFailure:
         "data-loss": "a range is no longer, or not yet, in the log",
         "damaged": "an entry of a store cannot be read; the store is rebuilt from its changelog",
         "retriable": "a passing fault, as the worker's own error says",
-        "spark-says": (
-            "Spark's code failed in a step: ``error`` is the JVM's text, for the driver to read"
-        ),
         "spark-gone": "the JVM ended",
         "fatal": "trying again would meet it again",
         "other": "anything else",
@@ -501,26 +441,6 @@ class BatchFailure:
     def __post_init__(self) -> None:
         if self.kind not in self.KINDS:
             raise ValueError(f"unknown kind of batch failure: {self.kind!r}")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Values that JSON takes."""
-        return asdict(self)
-
-    @staticmethod
-    def from_dict(data: Mapping[str, Any]) -> BatchFailure:
-        """Inverse of `to_dict`."""
-        record, line, entry = data["record"], data["line"], data["entry"]
-        if entry is not None:
-            entry = BadEntry(entry[0], TaskId(*entry[1]), entry[2], entry[3])
-        parts = {
-            "entry": entry,
-            "record": None if record is None else BadRecord(**record),
-            "line": None if line is None else CodeLine(**line),
-            "where": tuple(data["where"]),
-            "partitions": tuple(TopicPartition(*tp) for tp in data["partitions"]),
-            "also": tuple(map(BatchFailure.from_dict, data["also"])),
-        }
-        return BatchFailure(**{**data, **parts})
 
 
 class BatchFailedError(EverflowError):
@@ -535,7 +455,7 @@ class BatchFailedError(EverflowError):
 
 
 class CommitMetadata(NamedTuple):
-    """What the metadata of a committed offset says; ``batch_id`` is None for offsets others
+    """The metadata of a committed offset; ``batch_id`` is None for offsets others
     committed. ``layouts``: JSON of the application's stores (`topology.store_layouts`), empty where
     none was kept."""
 
@@ -567,8 +487,8 @@ def parse_metadata(text: str | None) -> CommitMetadata:
 
 
 def of_kafka_streams(text: str | None) -> bool:
-    """Whether Kafka Streams (Java) wrote the metadata of a committed offset: a version, a time and
-    what its processors keep, in base64. Clients return stray bytes behind it."""
+    """True if Kafka Streams (Java) wrote the metadata of a committed offset: a version, a time and
+    its processors' metadata, in base64. Clients return stray bytes behind it."""
     try:
         data = base64.b64decode((text or "")[:KAFKA_STREAMS_HEAD], validate=True)
     except ValueError:

@@ -14,13 +14,13 @@ import logging
 import os
 import socketserver
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from everflow.errors import FatalError, SetupError
-from everflow.records import MemberMetadata, TaskId
+from everflow.records import MemberMetadata, TaskId, TopicPartition
 from everflow.runtime.commit.batch import EXACTLY_ONCE_V2, BatchId, WorkerClients
 from everflow.sockets import (
     TooLargeError,
@@ -29,6 +29,9 @@ from everflow.sockets import (
     remove_socket_folder,
     socket_folder,
 )
+
+# --- the gate -------------------------------------------------------------------------------------
+
 
 log = logging.getLogger("everflow")
 
@@ -128,7 +131,7 @@ class GateBook:
     def revoke(self, tasks: Iterable[TaskId], member: MemberMetadata) -> None:
         """These tasks have to be given up. Batches that hold them may still commit, but only while
         ``member`` stays in its present generation: a member that holds nothing else and is evicted
-        before `release` is told of no loss."""
+        before `release` gets no notice of that."""
         with self._lock:
             for task in tasks:
                 self._owned_again.discard(task)
@@ -152,7 +155,6 @@ class GateBook:
             self._revoked_in.clear()
 
     def owned(self) -> frozenset[TaskId]:
-        """Tasks owned now."""
         with self._lock:
             return frozenset(self._epochs)
 
@@ -162,7 +164,7 @@ class GateBook:
             return self._epochs.get(task, -1)
 
     def broken(self, task: TaskId, epoch: int) -> bool:
-        """Whether ``task`` is not owned any more in the ownership ``epoch``."""
+        """True if ``task`` is not owned any more in the ownership ``epoch``."""
         with self._lock:
             return self._epochs.get(task) != epoch
 
@@ -186,7 +188,7 @@ class GateBook:
             self._answered.discard(batch_id)
 
     def abandon(self, thread: int) -> None:
-        """Nobody waits for this stream thread any more, for good: it begins no batch, a worker that
+        """This stream thread was left behind for good: it begins no batch, a worker that
         comes for the one in flight is sent away, and one that asks to commit is refused."""
         with self._lock:
             self._abandoned.add(thread)
@@ -214,7 +216,7 @@ class GateBook:
 
     @property
     def finishing(self) -> bool:
-        """Whether a batch is in flight that has been run before. The member joins no new generation
+        """True if a batch is in flight that has been run before. The member joins no new generation
         meanwhile: a batch that was refused because the group had moved on should not be refused a
         second time."""
         with self._lock:
@@ -236,7 +238,7 @@ class GateBook:
 
 @dataclass(frozen=True)
 class GateBackend:
-    """What the gate needs from the group member, and what it tells workers.
+    """The group member as the gate sees it, and the settings that workers get.
 
     Attributes:
         member: metadata of the member at the moment of the call.
@@ -254,7 +256,7 @@ class GateBackend:
 
 
 def answer(book: GateBook, backend: GateBackend, question: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer to one question of a worker (`everflow.runtime.commit.gate_client`)."""
+    """The answer to one question of a worker (`everflow.runtime.worker.ports`)."""
     op, batch_id = question.get("op"), str(question.get("batch"))
     if op == "hello":
         return {"ok": book.hello(batch_id, str(question["slot"]), int(question["pid"]))}
@@ -375,3 +377,65 @@ class CommitGate:
         folder, self._folder = self._folder, None
         if folder is not None:
             remove_socket_folder(folder)
+
+
+# --- deferred offsets (scenario 26) ---------------------------------------------------------------
+
+
+CommitOffsets = Callable[[Mapping[TopicPartition, tuple[int, str]]], bool]
+
+
+class DeferredOffsets:
+    """Commits offsets through the member and keeps those that it would not take. Any thread may
+    call. ``committed`` gets what was committed."""
+
+    def __init__(
+        self, commit: CommitOffsets, committed: Callable[[Mapping[TopicPartition, int]], None]
+    ) -> None:
+        self._commit, self._committed = commit, committed
+        self._committing = threading.Lock()
+        # Never held over a commit: `forget` is called on the group client's thread, which the
+        # commit itself needs.
+        self._lock = threading.Lock()
+        self._forgotten: set[TopicPartition] = set()
+        self._held: dict[TopicPartition, tuple[int, str]] = {}
+
+    def commit(self, offsets: Sequence[Offset]) -> bool:
+        """Commit these and all held ones; False = the group is rebalancing, they are held now.
+        Raises what the member raises; then nothing is held that was not before."""
+        with self._committing:
+            with self._lock:
+                self._forgotten.clear()
+                merged = dict(self._held)
+            for topic, partition, offset, metadata in offsets:
+                merged[TopicPartition(topic, partition)] = (offset, metadata)
+            if not merged:
+                return True
+            taken = self._commit(merged)
+            if taken:
+                self._committed({tp: offset for tp, (offset, _) in merged.items()})
+            else:
+                log.info(
+                    "The group rebalances: the offsets of %d partitions go with the next commit",
+                    len(merged),
+                )
+            with self._lock:
+                self._held = (
+                    {}
+                    if taken
+                    else {tp: at for tp, at in merged.items() if tp not in self._forgotten}
+                )
+            return taken
+
+    def held(self) -> frozenset[TopicPartition]:
+        """Partitions whose offsets wait."""
+        with self._lock:
+            return frozenset(self._held)
+
+    def forget(self, partitions: Collection[TopicPartition]) -> None:
+        """These partitions are others' now; their offsets must not be committed over theirs.
+        Returns at once."""
+        with self._lock:
+            self._forgotten.update(partitions)
+            for tp in partitions:
+                self._held.pop(tp, None)

@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from everflow.handlers import PROCESSING, PRODUCTION, Handlers, is_outage
-from everflow.operators.user_code import failing_rows, refused, require_users
+from everflow.handlers import PROCESSING, PRODUCTION, Handlers
+from everflow.operators.user_code import refused, require_users
 from everflow.records import (
     EdgeBatch,
     KeyPlaces,
@@ -33,31 +32,22 @@ from everflow.runtime.commit.batch import (
     BatchResult,
     LetterGroup,
     Printed,
+    timed,
 )
-from everflow.runtime.step.checked_stores import CheckedAccess
-from everflow.runtime.step.extracted_times import extract_times
-from everflow.runtime.step.idle_times import Moved, moved, source_times
-from everflow.runtime.step.independent_failures import RanOperator, independent, sees_one_record
-from everflow.runtime.step.merge_order import merge_inputs, merge_tasks
-from everflow.runtime.step.partitioning import Partitions
-from everflow.runtime.step.printing import printed_of
-from everflow.runtime.step.record_ages import ages_read
-from everflow.runtime.step.record_order import DepthFirst, InOrder, RecordOrder
-from everflow.runtime.step.stateful_ops import (
+from everflow.runtime.step.failures import RecordFailure, raise_all
+from everflow.runtime.step.functions import Partitions, printed_of, run_function, take, unnest
+from everflow.runtime.step.order import DepthFirst, InOrder, merge_inputs, merge_tasks
+from everflow.runtime.step.stateful import (
     ClockJudge,
+    RanOperator,
     UncheckedCallError,
     clock_name,
+    independent,
     run_stateful,
+    sees_one_record,
 )
-from everflow.runtime.step.step_functions import (
-    RecordFailure,
-    raise_all,
-    run_function,
-    take,
-    unnest,
-)
-from everflow.runtime.step.step_stores import StoreAccess, TaskStores
-from everflow.runtime.step.timings import timed
+from everflow.runtime.step.stores import CheckedAccess, StoreAccess, TaskStores
+from everflow.runtime.step.times import Moved, ages_read, extract_times, moved, source_times
 from everflow.serdes import Serde
 from everflow.serdes.windowed import python_keys
 from everflow.topology.arrival import Ways
@@ -365,7 +355,7 @@ class _Running:
     step: TaskStep
     request: BatchRequest
     records: Records
-    order: RecordOrder
+    order: InOrder
     result: StepResult
     stores: TaskStores
     idle: Moved
@@ -446,8 +436,8 @@ def _to_outputs(
         said = pc.struct_field(batch.value, [0])
         batch = batch.with_columns(value=pc.struct_field(batch.value, [1]))
     topics, value = _topics(op, batch, sources, every_failure)
-    keys = _encoded(op, op.key_serde, batch.key, batch, sources, every_failure)
-    values = _encoded(op, op.value_serde, value, batch, sources, every_failure)
+    keys = _encoded(op, op.key_serde, batch.key, batch, sources)
+    values = _encoded(op, op.value_serde, value, batch, sources)
     partitions = None
     if op.partitioner is not None:
         seen_by_it = batch.with_columns(value=value)
@@ -527,32 +517,18 @@ def _encoded(
     column: pa.Array,
     batch: EdgeBatch,
     sources: Mapping[int, Source],
-    every_failure: bool,
 ) -> pa.Array:
-    """Final bytes. RecordFailure for a value that its serde cannot write; ``every_failure``: for
-    several of them."""
+    """Final bytes. RecordFailure for all values that their serde cannot write."""
     try:
         return serde.encode_array(column)
     except BaseException as error:
         require_users(error)
-        found = refused(serde, column, error)
-        if found is None:
+        causes = refused(serde, column, error)
+        if not causes:
             raise
-        causes = dict([found])
-        if every_failure and not is_outage(error):
-            causes = failing_rows(len(column), partial(_unwritten, serde, column)) or causes
-        of = [RecordFailure.of(op, sources, batch, *one, PRODUCTION) for one in causes.items()]
-        raise_all(of)
-
-
-def _unwritten(serde: Serde, column: pa.Array, start: int, end: int) -> BaseException | None:
-    """Why these values cannot be written; None where they can."""
-    try:
-        serde.encode_array(column.slice(start, end - start))
-    except BaseException as error:
-        require_users(error)
-        return error
-    return None
+        raise_all(
+            [RecordFailure.of(op, sources, batch, *one, PRODUCTION) for one in causes.items()]
+        )
 
 
 def _newest(request: BatchRequest) -> dict[TaskId, int]:

@@ -1,4 +1,4 @@
-"""How large the next micro-batch is and which offsets it takes: pure (D1).
+"""Chooses the size of the next micro-batch and its offsets: pure (D1).
 
 Small when caught up (everything there is, at once), up to `BatchLimits` when lagging, and bounded
 in time by what earlier batches took, so that a rebalance never waits long.
@@ -25,9 +25,6 @@ SMALLEST_RECORDS = 1_000
 are as many)."""
 GROWTH = 4
 """How fast the bound grows at the most while full batches end before the time they may take."""
-SHRINKING = 16
-"""How much smaller a batch is made in which a record is looked for: from 100,000 to one in five
-steps of a second or two."""
 MERGED_SHARE = 4
 """A merge that reads a fourth of what was planned is bounded by its ranges; one that reads less
 waits for an input, and larger ranges of the others would only be read in vain."""
@@ -53,8 +50,7 @@ LONGEST_HELD_MS = 1_000.0
 
 @dataclass(frozen=True)
 class BatchSize:
-    """How many records the next batch may take and how long it rests, learnt from the batches
-    before.
+    """The size of the next batch and the rest behind it, learnt from the batches before.
 
     A bound instead of a measured rate: a batch costs a fixed part and a part per record, and the
     first full one also the warm-up, so records / time of a small or cold batch says little. The
@@ -72,8 +68,9 @@ class BatchSize:
 
     @property
     def held_ms(self) -> float:
-        """How long a rest spares the next batch from waiting, with records in its hands, until the
-        broker has ended the transaction before it: what comes meanwhile is in it."""
+        """The rest that spares the next batch from waiting, with records in its hands, until the
+        broker has ended the transaction before it. Records that come meanwhile are in that
+        batch."""
         if len(self.endings) < ENDINGS:
             return 0.0
         return max(0.0, min(min(self.endings) * HELD_SHARE - SHORT_HELD_MS, LONGEST_HELD_MS))
@@ -113,25 +110,12 @@ class BatchSize:
     def rest_ms(
         self, limits: BatchLimits, records: int, elapsed_ms: float, tasks: Collection[TaskId]
     ) -> float:
-        """How long to wait behind a batch for more records, so that they share a commit, and for
-        the broker to end its transaction; 0 behind a full one. ``tasks``: that had records."""
+        """The wait behind a batch for more records, so that they share a commit, and for the broker
+        to end its transaction; 0 behind a full one. ``tasks``: that had records."""
         if self._full(limits, records) or not limits.most_rest_ms:
             return 0.0
         share = max(REST_SHARE, min(len(tasks) / MANY_TASKS, 1.0) ** 3 * _most_share(tasks))
         return min(elapsed_ms * share, limits.most_rest_ms) + self.held_ms
-
-    def shrunk(self, records: int) -> BatchSize:
-        """With a batch of ``records`` that failed for a reason that fewer may not meet: one of
-        them, or no memory."""
-        return replace(self, bound=max(1, min(self.bound, records) // SHRINKING))
-
-    def bounded(self, records: int) -> BatchSize:
-        """With this bound."""
-        return replace(self, bound=records)
-
-    def no_larger_than(self, other: BatchSize) -> BatchSize:
-        """With the bound of ``other`` if that is smaller."""
-        return replace(self, bound=min(self.bound, other.bound))
 
     def records(self, limits: BatchLimits) -> int:
         """The bound with ``max.batch.records`` and ``max.batch.bytes``; at least 1."""
@@ -152,7 +136,7 @@ class BatchSize:
         return min(int(bound), limits.max_records)
 
     def _bounded_merge(self, limits: BatchLimits, records: int, planned: int) -> bool:
-        """Whether a batch of fewer records was full none the less: a merge goes no further than the
+        """True if a batch of fewer records was full none the less: a merge goes no further than the
         range of one input, and with small ranges of inputs of unequal pace that is soon."""
         near = self.bound < SMALLEST_RECORDS or records * MERGED_SHARE >= planned
         return near and self._full(limits, planned)
@@ -162,8 +146,8 @@ class BatchSize:
 
 
 def _most_share(tasks: Collection[TaskId]) -> float:
-    """Of what a batch took, by how many sub-topologies it has: a record that is re-keyed meets a
-    rest in each."""
+    """The longest rest as a share of what a batch took, by its number of sub-topologies: a re-keyed
+    record meets a rest in each."""
     return 1.0 + 2.0 / max(1, len({task.subtopology for task in tasks}))
 
 
@@ -194,9 +178,8 @@ def plan_ranges(
 def unread(
     tasks: Iterable[ActiveTask], ends: Mapping[TopicPartition, int], resting: Collection[TaskId]
 ) -> dict[TopicPartition, OffsetRange]:
-    """What is in the logs of ``tasks`` and not yet processed: all inputs of those that have
-    something and do not rest. Of a thousand tasks few have, and a turn of the thread's loop costs
-    what those do (note 018)."""
+    """The unprocessed ranges of ``tasks``: all inputs of those that have something and do not rest.
+    Of a thousand tasks few have, and a turn of the thread's loop costs what those do (note 018)."""
     found: dict[TopicPartition, OffsetRange] = {}
     for task in tasks:
         for tp, position in task.positions.items():
@@ -219,7 +202,7 @@ def merged(tasks: Mapping[TaskId, ActiveTask]) -> list[Collection[TopicPartition
 
 
 def touched(tasks: Mapping[TaskId, ActiveTask], result: BatchResult) -> list[ActiveTask]:
-    """Those that a committed batch may have changed."""
+    """The tasks that a committed batch may have changed."""
     read, times, stores = result.consumed.keys(), result.stream_times, result.positions
     return [
         task
@@ -250,7 +233,7 @@ def _unread_of(
 
 
 def is_empty(ranges: Mapping[TopicPartition, OffsetRange]) -> bool:
-    """Whether there is nothing to read."""
+    """True if there is nothing to read."""
     return all(r.end <= r.start for r in ranges.values())
 
 
@@ -272,12 +255,11 @@ class PlannedBatch:
 
     @property
     def records(self) -> int:
-        """How many offsets it reads."""
         return sum(r.end - r.start for r in self.ranges.values())
 
     @property
     def smallest(self) -> bool:
-        """Whether it cannot have fewer records: a merge needs one of each input."""
+        """True if it cannot have fewer records: a merge needs one of each input."""
         return all(r.end - r.start <= 1 for r in self.ranges.values())
 
     def only_record(self) -> BadRecord | None:
@@ -299,8 +281,8 @@ class PlannedBatch:
         return [replace(self, ranges=ranges) for ranges in found if not is_empty(ranges)]
 
     def least(self, failure: BatchFailure, groups: Iterable[Collection[TopicPartition]]) -> bool:
-        """Whether, after ``failure``, no smaller batch would get further or tell more; ``groups``
-        as for `parts`."""
+        """True if no smaller batch would get further or tell more after ``failure``; ``groups`` as
+        for `parts`."""
         if failure.kind == "column" and failure.record is not None:
             return self.until(failure.record.place) is None
         return self.smallest and len(self.parts(groups)) < 2

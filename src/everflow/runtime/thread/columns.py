@@ -11,13 +11,13 @@ from pyspark.sql import functions as F
 
 from everflow.errors import TopologyError
 from everflow.runtime.step.task_step import PreparedColumns
-from everflow.runtime.worker.column_client import Ticket
 from everflow.runtime.worker.columns import (
     ArrowColumns,
     ArrowProjection,
     FunctionColumns,
     Selection,
     SparkColumns,
+    Ticket,
 )
 from everflow.spark.columns import (
     NotComputableError,

@@ -16,7 +16,7 @@ from everflow.errors import (
     WorkerDiedError,
 )
 from everflow.runtime.commit.batch import BatchFailure
-from everflow.runtime.step.user_line import shown
+from everflow.runtime.step.failures import line_text
 from everflow.user_program import place
 
 _NOTHING_WRITTEN = "Nothing of its micro-batch was written"
@@ -56,7 +56,7 @@ def places(failure: BatchFailure) -> tuple[str, ...]:
     """A line each: the user's line that was running, and the operator's where it is another one."""
     found = []
     if failure.line is not None:
-        found.append(f"at {shown(failure.line)}")
+        found.append(f"at {line_text(failure.line)}")
     others = [
         where
         for where in failure.where

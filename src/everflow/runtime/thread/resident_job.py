@@ -8,8 +8,15 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from everflow.runtime.commit.batch import BatchFailedError, BatchFailure, BatchRequest
-from everflow.runtime.worker.resident_step import STOP
+from everflow.runtime.commit.batch import (
+    BatchFailedError,
+    BatchFailure,
+    BatchRequest,
+    BatchResult,
+    as_line,
+    from_line,
+)
+from everflow.runtime.worker.serve import STOP
 from everflow.sockets import TooLargeError, read_line, remove_socket_folder, socket_folder
 from everflow.spark.job import ServingJob, SparkJobError
 
@@ -44,13 +51,13 @@ class ResidentJob:
             remove_socket_folder(self._folder)
             raise
 
-    def run(self, request: BatchRequest) -> str:
-        """Serve one micro-batch; blocks. Gives the step's answer, a `BatchResult` in JSON; one that
-        says FAILED is its last. BatchFailedError if its worker or Spark fails."""
+    def run(self, request: BatchRequest) -> BatchResult:
+        """Serve one micro-batch; blocks. An answer that says FAILED is the step's last.
+        BatchFailedError if its worker or Spark fails."""
         if self._lines is None:
             self._connect()
         try:
-            self._lines.write(request.to_json().encode() + b"\n")
+            self._lines.write(as_line(request))
             self._lines.flush()
             line = read_line(self._lines, "the answer of a batch's worker")
         except TooLargeError as error:
@@ -60,14 +67,15 @@ class ResidentJob:
             line = b""
         if not line.endswith(b"\n"):  # nothing, or the half of an answer: its worker was killed
             raise self._failed()
-        return bytes(line).decode()
+        result: BatchResult = from_line(line)
+        return result
 
     def stop(self) -> None:
         """End the step after the batch in flight, so that its worker is free; idempotent, never
         raises for a job that failed."""
         try:
             if self._lines is not None:
-                self._lines.write(STOP.encode() + b"\n")
+                self._lines.write(STOP)
                 self._lines.flush()
         except OSError:
             pass  # it has ended already

@@ -13,11 +13,12 @@ handler replaces it. The first row that applies decides.
 | | the batch had been committed | plan a new batch behind it |
 | | its record is a lost task's | retry the same batch |
 | | its record is known, and a handler may skip it | the next attempt asks the handler |
-| | kinds of `_AT_ONCE`; a Column that fails on the first record | end |
+| | kinds of `_AT_ONCE`; a Column that fails on the first record of its partition | end |
+| | a Column that fails on another record | run what is before the record |
 | | kinds of `_CERTAIN`, the second time, unless fewer records may help | end |
 | | kinds that do not pass, the third time after two seconds, likewise | end |
 | | ``retriable``, caused by some of several tasks | plan anew, without those that failed |
-| | ``hang``, ``column``; ``worker`` the second time | search in a smaller batch |
+| | ``hang``; ``worker`` the second time | search in a smaller batch, in the end task by task |
 | | any other, the second time, after a long attempt | retry half of the batch |
 | | any other | retry the same batch |
 | `batch_aborted` | the group's generation moved on | retry at once; tasks stay for one attempt |
@@ -74,12 +75,15 @@ Lines = tuple[tuple[int, str], ...]
 LOGGED_AFTER = 2
 ENDS_AFTER = 3
 ENDS_AFTER_MS = 2_000.0
-"""A cause that nobody has thought of may be gone after a moment; three attempts may take less."""
+"""An unknown cause may be gone after a moment; three attempts may take less."""
 ABORT_PAUSE_MS = 50.0
+SHRINKING = 16
+"""How much smaller a batch is made in which a record is looked for: from 100,000 to one in five
+steps of a second or two."""
 SEARCH_LOGGED_EVERY_MS = 5_000.0
 FIRST_WITH_FUNCTIONS = 1_000
-"""Bound of the first batch of a thread whose plan has Python functions: nobody knows yet what one
-of their calls costs."""
+"""Bound of the first batch of a thread whose plan has Python functions: the cost of a call is not
+known yet."""
 BROKERS_AWAY_MS = 5_000.0
 """Brokers that answer later than that count as away."""
 LONG_ATTEMPT_MS = 5_000.0
@@ -92,8 +96,9 @@ LONGEST_REST_MS = 60_000.0
 _PASSING = frozenset({"migrated", "generation", "data-loss", "retriable"})
 """Kinds of failure that are retried under ``task.timeout.ms``."""
 _AT_ONCE = frozenset({"record", "undecodable", "fatal", "spark-gone"})
-_SMALLER = frozenset({"worker", "hang", "column"})
-"""Kinds that fewer records may not meet, and that a single one may have caused."""
+_SMALLER = frozenset({"worker", "hang"})
+"""Kinds that fewer records may not meet, and that a single one may have caused: no worker is left
+to search for that record."""
 _CERTAIN = frozenset({"hang", "column", "damaged"})
 """What waiting does not change: it has waited long enough, or it computes the same again, or the
 store has been rebuilt meanwhile."""
@@ -110,7 +115,7 @@ _REPLACEABLE = (
     StateDiskError,
 )
 """What another service, another setting of a topic, more memory or room, or a broker that is back
-may mend while the instance runs; a damaged entry, who writes another one into the changelog."""
+may mend while the instance runs; a damaged entry, a new one in the changelog."""
 _COMPUTING = ("operators", "columns")
 """Of a batch's timings, what grows with its records and with nothing else."""
 _ADDRESSES = re.compile(
@@ -132,7 +137,7 @@ class Trouble:
 
 @dataclass(frozen=True, kw_only=True)
 class RetryDecision:
-    """What the thread does next: it logs ``lines``, runs ``planned`` (None: it plans anew), after
+    """The thread's next action: it logs ``lines``, runs ``planned`` (None: it plans anew), after
     ``pause_ms``. ``keeps_tasks``: that attempt still has the tasks which the group takes away."""
 
     planned: PlannedBatch | None
@@ -143,7 +148,7 @@ class RetryDecision:
 
 @dataclass(frozen=True)
 class ReplacementLimits:
-    """How often a thread is replaced within a time (ms)."""
+    """The limit of replacements of a thread within a time (ms)."""
 
     most: int = MOST_REPLACEMENTS
     within_ms: float = REPLACED_WITHIN_MS
@@ -153,7 +158,7 @@ class ReplacementLimits:
 
 
 def may_pass(failure: BatchFailure) -> bool:
-    """Whether the same batch may succeed later with nobody doing anything about it."""
+    """True if the same batch may succeed later without any repair."""
     return failure.kind in _PASSING
 
 
@@ -175,19 +180,18 @@ class RepeatedFailures:
     seen: Mapping[Sameness, int] = field(default_factory=dict)
 
     def with_one(self, failure: BatchFailure, now_ms: float) -> RepeatedFailures:
-        """With one more failure."""
         same = sameness(failure)
         counted = {**self.seen, same: self.seen.get(same, 0) + 1}
         return RepeatedFailures(now_ms if self.began_ms is None else self.began_ms, counted)
 
     def times(self, failure: BatchFailure) -> int:
-        """How often this one was met."""
+        """The number of failures with the same cause."""
         return self.seen.get(sameness(failure), 0)
 
     def in_vain(self, failure: BatchFailure, now_ms: float, smallest: bool) -> bool:
-        """Whether to give up after ``failure``, which has been counted. ``smallest``: the batch
-        cannot have fewer records; until then a worker's death and a Column that fails are no reason
-        to: the record is not known yet."""
+        """True if the thread gives up after ``failure``, which has been counted. ``smallest``: no
+        smaller batch gets further or tells more (`PlannedBatch.least`); until then a worker's death
+        is no reason to, since the record is not known yet."""
         if failure.kind in _AT_ONCE:
             return True
         if (
@@ -197,13 +201,13 @@ class RepeatedFailures:
         ):
             return False
         if failure.kind == "column" and failure.record is not None:
-            return True  # nothing is before it any more
+            return smallest  # else the records before it are committed first
         if failure.kind in _CERTAIN:
             return self.times(failure) >= LOGGED_AFTER
         return self.times(failure) >= ENDS_AFTER and now_ms - self.began_ms >= ENDS_AFTER_MS
 
     def logged_in_full(self, failure: BatchFailure) -> bool:
-        """Whether ``failure`` has just repeated unchanged and will not pass."""
+        """True if ``failure`` has just repeated unchanged and will not pass."""
         return not may_pass(failure) and self.times(failure) == LOGGED_AFTER
 
 
@@ -272,7 +276,8 @@ class StalledTasks:
     def with_known_ends(
         self, tasks: Tasks, resting: Collection[TaskId], ends: EndOffsets
     ) -> list[ActiveTask]:
-        """Tasks that wait for nobody. Their inputs are idle where there is nothing to read."""
+        """Tasks that do not wait for a broker. Their inputs are idle where there is nothing to
+        read."""
         known, stalled = ends.ends().keys(), self.timeouts.stalled()
         return [
             task
@@ -317,8 +322,8 @@ class StalledTasks:
         took_ms: float,
         now_ms: float,
     ) -> bool:
-        """Whether, after a passing failure that was counted, tasks of the batch go on without each
-        other, since one of them, or those that the failure names, are the reason."""
+        """True if tasks of the batch go on without each other after a passing failure that was
+        counted, since one of them, or those that the failure names, are the cause."""
         reading = _reading(tasks.values(), planned.ranges)
         named = _named(reading, tasks, failure.partitions)
         failed = named or reading
@@ -395,8 +400,7 @@ class RetryPolicy:
     _failed_after_ms: float = 0.0
     """How long the last batch ran that failed."""
     _part: int = 0
-    """Which task's records were last run alone, to find the one for which a Column fails, or an
-    entry of a store is refused."""
+    """Which task's records were last run alone, to find the one that ends its worker."""
     _skipped: dict[tuple[str, int, int], BatchFailure] = field(default_factory=dict)
     """By place of the record: earlier attempts failed on it, its handler decides."""
     _replaced_ms: deque[float] = field(default_factory=deque)
@@ -405,7 +409,7 @@ class RetryPolicy:
 
     @property
     def bounds(self) -> BatchLimits:
-        """Of the next batch: the limits, with as many bytes as there is memory for."""
+        """The limits of the next batch, with as many bytes as there is memory for."""
         fitting = self.memory.most_bytes(self.limits.max_bytes, self.worker())
         return replace(self.limits, max_bytes=fitting)
 
@@ -630,8 +634,8 @@ class RetryPolicy:
         return again
 
     def _skip(self, failure: BatchFailure, planned: PlannedBatch | None) -> bool:
-        """Whether the record of a failure is left to its handler from the next attempt on: it is
-        known, no handler has said FAIL, and it has not been tried yet."""
+        """Leaves the record of a failure to its handler from the next attempt on, if it is known,
+        no handler has said FAIL, and it has not been tried yet. True if so."""
         record = failure.record
         if planned is None or failure.judged or failure.kind == "undecodable":
             return False
@@ -649,8 +653,8 @@ class RetryPolicy:
     def _smaller(
         self, failure: BatchFailure, planned: PlannedBatch, tasks: Tasks, now_ms: float
     ) -> PlannedBatch:
-        """What to run after a failure whose attempt is counted in ``planned``: the same again, or
-        fewer records of it."""
+        """The next batch after a failure whose attempt is counted in ``planned``: the same again,
+        or fewer records of it."""
         if failure.kind == "worker":
             self.memory = self.memory.doubted()
         column = failure.record if failure.kind == "column" else None
@@ -662,8 +666,8 @@ class RetryPolicy:
         if failure.kind in _SMALLER:
             self.search = self.search or BadRecordSearch(planned.records, now_ms)
             self.search.left = planned.records
-        self.size = self.size.bounded(records)
-        alone = failure.kind == "column" and planned.smallest
+        self.size = replace(self.size, bound=records)
+        alone = failure.kind in _SMALLER and planned.smallest
         if alone and (parts := planned.parts(_inputs(tasks))):
             # Of one that does not fail the records are committed: the next one's turn.
             self._part += 1
@@ -672,10 +676,10 @@ class RetryPolicy:
         return replace(planned, ranges=ranges)
 
     def _fewer(self, failure: BatchFailure, planned: PlannedBatch) -> int | None:
-        """How many records the next attempt takes; None: as many."""
+        """The number of records for the next attempt; None: as many."""
         repeated = planned.attempt > 1 or self.search is not None
-        if failure.kind in ("hang", "column") or (failure.kind == "worker" and repeated):
-            fewer = self.size.shrunk(planned.records).bound
+        if failure.kind == "hang" or (failure.kind == "worker" and repeated):
+            fewer = max(1, min(self.size.bound, planned.records) // SHRINKING)
             return min(fewer, self._fitting(planned)) if failure.kind == "hang" else fewer
         if repeated and self._failed_after_ms > self.limits.target_ms:
             # Whatever the time-out was that it has met, half as much may not meet it.
@@ -683,7 +687,8 @@ class RetryPolicy:
         return None
 
     def _fitting(self, planned: PlannedBatch) -> int:
-        """How many would have ended in the time that a batch may take, had each cost the same."""
+        """The number of records that would have ended in the time of a batch, at the same cost
+        each."""
         share = self.limits.target_ms / max(self._failed_after_ms, 1.0)
         return max(1, int(planned.records * min(1.0, share)))
 
@@ -695,7 +700,7 @@ class RetryPolicy:
         elapsed_ms: float,
         bounds: BatchLimits,
     ) -> None:
-        """What a committed batch says of the size and the memory of the next one."""
+        """Learns size and memory of the next batch from a committed one."""
         before = self.size
         if result.silent:  # it waited for a leader: that says nothing of what records cost
             elapsed_ms = min(elapsed_ms, self.limits.target_ms)
@@ -716,7 +721,7 @@ class RetryPolicy:
         if self.search is not None:
             self.search.left -= read
             if self.search.left > 0:
-                self.size = self.size.no_larger_than(before)
+                self.size = replace(self.size, bound=min(self.size.bound, before.bound))
             else:
                 self.search = None
 
@@ -727,7 +732,7 @@ def first_size(functions: bool) -> BatchSize:
 
 
 def is_replaceable(error: EverflowError) -> bool:
-    """Whether a new thread may succeed where this error ended one. A defect of everflow's own may
+    """True if a new thread may succeed where this error ended one. A defect of everflow's own may
     pass; what only a restart mends does not."""
     return isinstance(error, _REPLACEABLE) or not isinstance(error, FatalError)
 
@@ -759,7 +764,7 @@ def _named(
 def _reading(
     tasks: Iterable[ActiveTask], ranges: Mapping[TopicPartition, OffsetRange]
 ) -> list[TaskId]:
-    """Those that have something to read."""
+    """The tasks that have something to read."""
     return [
         task.id
         for task in tasks

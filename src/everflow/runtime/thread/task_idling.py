@@ -2,7 +2,7 @@
 
 Kafka Streams asks before each record whether every input of the task has one, or is known to have
 none; here it is asked before each micro-batch, and the merge ends a batch where an input that is
-still waited for runs dry (`everflow.runtime.step.merge_order`). Times are monotonic ms.
+still waited for runs dry (`everflow.runtime.step.order`). Times are monotonic ms.
 """
 
 from __future__ import annotations

@@ -10,22 +10,20 @@ from pyspark import SparkContext
 from everflow.errors import EverflowError
 from everflow.handlers import Handlers
 from everflow.runtime.commit.batch import (
-    FAILED,
     BatchFailedError,
     BatchFailure,
     BatchRequest,
     BatchResult,
 )
-from everflow.runtime.step.spark_failure import failure_of_said, failure_of_text, says
+from everflow.runtime.step.failures import failure_of_text, says
 from everflow.runtime.step.task_step import TaskStep
 from everflow.runtime.thread.columns import ColumnsOfPlan
 from everflow.runtime.thread.packing import packed
 from everflow.runtime.thread.resident_job import ResidentJob
-from everflow.runtime.worker.kafka_sink import KafkaSink
-from everflow.runtime.worker.log_decoder import LogDecoder
-from everflow.runtime.worker.log_input import LogInput
-from everflow.runtime.worker.resident_step import ResidentStep, refuse
-from everflow.runtime.worker.worker_ports import LmdbAccess, WorkerPorts
+from everflow.runtime.worker.decode import LogDecoder
+from everflow.runtime.worker.ports import LmdbAccess, WorkerPorts
+from everflow.runtime.worker.serve import LogInput, ResidentStep, refuse
+from everflow.runtime.worker.sink import KafkaSink
 from everflow.spark.job import ServingJob, SparkGoneError, SparkJobError, local_property
 from everflow.topology.plan import PhysicalPlan
 from everflow.travel.parcel import Parcel
@@ -36,7 +34,7 @@ CHANNEL_PROPERTY = "everflow.resident"
 @dataclass(frozen=True, kw_only=True)
 class JobSettings:
     """``handlers``: of records that fail; ``held_bytes``: what a worker may hold of pages that its
-    stores have changed (`HeldPages`). No secrets: all of it travels through Spark."""
+    stores have changed (`RetainedPages`). No secrets: all of it travels through Spark."""
 
     application_id: str
     read_committed: bool
@@ -103,12 +101,13 @@ class ThreadJob:
         if self._resident is None:
             self._resident = ResidentJob(self._serving, _classified)
         try:
-            return answered(self._resident.run(request))
-        except BatchFailedError as error:
+            result = self._resident.run(request)
+            if result.failure is not None:
+                raise BatchFailedError(result.failure)
+        except BatchFailedError:
             self.close()
-            if error.failure.kind == "spark-says":
-                raise BatchFailedError(failure_of_said(error.failure)) from error
             raise
+        return result
 
     def close(self) -> None:
         """End the resident step."""
@@ -133,13 +132,3 @@ def _classified(error: SparkJobError) -> BatchFailedError:
         )
     failure = failure_of_text(str(error))
     return BatchFailedError(replace(failure, details=f"{failure.details}\n{error.stack}"))
-
-
-def answered(text: str) -> BatchResult:
-    """The result that the last step gave. Raises BatchFailedError where a step said that it
-    failed."""
-    result = BatchResult.from_json(text)
-    if result.outcome == FAILED:
-        assert result.failure is not None
-        raise BatchFailedError(BatchFailure.from_dict(result.failure))
-    return result

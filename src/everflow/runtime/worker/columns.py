@@ -1,30 +1,276 @@
-"""Runs the Columns of a plan in a worker: on Arrow, by Spark's code, by Python functions.
+"""Computes the Columns of a plan in a worker: by Arrow expressions, by Spark's code, by Python
+functions (notes 014 and 016).
 
-`everflow.runtime.thread.columns` prepares them (notes 014 and 016).
+`everflow.runtime.thread.columns` prepares them. Spark's code runs in the instance's JVM, which is
+asked over a socket (`spark.column_service`). PySpark's own worker code calls the Python functions,
+so types, nulls and what becomes of a result are what they are in Spark.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import io
+import socket
+import struct
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark import serializers as untyped_serializers
+from pyspark import worker as untyped_worker
 
 from everflow.columns.computation import ArrowExpression, LeftToSpark
 from everflow.errors import RetriableError
 from everflow.operators.user_code import failing_rows, require_users
 from everflow.records import EdgeBatch, no_headers
 from everflow.runtime.commit.batch import BadRecord
-from everflow.runtime.step.step_failure import SparkSays
-from everflow.runtime.step.step_functions import RecordFailure, raise_all
+from everflow.runtime.step.failures import RecordFailure, SparkSays, raise_all
 from everflow.runtime.step.task_step import ColumnComputer, Records
-from everflow.runtime.worker.column_client import ColumnsFailed, Ticket
-from everflow.runtime.worker.python_calls import results_of
+from everflow.sockets import TooLargeError, require_size
 from everflow.topology.batches import ColumnRows, readable, spread
 from everflow.topology.graph import ColumnExpr
-from everflow.topology.plan import Call, Choice, Compute, Projection, Source, Stage
+from everflow.topology.plan import Call, Chain, Choice, Compute, Projection, Source, Stage
+
+# --- calls of Python functions --------------------------------------------------------------------
+
+
+serializers: Any = untyped_serializers
+worker: Any = untyped_worker
+
+_INFO: Any = None
+with suppress(ModuleNotFoundError):  # Spark 4.2
+    _INFO = import_module("pyspark.worker_message").UDFInfo
+
+SLICE = 10_000
+"""Records that a function over Series or arrays gets at once, at most: Spark's default."""
+
+
+def results_of(call: Call, inputs: pa.RecordBatch, columns: ColumnComputer) -> list[pa.Array]:
+    """A column for each chain of the call. Raises what the functions raise, PySparkException for a
+    result that does not fit, and what ``columns`` raises."""
+    function, _, reader, writer = worker.read_udfs(
+        _Functions(call),
+        _described(call),
+        call.eval_type,
+        worker.RunnerConf(_settings(call.settings)),
+        worker.EvalConf(_settings({"input_type": call.given})),
+    )
+    given, made = _stream(inputs), io.BytesIO()
+    if call.pickled is not None:
+        given = io.BytesIO(columns.ask(call.pickled[0], inputs.serialize()))
+    writer.dump_stream(function(0, reader.load_stream(given)), made)
+    if call.pickled is not None:
+        answer = columns.ask(call.pickled[1], made.getbuffer())
+        table = pa.Table.from_batches([pa.ipc.read_record_batch(pa.py_buffer(answer), call.made)])
+    else:
+        made.seek(0)
+        serializers.read_int(made)  # "here begins an Arrow stream"
+        table = pa.ipc.open_stream(made).read_all()
+    if table.num_rows != inputs.num_rows:
+        raise ValueError(f"{inputs.num_rows} rows became {table.num_rows}")
+    return [
+        pa.concat_arrays(column.chunks).cast(field.type)
+        for column, field in zip(table.columns, call.made, strict=True)
+    ]
+
+
+class _Functions:
+    """Stands for the serializer from which PySpark's worker reads pickled functions: they are there
+    already."""
+
+    def __init__(self, call: Call) -> None:
+        self._functions: Iterator[Any] = (
+            function for chain in call.chains for function in chain.functions
+        )
+
+    def _read_with_length(self, _: object) -> Any:
+        return next(self._functions)
+
+
+def _described(call: Call) -> Any:
+    """The JVM's description of the calls for a worker, without the functions themselves. Spark 4.2
+    reads it where it uses it; 4.3 has read it before."""
+    if _INFO is not None:
+        return [_info(chain) for chain in call.chains]
+    message = io.BytesIO()
+    serializers.write_int(len(call.chains), message)
+    for chain in call.chains:
+        _describe(chain, message)
+    message.seek(0)
+    return message
+
+
+def _info(chain: Chain) -> Any:
+    return _INFO(
+        udfs=[None] * len(chain.functions),
+        args=[place for name, place in chain.arguments if name is None],
+        kwargs={name: place for name, place in chain.arguments if name is not None},
+        result_id=0,
+    )
+
+
+def _describe(chain: Chain, message: io.BytesIO) -> None:
+    serializers.write_int(len(chain.arguments), message)
+    for name, place in chain.arguments:
+        serializers.write_int(place, message)
+        message.write(b"\0" if name is None else b"\1")
+        if name is not None:
+            serializers.write_with_length(name.encode(), message)
+    serializers.write_int(len(chain.functions), message)
+    serializers.write_long(0, message)  # a number for PySpark's profiler
+
+
+def _settings(settings: Mapping[str, str]) -> io.BytesIO:
+    message = io.BytesIO()
+    serializers.write_int(len(settings), message)
+    for name, value in settings.items():
+        serializers.write_with_length(name.encode(), message)
+        serializers.write_with_length(value.encode(), message)
+    message.seek(0)
+    return message
+
+
+def _stream(inputs: pa.RecordBatch) -> io.BytesIO:
+    stream = io.BytesIO()
+    with pa.ipc.new_stream(stream, inputs.schema) as rows:
+        for start in range(0, inputs.num_rows, SLICE):
+            rows.write_batch(inputs.slice(start, SLICE))
+    stream.seek(0)
+    return stream
+
+
+# --- Spark's code ---------------------------------------------------------------------------------
+
+
+_NUMBERS = struct.Struct(">ii")
+_NUMBER = struct.Struct(">i")
+_FAILED = -1
+SLICE_BYTES = 8_000_000
+
+
+class ColumnsFailed(Exception):
+    """Spark could not compute a row. ``text`` is the JVM's; ``row`` None where it is no row's
+    fault."""
+
+    def __init__(self, text: str, row: int | None) -> None:
+        super().__init__(text.partition("\n")[0])
+        self.text, self.row = text, row
+
+
+class Ticket(NamedTuple):
+    """Columns that are prepared at the first request: a socket of the driver, and the text to send
+    there (`spark.prepared_later`)."""
+
+    door: str
+    number: int
+
+
+class ColumnClient:
+    """One connection, made when it is first needed; owned by one thread. ``path``: where; empty
+    where only tickets are asked for.
+
+    RetriableError where the JVM has hung up: whether it comes back is for the driver to know.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._numbers: dict[Ticket, int] = {}
+        self._connection: socket.socket | None = None
+        self._answers: BinaryIO | None = None
+
+    def close(self) -> None:
+        for opened in (self._answers, self._connection):
+            if opened is not None:
+                opened.close()
+
+    def run(self, number: int | Ticket, rows: pa.RecordBatch, made: pa.Schema) -> pa.Table:
+        """The result of the segment of this number for ``rows``, row by row. Raises ColumnsFailed.
+
+        They go in slices: the JVM holds a request and its answer some times over.
+        """
+        if isinstance(number, Ticket):
+            number = self._redeemed(number)
+        size = max(1, SLICE_BYTES * rows.num_rows // max(1, rows.nbytes))
+        answers = []
+        for start in range(0, rows.num_rows, size):
+            try:
+                answers.append(self._computed(number, rows.slice(start, size), made))
+            except ColumnsFailed as failure:
+                row = None if failure.row is None else start + failure.row
+                raise ColumnsFailed(failure.text, row) from None
+        return pa.Table.from_batches(answers, made)
+
+    def _computed(self, number: int, rows: pa.RecordBatch, made: pa.Schema) -> pa.RecordBatch:
+        return pa.ipc.read_record_batch(pa.py_buffer(self.ask(number, rows.serialize())), made)
+
+    def ask(self, number: int, message: pa.Buffer | memoryview) -> bytes:
+        """The answer to a message of any kind. Raises ColumnsFailed."""
+        data = memoryview(message)
+        try:
+            require_size(data.nbytes, "what is sent to the JVM that computes Columns")
+        except TooLargeError as error:
+            raise ColumnsFailed(f"{error}; a record is too large for them", None) from error
+        try:
+            connection = self._connected()
+            connection.sendall(_NUMBERS.pack(number, data.nbytes))
+            connection.sendall(message)
+            (size,) = _NUMBER.unpack(self._read(_NUMBER.size))
+            if size != _FAILED:
+                return self._read(size)
+            row, size = _NUMBERS.unpack(self._read(_NUMBERS.size))
+            text = self._read(size).decode()
+        except TooLargeError as error:
+            raise RetriableError(
+                f"the JVM that computes Columns is not understood: {error}"
+            ) from error
+        except OSError as error:
+            said = f"the JVM that computes Columns has hung up: {error}"
+            raise RetriableError(said) from error
+        raise ColumnsFailed(text, None if row == _FAILED else row)
+
+    def _redeemed(self, ticket: Ticket) -> int:
+        """The number that the driver gives for it; blocks while that is prepared."""
+        known = self._numbers.get(ticket)
+        if known is not None:
+            return known
+        try:
+            with (
+                socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door,
+                door.makefile("rb") as answer,
+            ):
+                door.connect(ticket.door)
+                door.sendall(_NUMBER.pack(ticket.number))
+                number, size = _NUMBERS.unpack(answer.read(_NUMBERS.size))
+                require_size(size, "the driver's answer at the door of Columns")
+                text = answer.read(size).decode()
+        except (OSError, struct.error) as error:
+            raise RetriableError(f"the driver has hung up: {error}") from error
+        if number == _FAILED:
+            raise ColumnsFailed(text, None)
+        self._path = text
+        return self._numbers.setdefault(ticket, number)
+
+    def _connected(self) -> socket.socket:
+        if self._connection is None:
+            self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self._connection.connect(self._path)
+            self._answers = self._connection.makefile("rb")
+        return self._connection
+
+    def _read(self, size: int) -> bytes:
+        assert self._answers is not None
+        require_size(size, "an answer")
+        found = self._answers.read(size)
+        if len(found) < size:
+            raise ConnectionResetError(f"{len(found)} of {size} bytes came")
+        return found
+
+
+# --- the three ways -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +290,7 @@ class ArrowProjection:
 
     @staticmethod
     def of(found: Projection | Choice, topics: Mapping[int, str]) -> ArrowProjection:
-        """Of a projection that Arrow computes (`plan.computed_by`)."""
+        """Makes one of a projection that Arrow computes (`physical_plan.computed_by`)."""
         if isinstance(found, Choice):
             return ArrowProjection(
                 input=found.input,
@@ -65,12 +311,11 @@ class ArrowProjection:
 
     @property
     def sure(self) -> bool:
-        """Whether Arrow never leaves it to Spark."""
+        """True if Arrow never leaves it to Spark."""
         given = (self.predicate, self.key, self.value, self.beside)
         return all(arrow is None or arrow.sure for arrow in given)
 
     def run(self, records: Records) -> None:
-        """Raises LeftToSpark."""
         batch = records[self.input]
         if self.predicate is not None:
             kept = self._made(self.predicate, batch).fill_null(False)
@@ -89,7 +334,7 @@ class ArrowProjection:
 
 @dataclass(frozen=True)
 class ArrowColumns:
-    """Projections on Arrow alone. ``outputs``: the slots that somebody reads behind them.
+    """Projections on Arrow alone. ``outputs``: the slots that are read behind them.
     ``spark``: what has the truth where Arrow is not sure of it; None where it always is."""
 
     projections: tuple[ArrowProjection, ...]
@@ -235,7 +480,7 @@ class FunctionColumns:
 def computed(
     stages: Sequence[Stage], given: list[pa.Array], count: int, computer: ColumnComputer
 ) -> list[pa.Array]:
-    """What the stages make of ``count`` rows. Raises ColumnsFailed and CallFailed."""
+    """The result of the stages for ``count`` rows. Raises ColumnsFailed and CallFailed."""
     for stage in stages:
         if isinstance(stage, Compute):
             rows = _batch(given, count)
@@ -286,7 +531,7 @@ def _in_arrow(given: ColumnExpr | None) -> ArrowExpression | None:
 
 
 def seen(batch: EdgeBatch, reads: pa.Schema, topics: Mapping[int, str]) -> list[pa.Array]:
-    """What a user sees of the records, in columns."""
+    """The fields of the records that a user sees, in columns."""
     made: dict[str, Callable[[], pa.Array]] = {
         "key": lambda: batch.key,
         "value": lambda: batch.value,

@@ -1,4 +1,4 @@
-"""What enters the stores of global tables: records of their topics that can be read.
+"""Decides which records enter the stores of global tables: those that can be read.
 
 Their keys are the bytes that the table's own serde writes. The others are dead letters.
 Runs where the topic is followed, on one thread; every instance reads the topic, so each sends its
@@ -21,10 +21,10 @@ from everflow.kafka.reading.log_columns import LogColumns
 from everflow.records import EdgeBatch, Int64, TopicPartition
 from everflow.runtime.commit.batch import LetterGroup
 from everflow.runtime.step.task_step import StepResult
-from everflow.runtime.worker.dead_letters import LetterAttempts, take_letters
-from everflow.runtime.worker.kafka_sink import FLUSH_TIMEOUT_S, SinkWriter
-from everflow.runtime.worker.log_decoder import decoded_records
-from everflow.runtime.worker.set_aside import Judge
+from everflow.runtime.worker.decode import decoded_records
+from everflow.runtime.worker.handled_records import Judge
+from everflow.runtime.worker.letters import Letters, take_letters
+from everflow.runtime.worker.sink import FLUSH_TIMEOUT_S, SinkWriter
 from everflow.state.left_out import as_written
 from everflow.topology.plan import Source
 
@@ -34,8 +34,6 @@ KEYLESS = "null-key"
 
 @dataclass(frozen=True)
 class TakenRecords:
-    """A `restoration.FoldedChunk`."""
-
     keys: Sequence[bytes | None]
     values: Sequence[bytes | None]
     timestamps: Int64
@@ -65,7 +63,7 @@ class GlobalRecords:
     tell: Callable[[LeftOut], None] = lambda left_out: None
 
     def taken(self, tp: TopicPartition, chunk: LogChunk) -> TakenRecords:
-        """What enters the store. UndecodableRecord for one that stops the application,
+        """The records that enter the store. UndecodableRecord for one that stops the application,
         RetriableError where its handler says RETRY."""
         source = self.sources[tp.topic]
         found = chunk.columns(headers=True)
@@ -92,24 +90,21 @@ class GlobalRecords:
         self.tell(LeftOut(sent, result.dropped, result.letters, lines))
 
     def _sent(self, result: StepResult, source: Source) -> int:
-        """How many dead letters there are."""
-        attempts = LetterAttempts(
-            topic=self.handlers.topic,
-            left_out=result.dead_letters,
-            sources=(source,),
-            now_ms=int(time.time() * 1000),
-        )
-        while out := attempts.letters():
+        """Writes the dead letters, and returns their number."""
+        now_ms = int(time.time() * 1000)
+        letters = Letters.of(self.handlers.topic, result.dead_letters, (source,), now_ms)
+        if letters is None:
+            return 0
+        while True:
             writer = self.writer()
             writer.begin()
             try:
-                out.write(writer)
+                letters.write(writer)
                 writer.send()
                 writer.flush(FLUSH_TIMEOUT_S)
-                return len(out.letters)
+                return len(letters.letters)
             except (RecordTooLargeError, RecordRefusedError) as error:
-                attempts.refused(out, error)
-        return 0
+                letters.refused(error)
 
 
 def _raw(tp: TopicPartition, found: LogColumns) -> EdgeBatch:

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -19,29 +19,13 @@ import pyarrow as pa
 from everflow.errors import EverflowError, RecordRefusedError, RecordTooLargeError
 from everflow.kafka.reading.log_columns import LogColumns
 from everflow.records import Int64, TopicPartition
-from everflow.runtime.commit.batch import (
-    COMMITTED,
-    BadRecord,
-    BatchRequest,
-    BatchResult,
-)
-from everflow.runtime.step.checked_stores import CheckedAccess, damage_in
-from everflow.runtime.step.spark_failure import failure_of_said
-from everflow.runtime.step.step_failure import (
-    SparkSays,
-    failure_of,
-    serde_outage,
-)
-from everflow.runtime.step.step_functions import RecordFailure
+from everflow.runtime.commit.batch import COMMITTED, BadRecord, BatchRequest, BatchResult, timed
+from everflow.runtime.step.failures import RecordFailure, SparkSays, failure_of, serde_outage
+from everflow.runtime.step.stores import CheckedAccess, damage_in
 from everflow.runtime.step.task_step import StepResult, TaskStep
-from everflow.runtime.step.timings import timed
-from everflow.runtime.worker.large_records import (
-    largest_entry,
-    refused_cure,
-    times_of_entries,
-)
-from everflow.runtime.worker.log_decoder import LogDecoder
-from everflow.runtime.worker.set_aside import Fault, Judge
+from everflow.runtime.worker.decode import LogDecoder
+from everflow.runtime.worker.handled_records import Fault, Judge
+from everflow.runtime.worker.letters import largest_entry, refused_cure, times_of_entries
 from everflow.serdes import SerdeError
 from everflow.topology.batches import BatchInput, KnownResults
 from everflow.topology.plan import Source
@@ -80,7 +64,7 @@ class Trial(NamedTuple):
 @dataclass(frozen=True)
 class Isolated:
     """One decoded micro-batch, and how it is computed. ``stores``: those that it reads, and for
-    each who does; ``timings`` get how long decoding takes (ms)."""
+    each the node that reads it; ``timings`` get how long decoding takes (ms)."""
 
     decoder: LogDecoder
     stores: Mapping[str, str] = field(default_factory=dict)
@@ -94,26 +78,22 @@ class Isolated:
         read: Mapping[TopicPartition, LogColumns],
         compute: Run[_T],
     ) -> _T:
-        """What ``compute`` makes of the batch, without the records that their handlers leave out;
-        perhaps of its beginning only. Raises what it fails with that is of no record, or of one
-        that stops the instance: then with its record, where that can be found. DamagedEntryError
-        where a store is to blame."""
+        """Returns ``compute``'s result for the batch, without the records that their handlers leave
+        out; perhaps of its beginning only. Raises what it fails with that is of no record, or of
+        one that stops the instance: then with its record, where that can be found.
+        DamagedEntryError where a store is to blame."""
         judge = Judge.of(self.decoder.handlers, request)
         runs = 0
         while True:
+            search = _Search(self, request, read, judge, compute)
             try:
-                return compute(request, self._decoded(read, judge), None)
-            except RecordTooLargeError as error:
+                return compute(request, self.decoded(read, judge), None)
+            except (RecordTooLargeError, RecordRefusedError) as error:
                 # The gate has answered, perhaps: whose fault it is counts for the next attempt.
-                found = self._enlarging(error, request, read, judge, compute)
-                if found is None:
+                blamed = search.blamed(error)
+                if blamed is None:
                     raise
-                raise found from error
-            except RecordRefusedError as error:
-                late = self._untimely(error, request, read, judge, compute)
-                if late is None:
-                    raise
-                raise late from error
+                raise blamed from error
             except Exception as error:
                 if (away := serde_outage(error)) is not None:
                     raise away from error
@@ -121,9 +101,9 @@ class Isolated:
                 if faults and self._unsure(error):
                     # Its record may only have the key of an entry that cannot be read, and others
                     # may fail as it does.
-                    trial = self._failing(None, request, read, judge, compute, Trial())
+                    trial = search.failing(None, Trial())
                     faults = (named(trial) if trial is not None else []) or faults
-                faults = faults or self._searched(error, request, read, judge, compute)
+                faults = faults or search.unnamed(error)
                 if not faults:
                     raise
                 for fault in faults:
@@ -137,29 +117,32 @@ class Isolated:
             if runs % HALVED_AFTER == 0:
                 request, read = _halved(request, read)
 
+    def decoded(self, read: Mapping[TopicPartition, LogColumns], judge: Judge) -> BatchInput:
+        """The records, without those that were left out so far."""
+        with timed(self.timings, "decode"):
+            return replace(self.decoder.run(read, judge), known=self.known)
+
     def _unsure(self, error: Exception) -> bool:
-        """Whether a run on stores that are checked may tell more than the ``error``."""
+        """True if a run on checked stores may tell more than the ``error``."""
         if not isinstance(error, RecordFailure):
             return bool(self.stores)
         return not error.before_state and (bool(self.stores) or error.searchable)
 
-    def _decoded(self, read: Mapping[TopicPartition, LogColumns], judge: Judge) -> BatchInput:
-        with timed(self.timings, "decode"):
-            return replace(self.decoder.run(read, judge), known=self.known)
 
-    def _searched(
-        self,
-        error: Exception,
-        request: BatchRequest,
-        read: Mapping[TopicPartition, LogColumns],
-        judge: Judge,
-        compute: Run[_T],
-    ) -> list[Fault]:
-        """The record for which a batch fails with an error that names none; empty where it is no
-        record's: nothing of it fails alone, or it fails without any."""
-        if not of_data(error):
-            return []
-        found = self._shortest(Trial(), request, read, judge, compute)
+@dataclass(frozen=True)
+class _Search(Generic[_T]):
+    """Finds the record for which a batch fails where the error does not name it."""
+
+    batch: Isolated
+    request: BatchRequest
+    read: Mapping[TopicPartition, LogColumns]
+    judge: Judge
+    compute: Run[_T]
+
+    def unnamed(self, error: Exception) -> list[Fault]:
+        """The record for which the batch fails with ``error``; empty if no record is at fault:
+        nothing of the batch fails alone, or it fails without any."""
+        found = self._shortest(Trial()) if of_data(error) else None
         if found is None:
             return []
         place, cause = found
@@ -171,117 +154,87 @@ class Isolated:
         failure.__cause__ = cause
         return [Fault(failure.failure, failure)]
 
-    def _enlarging(
-        self,
-        error: RecordTooLargeError,
-        request: BatchRequest,
-        read: Mapping[TopicPartition, LogColumns],
-        judge: Judge,
-        compute: Run[_T],
-    ) -> RecordTooLargeError | None:
-        """``error``, which is about an entry of a store, with the record that has made the entry
-        too large; None where that is not known."""
-        store = _store_of(request, error.topics)
-        if error.place is not None or error.limit is None or store is None:
+    def blamed(
+        self, error: RecordTooLargeError | RecordRefusedError
+    ) -> RecordTooLargeError | RecordRefusedError | None:
+        """``error`` about entries of a store that their changelog does not take, with the records
+        that have made an entry so large or have given it that time; None where those are not
+        known."""
+        store = _store_of(self.request, error.topics)
+        if error.place is not None or store is None:
             return None
-        trial = Trial(error.topics[0], error.limit)
-        found = self._shortest(trial, request, read, judge, compute)
+        if isinstance(error, RecordRefusedError):
+            return self._untimely(error, store) if error.untimely else None
+        if error.limit is None:
+            return None
+        found = self._shortest(Trial(error.topics[0], error.limit))
         if found is None or not isinstance(found[1], RecordTooLargeError):
             return None
-        record = replace(found[0], node=self.stores.get(store, found[0].node))
-        text = (
-            f"{error}\n  Record {'-'.join(map(str, record.place[:2]))}@{record.offset} has made it "
-        )
+        record, shown = self._shown(found[0], store)
         return RecordTooLargeError(
-            f"{text}so large.",
+            f"{error}\n  Record {shown} has made it so large.",
             topics=error.topics,
             limit=error.limit,
             place=(*record.place, record.node or ""),
         )
 
-    def _untimely(
-        self,
-        error: RecordRefusedError,
-        request: BatchRequest,
-        read: Mapping[TopicPartition, LogColumns],
-        judge: Judge,
-        compute: Run[_T],
-    ) -> RecordRefusedError | None:
-        """``error``, which is about entries of a store whose times their changelog does not take,
-        with the records that have given them those, some of them where there are many; None where
-        that is not known."""
-        store = _store_of(request, error.topics)
-        if error.place is not None or not error.untimely or store is None:
-            return None
+    def _untimely(self, error: RecordRefusedError, store: str) -> RecordRefusedError | None:
+        """Some of the records, where there are many."""
         trial = Trial(error.topics[0], times=error.times)
         found: list[RecordRefusedError] = []
         while len(found) < HALVED_AFTER:
-            one = self._shortest(trial, request, read, judge, compute)
+            one = self._shortest(trial)
             if one is None or not isinstance(one[1], RecordRefusedError):
                 break
-            record = replace(one[0], node=self.stores.get(store, one[0].node))
-            time_ms = min(one[1].times)
-            text = (
-                f"{error}\n  Record {'-'.join(map(str, record.place[:2]))}@{record.offset} gives "
-                f"an entry of store {store} that time.\n  "
-                f"{refused_cure(error, trial.topic, time_ms)}"
+            record, shown = self._shown(one[0], store)
+            cure = refused_cure(error, trial.topic, min(one[1].times))
+            blamed = RecordRefusedError(
+                f"{error}\n  Record {shown} gives an entry of store {store} that time.\n  {cure}",
+                topics=error.topics,
+                records=error.records,
+                untimely=True,
+                place=(*record.place, record.node or ""),
             )
-            place = (*record.place, record.node or "")
-            told = RecordRefusedError(
-                text, topics=error.topics, records=error.records, untimely=True, place=place
-            )
-            found.append(told)
-            fault = Fault(failure_of(told), told)
-            if judge.in_vain(fault) or not judge.set_aside(fault):
+            found.append(blamed)
+            fault = Fault(failure_of(blamed), blamed)
+            if self.judge.in_vain(fault) or not self.judge.set_aside(fault):
                 break
         if not found:
             return None
         found[0].others = tuple(found[1:])
         return found[0]
 
-    def _shortest(
-        self,
-        trial: Trial,
-        request: BatchRequest,
-        read: Mapping[TopicPartition, LogColumns],
-        judge: Judge,
-        compute: Run[_T],
-    ) -> tuple[BadRecord, Exception] | None:
+    def _shown(self, record: BadRecord, store: str) -> tuple[BadRecord, str]:
+        """The record with the node that writes the store, and its place in words."""
+        node = self.batch.stores.get(store, record.node)
+        return replace(record, node=node), f"{record.topic}-{record.partition}@{record.offset}"
+
+    def _shortest(self, trial: Trial) -> tuple[BadRecord, Exception] | None:
         """The last record of the shortest beginning that fails, and what that fails with; None
         where all succeeds, or no records at all fail."""
-        order = _in_time(read)
-
-        def failing(count: int) -> Exception | None:
-            return self._failing(order[:count], request, read, judge, compute, trial)
-
+        order = _in_time(self.read)
         good, bad = 0, len(order)
-        if failing(0) is not None or (cause := failing(bad)) is None:
+        if self.failing([], trial) is not None or (cause := self.failing(order, trial)) is None:
             return None
         while bad - good > 1:
             middle = (good + bad) // 2
-            found = failing(middle)
+            found = self.failing(order[:middle], trial)
             if found is None:
                 good = middle
             else:
                 bad, cause = middle, found
         at, row = order[good]
-        tp, columns = list(read.items())[at]
-        node = _node(self.decoder.sources, tp)
+        tp, columns = list(self.read.items())[at]
+        node = next(one.node for one in self.batch.decoder.sources if one.topic == tp.topic)
         return BadRecord(tp.topic, tp.partition, int(columns.offsets[row]), node), cause
 
-    def _failing(
-        self,
-        taken: Sequence[tuple[int, int]] | None,
-        request: BatchRequest,
-        read: Mapping[TopicPartition, LogColumns],
-        judge: Judge,
-        compute: Run[_T],
-        trial: Trial,
-    ) -> Exception | None:
-        """What a trial of these records (None: all) fails with. DamagedEntryError."""
-        asked, part = _prefix(request, read, _in_time(read) if taken is None else taken)
+    def failing(self, taken: Sequence[tuple[int, int]] | None, trial: Trial) -> Exception | None:
+        """The error of a trial of these records (None: all); None if it succeeds.
+        DamagedEntryError."""
+        taken = _in_time(self.read) if taken is None else taken
+        asked, part = _prefix(self.request, self.read, taken)
         try:
-            compute(asked, self._decoded(part, judge), trial)
+            self.compute(asked, self.batch.decoded(part, self.judge), trial)
         except Exception as found:
             if (damage := damage_in(found)) is not None:
                 raise damage from damage.__cause__
@@ -290,18 +243,15 @@ class Isolated:
 
 
 def named(error: Exception) -> list[Fault]:
-    """The records that ``error`` names."""
     if isinstance(error, RecordFailure) and error.failure.record is not None:
         return [Fault(one.failure, one) for one in (error, *error.others)]
     if isinstance(error, SparkSays) and error.failure.record is not None:
-        said = failure_of_said(error.failure)
-        if said.kind == "column" and said.record is not None:
-            return [Fault(replace(said, exception=said.error.partition(":")[0]), error)]
+        return [Fault(error.failure, error)]
     return []
 
 
 def of_data(error: Exception) -> bool:
-    """Whether a record may be the reason of an error that names none."""
+    """True if a record may be the cause of an error that names none."""
     if isinstance(error, RecordFailure | SparkSays):
         return True
     if isinstance(error, EverflowError) and not isinstance(error, SerdeError):
@@ -319,7 +269,7 @@ def trial_of(step: TaskStep, trial: Trial) -> TaskStep:
 
 
 def stores_of(step: TaskStep) -> dict[str, str]:
-    """The stores that it reads, and for each who does: its owner, where that is one of its
+    """The stores that it reads, each with the node that reads it: its owner, if that is one of its
     operators."""
     ops = step.stateful
     readers = {spec.name: op.name for op in ops for spec in (*op.reads, *op.looks_up)}
@@ -343,7 +293,7 @@ def _weighed(
 
 
 def _store_of(request: BatchRequest, topics: tuple[str, ...]) -> str | None:
-    """Whose changelog alone ``topics`` are."""
+    """The store whose changelog is the only one of ``topics``."""
     stores = (one for task in request.tasks for one in task.stores.items())
     return next((name for name, place in stores if topics == (place.changelog,)), None)
 
@@ -376,7 +326,7 @@ def _prefix(
         end = int(columns.offsets[count]) if count < len(columns) else request.ranges[tp].end
         ends[tp] = end
         part[tp] = columns.before(end)
-    # It is not all there is: nobody's time is moved behind it.
+    # Not all records are there: no idle source moves on behind them.
     return replace(request.ending(ends), log_ends=ends, waits=None, idle={}), part
 
 
@@ -390,7 +340,3 @@ def _halved(
         if half:
             ends[tp] = int(columns.offsets[half])
     return request.ending(ends), {tp: columns.before(ends[tp]) for tp, columns in read.items()}
-
-
-def _node(sources: tuple[Source, ...], tp: TopicPartition) -> str:
-    return next(source.node for source in sources if source.topic == tp.topic)

@@ -181,8 +181,8 @@ PRELOADED = (
     "pyspark.worker",
     "pyspark.sql.pandas.serializers",
     "everflow.runtime.step.task_step",
-    "everflow.runtime.worker.kafka_sink",
-    "everflow.runtime.worker.worker_ports",
+    "everflow.runtime.worker.sink",
+    "everflow.runtime.worker.ports",
     "everflow.runtime.thread.thread_job",
     "everflow.travel.parcel",
 )

@@ -27,9 +27,9 @@ from everflow.kafka.writing.record_encoding import (
     framed,
 )
 from everflow.records import TopicPartition, listed_headers
-from everflow.runtime.worker.log_decoder import LogDecoder
-from everflow.runtime.worker.set_aside import Judge
-from unit.runtime.worker.test_log_decoder import reading
+from everflow.runtime.worker.decode import LogDecoder
+from everflow.runtime.worker.handled_records import Judge
+from unit.runtime.worker.test_decode import reading
 
 TP = TopicPartition("in", 3)
 GOOD = [[("h", b"v"), ("", None)], []]

@@ -12,7 +12,6 @@ from everflow.runtime.commit.batch import (
     COMMITTED,
     Ages,
     BatchFigures,
-    BatchRequest,
     BatchResult,
     CommitMetadata,
     LetterGroup,
@@ -20,7 +19,9 @@ from everflow.runtime.commit.batch import (
     Sent,
     StorePlace,
     TaskContext,
+    as_line,
     format_metadata,
+    from_line,
     of_kafka_streams,
     parse_metadata,
 )
@@ -30,7 +31,7 @@ ODD, PLAIN = TopicPartition("a-1-b", 3), TopicPartition("in", 0)
 TASK = TaskId(1, 3)
 
 
-def test_a_request_comes_back_from_its_json() -> None:
+def test_a_request_comes_back_from_its_line() -> None:
     stores = {"counts": StorePlace("here", "app-counts-changelog"), "s": StorePlace("there", None)}
     task = TaskContext(TASK, "i", "i.0.0", {"AGG": 5}, stores)
     request = batch_request(
@@ -43,7 +44,7 @@ def test_a_request_comes_back_from_its_json() -> None:
         tasks=[task],
         transaction_timeout_ms=10_000,
     )
-    again = BatchRequest.from_json(request.to_json())
+    again = from_line(as_line(request))
     assert again == request
     assert isinstance(again.ranges[ODD], OffsetRange)
     assert again.ending({ODD: 4, PLAIN: 0}).ranges == {
@@ -52,7 +53,7 @@ def test_a_request_comes_back_from_its_json() -> None:
     }
 
 
-def test_a_result_comes_back_from_its_json() -> None:
+def test_a_result_comes_back_from_its_line() -> None:
     result = BatchResult(
         outcome=COMMITTED,
         consumed={ODD: 5},
@@ -66,7 +67,7 @@ def test_a_result_comes_back_from_its_json() -> None:
             [LetterGroup("ValueError", "map", "in", 2, "in-0@5 (ValueError: bad)")],
         ),
     )
-    assert BatchResult.from_json(result.to_json()) == result
+    assert from_line(as_line(result)) == result
 
 
 @pytest.mark.parametrize(

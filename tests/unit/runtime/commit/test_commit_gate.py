@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from everflow import sockets
+from everflow.clock import ManualClock
 from everflow.errors import FatalError, SetupError
-from everflow.records import MemberMetadata, TaskId
+from everflow.records import CommittedOffset, MemberMetadata, TaskId, TopicPartition
 from everflow.runtime.commit.batch import AT_LEAST_ONCE, EXACTLY_ONCE_V2, WorkerClients
 from everflow.runtime.commit.commit_gate import (
     CommitGate,
+    DeferredOffsets,
     GateBackend,
     GateBook,
     Offset,
     OpenBatch,
     decide,
 )
-from everflow.runtime.commit.gate_client import GateClient
+from everflow.runtime.tasks.recovery import CommittedLowerBounds
+from everflow.runtime.worker.ports import GateClient
+
+# --- commit gate ----------------------------------------------------------------------------------
+
 
 TASK, OTHER = TaskId(0, 0), TaskId(0, 1)
 MEMBER = MemberMetadata(4, "member-1", None)
@@ -217,7 +225,7 @@ def test_the_answer_holds_the_metadata_of_that_moment_and_comes_once(
     book, path = gate
     assert len(path) < 100
     book.begin("i.0.0", 0, EXACTLY_ONCE_V2, {TASK: book.epoch(TASK)})
-    with GateClient(path) as client:
+    with closing(GateClient(path)) as client:
         assert client.hello("i.0.0", "t0-0", 4321)
         group.metadata = MemberMetadata(
             5, "member-1", None
@@ -236,7 +244,7 @@ def test_a_worker_is_told_its_clients_settings_over_the_socket_and_they_are_not_
     backend = GateBackend(lambda: group.metadata, lambda _: b"", group.commit, clients)
     gate = CommitGate(book=GateBook(), backend=backend)
     try:
-        with GateClient(gate.start()) as client:
+        with closing(GateClient(gate.start())) as client:
             assert client.clients() == clients
     finally:
         gate.close()
@@ -249,7 +257,7 @@ def test_at_least_once_commits_through_the_member_and_tells_of_deferral(
     book, path = gate
     group.takes = False  # the group is rebalancing: scenario 26
     book.begin("i.1.0", 0, AT_LEAST_ONCE, {TASK: book.epoch(TASK)})
-    with GateClient(path) as client:
+    with closing(GateClient(path)) as client:
         answer = client.commit("i.1.0", [("in", 0, 12, "m")])
     assert answer.ok
     assert answer.deferred
@@ -260,7 +268,7 @@ def test_a_lost_task_aborts_the_batch_in_flight(gate: tuple[GateBook, str]) -> N
     book, path = gate
     book.begin("i.2.0", 0, EXACTLY_ONCE_V2, {TASK: book.epoch(TASK)})
     book.disown_all()
-    with GateClient(path) as client:
+    with closing(GateClient(path)) as client:
         assert client.commit("i.2.0", []).reason.startswith("ownership-changed")
 
 
@@ -280,9 +288,64 @@ def test_only_a_second_attempt_holds_the_next_generation_back() -> None:
 
 
 def test_a_driver_that_is_gone_means_abort(tmp_path: Path) -> None:
-    with GateClient(str(tmp_path / "nobody.sock")) as client:
+    with closing(GateClient(str(tmp_path / "nobody.sock"))) as client:
         with pytest.raises(ConnectionError, match="driver gone"):
             client.clients()
         answer = client.commit("i.0.0", [])
     assert not answer.ok
     assert answer.reason.startswith("driver gone")
+
+
+# --- deferred offsets -----------------------------------------------------------------------------
+
+
+A, B = TopicPartition("in", 0), TopicPartition("in", 1)
+Asked = Mapping[TopicPartition, tuple[int, str]]
+
+
+def test_what_was_refused_goes_with_the_next_commit_unless_it_was_forgotten() -> None:
+    asked: list[Asked] = []
+    answers = iter([False, True])
+
+    def commit(offsets: Asked) -> bool:
+        asked.append(offsets)
+        return next(answers)
+
+    told: list[dict[TopicPartition, int]] = []
+    deferred = DeferredOffsets(commit, lambda offsets: told.append(dict(offsets)))
+    assert not deferred.commit([Offset("in", 0, 5, "m"), Offset("in", 1, 7, "m")])
+    assert deferred.held() == {A, B}
+    deferred.forget([A])
+    assert deferred.commit([Offset("in", 1, 9, "m")])
+    assert asked[1] == {B: (9, "m")}
+    assert told == [{B: 9}], "what waits is not committed"
+    assert deferred.held() == frozenset()
+
+
+def test_forgetting_does_not_wait_for_a_commit_and_counts_for_it() -> None:
+    """The loss of partitions is told on the thread that the commit under way needs to end."""
+
+    def commit(offsets: Asked) -> bool:
+        group_client = threading.Thread(target=lambda: deferred.forget([A]), daemon=True)
+        group_client.start()
+        group_client.join(5)
+        assert not group_client.is_alive()
+        return False
+
+    deferred = DeferredOffsets(commit, lambda offsets: None)
+    deferred.commit([Offset("in", 0, 5, "m"), Offset("in", 1, 7, "m")])
+    assert deferred.held() == {B}
+
+
+def test_a_task_that_was_recovered_while_its_offsets_waited_goes_back_rightly() -> None:
+    """It was told 100, its 150 goes with another thread's commit, and it commits 120 behind that:
+    another recovery is told no less than is true (note 064)."""
+    lower_bounds, answers = CommittedLowerBounds(ManualClock()), iter([False, True, True])
+    deferred = DeferredOffsets(lambda offsets: next(answers), lower_bounds.replaced)
+    assert not deferred.commit([Offset("in", 0, 150, "m")])
+    lower_bounds.raised({A: 100})
+    assert deferred.commit([Offset("in", 1, 9, "m")])
+    assert lower_bounds.went_back({A: CommittedOffset(149, "")}, [A])
+    assert deferred.commit([Offset("in", 0, 120, "m")])
+    assert lower_bounds.went_back({A: CommittedOffset(120, "")}, [A]) == {}
+    assert lower_bounds.went_back({A: CommittedOffset(119, "")}, [A])

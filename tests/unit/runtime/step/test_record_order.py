@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from everflow import serdes
 from everflow.records import EdgeBatch
-from everflow.runtime.step.record_order import DepthFirst, InOrder, RecordOrder
-from everflow.runtime.step.step_functions import run_function
+from everflow.runtime.step.functions import run_function
+from everflow.runtime.step.order import DepthFirst, InOrder
 from everflow.topology.graph import (
     EdgeType,
     FunctionNode,
@@ -90,7 +90,7 @@ def records() -> EdgeBatch:
 def ran(found: PhysicalPlan) -> dict[str, list[str]]:
     """What the sinks get of a plan's operators."""
     slots = {found.sources[0].slot: records()}
-    order: RecordOrder = DepthFirst(slots, found.ways) if found.ways else InOrder(slots)
+    order = DepthFirst(slots, found.ways) if found.ways else InOrder(slots)
     results = {}
     for op in found.ops:
         if isinstance(op, SinkOp):

@@ -15,7 +15,8 @@ from pyspark.errors import PySparkValueError
 from everflow import serdes
 from everflow.records import EdgeBatch
 from everflow.runtime.commit.batch import BadRecord
-from everflow.runtime.step.step_functions import RecordFailure, run_function
+from everflow.runtime.step.failures import RecordFailure
+from everflow.runtime.step.functions import run_function
 from everflow.runtime.step.task_step import _to_outputs
 from everflow.topology.graph import EdgeType
 from everflow.topology.plan import FunctionOp, SinkOp

@@ -135,7 +135,7 @@ class Poison:
 
 @pytest.mark.parametrize(
     ("kind", "named"),
-    [("record", True), ("column", True), ("worker", False), ("column", False), ("hang", False)],
+    [("record", True), ("column", True), ("worker", False), ("hang", False)],
 )
 def test_a_record_that_another_process_failed_on_is_left_to_its_handler(
     kind: str, named: bool

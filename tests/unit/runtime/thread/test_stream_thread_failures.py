@@ -325,29 +325,29 @@ def test_a_thread_in_trouble_shows_it_until_it_gets_on(world: World) -> None:
     assert world.thread.trouble is None
 
 
-def test_a_record_for_which_a_column_fails_is_found_and_named(
+def test_a_record_for_which_a_batch_hangs_is_found_and_named(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Spark names none; the records before it are committed."""
-    poison, said = 37, "A Column cannot be computed: [DIVIDE_BY_ZERO] Division by zero."
+    """The records before it are committed."""
+    poison, said = 37, "The batch did not end."
 
     def divide(request: BatchRequest) -> BatchResult:
         begin, end = request.ranges[IN]
         world.clock.advance(2_600)
         if begin <= poison < end:
-            raise failed("column", said, where=("app.py:3",))
+            raise failed("hang", said, where=("app.py:3",))
         return world.commit(request)
 
     world.fed(divide, 100)
 
-    with caplog.at_level(logging.INFO, "everflow"), pytest.raises(ColumnError) as raised:
+    with caplog.at_level(logging.INFO, "everflow"), pytest.raises(BatchTimeoutError) as raised:
         world.turns(60)
     first, operator, cure = str(raised.value).splitlines()
     assert (first, operator) == (
         f"{said} (2 times in a row, on in-0@37)",
         "  operator added at app.py:3",
     )
-    assert "F.try_divide" in cure
+    assert "max.poll.interval.ms" in cure
     assert "Stream thread 0: its record is looked for in smaller batches" in caplog.messages
     told = [line for line in caplog.messages if "still looked for" in line]
     assert (
@@ -384,8 +384,11 @@ def test_what_is_before_a_record_that_a_column_names_is_committed(world: World) 
 
 
 @pytest.mark.parametrize("bad", [IN, OTHER], ids=str)
-def test_of_several_tasks_the_record_for_which_a_column_fails_is_found(
-    world: World, bad: TopicPartition
+@pytest.mark.parametrize(
+    ("kind", "raised"), [("worker", WorkerDiedError), ("hang", BatchTimeoutError)]
+)
+def test_of_several_tasks_the_record_that_ends_the_worker_is_found(
+    world: World, bad: TopicPartition, kind: str, raised: type[Exception]
 ) -> None:
     """One record of each is left; then they are run one by one, and the good ones are committed."""
     read = {IN: 0, OTHER: 0}
@@ -393,9 +396,7 @@ def test_of_several_tasks_the_record_for_which_a_column_fails_is_found(
     def divide(request: BatchRequest) -> BatchResult:
         begin, end = request.ranges.get(bad, (0, 0))
         if begin <= 37 < end:
-            raise failed(
-                "column", "A Column cannot be computed: [DIVIDE_BY_ZERO] Division by zero."
-            )
+            raise failed(kind, "no trace of why")
         read.update({tp: places.end for tp, places in request.ranges.items()})
         return BatchResult(outcome=COMMITTED, consumed=dict(read), counts={"in": 1})
 
@@ -414,7 +415,7 @@ def test_of_several_tasks_the_record_for_which_a_column_fails_is_found(
     world.give_task()
     world.end = 100
 
-    with pytest.raises(ColumnError, match=rf"times.*{bad}@37"):
+    with pytest.raises(raised, match=rf"times.*{bad}@37"):
         world.turns(100)
     assert read[bad] == 37, "all that is before it was committed"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from everflow.clock import SystemClock
-from everflow.runtime.step.user_line import innermost_line_in
+from everflow.runtime.step.failures import innermost_line_in
 from everflow.runtime.thread.worker_processes import alive, is_worker, trace_and_kill
 
 

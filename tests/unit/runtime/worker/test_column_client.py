@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 
 from everflow.errors import RetriableError
-from everflow.runtime.worker import column_client
-from everflow.runtime.worker.column_client import ColumnClient, ColumnsFailed
+from everflow.runtime.worker import columns
+from everflow.runtime.worker.columns import ColumnClient, ColumnsFailed
 
 ROWS = pa.RecordBatch.from_pydict({"a": [1, 2, 3]})
 TABLE = pa.Table.from_batches([ROWS])
@@ -62,7 +62,7 @@ def test_an_answer_is_a_batch(tmp_path: Path) -> None:
 def test_many_bytes_go_in_slices_and_a_row_is_counted_over_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(column_client, "SLICE_BYTES", 1)
+    monkeypatch.setattr(columns, "SLICE_BYTES", 1)
     one = pa.RecordBatch.from_pydict({"a": [7]})
     answers = (rows(one), rows(one), failure(0, "third"))
     with (

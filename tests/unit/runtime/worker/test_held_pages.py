@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from everflow.records import StoreChanges
-from everflow.runtime.worker import worker_ports
-from everflow.runtime.worker.held_pages import PAGE_BYTES, HeldPages
-from everflow.runtime.worker.worker_ports import WorkerPorts
+from everflow.runtime.worker import ports
+from everflow.runtime.worker.ports import PAGE_BYTES, RetainedPages, WorkerPorts
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store_meta import Owner
 
@@ -18,7 +17,7 @@ LARGE = 1 << 40
 
 
 def test_the_fullest_stores_are_closed_until_the_rest_is_within_the_bound() -> None:
-    held, most = HeldPages(), 10 * PAGE_BYTES
+    held, most = RetainedPages(), 10 * PAGE_BYTES
     assert held.wrote("a", 4, LARGE, most) == []
     assert held.wrote("b", 6, LARGE, most) == []
     assert held.wrote("c", 5, LARGE, most) == ["b"]
@@ -28,7 +27,7 @@ def test_the_fullest_stores_are_closed_until_the_rest_is_within_the_bound() -> N
 
 
 def test_no_more_pages_are_held_than_there_are() -> None:
-    held = HeldPages()
+    held = RetainedPages()
     assert held.wrote("a", 1_000, 3 * PAGE_BYTES, 4 * PAGE_BYTES) == []
     assert held.wrote("b", 1_000, 3 * PAGE_BYTES, 4 * PAGE_BYTES) == ["a"]
 
@@ -36,7 +35,7 @@ def test_no_more_pages_are_held_than_there_are() -> None:
 def test_a_worker_closes_a_store_and_goes_on_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_ports, "_held", HeldPages())
+    monkeypatch.setattr(ports, "_held", RetainedPages())
     path = str(tmp_path / "s")
     before = LmdbStore.open(path, kind="key_value")
     before.claim("i")

@@ -18,16 +18,13 @@ from everflow.errors import (
 from everflow.handlers import ErrorHandlerContext, Handlers, Response
 from everflow.kafka.reading.log_columns import LogColumns
 from everflow.records import OffsetRange, StoreChanges, TaskId, TopicPartition
-from everflow.runtime.commit.batch import BadRecord, BatchRequest, StorePlace, TaskContext
-from everflow.runtime.step.step_failure import DescribedFailure
-from everflow.runtime.step.step_functions import RecordFailure
+from everflow.runtime.commit.batch import BadRecord, BatchRequest, StorePlace, TaskContext, timed
+from everflow.runtime.step.failures import DescribedFailure, RecordFailure
 from everflow.runtime.step.task_step import StepResult
-from everflow.runtime.step.timings import timed
-from everflow.runtime.worker.dead_letters import letter_headers
+from everflow.runtime.worker.decode import LogDecoder
+from everflow.runtime.worker.handled_records import Judge
 from everflow.runtime.worker.isolation import HALVED_AFTER, Isolated, Trial
-from everflow.runtime.worker.large_records import largest_entry, times_of_entries
-from everflow.runtime.worker.log_decoder import LogDecoder
-from everflow.runtime.worker.set_aside import Judge
+from everflow.runtime.worker.letters import largest_entry, letter_headers, times_of_entries
 from everflow.serdes import SerdeError
 from everflow.topology.batches import BatchInput
 from everflow.topology.plan import DEAD_LETTER_SLOT, Source

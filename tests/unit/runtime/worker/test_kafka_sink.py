@@ -16,14 +16,14 @@ from everflow.records import OffsetRange, StoreChanges, TaskId, TopicPartition
 from everflow.runtime.commit.batch import (
     ABORTED,
     BatchRequest,
+    GateAnswer,
     StorePlace,
     TaskContext,
     format_metadata,
 )
-from everflow.runtime.commit.gate_client import GateAnswer
 from everflow.runtime.step.task_step import StepResult
-from everflow.runtime.worker.kafka_sink import KafkaSink
-from everflow.runtime.worker.worker_ports import WorkerPorts
+from everflow.runtime.worker.ports import WorkerPorts
+from everflow.runtime.worker.sink import KafkaSink
 from everflow.state.lmdb_store import LmdbStore
 from unit.builders import batch_request, source
 

@@ -15,9 +15,9 @@ from everflow.errors import RetriableError
 from everflow.kafka.reading.range_reader import RangeReader
 from everflow.kafka.reading.taps import Taps
 from everflow.records import TopicPartition
-from everflow.runtime.commit.batch import WorkerClients
-from everflow.runtime.worker import resident_step
-from everflow.runtime.worker.resident_step import STOP, ResidentStep
+from everflow.runtime.commit.batch import COMMITTED, BatchResult, WorkerClients, as_line
+from everflow.runtime.worker import serve
+from everflow.runtime.worker.serve import STOP, ResidentStep
 
 WAIT_S = 60.0
 
@@ -44,8 +44,8 @@ def test_a_reader_rests_until_the_next_request(
     """It is opened by the first one, which says whom to ask for its settings."""
     reader, asked = Reader(failure), []
     told = WorkerClients({"bootstrap.servers": "b:1"})
-    monkeypatch.setattr(resident_step, "clients_of", lambda request: told)
-    monkeypatch.setattr(ResidentStep, "_serve", lambda _, text, own, columns: own.of(text) and text)
+    monkeypatch.setattr(serve, "clients_of", lambda request: told)
+    monkeypatch.setattr(ResidentStep, "_serve", lambda _, got, own, columns: own.of(got) and got)
 
     def opened(client: Mapping[str, Any]) -> Reader:
         asked.append(client)
@@ -63,11 +63,12 @@ def test_a_reader_rests_until_the_next_request(
     served.start()
     connection, _ = listener.accept()
     with listener, connection:
-        for request in (b"first\n", b"second\n"):
+        for reason in ("first", "second"):
+            request = as_line(BatchResult(outcome=COMMITTED, reason=reason))
             connection.sendall(request)
-            assert connection.recv(100).rstrip() == request.rstrip()
+            assert connection.makefile("rb").readline() == request
         assert reader.rested.wait(WAIT_S)
-        connection.sendall(STOP.encode() + b"\n")
+        connection.sendall(STOP)
         served.join(WAIT_S)
     assert not served.is_alive()
     assert reader.closed, "what a rest meets is met by the next range, too: it ends no step"

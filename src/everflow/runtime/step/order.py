@@ -1,4 +1,9 @@
-"""The order of records that come to an operator by several ways (note 031).
+"""Puts records in order: those that a task reads, those that an operator gets, those that are
+written (reference 1.6, D3; note 031).
+
+Kafka Streams takes the partition whose head has the smallest timestamp. Over a batch that is a sort
+by the running maximum of the timestamp inside each partition: a record that is out of order inside
+its partition follows its predecessor at once.
 
 Kafka Streams forwards depth first: a result goes all its ways before the next result of the same
 record. A step goes operator by operator. `InOrder` puts together what comes by several ways record
@@ -8,24 +13,20 @@ by record, each record's results way by way: that is the same where one record g
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from everflow.records import EdgeBatch, Int64
+from everflow.records import EdgeBatch, Int64, OffsetRange, TopicPartition
 from everflow.topology.arrival import DIGIT, Way, Ways
-from everflow.topology.batches import appended, concat, empty_like, in_order
-from everflow.topology.plan import (
-    FunctionOp,
-    PrintOp,
-    SinkOp,
-    StatefulOp,
-    TakeOp,
-    UnnestOp,
-)
+from everflow.topology.batches import BatchInput, appended, concat, empty_like, in_order
+from everflow.topology.plan import FunctionOp, PrintOp, SinkOp, Source, StatefulOp, TakeOp, UnnestOp
+
+# --- what an operator gets ------------------------------------------------------------------------
+
 
 Records = MutableMapping[int, EdgeBatch]
 Paths = npt.NDArray[np.bytes_]
@@ -36,27 +37,15 @@ FIRST_ID = 1 << 40
 _RECORD_DIGITS, _RESULT_DIGITS, _BITS = 6, 4, 7
 
 
-class RecordOrder(Protocol):
-    """What a step's operators read, in order, and what their results are kept as."""
-
-    def sides(self, group: Sequence[StatefulOp]) -> list[list[EdgeBatch]]:
-        """The records of each side of operators that run together."""
-
-    def read(self, op: StatelessOp) -> EdgeBatch:
-        """The records of an operator with one side."""
-
-    def keep(self, op: StatefulOp | FunctionOp | TakeOp | UnnestOp, done: EdgeBatch) -> None:
-        """Its results, in order."""
-
-
 class InOrder:
-    """By the places of the records that brought them, then way by way."""
+    """Orders results by the places of the records that brought them, then way by way."""
 
     def __init__(self, records: Records) -> None:
         self._records = records
 
     def sides(self, group: Sequence[StatefulOp]) -> list[list[EdgeBatch]]:
-        """See `RecordOrder`; nothing for a processor that others hand their results to."""
+        """The records of each side of operators that run together; nothing for a processor that
+        others hand their results to."""
         return [
             [
                 in_order(concat([self._records[slot] for slot in side]))
@@ -68,31 +57,30 @@ class InOrder:
         ]
 
     def read(self, op: StatelessOp) -> EdgeBatch:
-        """See `RecordOrder`."""
+        """The records of an operator with one side."""
         return concat([self._records[slot] for slot in op.inputs])
 
     def keep(self, op: StatefulOp | FunctionOp | TakeOp | UnnestOp, done: EdgeBatch) -> None:
-        """See `RecordOrder`."""
+        """Keeps an operator's results, in order."""
         self._records[op.output] = done
 
 
-class DepthFirst:
-    """By their paths: the place of the record, and from there the edges and the numbers of the
-    results, as bytes. An operator gets each of its records with a ``seq`` of its own, as if each
-    had come by itself, which in the original it does."""
+class DepthFirst(InOrder):
+    """Orders results by their paths: the place of the record, and from there the edges and the
+    numbers of the results, as bytes. An operator gets each of its records with a ``seq`` of its
+    own, as if each had come by itself, which in the original it does."""
 
     def __init__(self, records: Records, ways: Mapping[str, Ways]) -> None:
-        self._records, self._ways = records, ways
-        self._otherwise = InOrder(records)
+        super().__init__(records)
+        self._ways = ways
         self._kept: list[Paths] = []
         self._count = 0
         self._came: dict[str, Paths] = {}
         """Of each operator that runs, the paths on which its records came, by their ``seq``."""
 
     def sides(self, group: Sequence[StatefulOp]) -> list[list[EdgeBatch]]:
-        """See `RecordOrder`."""
         if group[0].name not in self._ways:
-            return self._otherwise.sides(group)
+            return super().sides(group)
         sides = [self._side(op, number) for op in group for number in range(len(op.sides))]
         paths = np.concatenate([path for side in sides for path in (side.put, side.came)])
         order = np.argsort(paths, kind="stable")
@@ -108,9 +96,8 @@ class DepthFirst:
         return found
 
     def read(self, op: StatelessOp) -> EdgeBatch:
-        """See `RecordOrder`."""
         if op.name not in self._ways:
-            return self._otherwise.read(op)
+            return super().read(op)
         batches = [self._records[slot] for slot in op.inputs]
         came = self._paths_of(batches, self._ways[op.name].sides[0])
         order = np.argsort(came, kind="stable")
@@ -118,7 +105,6 @@ class DepthFirst:
         return replace(appended(batches).take(order), seq=np.arange(len(order), dtype=np.int64))
 
     def keep(self, op: StatefulOp | FunctionOp | TakeOp | UnnestOp, done: EdgeBatch) -> None:
-        """See `RecordOrder`."""
         if op.name in self._ways and len(done):
             ways, paths = self._ways[op.name], self._origins(op, done.seq)
             paths = _added(paths, ways.member)
@@ -236,7 +222,7 @@ def _paths(matrix: npt.NDArray[np.uint8]) -> Paths:
 
 
 def _numbers(seqs: Int64) -> Int64:
-    """Of each result, how many of the same ``seq`` come before it."""
+    """The number of results of the same ``seq`` before each result."""
     order = np.argsort(seqs, kind="stable")
     ranked = seqs[order]
     begins = np.flatnonzero(np.diff(ranked, prepend=ranked[:1] - 1))
@@ -248,3 +234,139 @@ def _inverse(order: Int64) -> Int64:
     found = np.empty(len(order), np.int64)
     found[order] = np.arange(len(order))
     return found
+
+
+# --- what a task reads and writes -----------------------------------------------------------------
+
+
+class Merged(NamedTuple):
+    """A hop's records by slot, in merge order (``seq``), and the next offset to read of every
+    partition."""
+
+    batches: dict[int, EdgeBatch]
+    consumed: dict[TopicPartition, int]
+
+
+def merge_inputs(
+    hop: BatchInput,
+    sources: tuple[Source, ...],
+    ranges: Mapping[TopicPartition, OffsetRange],
+    log_ends: Mapping[TopicPartition, int],
+    waits: Collection[TopicPartition] | None = (),
+) -> Merged:
+    """Give every record its place in its task's merge order and say what is consumed.
+
+    Where a task has several inputs, the batch ends where an input that has more records in the log
+    runs dry: records behind that point are taken out of every slot and stay unconsumed (scenario
+    16). ``waits``: inputs where it ends, too, as more may come to them; None: it ends nowhere
+    (``max.task.idle.ms``).
+    """
+    total = len(hop.source)
+    rank = np.arange(total, dtype=np.int64)
+    kept = np.ones(total, dtype=bool)
+    more = frozenset[TopicPartition]()
+    if waits is not None:
+        unread = (tp for tp, wanted in ranges.items() if wanted.end < log_ends[tp])
+        more = frozenset((*unread, *waits))
+    for partition, members in _merged_tasks(sources, ranges):
+        rows = np.flatnonzero(
+            (hop.partition == partition) & np.isin(hop.source, [source.index for source in members])
+        )
+        if not len(rows):
+            continue
+        effective = _running_maximum(
+            hop.timestamp[rows], hop.source[rows], [source.index for source in members]
+        )
+        order = np.lexsort((rows, hop.source[rows], effective))
+        rank[rows[order]] = np.sort(rows)
+        waiting = [
+            source.index for source in members if TopicPartition(source.topic, partition) in more
+        ]
+        kept[rows] &= _before_cut(hop.source[rows], effective, waiting)
+    return Merged(_reordered(hop, rank, kept), _consumed(hop, sources, ranges, kept))
+
+
+def merge_tasks(batch: EdgeBatch) -> EdgeBatch:
+    """Records of several tasks, each task's in its order, in the order in which they are written:
+    by time, too.
+
+    A thread of Kafka Streams goes round its tasks record by record, so what they write to one topic
+    is about as old. Written task by task, the whole backlog of one would come before the next one's
+    first record, and a window behind a re-key would drop that record as late.
+    """
+    tasks = np.unique(batch.partition)
+    if len(tasks) < 2:
+        return batch
+    effective = _running_maximum(batch.timestamp, batch.partition, tasks)
+    if (np.diff(effective) >= 0).all():
+        return batch
+    return batch.take(np.argsort(effective, kind="stable"))
+
+
+def _merged_tasks(
+    sources: tuple[Source, ...], partitions: Iterable[TopicPartition]
+) -> list[tuple[int, list[Source]]]:
+    """(partition, sources) of every task in the batch that reads more than one topic."""
+    by_task: dict[tuple[int, int], list[Source]] = {}
+    by_topic = {source.topic: source for source in sources}
+    for tp in partitions:
+        source = by_topic[tp.topic]
+        if source.merged:
+            by_task.setdefault((source.subtopology, tp.partition), []).append(source)
+    return [(partition, found) for (_, partition), found in by_task.items() if len(found) > 1]
+
+
+def _running_maximum(timestamp: Int64, group: np.ndarray, groups: Iterable[int]) -> Int64:
+    """The highest time so far in each row's group; ``groups`` are all there are."""
+    effective = np.empty(len(timestamp), dtype=np.int64)
+    for one in groups:
+        mine = group == one
+        effective[mine] = np.maximum.accumulate(timestamp[mine])
+    return effective
+
+
+def _before_cut(source: np.ndarray, effective: Int64, waiting: Iterable[int]) -> np.ndarray:
+    """True for a task's records up to the last one of the input that runs dry first. ``waiting``:
+    the inputs of which the log has more; the others bound nothing.
+
+    Every batch moves on: either that input is consumed whole, or one that showed no record has its
+    range behind it (`plan_ranges` gives each waiting input at least one offset)."""
+    cut: tuple[int, int] | None = None
+    for index in waiting:
+        mine = source == index
+        if not mine.any():
+            # Its next record is still unknown (markers only in its range, or no range): the others
+            # wait for one batch.
+            return np.zeros(len(source), dtype=bool)
+        last = (int(effective[mine][-1]), index)
+        cut = last if cut is None else min(cut, last)
+    if cut is None:
+        return np.ones(len(source), dtype=bool)
+    time, index = cut
+    before: np.ndarray = (effective < time) | ((effective == time) & (source <= index))
+    return before
+
+
+def _consumed(
+    hop: BatchInput,
+    sources: tuple[Source, ...],
+    ranges: Mapping[TopicPartition, OffsetRange],
+    kept: np.ndarray,
+) -> dict[TopicPartition, int]:
+    """A partition is consumed up to its first record that was cut."""
+    consumed = {tp: wanted.end for tp, wanted in ranges.items()}
+    topics = {source.index: source.topic for source in sources}
+    for row in np.flatnonzero(~kept):
+        tp = TopicPartition(topics[int(hop.source[row])], int(hop.partition[row]))
+        consumed[tp] = min(consumed[tp], int(hop.offset[row]))
+    return consumed
+
+
+def _reordered(hop: BatchInput, rank: Int64, kept: np.ndarray) -> dict[int, EdgeBatch]:
+    """The slots' records with their ranks, without those that were cut."""
+    ranked = {slot: replace(batch, seq=rank[hop.rows[slot]]) for slot, batch in hop.batches.items()}
+    if kept.all():
+        return ranked
+    return {
+        slot: batch.take(np.flatnonzero(kept[hop.rows[slot]])) for slot, batch in ranked.items()
+    }

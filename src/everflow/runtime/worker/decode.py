@@ -1,6 +1,11 @@
 """Decodes the records of the log, before all operators.
 
 One decoder per serde is one truth: what a record's bytes say does not depend on who reads them.
+
+`KeyCheck` samples keys of each micro-batch and counts those that do not lie where their topic's
+partitioner puts them. librdkafka's producers (confluent-kafka, and so most in Python) spread keys
+by crc32, Java's and everflow's by murmur2: a join of topics of both finds nothing, and nothing
+fails.
 """
 
 from __future__ import annotations
@@ -10,27 +15,90 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from everflow.errors import EverflowError, RecordTimeError, RetriableError
+from everflow.columns.key_partitions import BY_HASH, CRC32, key_partitions
+from everflow.errors import EverflowError, RetriableError
 from everflow.handlers import DESERIALIZATION, Handlers, is_outage
 from everflow.kafka.reading.log_columns import LogColumns
 from everflow.operators.user_code import require_users
-from everflow.records import EdgeBatch, Int64, TopicPartition
+from everflow.records import EdgeBatch, Int64, KeyPlaces, TopicPartition
 from everflow.runtime.commit.batch import BadRecord, BatchFailure
-from everflow.runtime.step.record_times import far_times, odd_times, refuse_negative, timely
-from everflow.runtime.step.step_failure import stack_of
-from everflow.runtime.worker.key_places import KeyCheck
-from everflow.runtime.worker.set_aside import Fault, Judge
+from everflow.runtime.step.failures import stack_of
+from everflow.runtime.step.times import far_times, odd_times, refuse_negative, timely
+from everflow.runtime.worker.handled_records import Fault, Judge
 from everflow.serdes import Serde
 from everflow.serdes.arrow_types import UnfitError, column_of
 from everflow.serdes.json_serde import JsonSerde
 from everflow.topology.batches import BatchInput, as_text, concat
-from everflow.topology.plan import (
-    DEAD_LETTER_SLOT,
-    PhysicalPlan,
-    Source,
-)
-from everflow.user_program import class_of, error_text, writable
+from everflow.topology.partitioners import KeyPartitioner, partitioner_name, partitions_of
+from everflow.topology.plan import DEAD_LETTER_SLOT, PhysicalPlan, Source
+from everflow.user_program import class_of, error_text, shown, writable
+
+# --- where keys lie -------------------------------------------------------------------------------
+
+
+MOST_KEYS = 256
+"""Of a topic and micro-batch."""
+FEWEST = 8
+"""Of fewer keys nothing is concluded: they lie where several partitioners put them."""
+ALL_UP_TO = 2_048
+"""So many keys of a topic are checked in the first micro-batches; then those of one in `ONE_OF`."""
+ONE_OF = 16
+
+
+@dataclass(frozen=True)
+class KeyCheck:
+    """Checks where keys lie. ``partitions``: the number of each topic. Each worker counts the keys
+    that it has checked."""
+
+    partitions: Mapping[str, int] = field(default_factory=dict)
+    _checked: dict[str, int] = field(default_factory=dict, repr=False, compare=False)
+    _turns: dict[str, int] = field(default_factory=dict, repr=False, compare=False)
+
+    def of(self, source: Source, raw: EdgeBatch) -> KeyPlaces | None:
+        """Samples the keys of a micro-batch's raw records; None if none is checked."""
+        count = self.partitions.get(source.topic, 1)
+        if source.partitioner is None or count == 1 or not len(raw):
+            return None
+        turn = self._turns[source.topic] = self._turns.get(source.topic, -1) + 1
+        if self._checked.get(source.topic, 0) >= ALL_UP_TO and turn % ONE_OF:
+            return None
+        rows = np.arange(0, len(raw), -(-len(raw) // MOST_KEYS))
+        keys = raw.key.take(pa.array(rows))
+        # librdkafka's crc32 spreads empty keys at random, too.
+        at_random = pc.equal(pc.binary_length(keys), 0) if source.partitioner == CRC32 else None
+        keyed = (
+            keys.is_valid()
+            if at_random is None
+            else pc.and_kleene(keys.is_valid(), pc.invert(at_random))
+        )
+        some = np.flatnonzero(keyed.to_numpy(zero_copy_only=False))
+        if not len(some):
+            return None
+        keys, lie = keys.take(pa.array(some)), raw.partition[rows[some]].astype(np.int64)
+        self._checked[source.topic] = self._checked.get(source.topic, 0) + len(keys)
+        wrong = np.flatnonzero(_said(source, source.partitioner, keys, count) != lie)
+        by = partitioner_name(source.partitioner)
+        if not len(wrong):
+            return KeyPlaces(source.node, source.topic, by, len(keys), 0)
+        sample = f"{shown(keys[int(wrong[0])].as_py())} in {int(lie[wrong[0]])}"
+        fits = [one for one in BY_HASH if (key_partitions(keys, count, one) == lie).all()]
+        fits = fits if len(keys) >= FEWEST else []
+        return KeyPlaces(
+            source.node, source.topic, by, len(keys), len(wrong), sample, fits[0] if fits else ""
+        )
+
+
+def _said(source: Source, by: KeyPartitioner, keys: pa.Array, count: int) -> Int64:
+    """The partition that the partitioner gives each key; -1 where a function of the user fails."""
+    try:
+        return partitions_of(by, source.topic, keys, source.key_serde, count)
+    except Exception:  # a look at keys ends no application
+        return np.full(len(keys), -1, np.int64)
+
+
+# --- records --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -46,7 +114,8 @@ class LogDecoder:
     def of(
         plan: PhysicalPlan, handlers: Handlers, partitions: Mapping[str, int] | None = None
     ) -> LogDecoder:
-        """For any plan; ``partitions``: how many each topic has, None: no keys are looked at."""
+        """Makes the decoder of a plan. ``partitions``: the number of each topic; None: no key is
+        checked."""
         partitions = partitions or {}
         keyed = {source.topic for source in plan.sources if source.partitioner is not None}
         counts = {topic: partitions.get(topic, 1) for topic in sorted(keyed)}
@@ -103,8 +172,8 @@ def decoded_records(
     Raises what `Judge.letters` raises."""
     faults: dict[int, Fault] = judge.aside(source, raw)
     if odd:
-        far = far_times(source, raw).items()
-        faults.update((row, _far(source, raw, row, error)) for row, error in far)
+        for row, far in far_times(source, raw).items():
+            faults[row] = _fault(source, raw, row, far, str(far), "fatal", far.code)
     for serde, column, part in (
         (source.key_serde, raw.key, "key"),
         (source.value_serde, raw.value, "value"),
@@ -176,11 +245,20 @@ def _why(error: BaseException) -> str:
     return writable(str(error)) if ours else error_text(error)
 
 
-def _fault(source: Source, raw: EdgeBatch, row: int, error: BaseException, told: str) -> Fault:
+def _fault(
+    source: Source,
+    raw: EdgeBatch,
+    row: int,
+    error: BaseException,
+    text: str,
+    kind: str = "undecodable",
+    code: str | None = None,
+) -> Fault:
     record = BadRecord(source.topic, int(raw.partition[row]), int(raw.offset[row]), source.node)
     failure = BatchFailure(
-        kind="undecodable",
-        error=told,
+        kind=kind,
+        error=text,
+        code=code,
         record=record,
         stage=DESERIALIZATION,
         exception=class_of(error),
@@ -195,19 +273,6 @@ _WITH_SCHEMAS = ("json", "packed", "list", "time_windowed", "session_windowed")
 def _called(serde: Serde) -> str:
     """Without its schema: what does not fit names its field."""
     return serde.kind if serde.kind in _WITH_SCHEMAS else repr(serde)
-
-
-def _far(source: Source, raw: EdgeBatch, row: int, error: RecordTimeError) -> Fault:
-    record = BadRecord(source.topic, int(raw.partition[row]), int(raw.offset[row]), source.node)
-    failure = BatchFailure(
-        kind="fatal",
-        error=str(error),
-        code=error.code,
-        record=record,
-        stage=DESERIALIZATION,
-        exception=class_of(error),
-    )
-    return Fault(failure, error)
 
 
 def _joined(columns: Sequence[Int64]) -> Int64:

@@ -1,4 +1,4 @@
-"""What a micro-batch tells of its records' times, against a plain loop."""
+"""Times of idle sources, and ages of records."""
 
 from __future__ import annotations
 
@@ -6,14 +6,57 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everflow.records import TaskId, TopicPartition
-from everflow.runtime.commit.batch import Ages
-from everflow.runtime.step.record_ages import ages_read
+from everflow.records import OffsetRange, TaskId, TopicPartition
+from everflow.runtime.commit.batch import Ages, BatchRequest
+from everflow.runtime.step.times import ages_read, moved
 from everflow.topology.batches import BatchInput
+from everflow.topology.idle_sources import IdleSource
+from everflow.topology.plan import Source
 from unit.builders import source
 
+# --- idle times -----------------------------------------------------------------------------------
+
+
+TASK, NEXT = TaskId(0, 0), TaskId(0, 1)
+
+
+def idle_source(index: int, topic: str, idle: IdleSource | None = None) -> Source:
+    return source(topic, index=index, node=topic, offset_reset=None, merged=True, idle=idle)
+
+
+SOURCES = (idle_source(0, "in", IdleSource("in/idle", 1_000)), idle_source(1, "busy"))
+
+
+def request(**ends: int) -> BatchRequest:
+    partitions = [TopicPartition(topic, p) for topic in ("in", "busy") for p in (0, 1)]
+    return BatchRequest(
+        batch_id="i.0.0",
+        thread=0,
+        attempt=0,
+        guarantee="exactly_once_v2",
+        transactional_id="t",
+        wall_clock_ms=0,
+        gate="",
+        ranges={tp: OffsetRange(4, 4) for tp in partitions},
+        log_ends={tp: ends.get(f"{tp.topic}{tp.partition}", 4) for tp in partitions},
+        tasks=[],
+        application_id="app",
+        idle={TASK: {"in/idle": 90}, NEXT: {"in/idle": 80}},
+    )
+
+
+def test_a_task_with_a_record_that_is_left_is_not_moved() -> None:
+    asked = request(busy1=5)
+    consumed = {tp: one.end for tp, one in asked.ranges.items()}
+    assert moved(request(), SOURCES, consumed) == asked.idle
+    assert moved(asked, SOURCES, consumed) == {TASK: {"in/idle": 90}}
+
+
+# --- record ages ----------------------------------------------------------------------------------
+
+
 NAMES = ("a", "b")
-SOURCES = {
+READ_SOURCES = {
     index: source(
         name,
         index=index,
@@ -64,7 +107,7 @@ def test_ages_are_those_of_a_plain_loop(
         if taken:
             told = (len(taken), sum(taken), min(taken), max(taken), sum(late), max(late))
             wanted.append(Ages(f"{s}_{p}", f"{NAMES[s]}-node", *told))
-    assert ages_read(hop, SOURCES, consumed, before) == wanted
+    assert ages_read(hop, READ_SOURCES, consumed, before) == wanted
 
 
 def test_times_become_latency_and_lateness() -> None:

@@ -1,31 +1,282 @@
-"""Runs a stateful operator on the tasks of a micro-batch: its stores, its clocks, its failures."""
+"""Runs a stateful operator on the tasks of a micro-batch: its stores, its clocks, its failures.
+
+The search for failing records finds all records of a task in one run (note 041). Where a batch is
+cut changes no result, so the operator gets the records in parts, on stores that show what the parts
+before have changed. A part that fails ends before its record, which is left out, and the next one
+begins behind it. So no operator has to undo anything.
+
+A record is left out for what it does in a batch in which those before it are left out. It may fail
+on what another failing record has left in a store: then it is judged in the next run.
+"""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
+from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from everflow.errors import RetriableError
 from everflow.handlers import PROCESSING, ErrorHandlerContext, Handlers, Response, is_outage
+from everflow.operators.aggregate import AggregateSpec
+from everflow.operators.joins.stream_table import StreamTableJoin
+from everflow.operators.joins.table_table import TableTableJoin
+from everflow.operators.processors.process import ProcessSpec
+from everflow.operators.python_aggregate import PythonAggregateSpec
+from everflow.operators.table import TableSpec
+from everflow.operators.table_aggregate import TableAggregateSpec
 from everflow.operators.user_code import UserFunctionError
-from everflow.records import ClockCall, EdgeBatch, TaskId, TasksResult, TopicPartition
+from everflow.records import ClockCall, EdgeBatch, Int32, Int64, TaskId, TasksResult, TopicPartition
 from everflow.runtime.commit.batch import BadRecord, BatchFailure, BatchRequest
-from everflow.runtime.step.checked_stores import CheckedAccess, damage_in
-from everflow.runtime.step.failing_records import MOST_FAILING, failing_records
-from everflow.runtime.step.idle_times import Moved, advanced, times_of
-from everflow.runtime.step.step_failure import DescribedFailure, serde_outage, stack_of
-from everflow.runtime.step.step_functions import RecordFailure, raise_all
-from everflow.runtime.step.step_stores import PartStores, TaskStores
-from everflow.runtime.step.user_line import innermost_line
+from everflow.runtime.step.failures import (
+    DescribedFailure,
+    RecordFailure,
+    innermost_line,
+    raise_all,
+    serde_outage,
+    stack_of,
+)
+from everflow.runtime.step.stores import CheckedAccess, PartStores, TaskStores, damage_in
+from everflow.runtime.step.times import Moved, advanced, times_of
 from everflow.serdes import SerdeError
 from everflow.state.store import StoreView
 from everflow.topology.batches import empty_like
 from everflow.topology.graph import Inputs, ProcessorOperator, SharingProcessor, Surroundings
 from everflow.topology.plan import Source, StatefulOp
 from everflow.user_program import class_of, error_text
+
+# --- the search for failing records ---------------------------------------------------------------
+
+
+_PARTS = 64
+"""A part is so much of all records at most: of one that fails, the records before are taken
+twice."""
+MOST_FAILING = 1_000
+"""Records that are looked for at once: each is a run of the operator."""
+Run = Callable[[Sequence[EdgeBatch]], None]
+"""Has the operator process these records of its sides, behind those of the calls before that
+returned. UserFunctionError: then it has kept nothing of them."""
+
+
+@dataclass
+class _Places:
+    """The records of a task in their order, by the places (``seq``) at which the operator gets
+    them; ``records``: of each the number of its input record, which may have become several."""
+
+    sides: Sequence[EdgeBatch]
+    seqs: Int64
+    records: Int64
+    _of: dict[tuple[int, int, int], int]
+
+    @staticmethod
+    def of(sides: Sequence[EdgeBatch]) -> _Places:
+        seqs, first = np.unique(np.concatenate([one.seq for one in sides]), return_index=True)
+        columns = [
+            np.concatenate([getattr(one, name) for one in sides])[first].tolist()
+            for name in ("source", "partition", "offset")
+        ]
+        of: dict[tuple[int, int, int], int] = {}
+        records = [of.setdefault(place, len(of)) for place in zip(*columns, strict=True)]
+        return _Places(sides, seqs, np.array(records, np.int64), of)
+
+    def named(self, error: UserFunctionError) -> int:
+        """The number of its record; -1: it is none of them."""
+        return self._of.get((error.source, error.partition, error.offset), -1)
+
+    def taken(self, places: Int64) -> list[EdgeBatch]:
+        """The records of some places, which are in order, on each side."""
+        seqs = self.seqs[places]
+        found = []
+        for one in self.sides:
+            begin = int(np.searchsorted(one.seq, seqs[0]))
+            end = int(np.searchsorted(one.seq, seqs[-1], "right"))
+            rows = begin + np.flatnonzero(np.isin(one.seq[begin:end], seqs))
+            found.append(one.take(rows))
+        return found
+
+
+def failing_records(
+    sides: Sequence[EdgeBatch], run: Run, first: UserFunctionError | None, most: int = MOST_FAILING
+) -> list[UserFunctionError]:
+    """The records of one task on which an operator fails, in order, each as if the failing ones
+    before it were not there; ``most`` of them. ``first``: its error for all records. Of n
+    records with k that fail each is given to the operator twice at most, in O(k log n) parts; of
+    one that takes several records at once (`UserFunctionError.together`) log n times."""
+    places = _Places.of(sides)
+    left = np.arange(len(places.seqs), dtype=np.int64)
+    largest = max(1, len(left) // _PARTS)
+    found: list[UserFunctionError] = []
+    begin, size, fails_before = 0, len(left), 0
+    known = first
+    while begin < len(left) and len(found) < most:
+        end = min(begin + size, len(left))
+        try:
+            if known is not None:
+                raise known
+            run(places.taken(left[begin:end]))
+        except UserFunctionError as error:
+            known = None
+            if error.together and end - begin > 1:
+                fails_before, size = end, (end - begin) // 2
+                continue
+            mine = np.flatnonzero(places.records[left] == places.named(error))
+            if not len(mine) or mine[0] >= end:
+                break  # it fails in what is no record's, or in one that is left out
+            if mine[0] < begin:
+                found.append(error)
+                break  # what has become of it before is there for the others
+            if mine[0] > begin:
+                size = int(mine[0]) - begin
+                continue
+            found.append(error)
+            left, size, fails_before = np.delete(left, mine), 1, 0
+        else:
+            size, begin = min(2 * (end - begin), largest), end
+            if begin < fails_before:
+                size = max(1, (fails_before - begin) // 2)
+    return found
+
+
+# --- failures that do not depend on each other ----------------------------------------------------
+
+
+_BY_KEY = (
+    AggregateSpec,
+    PythonAggregateSpec,
+    StreamTableJoin,
+    TableAggregateSpec,
+    TableSpec,
+    TableTableJoin,
+)
+"""Operators in which a record changes what comes of records with its key, and of no others, if no
+record is too late."""
+_Place = tuple[int, int, int]
+"""Source, partition, offset."""
+
+
+class _Given(NamedTuple):
+    """Records without their values, whose memory is free again."""
+
+    key: pa.Array
+    source: Int32
+    partition: Int32
+    offset: Int64
+
+    def places(self) -> Iterator[_Place]:
+        columns = (self.source, self.partition, self.offset)
+        return zip(*(column.tolist() for column in columns), strict=True)
+
+
+class RanOperator(NamedTuple):
+    """An operator that has run in this run of the batch: its records, and whether one was late."""
+
+    op: StatefulOp
+    sides: Sequence[_Given]
+    late: bool
+
+    @staticmethod
+    def of(op: StatefulOp, sides: Sequence[EdgeBatch], done: TasksResult) -> RanOperator:
+        given = [_Given(one.key, one.source, one.partition, one.offset) for one in sides]
+        return RanOperator(op, given, "late" in done.dropped)
+
+    @property
+    def writes(self) -> bool:
+        """True if a record may change the results of the records behind it."""
+        return remembers(self.op) and any(len(side.offset) for side in self.sides)
+
+    @property
+    def links(self) -> bool:
+        """True if its result for a record may depend on other records of the batch."""
+        updates = any(len(side.offset) for side in self.sides[1:])
+        return self.writes or (updates and bool(self.op.reads))
+
+    def linked(self) -> Iterator[tuple[str, _Place]]:
+        """Its records; those with the same text may change what comes of each other."""
+        by_key = type(self.op.operator) in _BY_KEY and not self.late
+        for side in self.sides:
+            texts = map(str, side.key.to_pylist()) if by_key else repeat("", len(side.offset))
+            yield from zip(texts, side.places(), strict=True)
+
+
+def remembers(op: StatefulOp) -> bool:
+    """True if it keeps something of a record: in a store, or in a processor's fields."""
+    return bool(op.stores) or isinstance(op.operator, ProcessorOperator)
+
+
+def sees_one_record(op: StatefulOp) -> bool:
+    """True if it makes a value of each record alone, as a function does."""
+    return isinstance(op.operator, ProcessSpec) and op.operator.may_be_asked
+
+
+def independent(
+    failures: Sequence[RecordFailure],
+    ran: Sequence[RanOperator],
+    sources: Sequence[Source],
+    function: bool,
+) -> tuple[RecordFailure, ...]:
+    """The ``failures``, which are in order, that would also happen without the others: always the
+    first. ``ran``: the operators before; ``function``: the failing operator sees one record
+    alone."""
+    indexes = {source.topic: source.index for source in sources}
+    places = [_place(indexes, failure) for failure in failures]
+    wanted = set(places)
+    kept = {
+        place
+        for one in ran
+        if one.writes
+        for side in one.sides
+        for place in side.places()
+        if place in wanted
+    }
+    if not kept:
+        return tuple(failures)
+    linking = [one for one in ran if one.links]
+    group = _groups(linking)
+    found: list[RecordFailure] = []
+    changed = set[_Place]()
+    for failure, place in zip(failures, places, strict=True):
+        mine, alone = group.get(place, (place, True))
+        # What comes of the others of its group may go on to any other one, in a second operator.
+        if not changed or (function and len(linking) == 1 and mine not in changed):
+            found.append(failure)
+        if place in kept and not alone:
+            changed.add(mine)
+    return tuple(found)
+
+
+def _groups(linking: Sequence[RanOperator]) -> dict[_Place, tuple[_Place, bool]]:
+    """Maps each record to one of its group, and to True if it is alone there."""
+    above: dict[_Place, _Place] = {}
+
+    def top(place: _Place) -> _Place:
+        while (higher := above[place]) != place:
+            above[place] = above[higher]
+            place = above[place]
+        return place
+
+    for one in linking:
+        first: dict[str, _Place] = {}
+        for text, place in one.linked():
+            above.setdefault(place, place)
+            above[top(place)] = top(first.setdefault(text, place))
+    sizes: dict[_Place, int] = {}
+    for place in above:
+        sizes[top(place)] = sizes.get(top(place), 0) + 1
+    return {place: (top(place), sizes[top(place)] == 1) for place in above}
+
+
+def _place(indexes: Mapping[str, int], failure: RecordFailure) -> _Place:
+    record = failure.failure.record
+    assert record is not None
+    return indexes[record.topic], record.partition, record.offset
+
+
+# --- operators ------------------------------------------------------------------------------------
+
 
 PUNCTUATION = "punctuation"
 """Why a node dropped what is no record: a clock's call that failed."""
@@ -34,7 +285,7 @@ _Views = Mapping[int, Mapping[str, StoreView]]
 
 
 class UncheckedCallError(Exception):
-    """A clock's call failed on stores that nobody has checked: a damaged entry may be to blame.
+    """A clock's call failed on unchecked stores: a damaged entry may be to blame.
     Never shown to users."""
 
 
@@ -43,15 +294,15 @@ class ClockJudge:
     """Says what becomes of a clock's call that fails, in one run of a step (note 023). It has no
     record (KIP-1033): it is judged where it runs.
 
-    ``checked``: an entry that cannot be read says so by itself; ``told``: what there is to tell of
-    the calls that were left out.
+    ``checked``: an entry that cannot be read says so by itself; ``lines``: a text for each
+    call that was left out.
     """
 
     handlers: Handlers
     request: BatchRequest
     sources: Mapping[int, Source]
     checked: bool
-    told: list[str] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
 
     def judge(self, error: UserFunctionError, group: Sequence[StatefulOp]) -> None:
         """Returns where the call is to be left out. DescribedFailure where it stops the instance,
@@ -101,7 +352,7 @@ class ClockJudge:
         if response is Response.RETRY:
             raise RetriableError(f"{text} (its handler says RETRY)", self._inputs(task)) from cause
         first, _, rest = text.rpartition("\n  ")
-        self.told.append(f"{first.partition(chr(10))[0]:.300} {rest}")
+        self.lines.append(f"{first.partition(chr(10))[0]:.300} {rest}")
 
     def _inputs(self, task: TaskId) -> list[TopicPartition]:
         topics = {one.topic for one in self.sources.values() if one.subtopology == task.subtopology}
@@ -147,19 +398,19 @@ def run_stateful(
         if error.source not in sources:  # `close`, behind all records
             cause = error.__cause__ or error
             raise RecordFailure(None, op.where, cause) from cause
-        searchable = (every_failure or error.together) and run.may_be_cut(sides)
+        searchable = (every_failure or error.together) and run.may_be_cut
         if searchable and damage_in(error) is None and isinstance(stores.access, CheckedAccess):
             most = MOST_FAILING if every_failure else 1
             found = run.all_failures(sides, tasks, stores, error, most)
             raise_all([_of_record(run.failed_in(one), sources, one) for one in found])
-        failure = _of_record(op, sources, error)
-        failure.searchable = searchable
-        raise failure from failure.__cause__
+        failures = [_of_record(run.failed_in(one), sources, one) for one in (error, *error.others)]
+        failures[0].searchable = searchable
+        raise_all(failures)
 
 
 @dataclass(frozen=True)
 class _GroupRun:
-    """How an operator, or processors that share stores, run in one run of a step."""
+    """An operator, or processors that share stores, in one run of a step."""
 
     group: Sequence[StatefulOp]
     sources: Mapping[int, Source]
@@ -173,7 +424,7 @@ class _GroupRun:
         moved: Sequence[Mapping[int, int]],
         stores: TaskStores,
     ) -> list[TasksResult]:
-        """What each makes of these records. UserFunctionError."""
+        """The results of each operator for these records. UserFunctionError."""
         if not isinstance(self.group[0].operator, ProcessorOperator):
             return [_run(self.group[0], sides[0], tasks, stores, self.request.wall_clock_ms)]
         return _judged(
@@ -188,20 +439,13 @@ class _GroupRun:
         """The operator that ``error`` is of."""
         return next((one for one in self.group if one.name == error.node), self.group[0])
 
-    def may_be_cut(self, sides: Sequence[Sequence[EdgeBatch]]) -> bool:
-        """Whether these records can be given to it in parts, each on the stores of the part
-        before: not where those are versioned, where it reads tables that have updates among these
-        records, nor where records wait for the clock."""
-        for op, mine in zip(self.group, sides, strict=True):
-            operator = op.operator
-            processes = isinstance(operator, ProcessorOperator)
-            waits = operator.looks_up or operator.wall_clock_interval_ms is not None
-            if operator.row_by_row or (waits and not processes):
-                return False
-            updated = not processes or any(map(len, mine[1:]))
-            if any(spec.versioned for spec in op.stores) or (op.reads and updated):
-                return False
-        return True
+    @property
+    def may_be_cut(self) -> bool:
+        """True if these operators can be given their records in parts, each on the stores of the
+        part before. Joins with tables cannot. They call no function, and `written_bytes` names
+        all records that they cannot write."""
+        (op, *_) = self.group
+        return isinstance(op.operator, ProcessorOperator) or not (op.reads or op.looks_up)
 
     def all_failures(
         self,
@@ -230,8 +474,11 @@ class _GroupRun:
                     if (damage := damage_in(failure)) is not None:
                         raise damage from damage.__cause__
                     raise
-                for op, result in zip(self.group, done, strict=True):
+                for op, mine, result in zip(self.group, given, done, strict=True):
                     of.remember_part(task, op.name, result)
+                    if isinstance(op.operator, ProcessSpec):
+                        for read, updates in zip(op.operator.tables, mine[1:], strict=True):
+                            of.remember_updates(task, read.table, updates)
 
             first = error if error.partition == partition else None
             for one in failing_records(flat, run, first, most):
@@ -269,8 +516,8 @@ def _judged(
     group: Sequence[StatefulOp],
     judge: ClockJudge,
 ) -> list[TasksResult]:
-    """What ``run`` makes without the calls that fail and are to be left out: it writes nothing, so
-    it is run again without the call, of which nothing stays."""
+    """The results of ``run`` without the calls that fail and are to be left out. ``run`` writes
+    nothing, so it is run again without the call, of which nothing stays."""
     skipped: list[ClockCall] = []
     while True:
         try:
@@ -376,7 +623,7 @@ def _run_processors(
     request: BatchRequest,
     skipped: frozenset[ClockCall],
 ) -> list[TasksResult]:
-    """Processors, told of their stores and clocks and of where they are."""
+    """Runs processors with their stores, clocks and surroundings."""
     sharing = []
     for op, mine, idle in zip(group, sides, moved, strict=True):
         assert isinstance(op.operator, ProcessorOperator)

@@ -1,4 +1,4 @@
-"""A dead letter that its topic does not take is made smaller: the instance goes on."""
+"""Dead letters, and records that are too large or refused."""
 
 from __future__ import annotations
 
@@ -12,23 +12,43 @@ import pyarrow as pa
 import pytest
 
 from everflow import serdes
-from everflow.errors import RecordTooLargeError
+from everflow.clock import ManualClock
+from everflow.errors import RecordRefusedError, RecordTooLargeError
 from everflow.handlers import Handlers, Response
 from everflow.kafka.reading.log_columns import LogColumns
 from everflow.kafka.writing.record_encoding import RecordColumns, encoded_headers
+from everflow.metrics import LEFT_OUT, Metrics
 from everflow.records import EdgeBatch, OffsetRange, StoreChanges, TaskId, TopicPartition
-from everflow.runtime.commit.batch import BatchRequest, BatchResult, StorePlace, TaskContext
-from everflow.runtime.commit.gate_client import GateAnswer
-from everflow.runtime.step.task_step import StepResult
-from everflow.runtime.worker.dead_letters import Letter
+from everflow.runtime.commit.batch import (
+    COMMITTED,
+    BatchFigures,
+    BatchRequest,
+    BatchResult,
+    GateAnswer,
+    LetterGroup,
+    StorePlace,
+    TaskContext,
+)
+from everflow.runtime.step.failures import failure_of
+from everflow.runtime.step.task_step import SinkOutput, StepResult
+from everflow.runtime.thread.batch_counts import BatchCounts
 from everflow.runtime.worker.global_records import GlobalRecords
-from everflow.runtime.worker.kafka_sink import KafkaSink, left_out_entries
-from everflow.runtime.worker.large_records import LetterTooLargeError
-from everflow.runtime.worker.worker_ports import WorkerPorts
+from everflow.runtime.worker.letters import (
+    Letter,
+    LetterTooLargeError,
+    named,
+    refused,
+    take_letters,
+)
+from everflow.runtime.worker.ports import WorkerPorts
+from everflow.runtime.worker.sink import KafkaSink, left_out_entries
 from everflow.state.changelog import pack_value
 from everflow.state.left_out import KeptEntry
-from everflow.topology.plan import DEAD_LETTER_TYPE
+from everflow.topology.plan import DEAD_LETTER_TYPE, Source
 from unit.builders import batch_request, edge_batch, source
+
+# --- large letters --------------------------------------------------------------------------------
+
 
 IN = TopicPartition("in", 0)
 SOURCE = source("in", value=serdes.json("n bigint"), node="parse")
@@ -259,3 +279,198 @@ def test_what_is_left_out_of_a_topic_that_is_a_changelog_is_written_with_what_th
     }
     elsewhere = replace(request, tasks=[TaskContext(task, "", "")])
     assert left_out_entries(elsewhere, result, (SOURCE,), lambda *_: None) == []
+
+
+# --- large records --------------------------------------------------------------------------------
+
+
+SOURCES = [
+    Source(
+        index=4,
+        topic="in",
+        subtopology=0,
+        node="source",
+        key_serde=serdes.string(),
+        value_serde=serdes.string(),
+        offset_reset="earliest",
+        kind="stream",
+        merged=False,
+        slot=1,
+    )
+]
+STORE = StorePlace("state", "app-totals-changelog")
+TASKS = [TaskContext(TaskId(0, 2), "i", "", {}, {"totals": STORE})]
+REQUEST = BatchRequest(
+    batch_id="t.0.0",
+    thread=0,
+    attempt=0,
+    guarantee="exactly_once_v2",
+    transactional_id="",
+    wall_clock_ms=0,
+    gate="",
+    ranges={},
+    log_ends={},
+    tasks=TASKS,
+    application_id="app",
+)
+
+
+def output(topics: str | list[str], *sizes: int) -> SinkOutput:
+    rows = np.arange(len(sizes), dtype=np.int64)
+    places = np.full(len(sizes), 2, np.int32)
+    nothing = pa.nulls(len(sizes), pa.binary())
+    batch = EdgeBatch(
+        key=nothing,
+        value=nothing,
+        timestamp=rows,
+        seq=rows,
+        source=places + 2,
+        partition=places,
+        offset=rows + 40,
+    )
+    keys = pa.array([b"k"] * len(sizes), pa.binary())
+    values = pa.array([b"v" * size for size in sizes], pa.binary())
+    return SinkOutput(node="sink", topics=topics, keys=keys, values=values, batch=batch)
+
+
+def message(error: RecordTooLargeError, result: StepResult, limit: int | None = None) -> list[str]:
+    return str(named(error, REQUEST, result, SOURCES, lambda topic: limit, None)).splitlines()
+
+
+def test_the_client_refuses_more_than_it_sends() -> None:
+    result = StepResult(
+        outputs=[
+            output("other", 9_999_999),
+            output(["out", "out", "far"], 10, 1_500_000, 2_000_000),
+        ]
+    )
+    lines = message(RecordTooLargeError("no", topics=("out",), limit=1_000_000), result)
+    assert lines[0].startswith("A record for topic out is too large: 1,500,001 bytes")
+    assert lines[0].endswith(", more than the producer sends (message.max.bytes=1,000,000)")
+    assert lines[1] == "  made of record in-2@41, by node sink"
+    assert (
+        "Raise producer.message.max.bytes (and max.message.bytes of the topic, if that is smaller)"
+        in lines[2]
+    )
+
+
+def test_the_broker_refuses_more_than_the_topic_takes() -> None:
+    result = StepResult(outputs=[output("out", 10, 3_000)])
+    lines = message(RecordTooLargeError("no", topics=("out",)), result, 2_000)
+    assert lines[0] == (
+        "A record for topic out is too large: 3,001 bytes, more than the topic takes "
+        "(max.message.bytes=2,000)"
+    )
+    assert "Raise max.message.bytes of out" in lines[2]
+    unknown = message(RecordTooLargeError("no", topics=("out",)), result)
+    assert unknown[0].endswith("more than the topic takes (max.message.bytes)")
+
+
+def test_a_value_of_a_store_is_named_by_its_key() -> None:
+    changes = StoreChanges(
+        "totals", [b"a", b"b" * 100], [b"1", b"x" * 5_000], np.zeros(2, np.int64)
+    )
+    result = StepResult(outputs=[output("out", 10)], changes={TaskId(0, 2): [changes]})
+    lines = message(
+        RecordTooLargeError("no", topics=("app-totals-changelog", "out")), result, 2_000
+    )
+    assert lines[0].startswith("A record for topic app-totals-changelog is too large: 5,100 bytes")
+    assert lines[1] == f"  the value of key b'{'b' * 60}'... in store totals, partition 2"
+
+
+def refusal(*records: tuple[bytes | None, bytes | None, int]) -> RecordRefusedError:
+    return RecordRefusedError("refused", topics=("out",), records=frozenset(records), untimely=True)
+
+
+def test_records_that_the_broker_refuses_are_named_by_their_bytes_and_times() -> None:
+    result = StepResult(outputs=[output("other", 10), output(["out", "far", "out"], 7, 7, 7)])
+    error = refusal((b"k", b"v" * 7, 2), (b"k", b"v" * 7, 1), (b"k", b"v" * 7, 0))
+    found = refused(error, result, SOURCES)
+    assert found.place == ("in", 2, 40, "sink")
+    assert [one.place for one in found.others] == [("in", 2, 42, "sink")]
+    assert "made of record in-2@40, by node sink" in str(found)
+    assert "Its time is 0 ms (1970-01-01T00:00:00Z)" in str(found)
+    failure = failure_of(found)
+    assert failure.record is not None
+    assert (failure.stage, failure.record.place) == ("production", ("in", 2, 40))
+    (also,) = failure.also
+    assert also.record is not None
+    assert (also.stage, also.record.place) == ("production", ("in", 2, 42))
+    assert "made of record in-2@42" in also.error
+    unknown = refusal((b"k", b"w", 0))
+    assert refused(unknown, result, SOURCES) is unknown
+
+
+# --- letter groups --------------------------------------------------------------------------------
+
+
+LETTER_SOURCE = Source(
+    index=0,
+    topic="orders",
+    subtopology=0,
+    node="in",
+    key_serde=serdes.string(),
+    value_serde=serdes.string(),
+    offset_reset=None,
+    kind="stream",
+    merged=False,
+    slot=0,
+)
+CAUSES = [("ValueError", "map"), ("KeyError", "map"), ("ValueError", "map"), ("ValueError", "by")]
+
+
+def letters(responses: list[Response]) -> EdgeBatch:
+    """Of these causes, at the offsets from 7 on of partition 2."""
+    count = len(responses)
+    rows = [
+        {
+            "value": b"{}",
+            "error": f"{exception}: bad {n}\nmore",
+            "response": response.value,
+            "about": json.dumps({"exception": exception, "node": node}),
+        }
+        for n, ((exception, node), response) in enumerate(zip(CAUSES, responses, strict=True))
+    ]
+    return EdgeBatch(
+        key=pa.array([b"k"] * count),
+        value=pa.array(rows, DEAD_LETTER_TYPE.value),
+        timestamp=np.zeros(count, np.int64),
+        seq=np.arange(count),
+        source=np.zeros(count, np.int32),
+        partition=np.full(count, 2, np.int32),
+        offset=np.arange(7, 7 + count),
+    )
+
+
+GROUPS = [
+    LetterGroup("ValueError", "map", "orders", 2, "orders-2@7 (ValueError: bad 0)"),
+    LetterGroup("KeyError", "map", "orders", 1, "orders-2@8 (KeyError: bad 1)"),
+    LetterGroup("ValueError", "by", "orders", 1, "orders-2@10 (ValueError: bad 3)"),
+]
+
+
+@pytest.mark.parametrize("response", [Response.DEAD_LETTER, Response.CONTINUE])
+def test_all_that_is_left_out_is_grouped_dead_letter_or_not(response: Response) -> None:
+    result = StepResult(dead_letters=letters([response] * 4))
+    take_letters(result, [LETTER_SOURCE])
+    assert result.letters == GROUPS
+
+
+def test_a_batch_without_letters_has_no_groups() -> None:
+    result = StepResult()
+    take_letters(result, [LETTER_SOURCE])
+    assert result.letters == []
+
+
+def test_they_are_counted_when_the_batch_is_committed_and_the_last_sample_stays() -> None:
+    metrics = Metrics()
+    counts = BatchCounts(metrics, ManualClock(), 0)
+    later = GROUPS[1]._replace(sample="orders-0@99 (KeyError: again)")
+    for groups in (GROUPS, [later]):
+        counts.add(BatchResult(outcome=COMMITTED, figures=BatchFigures(letters=groups)))
+    assert metrics.series()[LEFT_OUT] == {
+        ("ValueError", "map", "orders"): 2,
+        ("KeyError", "map", "orders"): 2,
+        ("ValueError", "by", "orders"): 1,
+    }
+    assert metrics.notes(LEFT_OUT)["KeyError", "map", "orders"] == later.sample

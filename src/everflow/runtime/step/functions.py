@@ -1,138 +1,32 @@
-"""Runs record-by-record operators: functions, unnesting."""
+"""Runs record-by-record operators: functions, unnesting, partitioners of sinks, printing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from typing import Any, NoReturn, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from everflow.errors import EverflowError
-from everflow.handlers import DESERIALIZATION, PROCESSING
+from everflow.columns.key_partitions import BY_HASH
 from everflow.operators.user_code import require_users
 from everflow.records import EdgeBatch, Int64
-from everflow.runtime.commit.batch import BadRecord, BatchFailure
-from everflow.runtime.step.user_line import innermost_line
+from everflow.runtime.commit.batch import Printed
+from everflow.runtime.step.failures import RecordFailure, raise_all
 from everflow.serdes.arrow_types import UnfitError, column_of
 from everflow.serdes.windowed import python_keys
 from everflow.topology.batches import KnownResults, Made, joined
-from everflow.topology.plan import FunctionOp, Source, TakeOp, UnnestOp
+from everflow.topology.partitioners import OF_WINDOWS, partitions_of
+from everflow.topology.plan import FunctionOp, PrintOp, SinkOp, Source, TakeOp, UnnestOp
 from everflow.user_program import (
-    COLUMN_IN_FUNCTION,
-    MOST_TEXT,
-    UNDECODED,
-    class_of,
-    error_text,
+    one_line,
     shown,
 )
 
-
-class Located(Protocol):
-    """An operator of a step: its node and the line of the user's program that made it."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def where(self) -> str | None: ...
-
-
-class RecordFailure(EverflowError):
-    """A record that the user's code or serde cannot take; the error is chained. ``failure`` says
-    which record (None: it fails with no record alone), where and why. ``others``: further records
-    on which the same function fails, where somebody wanted to know."""
-
-    code = "EF-RECORD"
-    others: tuple[RecordFailure, ...] = ()
-    before_state = False
-    """Whether no operator had read a store before in the batch."""
-    searchable = False
-    """Whether the operator that failed may fail on other records, too, or on another one: on stores
-    that are checked, those are looked for."""
-
-    def __init__(
-        self,
-        record: BadRecord | None,
-        where: str | None,
-        error: BaseException,
-        hint: str = "",
-        stage: str = PROCESSING,
-    ) -> None:
-        self.failure = BatchFailure(
-            kind="other" if record is None else "record",
-            error=error_text(error) + hint,
-            code=None if record is None else self.code,
-            record=record,
-            line=innermost_line(error),
-            where=() if where is None else (where,),
-            stage=stage,
-            exception=class_of(error),
-        )
-        super().__init__(self.failure.error)
-
-    @staticmethod
-    def at(
-        op: Located,
-        sources: Mapping[int, Source],
-        batch: EdgeBatch,
-        row: int,
-        error: BaseException,
-        stage: str = PROCESSING,
-    ) -> RecordFailure:
-        """The failure of the record in ``row``."""
-        topic = sources[int(batch.source[row])].topic
-        record = BadRecord(topic, int(batch.partition[row]), int(batch.offset[row]), op.name)
-        undecoded = isinstance(error, TypeError | AttributeError) and pa.types.is_binary(
-            batch.value.type
-        )
-        hint = (
-            UNDECODED
-            if undecoded
-            else COLUMN_IN_FUNCTION
-            if type(error).__module__.startswith("pyspark.errors")
-            else ""
-        )
-        return RecordFailure(record, op.where, error, f"\n  {hint}" if hint else "", stage)
-
-    @staticmethod
-    def of(
-        op: Located,
-        sources: Mapping[int, Source],
-        batch: EdgeBatch,
-        row: int,
-        error: BaseException,
-        stage: str = PROCESSING,
-    ) -> RecordFailure:
-        """As `at`, with the error as its cause: for who raises it later."""
-        failed = RecordFailure.at(op, sources, batch, row, error, stage)
-        failed.__cause__ = error
-        return failed
-
-
-class UndecodableRecord(EverflowError):
-    """A record whose bytes its source's serde does not read, and no dead letter topic to send it
-    to."""
-
-    code = "EF-RECORD"
-
-    def __init__(self, letters: EdgeBatch, sources: Sequence[Source]) -> None:
-        """Of several the first in merge order."""
-        row = int(np.argmin(letters.seq))
-        source = next(source for source in sources if source.index == int(letters.source[row]))
-        record = BadRecord(
-            source.topic, int(letters.partition[row]), int(letters.offset[row]), source.node
-        )
-        text = f"DeserializationError: {letters.value[row].as_py()['error']}"[:MOST_TEXT]
-        self.failure = BatchFailure(
-            kind="undecodable",
-            error=text,
-            code=self.code,
-            record=record,
-            stage=DESERIALIZATION,
-        )
-        super().__init__(text)
+# --- functions ------------------------------------------------------------------------------------
 
 
 def run_function(
@@ -178,9 +72,8 @@ def _with_results(op: FunctionOp, batch: EdgeBatch, made: Made) -> EdgeBatch:
 def _called(
     op: FunctionOp, batch: EdgeBatch, sources: dict[int, Source], every_failure: bool
 ) -> tuple[Made, dict[int, RecordFailure]]:
-    """What the function gives, in columns, without the records for which it fails, and those
-    failures by their rows, each with the error as its cause. Without ``every_failure`` the first
-    one is raised."""
+    """The function's results in columns, without the records for which it fails, and those failures
+    by row, each with the error as its cause. Without ``every_failure`` the first one is raised."""
     keys, values = python_keys(batch.key), batch.value.to_pylist()
     results: list[Any] = []
     errors: dict[int, BaseException] = {}
@@ -221,12 +114,6 @@ def _called(
     return made._replace(rows=good[made.rows]), failures
 
 
-def raise_all(failures: Sequence[RecordFailure]) -> NoReturn:
-    """Raise the first, with all the others."""
-    failures[0].others = tuple(failures[1:])
-    raise failures[0] from failures[0].__cause__
-
-
 class UnfitResultsError(Exception):
     """Results that are not of the declared type; ``causes``: by the row of the record. Never shown
     to users."""
@@ -245,7 +132,7 @@ def _pairs(result: Any) -> list[tuple[Any, Any]]:
 
 
 def _several(result: Any, of_what: str) -> Iterable[Any]:
-    """None for nothing; TypeError for what can be iterated but is one value: the letters of a text,
+    """The values of a result; TypeError for one value that can be iterated: the letters of a text,
     the names of a dict."""
     if isinstance(result, str | bytes | bytearray | Mapping):
         raise TypeError(
@@ -358,8 +245,8 @@ def _column(items: list[Any], kind: pa.DataType, rows: Int64) -> pa.Array:
             try:
                 column_of([item], kind)
             except UnfitError as error:
-                told = f"result {shown(item)} is not of the declared type: {error}"
-                cause = TypeError(told)
+                text = f"result {shown(item)} is not of the declared type: {error}"
+                cause = TypeError(text)
                 cause.__cause__ = error
                 causes.setdefault(row, cause)  # the first of a record's
         raise UnfitResultsError(causes) from None
@@ -386,3 +273,141 @@ def unnest(op: UnnestOp, batch: EdgeBatch) -> EdgeBatch:
         return out.with_columns(value=items.cast(op.type.value))
     key, value = pc.struct_field(items, [0]), pc.struct_field(items, [1])
     return out.with_columns(key.cast(op.type.key), value.cast(op.type.value))
+
+
+# --- partitions of a sink (KIP-837) ---------------------------------------------------------------
+
+
+BY_KEY = -1
+"""In place of a partition: the key says it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Partitions:
+    """Chooses the partitions of one sink's records in a micro-batch. ``said``: a Column's result
+    for each record; None where a function or the bytes of the ``keys`` decide."""
+
+    op: SinkOp
+    sources: Mapping[int, Source]
+    batch: EdgeBatch
+    said: pa.Array | None
+    keys: pa.Array
+    every_failure: bool = False
+
+    def of(self, topic: str, rows: Int64 | None, count: int) -> tuple[Int64, Int64]:
+        """Rows, and the partition of each, for the records in ``rows`` (None: all) that go to a
+        topic of ``count`` partitions; a row is there once for each of its partitions. RecordFailure
+        for a record without one; ``every_failure``: for all of them."""
+        wanted = np.arange(len(self.batch), dtype=np.int64) if rows is None else rows
+        by = self.op.partitioner
+        if isinstance(by, str) and by in (*BY_HASH, OF_WINDOWS):
+            keys = self.keys.take(pa.array(wanted))
+            found_by_hash = partitions_of(by, topic, keys, self.op.key_serde, count)
+            found_by_hash[keys.is_null().to_numpy(zero_copy_only=False)] = BY_KEY
+            return wanted, found_by_hash
+        if self.said is not None and pa.types.is_integer(self.said.type):
+            numbers = self.said.fill_null(BY_KEY).to_numpy(zero_copy_only=False)[wanted]
+            known = self.said.is_valid().to_numpy(zero_copy_only=False)[wanted]
+            wrong = np.flatnonzero(known & ((numbers < 0) | (numbers >= count)))
+            if len(wrong):
+                named = wrong if self.every_failure else wrong[:1]
+                rows_of = zip(wanted[named].tolist(), numbers[named].tolist(), strict=True)
+                raise_all([self._wrong(row, number, topic, count) for row, number in rows_of])
+            return wanted, numbers.astype(np.int64, copy=False)
+        found_rows: list[int] = []
+        found: list[int] = []
+        failures: list[RecordFailure] = []
+        for row, answer in self._answers(topic, wanted, count):
+            if isinstance(answer, RecordFailure):
+                failures.append(answer)
+            else:
+                try:
+                    numbers_of = self._numbers(row, answer, topic, count)
+                except RecordFailure as failure:
+                    failures.append(failure)
+                else:
+                    found_rows += [row] * len(numbers_of)
+                    found += numbers_of
+            if failures and not self.every_failure:
+                break
+        if failures:
+            raise_all(failures)
+        return np.array(found_rows, np.int64), np.array(found, np.int64)
+
+    def _answers(self, topic: str, rows: Int64, count: int) -> Iterable[tuple[int, Any]]:
+        """Yields for each row its partition, several of them, or its failure."""
+        if self.said is not None:
+            yield from zip(rows.tolist(), self.said.take(pa.array(rows)).to_pylist(), strict=True)
+            return
+        fn = self.op.partitioner
+        assert callable(fn)
+        keys, values = python_keys(self.batch.key), self.batch.value.to_pylist()
+        for row in rows.tolist():
+            try:
+                answer = fn(topic, keys[row], values[row], count)
+            except BaseException as error:
+                require_users(error)
+                answer = RecordFailure.of(self.op, self.sources, self.batch, row, error)
+            yield row, answer
+
+    def _numbers(self, row: int, answer: Any, topic: str, count: int) -> list[int]:
+        if answer is None:
+            return [BY_KEY]
+        several = isinstance(answer, list | tuple | set | frozenset)
+        numbers = sorted(set(answer)) if several else [answer]
+        for number in numbers:
+            whole = isinstance(number, int | np.integer) and not isinstance(number, bool)
+            if not whole or not 0 <= number < count:
+                raise self._wrong(row, number, topic, count)
+        return [int(number) for number in numbers]
+
+    def _wrong(self, row: int, number: Any, topic: str, count: int) -> RecordFailure:
+        error = ValueError(
+            f"partitioner= gave {shown(number)}; {topic} has the partitions 0 to {count - 1} "
+            f"(none: an empty list; as the key says: None)"
+        )
+        return RecordFailure.of(self.op, self.sources, self.batch, row, error)
+
+
+# --- print_table ----------------------------------------------------------------------------------
+
+
+CELL_MOST = 60
+
+
+def printed_of(op: PrintOp, batch: EdgeBatch) -> Printed:
+    """The first rows of a batch, which is in order, and how many more it has."""
+    shown = batch.take(np.arange(min(op.rows, len(batch)), dtype=np.int64))
+    named = [
+        ("time", [_time(ms) for ms in shown.timestamp.tolist()]),
+        *_columns("key", shown.key, spread="key."),
+        *_columns("value", shown.value, spread=""),
+    ]
+    rows = [list(row) for row in zip(*(column for _, column in named), strict=True)]
+    names = [name for name, _ in named]
+    return Printed(op.title, names, rows, op.rows, len(batch) - len(shown))
+
+
+def _columns(name: str, column: pa.Array, spread: str) -> Iterator[tuple[str, list[str]]]:
+    """A column as texts; a struct's fields as one each."""
+    if not pa.types.is_struct(column.type) or not column.type.num_fields:
+        yield name, [cell(value) for value in column.to_pylist()]
+        return
+    fields = [field.name for field in column.type]
+    values = [value or {} for value in column.to_pylist()]
+    for field in fields:
+        yield f"{spread}{field}", [cell(value.get(field)) for value in values]
+
+
+def _time(ms: int) -> str:
+    try:
+        return f"{datetime.fromtimestamp(ms / 1000, timezone.utc):%Y-%m-%d %H:%M:%S}.{ms % 1000:03}"
+    except (ValueError, OverflowError, OSError):
+        return f"{ms} ms"
+
+
+def cell(value: object) -> str:
+    """A value as a text of one line, cut off where it is long."""
+    text = "null" if value is None else str(value)
+    text = one_line(text)
+    return text if len(text) <= CELL_MOST else text[: CELL_MOST - 3] + "..."

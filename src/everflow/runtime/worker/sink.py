@@ -8,6 +8,7 @@ changelog holds everything, so a crash is mended by replaying its tail.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -38,34 +39,77 @@ from everflow.runtime.commit.batch import (
     COMMITTED,
     EXACTLY_ONCE_V2,
     RENEWED,
+    BatchFigures,
     BatchRequest,
     BatchResult,
+    GateAnswer,
+    Puts,
+    Sent,
     TaskContext,
     format_metadata,
+    timed,
 )
-from everflow.runtime.commit.gate_client import GateAnswer
-from everflow.runtime.step.batch_figures import figures_of
 from everflow.runtime.step.task_step import SinkOutput, StepResult
-from everflow.runtime.step.timings import timed
+from everflow.runtime.step.times import ages_written
 from everflow.runtime.worker.crash_points import BEFORE_TRANSACTION, FIRST_RECORD, OFFSETS_SENT
 from everflow.runtime.worker.crash_points import COMMITTED as POINT_COMMITTED
-from everflow.runtime.worker.dead_letters import (
-    LetterAttempts,
-    Letters,
-    Writes,
-    take_letters,
-)
-from everflow.runtime.worker.large_records import (
+from everflow.runtime.worker.letters import (
     LetterRefusedError,
+    Letters,
     LetterTooLargeError,
+    Writes,
     named,
     refused,
+    take_letters,
 )
 from everflow.state.changelog import fold
 from everflow.state.left_out import KeptEntry, as_written
 from everflow.state.store import left_out_topic
 from everflow.state.store_meta import NO_INPUTS, Owner
 from everflow.topology.plan import Source
+
+# --- metrics of a batch ---------------------------------------------------------------------------
+
+
+def figures_of(result: StepResult) -> BatchFigures:
+    """The metrics of a committed batch."""
+    written = ages_written((output.node, output.batch) for output in result.outputs)
+    return BatchFigures(
+        [*result.ages, *written],
+        [sent for output in result.outputs for sent in _sent(output)],
+        _puts(result.changes),
+        result.letters,
+        result.keys,
+    )
+
+
+def _sent(output: SinkOutput) -> list[Sent]:
+    """Records and bytes of an output, by topic."""
+    count = len(output.batch)
+    size = _length(output.keys) + _length(output.values)
+    if isinstance(output.topics, str):
+        return [Sent(output.node, output.topics, count, size)] if count else []
+    # Each has its share of the bytes: they are not read twice for a metric.
+    return [
+        Sent(output.node, topic, records, size * records // count)
+        for topic, records in Counter(output.topics).items()
+    ]
+
+
+def _length(column: pa.Array) -> int:
+    return int(pc.sum(pc.binary_length(column)).as_py() or 0)
+
+
+def _puts(changes: Mapping[TaskId, Sequence[StoreChanges]]) -> list[Puts]:
+    found: Counter[tuple[TaskId, str]] = Counter()
+    for task, listed in changes.items():
+        for change in listed:
+            found[task, change.store] += len(change)
+    return [Puts(str(task), store, count) for (task, store), count in found.items()]
+
+
+# --- the transaction ------------------------------------------------------------------------------
+
 
 FLUSH_TIMEOUT_S = 60.0
 ENDED_LATE_S = 10.0
@@ -96,12 +140,12 @@ class SinkWriter(Writes, Protocol):
 
 
 class SinkPorts(Protocol):
-    """Effects of the sink, in a worker (`worker_ports.WorkerPorts`, picklable) or in a
+    """Effects of the sink, in a worker (`ports.WorkerPorts`, picklable) or in a
     simulation."""
 
     @property
     def watched(self) -> bool:
-        """Whether somebody may wait for `reached`."""
+        """True if a test may wait for `reached`."""
 
     def reached(self, point: str) -> None:
         """The batch is at this crash point (`crash_points.NAMES`); where it is to die there, this
@@ -127,11 +171,11 @@ class SinkPorts(Protocol):
         """`LmdbStore.apply` on the store in this folder, at the present wall clock."""
 
     def entry(self, path: str, key: bytes) -> bytes | None:
-        """What the store in this folder has for a key, in its stored form."""
+        """The entry of a key in the store of this folder, in its stored form."""
 
     def memory(self) -> Taken | None:
-        """What this process has held of the batch so far, at the most; None: not known. Asked
-        before what maps files of stores, and behind it."""
+        """The most memory that this process has held of the batch so far; None: not known. Asked
+        before and behind the work that maps files of stores."""
 
     def topic_limit(self, request: BatchRequest, topic: str) -> int | None:
         """``max.message.bytes`` of a topic; None where the broker does not say."""
@@ -164,19 +208,16 @@ class KafkaSink:
             lambda task, store, key: self.ports.entry(task.stores[store].path, key),
         )
         left_out = take_letters(result, sources)
-        attempts = LetterAttempts(
-            topic=self.dead_letter_topic,
-            left_out=result.dead_letters,
-            sources=sources,
-            now_ms=request.wall_clock_ms,
+        letters = Letters.of(
+            self.dead_letter_topic, result.dead_letters, sources, request.wall_clock_ms
         )
         while True:
-            letters = attempts.letters()
             try:
                 done = self._transacted(request, result, sources, touched, letters, corrections)
                 return replace(done, left_out=left_out) if done.committed else done
             except (LetterTooLargeError, LetterRefusedError) as error:
-                attempts.refused(letters, error)
+                assert letters is not None
+                letters.refused(error)
 
     def _transacted(
         self,
@@ -316,7 +357,7 @@ class KafkaSink:
 
 
 def _of_nothing(request: BatchRequest, result: StepResult) -> BatchResult:
-    """What a batch without records gives: what was read holds all the same."""
+    """The result of a batch without records: its consumed offsets hold all the same."""
     return BatchResult(
         outcome=COMMITTED,
         consumed=result.consumed,
@@ -326,8 +367,8 @@ def _of_nothing(request: BatchRequest, result: StepResult) -> BatchResult:
 
 
 def _delivery_s(request: BatchRequest) -> float:
-    """How long records of a transaction are waited for: no longer than the broker lets it be open,
-    as the thread's other tasks wait, too."""
+    """The time-out for the delivery of a transaction's records: no longer than the broker lets it
+    be open, since the thread's other tasks wait, too."""
     open_ms = request.transaction_timeout_ms
     if open_ms is None:
         return FLUSH_TIMEOUT_S
@@ -423,7 +464,7 @@ class _FirstRecord:
 def _write_output(
     writer: _FirstRecord, output: SinkOutput, partition_count: Callable[[str], int]
 ) -> int:
-    """How many records were written."""
+    """Writes an output, and returns the number of its records."""
     count = 0
     for topic, rows in _by_topic(output):
         partition: Int64 | None = None
@@ -507,8 +548,8 @@ def _offsets(
 def _committed_inputs(
     request: BatchRequest, result: StepResult, sources: tuple[Source, ...]
 ) -> dict[TaskId, dict[str, int]]:
-    """What was committed of each task's inputs. Nothing at least once: there it may yet wait until
-    the group takes it."""
+    """The committed offsets of each task's inputs. None at least once: there the group may take
+    them later."""
     if request.guarantee != EXACTLY_ONCE_V2:
         return {}
     subtopology = {source.topic: source.subtopology for source in sources}

@@ -1,10 +1,11 @@
-"""Records that a micro-batch leaves out, and what the handlers say of each (note 041).
+"""Records that a micro-batch leaves out, and the answers of their handlers (note 041).
 
-Whoever decodes the log asks: there are the bytes of the record as they came, on every road.
+The decoder asks the handlers, since it has the bytes of the record as they came.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -15,9 +16,8 @@ import pyarrow as pa
 from everflow.errors import RetriableError
 from everflow.handlers import ErrorHandlerContext, Handlers, Response
 from everflow.records import EdgeBatch, TaskId, TopicPartition
-from everflow.runtime.commit.batch import BatchFailure, BatchRequest, as_json
-from everflow.runtime.step.step_failure import DescribedFailure, SparkSays, stack_of
-from everflow.runtime.step.step_functions import RecordFailure
+from everflow.runtime.commit.batch import BatchFailure, BatchRequest
+from everflow.runtime.step.failures import DescribedFailure, RecordFailure, SparkSays, stack_of
 from everflow.topology.plan import DEAD_LETTER_TYPE, Source
 
 Place = tuple[str, int, int]
@@ -36,7 +36,6 @@ class Fault(NamedTuple):
 
     @property
     def error(self) -> BaseException:
-        """What the handler is given."""
         if isinstance(self.cause, RecordFailure):
             return self.cause.__cause__ or self.cause
         if self.cause is None or isinstance(self.cause, SparkSays):
@@ -45,13 +44,13 @@ class Fault(NamedTuple):
 
     @property
     def stack(self) -> str:
-        """Of the error, with the user's lines; empty where another process raised it."""
+        """Stack of the error, with the user's lines; empty where another process raised it."""
         return "" if self.error.__traceback__ is None else stack_of(self.error)
 
 
 @dataclass
 class Judge:
-    """Of one attempt of a micro-batch. Asks the handlers, about each record once."""
+    """Asks the handlers about each failed record once, in one attempt of a micro-batch."""
 
     handlers: Handlers = field(default_factory=Handlers)
     attempt: int = 0
@@ -69,8 +68,8 @@ class Judge:
         return judge
 
     def set_aside(self, fault: Fault) -> bool:
-        """From the next decoding on, the record is left out if its handler says so; False for one
-        that is already."""
+        """Leaves the record out from the next decoding on, if its handler says so. False for one
+        that is left out already."""
         assert fault.failure.record is not None
         place = fault.failure.record.place
         known = place in self._aside
@@ -78,12 +77,12 @@ class Judge:
         return not known
 
     def in_vain(self, fault: Fault) -> bool:
-        """Whether the record stops the instance, whatever it is."""
+        """True if the record stops the instance without a question to its handler."""
         record = fault.failure.record
         return record is None or not self.handlers.may_continue(fault.failure.stage, record.node)
 
     def aside(self, source: Source, raw: EdgeBatch) -> dict[int, Fault]:
-        """Which rows of a source's records are set aside."""
+        """The rows of a source's records that are left out, with their faults."""
         found: dict[int, Fault] = {}
         for (topic, partition, offset), fault in self._aside.items():
             if topic == source.topic:
@@ -99,15 +98,15 @@ class Judge:
         """
         rows = sorted(faults)
         bad = raw.take(np.array(rows, np.int64))
-        told = [
-            self._told(source, bad, at, faults[row], task_of(source, bad, at))
+        answers = [
+            self._answered(source, bad, at, faults[row], task_of(source, bad, at))
             for at, row in enumerate(rows)
         ]
-        columns = [bad.value, *(pa.array(column, pa.string()) for column in _columns(told))]
+        columns = [bad.value, *(pa.array(column, pa.string()) for column in _columns(answers))]
         value = pa.StructArray.from_arrays(columns, fields=list(DEAD_LETTER_TYPE.value))
         return bad.with_columns(value=value)
 
-    def _told(
+    def _answered(
         self, source: Source, bad: EdgeBatch, at: int, fault: Fault, task: TaskId
     ) -> tuple[str, str, str]:
         failure = fault.failure
@@ -145,7 +144,7 @@ class Judge:
             "task": str(task),
             "attempt": self.attempt,
         }
-        return failure.error, response.value, as_json(about)
+        return failure.error, response.value, json.dumps(about)
 
 
 def _judged(fault: Fault) -> Exception:
@@ -162,8 +161,8 @@ def task_of(source: Source, batch: EdgeBatch, row: int) -> TaskId:
     return TaskId(source.subtopology, int(batch.partition[row]))
 
 
-def _columns(told: Sequence[tuple[str, str, str]]) -> list[list[str]]:
-    return [[one[part] for one in told] for part in range(3)]
+def _columns(answers: Sequence[tuple[str, str, str]]) -> list[list[str]]:
+    return [[one[part] for one in answers] for part in range(3)]
 
 
 def _headers(batch: EdgeBatch, row: int) -> list[tuple[str, bytes | None]]:
