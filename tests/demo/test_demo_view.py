@@ -5,7 +5,7 @@ from __future__ import annotations
 from everflow.demo.instance import decode, encode
 from everflow.demo.view import copies, matrix, roles, shared
 from everflow.records import TaskId
-from everflow.runtime.task_status import TaskStatus
+from everflow.runtime.describe import TaskStatus
 from everflow.runtime.tasks.task import TaskRole, TaskState
 
 A, B = TaskId(0, 0), TaskId(1, 0)

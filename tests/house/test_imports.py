@@ -86,7 +86,7 @@ MUTATIONS = {
         "runtime.thread.stream_thread everflow.runtime.kafka_streams",
         "runtime.query.queries everflow.runtime.kafka_streams",
         "runtime.client_state everflow.runtime.tasks.task",
-        "runtime.front.foreground everflow.runtime.kafka_streams",
+        "runtime.foreground everflow.runtime.kafka_streams",
     ),
     "Classes of the DSL above lowering": (
         "dsl.lowering.stateless everflow.dsl.streams",
@@ -107,7 +107,7 @@ MUTATIONS = {
         "operators.table everflow.state.lmdb_store",
         "runtime.step.step_stores lmdb",
         "runtime.step.step_failure everflow.kafka.errors",
-        "runtime.restore.restore_plan everflow.state.lmdb_store",
+        "runtime.commit.batch everflow.state.lmdb_store",
         "runtime.commit.gate_client confluent_kafka",
         "runtime.topics.end_offsets everflow.kafka.admin",
         "operators.joins.asof everflow.dsl.functions",
@@ -119,7 +119,7 @@ MUTATIONS = {
     "The front door is for what stands above everything": ("runtime.tasks.task everflow",),
     "Clients of Kafka": (
         "runtime.thread.thread_job confluent_kafka",
-        "runtime.wiring confluent_kafka",
+        "runtime.assembly confluent_kafka",
         "runtime.worker.kafka_sink kafka",
     ),
     "The checksum of record batches": ("state.store_meta crc32c",),

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everflow.records import OffsetRange, TopicPartition
-from everflow.runtime.thread.batching import is_empty, plan_ranges
-from everflow.runtime.thread.task_idling import TaskIdling
+from everflow.runtime.thread.batching import TaskIdling, is_empty, plan_ranges
 from properties.test_merge_order import Input, at, hop_of
 
 NAMES = "abc"

@@ -26,7 +26,7 @@ from everflow.errors import FatalError
 from everflow.kafka.admin import ClusterAdmin
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.client_state import ENDED, ClientState
-from everflow.runtime.task_status import ACTIVE, role_of
+from everflow.runtime.describe import ACTIVE, role_of
 
 FEED_S = 75.0
 """The pace of the feed is that of all flights in this time; what is left when the second instance

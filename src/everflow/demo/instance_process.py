@@ -16,7 +16,7 @@ from typing import Any
 from everflow.demo.instance import STOP, decode
 from everflow.errors import FatalError
 from everflow.records import TaskId
-from everflow.runtime.task_status import TaskStatus
+from everflow.runtime.describe import TaskStatus
 
 _END_S = 20.0
 _TAIL_LINES = 15

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from everflow.records import TaskId
-from everflow.runtime.task_status import ACTIVE, RESTORING, WARM_UP, TaskStatus, progress, role_of
+from everflow.runtime.describe import ACTIVE, RESTORING, WARM_UP, TaskStatus, progress, role_of
 
 Instances = Mapping[str, Mapping[TaskId, TaskStatus]]
 """The tasks of each instance, by its name."""

@@ -123,7 +123,6 @@ class Pause:
         self._resumed.clear()
 
     def resume(self) -> None:
-        """Go on where it stopped."""
         self._resumed.set()
         for wake in list(self.wakes):
             wake.set()

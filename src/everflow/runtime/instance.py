@@ -6,15 +6,16 @@ simulated one: neither has an order or a reaction to an event of its own (note 0
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from everflow import metrics as names
 from everflow.clock import Clock, Deadline
-from everflow.errors import EverflowError, RetriableError
+from everflow.errors import EverflowError, RetriableError, TaskTimeoutError
 from everflow.membership.member import (
     Assigned,
     Failed,
@@ -26,9 +27,17 @@ from everflow.membership.member import (
 )
 from everflow.memory.budget import MemoryBudget
 from everflow.metrics import Metrics
+from everflow.moves import moves
 from everflow.records import TaskId, TopicPartition
 from everflow.retry import quietly, retrying
-from everflow.runtime.client_state import STOPPING, ClientState, Pause, StateMachine
+from everflow.runtime.client_state import (
+    STOPPING,
+    ClientState,
+    IllegalStateError,
+    Pause,
+    StateMachine,
+)
+from everflow.runtime.commit.batch import format_metadata
 from everflow.runtime.commit.commit_gate import GateBook
 from everflow.runtime.commit.deferred_offsets import DeferredOffsets
 from everflow.runtime.copies.global_tables import GlobalTables
@@ -36,17 +45,20 @@ from everflow.runtime.copies.known_copies import Copies, Settled
 from everflow.runtime.copies.state_updater import StateUpdater
 from everflow.runtime.query.key_metadata import HostMap
 from everflow.runtime.restore.listeners import RestoreTracker
-from everflow.runtime.start_up import await_warm, commit_starts
+from everflow.runtime.start_up import START_METADATA, WARM_UP_WAIT_S, await_warm, commit_starts
 from everflow.runtime.tasks.recovery import ATTEMPT_MS, CommittedLowerBounds, Recovery
-from everflow.runtime.tasks.task import ActiveTask, TaskState, TaskStore, fitted
+from everflow.runtime.tasks.task import ActiveTask, TaskState, TaskStore, TaskTimeouts, fitted
 from everflow.runtime.tasks.task_manager import TaskManager, TaskServices
-from everflow.runtime.tasks.task_timeouts import TaskTimeouts
-from everflow.runtime.thread.stream_thread import StreamThread
-from everflow.runtime.thread.thread_ports import OpenJob, ThreadServices, ThreadSettings
-from everflow.runtime.thread.uncaught import Uncaught
-from everflow.runtime.thread_count import ThreadCount, ThreadCountPorts
+from everflow.runtime.thread.stream_thread import (
+    OpenJob,
+    StreamThread,
+    ThreadServices,
+    ThreadSettings,
+    Uncaught,
+)
 from everflow.runtime.topics.end_offsets import EndOffsets
-from everflow.threads import Spawn
+from everflow.threads import Running, Spawn
+from everflow.topology.sources.growth import TopicGrowth
 
 log = logging.getLogger("everflow")
 
@@ -105,8 +117,7 @@ class InstancePorts(Protocol):
     def pool(self, name: str, size: int) -> Pool: ...
     def thread_settings(self, number: int) -> ThreadSettings: ...
     def recovery(self, instance: Instance, stop: threading.Event, *, pauses: bool) -> Recovery: ...
-    def wired(self, instance: Instance) -> None:
-        """All other parts are there."""
+    def wired(self, instance: Instance) -> None: ...
 
     @property
     def open_job(self) -> OpenJob: ...
@@ -142,8 +153,7 @@ class InstancePorts(Protocol):
     def purge(self, positions: Mapping[TopicPartition, int]) -> None:
         """Now and then: records before these positions were read and committed."""
 
-    def begin(self) -> None:
-        """The first thing that starts."""
+    def begin(self) -> None: ...
 
     def end_polls(self) -> None: ...
     def close_stores(self, stores: Sequence[TaskStore]) -> None:
@@ -245,7 +255,6 @@ class Instance:
         return [task for thread in self.threads for task in thread.held()]
 
     def running_tasks(self) -> list[ActiveTask]:
-        """Those that are processed."""
         return [task for task in self.held_tasks() if task.state is TaskState.RUNNING]
 
     def running_positions(self) -> dict[TopicPartition, int]:
@@ -274,13 +283,11 @@ class Instance:
         return found
 
     def recovering_ids(self) -> list[TaskId]:
-        """Tasks that are restored."""
         return list(self.manager.recovering)
 
     # --- parts -----------------------------------------------------------------------------------
 
     def open_thread(self, number: int) -> StreamThread:
-        """A stream thread, not started."""
         services = ThreadServices(
             open_job=self.ports.open_job,
             kill_workers=lambda pids: self.ports.kill_workers(number, pids),
@@ -431,3 +438,342 @@ class Instance:
             self.states.to(ClientState.RUNNING)
         elif not all_running:
             self.states.to(ClientState.REBALANCING)
+
+
+# --- thread count ---------------------------------------------------------------------------------
+# Starts and ends stream threads (KIP-663); tasks that stay on theirs do not pause (I4).
+#
+# A new thread gets tasks only once its workers run. Threads hand tasks over between two of their
+# batches, the store as it is; one that goes gives all it has to the others first. The group is
+# told of the number, as its balance is one per thread. Who has to run another plan gets threads
+# in the place of all (note 037), in the same way.
+
+LOOK_S = 0.1
+SPARE_SLOTS = 1
+"""Each thread may keep a task slot of Spark for good (design note 004); with none left, all other
+work would wait for ever."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThreadCountPorts:
+    """Effects of a change.
+
+    Attributes:
+        open_thread: (number) -> a thread, not started; what it needs to be fenced after a crash is
+        noted before.
+        slots: task slots of the Spark session.
+        post: runs a function on the instance's loop, after what was posted before.
+        deal: on the loop: deals the tasks anew, none to the threads of these numbers until the next
+        call.
+        tell: the group is to count so many threads here.
+        running: whether the instance is between start and close.
+    """
+
+    open_thread: Callable[[int], StreamThread]
+    slots: Callable[[], int]
+    post: Callable[[Callable[[], None]], None]
+    deal: Callable[[frozenset[int]], None]
+    tell: Callable[[int], None]
+    running: Callable[[], bool]
+
+
+class ThreadCount:
+    """Changes ``threads``, the instance's own list: in place, and on its loop only. Safe from any
+    thread; one change at a time."""
+
+    def __init__(self, threads: list[StreamThread], ports: ThreadCountPorts, clock: Clock) -> None:
+        self._threads = threads
+        self._ports = ports
+        self._clock = clock
+        self._changing = threading.Lock()
+
+    @property
+    def may_change(self) -> bool:
+        """Whether the instance is between start and close."""
+        return self._ports.running()
+
+    def add(self) -> str | None:
+        with self._changing:
+            slots = self._ports.slots()
+            if slots <= len(self._threads) + SPARE_SLOTS:
+                raise IllegalStateError(
+                    f"Spark has {slots} task slots, {len(self._threads)} stream threads use one "
+                    f"each and {SPARE_SLOTS} has to stay "
+                    f"free: start the instance with more num.stream.threads, or give it a Spark "
+                    f"session with more slots (local[N])."
+                )
+            opened = self._opened(1)
+            if not opened:
+                return None
+            (thread,) = opened
+            self._on_loop(lambda: self._joined(thread))
+            if thread not in self._threads:  # the instance ends
+                thread.stop()
+                return None
+            return thread.name
+
+    def replace_all(self, warmed: Callable[[], None], before: Callable[[], None]) -> bool:
+        """Threads in the place of all: ``warmed`` runs once their workers do, and ``before`` on the
+        loop, before they get tasks, which each thread gives up after its batch. Blocks. False, and
+        nothing is done, where Spark has no slots for twice as many threads, where the new ones do
+        not get warm, or where the instance ends."""
+        with self._changing:
+            going = list(self._threads)
+            if self._ports.slots() < 2 * len(going) + SPARE_SLOTS:
+                return False
+            fresh = self._opened(len(going))
+            if not fresh:
+                return False
+            empty = [threading.Event() for _ in going]
+            try:
+                warmed()
+                self._on_loop(lambda: self._exchange(fresh, before, empty))
+            finally:
+                if fresh[0] not in self._threads:
+                    _stop(fresh)
+            if fresh[0] not in self._threads:
+                return False
+            for thread, given_up in zip(going, empty, strict=True):
+                if self._wait(given_up, None):
+                    thread.stop()
+                    while not thread.join(LOOK_S) and self._ports.running():
+                        pass
+            self._on_loop(lambda: self._all_left(going))
+            return True
+
+    def _opened(self, count: int) -> list[StreamThread]:
+        """So many new threads, whose workers run: the first task would stand still while Spark
+        starts Python workers. None where they do not, in time or before the instance ends."""
+        used = {thread.number for thread in self._threads}
+        free = (number for number in itertools.count() if number not in used)
+        opened = [self._ports.open_thread(number) for number in itertools.islice(free, count)]
+        for thread in opened:
+            thread.start()
+        deadline = Deadline(self._clock, WARM_UP_WAIT_S * 1000)
+        if not all(self._wait(thread.warm, deadline) for thread in opened):
+            _stop(opened)
+            return []
+        return opened
+
+    def remove(self, timeout_s: float | None) -> str | None:
+        with self._changing:
+            if len(self._threads) < 2:
+                raise IllegalStateError(
+                    "The last stream thread cannot be removed: close() the instance, or pause() it."
+                )
+            thread = self._threads[-1]
+            empty = threading.Event()
+            self._ports.tell(len(self._threads) - 1)
+            self._ports.post(lambda: self._give_up(thread, empty))
+            deadline = None if timeout_s is None else Deadline(self._clock, timeout_s * 1000)
+            if not self._wait(empty, deadline):
+                if not self._ports.running():
+                    return None
+                self._ports.tell(len(self._threads))
+                self._on_loop(lambda: self._ports.deal(frozenset()))
+                raise TaskTimeoutError(
+                    f"{thread.name} did not give its tasks up within {timeout_s:g} s: a batch is "
+                    f"still in flight. It stays."
+                )
+            thread.stop()
+            while not thread.join(LOOK_S) and self._ports.running():
+                pass
+            self._on_loop(lambda: self._left(thread))
+            return thread.name
+
+    # --- on the instance's loop ------------------------------------------------------------------
+
+    def _joined(self, thread: StreamThread) -> None:
+        self._threads.append(thread)
+        self._ports.tell(len(self._threads))
+        self._ports.deal(frozenset())
+
+    def _exchange(
+        self,
+        fresh: Sequence[StreamThread],
+        before: Callable[[], None],
+        empty: Sequence[threading.Event],
+    ) -> None:
+        going = list(self._threads)
+        before()
+        self._threads.extend(fresh)
+        self._ports.deal(frozenset(thread.number for thread in going))
+        for thread, given_up in zip(going, empty, strict=True):
+            thread.drop((), lambda _, given_up=given_up: given_up.set())  # type: ignore[misc]
+
+    def _all_left(self, threads: Collection[StreamThread]) -> None:
+        for thread in threads:
+            self._threads.remove(thread)
+        self._ports.deal(frozenset())
+
+    def _left(self, thread: StreamThread) -> None:
+        self._threads.remove(thread)
+        self._ports.deal(frozenset())
+
+    def _give_up(self, thread: StreamThread, empty: threading.Event) -> None:
+        self._ports.deal(frozenset({thread.number}))
+        # Commands are taken in turn: what it had has been given up by then.
+        thread.drop((), lambda _: empty.set())
+
+    # ---------------------------------------------------------------------------------------------
+
+    def _on_loop(self, change: Callable[[], None]) -> None:
+        """Run it there, and return when it has run, or when the instance ends."""
+        done = threading.Event()
+
+        def run() -> None:
+            try:
+                change()
+            finally:
+                done.set()
+
+        self._ports.post(run)
+        self._wait(done, None)
+
+    def _wait(self, event: threading.Event, deadline: Deadline | None) -> bool:
+        while not event.wait(LOOK_S):
+            if not self._ports.running() or (deadline is not None and deadline.expired()):
+                return False
+        return True
+
+
+def _stop(threads: Sequence[StreamThread]) -> None:
+    for thread in threads:
+        thread.stop()
+
+
+# --- extension ------------------------------------------------------------------------------------
+# Takes up topics that come under a pattern while the instance runs (note 037).
+#
+# The program's plan is made anew with them, threads that run it are started beside those there
+# are, and tasks go over between two of their batches. No task is given up, and none waits for
+# that.
+
+
+class ExtensionPorts(Protocol):
+    """What an extension needs of the cluster; the parts of `ClusterPorts`."""
+
+    @property
+    def spawn(self) -> Spawn: ...
+    def growth(self) -> TopicGrowth:
+        """What came since the program was planned; blocks for a request."""
+
+    def prepare(self, growth: TopicGrowth) -> Callable[[], None]:
+        """Threads that are opened from now on run the program with these topics. What it returns
+        takes that back."""
+
+    def inputs(self, task: TaskId) -> tuple[TopicPartition, ...]:
+        """Of a task, as it is prepared."""
+
+    def exchange(self) -> None:
+        """Tasks that are created from now on have the inputs that were prepared."""
+
+    def recovery(self, instance: Instance, stop: threading.Event, *, pauses: bool) -> Recovery: ...
+    def grown(self, growth: TopicGrowth) -> None:
+        """It reads them now: who watches topics, and who shows tasks."""
+
+
+@dataclass(kw_only=True)
+class Extension:
+    """`look` belongs to the thread that watches topics. What it finds is taken up on a thread of
+    its own, one growth at a time."""
+
+    instance: Instance
+    ports: ExtensionPorts
+    _told: set[str] = field(default_factory=set)
+    _hopeless: set[str] = field(default_factory=set)
+    """They need another start."""
+    _running: Running | None = None
+    _begun: list[ActiveTask] = field(default_factory=list)
+    _started: Mapping[TopicPartition, int] = field(default_factory=dict)
+
+    def look(self) -> None:
+        """Ask what came, and begin. EverflowError where the brokers do not say."""
+        if self._running is not None and not self._running.join(0):
+            return
+        found = self.ports.growth()
+        for topic, why in found.left_out.items():
+            self._tell(topic, found, f"{why}. An instance that starts now is refused for it")
+        came = found.taken.keys() - self._hopeless
+        if came and self.instance.states.state is ClientState.RUNNING:
+            self._running = self.ports.spawn("everflow-new-topics", lambda: self._take_up(found))
+
+    def _take_up(self, found: TopicGrowth) -> None:
+        try:
+            done = self._extend(found)
+        except EverflowError as error:  # it is tried again with the next look
+            log.info("New topics cannot be taken up now: %s", error)
+            return
+        except Exception:  # a defect is no reason to stop what runs
+            log.exception("New topics cannot be taken up")
+            done = False
+        for topic in found.taken:
+            if done:
+                moves.info(
+                    "Topic %s of the source at %s is read with %d partitions from now on",
+                    topic,
+                    found.where[topic],
+                    found.taken[topic],
+                )
+            elif self.instance.thread_count.may_change:
+                self._hopeless.add(topic)
+                self._tell(
+                    topic,
+                    found,
+                    "Spark has no slots for a second set of stream threads (local[N]), or they did "
+                    "not start. Start the instances again, one after the other, to read it",
+                )
+
+    def _extend(self, found: TopicGrowth) -> bool:
+        undo = self.ports.prepare(found)
+        done = False
+        try:
+            done = self.instance.thread_count.replace_all(self._begin, self._exchange)
+        finally:
+            if not done:
+                undo()
+        if done:
+            self.ports.grown(found)
+        return done
+
+    def _begin(self) -> None:
+        """Where the new partitions of the tasks that run here begin. Nobody else reads them for as
+        long as the tasks are owned without a break."""
+        self._begun = []
+        for task in self.instance.running_tasks():
+            lacking = tuple(tp for tp in self.ports.inputs(task.id) if tp not in task.inputs)
+            if lacking:
+                self._begun.append(ActiveTask(id=task.id, inputs=lacking, epoch=task.epoch))
+        recovery = self.ports.recovery(self.instance, self.instance.stop, pauses=False)
+        self._started, _ = recovery.recover(self._begun, ())
+
+    def _exchange(self) -> None:
+        """On the instance's loop, where no revoked task is released meanwhile. A task whose new
+        partitions could not be begun is recovered, as one that moves."""
+        self.ports.exchange()
+        book, begun = self.instance.book, self.instance.begun
+        begun.clear()
+        known = [task for task in self._begun if not book.broken(task.id, task.epoch)]
+        offsets = {
+            tp: (self._started[tp], format_metadata(START_METADATA, {}))
+            for task in known
+            for tp in task.inputs
+            if tp in self._started
+        }
+        try:
+            committed = not offsets or self.instance.member.commit(offsets)
+        except EverflowError as error:
+            log.info("Where new topics begin is committed by recoveries: %s", error)
+            committed = False
+        if committed:
+            begun.update({task.id: task for task in known})
+
+    def _tell(self, topic: str, found: TopicGrowth, why: str) -> None:
+        if topic not in self._told:
+            self._told.add(topic)
+            log.warning(
+                "Topic %s of the source at %s is not read: %s",
+                topic,
+                found.where[topic],
+                why,
+            )

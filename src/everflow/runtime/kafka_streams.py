@@ -33,7 +33,7 @@ from everflow.metrics import Metrics
 from everflow.moves import moves
 from everflow.operators.optimization import optimized
 from everflow.records import TaskId
-from everflow.runtime.banner import banner
+from everflow.runtime.assembly import ClusterPorts, Dependencies, instance_log, instance_settings
 from everflow.runtime.client_state import (
     ENDED,
     STOPPING,
@@ -42,34 +42,9 @@ from everflow.runtime.client_state import (
     Pause,
     StateListener,
 )
-from everflow.runtime.cluster_ports import ClusterPorts, instance_settings
-from everflow.runtime.front.bounded_run import bounded_run
-from everflow.runtime.front.foreground import Foreground
-from everflow.runtime.instance import RESTORE_THREADS, Instance
-from everflow.runtime.life import DRAIN_SHARE, InstanceLife, close_at_exit, leaves, running_here
-from everflow.runtime.observed.broker_facts import ClusterBrokers
-from everflow.runtime.observed.observer import (
-    Observer,
-    exported,
-    observing,
-    peers_of,
-    rules_of,
-    subject_of,
-    watched,
-)
-from everflow.runtime.observed.topic_letters import letters_of
-from everflow.runtime.query.queries import InteractiveQueries, QueryPorts, store_queries
-from everflow.runtime.restore.changelogs import Changelogs, LeftOutLogs
-from everflow.runtime.restore.listeners import (
-    RestoreListener,
-    RestoreTracker,
-    SilentStandbyListener,
-    StandbyUpdateListener,
-)
-from everflow.runtime.serving.served import tokens_of
-from everflow.runtime.start_up import prepare_cluster, require_tasks, with_existing_topics
-from everflow.runtime.task_status import (
+from everflow.runtime.describe import (
     TaskStatus,
+    banner,
     copies_metrics,
     input_lag,
     progress,
@@ -78,6 +53,29 @@ from everflow.runtime.task_status import (
     summary,
     trouble,
 )
+from everflow.runtime.foreground import Foreground, bounded_run
+from everflow.runtime.instance import RESTORE_THREADS, Instance, ThreadCount
+from everflow.runtime.life import DRAIN_SHARE, InstanceLife, close_at_exit, leaves, running_here
+from everflow.runtime.observer import (
+    ClusterBrokers,
+    Observer,
+    exported,
+    letters_of,
+    observing,
+    peers_of,
+    rules_of,
+    subject_of,
+    watched,
+)
+from everflow.runtime.query.queries import InteractiveQueries, QueryPorts, store_queries
+from everflow.runtime.restore.changelogs import Changelogs, LeftOutLogs
+from everflow.runtime.restore.listeners import (
+    RestoreListener,
+    RestoreTracker,
+    SilentStandbyListener,
+    StandbyUpdateListener,
+)
+from everflow.runtime.start_up import prepare_cluster, require_tasks, with_existing_topics
 from everflow.runtime.tasks.blueprint import Blueprint
 from everflow.runtime.tasks.task import TaskState
 from everflow.runtime.thread.retry_policy import (
@@ -86,9 +84,7 @@ from everflow.runtime.thread.retry_policy import (
     ReplacementLimits,
     troubles_of,
 )
-from everflow.runtime.thread.uncaught import Uncaught, UncaughtExceptionHandler
-from everflow.runtime.thread_count import ThreadCount
-from everflow.runtime.wiring import Dependencies, instance_log
+from everflow.runtime.thread.stream_thread import Uncaught, UncaughtExceptionHandler
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.memory_folder import MemoryFolder
 from everflow.state.task_directory import StateDirectory
@@ -640,6 +636,8 @@ class KafkaStreams(InteractiveQueries, Telling):
         held = self._life.held
         limit_s = self.config.drain_timeout_ms / 1000 + END_S
         drain = lambda: self._begin_close(limit_s, leave_group=True)  # noqa: E731
+        from everflow.runtime.serving.routes import tokens_of  # a third of a second
+
         tokens = tokens_of(self.config) if self.config.query_token_file else ()
         address = self.config.http_listen
         held.enter_context(observing(observer))
@@ -656,7 +654,7 @@ class KafkaStreams(InteractiveQueries, Telling):
 
     def _served(self) -> str:
         """The stores over HTTP; the address at which they are reached."""
-        from everflow.runtime.serving.served import served
+        from everflow.runtime.serving.routes import served
 
         status = None if self._observer is None else self._observer.status
         return self._life.held.enter_context(served(self, self._asked, self.config, status))

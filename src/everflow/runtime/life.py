@@ -95,7 +95,6 @@ class InstanceLife:
             self._begin_end(ClientState.PENDING_ERROR)
 
     def note_end(self, at: str) -> None:
-        """What the end is at."""
         self.ending = at
 
     def _given_up(self, error: BaseException) -> BaseException | None:
@@ -453,11 +452,9 @@ class Closable(Protocol):
     """What a running instance is here."""
 
     @property
-    def state(self) -> ClientState:
-        """The state now."""
+    def state(self) -> ClientState: ...
 
-    def close(self) -> bool:
-        """End in order."""
+    def close(self) -> bool: ...
 
     def _hurry_up(self, timeout_s: float) -> bool:
         """Wait for an end that has begun, and cut off what can be."""

@@ -200,7 +200,6 @@ def _prepare_internal(
     admin: ClusterAdmin,
     ids: InputIds,
 ) -> frozenset[str]:
-    """See `prepare`."""
     _require_readable(topology, config, admin, counts)
     specs = [TopicSpec(n, p, dict(c), "repartition") for n, (p, c) in needed.repartition.items()]
     specs += [
@@ -351,14 +350,12 @@ class ClusterTopics:
         }
 
     def create(self, topics: Iterable[TopicSpec]) -> None:
-        """Create and wait."""
         wanted = {spec.name: (spec.partitions, spec.config) for spec in topics}
         self._admin.create_topics(wanted, self._config.replication_factor)
 
     def spans(
         self, partitions: Iterable[TopicPartition]
     ) -> Mapping[TopicPartition, tuple[int, int]]:
-        """Log start and log end."""
         asked = list(partitions)
         starts = self._admin.list_offsets(asked, "earliest", "read_uncommitted")
         ends = self._admin.end_offsets(asked, "read_uncommitted")

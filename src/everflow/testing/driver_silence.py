@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from everflow.records import OffsetRange, TaskId, TopicPartition
-from everflow.runtime.topics.idle_sources import IdleSources, Moves
+from everflow.runtime.thread.batching import IdleSources, Moves
 from everflow.topology.physical_plan import PhysicalPlan
 
 

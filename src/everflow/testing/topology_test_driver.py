@@ -40,12 +40,10 @@ from everflow.runtime.step.spark_failure import failure_of_said
 from everflow.runtime.step.step_failure import DescribedFailure, SparkSays
 from everflow.runtime.step.step_functions import RecordFailure, UndecodableRecord
 from everflow.runtime.step.task_step import SinkOutput, StepResult, TaskStep
-from everflow.runtime.thread.batch_counts import misplaced_keys
-from everflow.runtime.thread.columns import prepared_columns
+from everflow.runtime.thread.batch_counts import misplaced_keys, tables
+from everflow.runtime.thread.batching import Moves
+from everflow.runtime.thread.columns import packed, prepared_columns
 from everflow.runtime.thread.failure_text import ending
-from everflow.runtime.thread.packing import packed
-from everflow.runtime.thread.table_printer import tables
-from everflow.runtime.topics.idle_sources import Moves
 from everflow.runtime.worker.column_client import ColumnClient
 from everflow.runtime.worker.dead_letters import letter_headers, take_letters
 from everflow.runtime.worker.isolation import Isolated, Trial, stores_of, trial_of

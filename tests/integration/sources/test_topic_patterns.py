@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 
 from everflow import KafkaStreams, StreamsBuilder, Topology, TopologyError, serdes
 from everflow.records import TaskId
-from everflow.runtime.extension import Extension
+from everflow.runtime.instance import Extension
 from everflow.runtime.topics import topic_watch
 from everflow.testing import wait_until
 from integration.lifecycle.lifecycle_cluster import (

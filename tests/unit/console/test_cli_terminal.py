@@ -15,8 +15,8 @@ from everflow.console.terminal import (
     parse_settings,
 )
 from everflow.operators.table import TableSpec
-from everflow.runtime.banner import Banner, topology_lines
 from everflow.runtime.client_state import ClientState
+from everflow.runtime.describe import Banner, topology_lines
 from everflow.state.store import StoreSpec
 from everflow.topology.graph import EdgeType, SinkNode, SourceNode, StatefulNode
 from everflow.topology.program import Topology

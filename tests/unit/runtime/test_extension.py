@@ -15,7 +15,7 @@ from everflow.errors import EverflowError, RetriableError
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.client_state import ClientState
 from everflow.runtime.commit.commit_gate import GateBook
-from everflow.runtime.extension import Extension
+from everflow.runtime.instance import Extension
 from everflow.runtime.tasks.task import ActiveTask
 from everflow.topology.graph import Graph
 from everflow.topology.sources.growth import TopicGrowth

@@ -14,7 +14,7 @@ from everflow.clock import SystemClock
 from everflow.errors import TaskTimeoutError
 from everflow.records import TaskId
 from everflow.runtime.client_state import IllegalStateError
-from everflow.runtime.thread_count import ThreadCount, ThreadCountPorts
+from everflow.runtime.instance import ThreadCount, ThreadCountPorts
 from everflow.testing.waiting import wait_until
 
 

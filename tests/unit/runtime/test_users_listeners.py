@@ -12,11 +12,10 @@ from everflow import KafkaStreams
 from everflow.metrics import Metrics
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime import kafka_streams
+from everflow.runtime.assembly import ClusterPorts, Dependencies
 from everflow.runtime.client_state import ClientState, Pause, StateMachine
-from everflow.runtime.cluster_ports import ClusterPorts
 from everflow.runtime.copies.state_updater import StateUpdater
 from everflow.runtime.restore.listeners import RestoreProgress, RestoreTracker, SuspendReason
-from everflow.runtime.wiring import Dependencies
 from everflow.topology.program import Topology
 from everflow.user_listener import ListenerGuard
 

@@ -24,7 +24,7 @@ from everflow.runtime.commit import gate_client
 from everflow.runtime.commit.batch import BatchFailedError, BatchFailure
 from everflow.runtime.commit.commit_gate import CommitGate, GateBackend, GateBook
 from everflow.runtime.commit.gate_client import GateClient
-from everflow.runtime.thread.resident_job import ResidentJob
+from everflow.runtime.thread.thread_job import ResidentJob
 from everflow.runtime.worker.column_client import ColumnClient, ColumnsFailed, Ticket
 from everflow.runtime.worker.resident_step import ResidentStep, refuse
 from everflow.sockets import MOST_MESSAGE_BYTES, TooLargeError, read_line, require_size

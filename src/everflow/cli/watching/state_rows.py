@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 from everflow.console.observed import table
-from everflow.runtime.serving.parameters import as_json
+from everflow.runtime.serving.answers import as_json
 from everflow.snapshots.rows import Rows
 from everflow.user_texts import one_line
 

@@ -23,8 +23,7 @@ from everflow.moves import counted, moves
 from everflow.operators.lookups.loaded_rows import LoadedRows, loaded_rows
 from everflow.records import TaskId
 from everflow.retry import StoppedError
-from everflow.runtime.copies.stalled_copies import StalledCopy
-from everflow.runtime.copies.state_updater import FollowedTask, StateUpdater
+from everflow.runtime.copies.state_updater import FollowedTask, StalledCopy, StateUpdater
 from everflow.runtime.tasks.task import StandbyTask, TaskRole, TaskStore, context_of
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store_snapshot import KEY_VALUE
@@ -167,7 +166,6 @@ class GlobalTables:
             return {**self._filled, **loaded}
 
     def followed(self) -> Mapping[TaskId, FollowedTask]:
-        """Figures of each task."""
         loaded = {} if self._loaded is None else self._loaded.followed()
         return loaded if self._updater is None else {**self._updater.followed(), **loaded}
 
@@ -248,7 +246,6 @@ class LoadedTables:
         return not self._tables or self._ready.is_set()
 
     def start(self) -> None:
-        """Begin to load."""
         if self._tables:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._running = self._spawn("everflow-loaded-tables", self._run)
@@ -268,7 +265,6 @@ class LoadedTables:
                 self._clock.wait(self._ready, 50.0)
 
     def stores(self) -> Mapping[TaskId, tuple[TaskStore, ...]]:
-        """Where each table lies now."""
         with self._lock:
             return {
                 task: (TaskStore(one.table.store.name, one.path, None),)

@@ -53,7 +53,6 @@ class StoreSite:
 
     @cached_property
     def value_reader(self) -> Callable[[bytes], Any] | None:
-        """See `everflow.serdes.base.value_reader`."""
         return value_reader(self.results or self.spec.value_serde)
 
     def task(self, partition: int) -> TaskId:

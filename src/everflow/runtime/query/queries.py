@@ -127,7 +127,6 @@ class StoreQueries:
         max_lag: int | None,
         partitioner: Partitioner | None,
     ) -> ReadOnlyStore:
-        """See `InteractiveQueries.store`."""
         site = self.site(name)
         given: Any = partition
         if isinstance(given, str) and not given.isdigit():
@@ -177,7 +176,6 @@ class StoreQueries:
     def key_metadata(
         self, name: str, key: Any, partitioner: Partitioner | None
     ) -> KeyQueryMetadata:
-        """See `InteractiveQueries.query_metadata_for_key`."""
         site = self.site(name)
         partition = partition_of(site, key_bytes(site.spec, key), partitioner)
         if site.everywhere:  # whoever is asked has it
@@ -198,7 +196,6 @@ class StoreQueries:
         )
 
     def lags(self) -> dict[str, dict[int, LagInfo]]:
-        """See `InteractiveQueries.all_local_store_partition_lags`."""
         self.require_serving()
         running, copies = self._ports.running(), self._ports.copies()
         here = [

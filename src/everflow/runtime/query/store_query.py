@@ -165,7 +165,6 @@ class StoreReader:
         ) from failure
 
     def lag(self, partition: int) -> int | None:
-        """See `CopyAccess`."""
         return self.access.lag(partition)
 
     def entries(
@@ -504,7 +503,6 @@ def dataframe_of(
     spark: SparkSession | None,
     folder: Path | None,
 ) -> DataFrame:
-    """See `ReadOnlyStore.to_dataframe`."""
     from everflow.snapshots.frames import to_dataframe
 
     return to_dataframe(rows_of(columns, reader, partitions, folder), spark, folder)

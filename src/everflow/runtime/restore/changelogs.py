@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 from everflow.errors import InternalTopicError, RetriableError
 from everflow.kafka.admin import ClusterAdmin
 from everflow.records import TopicPartition
-from everflow.runtime.restore.restore_plan import DEFAULT_DELETE_RETENTION_MS, ChangelogState
+from everflow.runtime.restore.restoration import DEFAULT_DELETE_RETENTION_MS, ChangelogState
 from everflow.state.left_out import Chunk, KeptEntry, unpacked
 
 
@@ -44,7 +44,6 @@ class Changelogs:
         return self._admin.end_offsets(partitions, "read_uncommitted")
 
     def stable_ends(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        """Last stable offsets."""
         return self._admin.end_offsets(partitions, "read_committed")
 
     def followed_ends(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
@@ -196,7 +195,6 @@ class LeftOutLogs:
             }
 
     def before(self, tp: TopicPartition, end: int | None) -> Mapping[bytes, KeptEntry]:
-        """See `Changelogs.left_out`. ``end``: of committed offsets."""
         if tp.topic not in self._topics:
             return {}
         if end is not None and self.covered({tp: end})[tp] < end:

@@ -86,17 +86,13 @@ class RestoreListener(Protocol):
 class SilentListener:
     """A `RestoreListener` that does nothing."""
 
-    def restore_start(self, progress: RestoreProgress) -> None:
-        """Nothing."""
+    def restore_start(self, progress: RestoreProgress) -> None: ...
 
-    def batch_restored(self, progress: RestoreProgress, records: int) -> None:
-        """Nothing."""
+    def batch_restored(self, progress: RestoreProgress, records: int) -> None: ...
 
-    def restore_end(self, progress: RestoreProgress) -> None:
-        """Nothing."""
+    def restore_end(self, progress: RestoreProgress) -> None: ...
 
-    def restore_suspended(self, progress: RestoreProgress, reason: str) -> None:
-        """Nothing."""
+    def restore_suspended(self, progress: RestoreProgress, reason: str) -> None: ...
 
 
 # --- restore progress -----------------------------------------------------------------------------
@@ -218,14 +214,11 @@ class StandbyUpdateListener(Protocol):
 class SilentStandbyListener:
     """A `StandbyUpdateListener` that does nothing."""
 
-    def update_start(self, progress: RestoreProgress) -> None:
-        """Nothing."""
+    def update_start(self, progress: RestoreProgress) -> None: ...
 
-    def batch_loaded(self, progress: RestoreProgress, records: int) -> None:
-        """Nothing."""
+    def batch_loaded(self, progress: RestoreProgress, records: int) -> None: ...
 
-    def update_suspended(self, progress: RestoreProgress, reason: SuspendReason) -> None:
-        """Nothing."""
+    def update_suspended(self, progress: RestoreProgress, reason: SuspendReason) -> None: ...
 
 
 class GuardedStandbyListener:
@@ -238,15 +231,12 @@ class GuardedStandbyListener:
         self._guard = ListenerGuard("standby update listener")
 
     def update_start(self, progress: RestoreProgress) -> None:
-        """Passed on."""
         self._guard.tell("update_start", lambda: self._listener().update_start(progress))
 
     def batch_loaded(self, progress: RestoreProgress, records: int) -> None:
-        """Passed on."""
         self._guard.tell("batch_loaded", lambda: self._listener().batch_loaded(progress, records))
 
     def update_suspended(self, progress: RestoreProgress, reason: SuspendReason) -> None:
-        """Passed on."""
         self._guard.tell(
             "update_suspended", lambda: self._listener().update_suspended(progress, reason)
         )

@@ -28,10 +28,10 @@ from everflow.runtime.tasks.task import (
     TaskRole,
     TaskState,
     TaskStore,
+    TaskTimeouts,
     concerning,
     deal,
 )
-from everflow.runtime.tasks.task_timeouts import TaskTimeouts
 
 log = logging.getLogger("everflow")
 

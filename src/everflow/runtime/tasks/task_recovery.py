@@ -69,11 +69,9 @@ class ClusterRecoveryPorts:
         return self.admin.committed(self.group, partitions, COMMITTED_TIMEOUT_S, stable=False)
 
     def log_ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
-        """See `Changelogs.log_ends`."""
         return self.changelogs.log_ends(partitions)
 
     def stable_ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
-        """Last stable offsets."""
         return self.changelogs.stable_ends(partitions)
 
     def log_starts(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
@@ -85,7 +83,6 @@ class ClusterRecoveryPorts:
     def offsets_since(
         self, partitions: Sequence[TopicPartition], time_ms: int
     ) -> Mapping[TopicPartition, int]:
-        """See `RecoveryPorts.offsets_since`."""
         return self.admin.offsets_for_time(partitions, time_ms, "read_uncommitted")
 
     def restore(

@@ -6,14 +6,17 @@ in time by what earlier batches took, so that a rebalance never waits long.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from everflow.config import BatchLimits
 from everflow.moves import some
 from everflow.records import OffsetRange, TaskId, TopicPartition
 from everflow.runtime.commit.batch import BadRecord, BatchFailure, BatchResult
 from everflow.runtime.tasks.task import ActiveTask
+from everflow.topology.sources.idle_sources import IdleSource
 
 FIRST_RECORDS = 100_000
 """Bound of the first batch of a thread: nothing is known yet of what a record costs."""
@@ -126,7 +129,6 @@ class BatchSize:
         return replace(self, bound=max(1, min(self.bound, records) // SHRINKING))
 
     def bounded(self, records: int) -> BatchSize:
-        """With this bound."""
         return replace(self, bound=records)
 
     def no_larger_than(self, other: BatchSize) -> BatchSize:
@@ -266,13 +268,12 @@ class PlannedBatch:
     """The machine's clock when it was planned: whatever goes by it gives the same again in a
     retry."""
     idle: Mapping[TaskId, Mapping[str, int]] = field(default_factory=dict)
-    """To what the times of silent sources are moved (`everflow.runtime.topics.idle_sources`)."""
+    """To what the times of silent sources are moved (`everflow.runtime.thread.batching`)."""
     waits: tuple[TopicPartition, ...] | None = ()
-    """Inputs at whose end the merge stops (`everflow.runtime.thread.task_idling.Look`)."""
+    """Inputs at whose end the merge stops (`everflow.runtime.thread.batching.Look`)."""
 
     @property
     def records(self) -> int:
-        """How many offsets it reads."""
         return sum(r.end - r.start for r in self.ranges.values())
 
     @property
@@ -324,3 +325,177 @@ class PlannedBatch:
             if self.smallest and r.end > r.start
         ]
         return f"one of {some(few, 20)}" if len(few) > 1 else "".join(few)
+
+
+# --- task idling ----------------------------------------------------------------------------------
+# Which tasks wait for an input that has nothing (`max.task.idle.ms`), and for how long: pure.
+#
+# Kafka Streams asks before each record whether every input of the task has one, or is known to
+# have none; here it is asked before each micro-batch, and the merge ends a batch where an input
+# that is still waited for runs dry (`everflow.runtime.step.merge_order`). Times are monotonic ms.
+
+NEVER = -1
+"""``max.task.idle.ms``: whatever is there is processed."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """What may be read now.
+
+    Attributes:
+        held: partitions of tasks that wait.
+        waits: inputs at whose end a batch has to stop, though the log has no more; None: not at any
+            input's, even if the log has more.
+        enforced: how many tasks go on though an input has nothing.
+    """
+
+    held: frozenset[TopicPartition]
+    waits: tuple[TopicPartition, ...] | None
+    enforced: int
+
+    def of(
+        self, available: Mapping[TopicPartition, OffsetRange]
+    ) -> dict[TopicPartition, OffsetRange]:
+        """``available``, with nothing of tasks that wait."""
+        return {
+            tp: OffsetRange(r.start, r.start) if tp in self.held else r
+            for tp, r in available.items()
+        }
+
+
+@dataclass
+class TaskIdling:
+    """Of one stream thread, which alone calls it."""
+
+    idle_ms: int
+    left_ms: float = math.inf
+    """Until the first task has waited long enough, when it was last looked."""
+    _until: dict[TopicPartition, float] = field(default_factory=dict)
+    """Until when an input that has nothing is waited for; one that has something is left out."""
+
+    def look(
+        self,
+        tasks: Iterable[Collection[TopicPartition]],
+        available: Mapping[TopicPartition, OffsetRange],
+        now_ms: float,
+    ) -> Look:
+        """``tasks``: the inputs of each; ``available``: what each of them has to read, where it has
+        something."""
+        if self.idle_ms == NEVER:
+            return Look(frozenset(), None, 0)
+        held: set[TopicPartition] = set()
+        waits: list[TopicPartition] = []
+        enforced, self.left_ms = 0, math.inf
+        known = self._until
+        self._until = {}
+        for inputs in tasks:
+            if len(inputs) < 2:
+                continue
+            empty = [tp for tp in inputs if (r := available.get(tp)) is None or r.end <= r.start]
+            for tp in empty:
+                self._until[tp] = known.get(tp, now_ms + self.idle_ms)
+            if len(empty) == len(inputs):
+                continue
+            until = max((self._until[tp] for tp in empty), default=now_ms)
+            if until > now_ms:
+                held.update(inputs)
+                self.left_ms = min(self.left_ms, until - now_ms)
+                continue
+            enforced += bool(empty)
+            if self.idle_ms > 0:
+                waits += sorted(set(inputs) - set(empty))
+        return Look(frozenset(held), tuple(waits), enforced)
+
+
+# --- idle sources ---------------------------------------------------------------------------------
+# How long inputs have been silent, and to what that moves their times (note 025).
+#
+# The wall clock is the machine's that never goes back; what a partition's time is, is in the
+# task, beside its positions. Of one stream thread, which alone calls it. Times in ms.
+
+Moves = Mapping[TaskId, Mapping[str, int]]
+"""Of each task, to what the times of its silent sources are to be moved, by the names under which
+those are kept."""
+AGAIN_MS = 1_000.0
+"""Where what feeds a topic is not consumed, it is asked for again after this time."""
+
+
+class Reader(Protocol):
+    """`everflow.runtime.tasks.task.ActiveTask`."""
+
+    @property
+    def id(self) -> TaskId: ...
+
+    @property
+    def inputs(self) -> tuple[TopicPartition, ...]: ...
+
+    @property
+    def stream_times(self) -> Mapping[str, int]: ...
+
+
+@dataclass
+class IdleSources:
+    """``sources``: those that count, by sub-topology and topic. ``consumed(topics)``: whether the
+    application has consumed all that is in them; asks the brokers."""
+
+    sources: Mapping[int, Mapping[str, IdleSource]]
+    consumed: Callable[[Collection[str]], bool]
+    left_ms: float = math.inf
+    """Until the first time is to be moved, when it was last looked."""
+    _since: dict[TopicPartition, float] = field(default_factory=dict)
+    _asked: dict[frozenset[str], tuple[float, bool]] = field(default_factory=dict)
+
+    def due(
+        self,
+        tasks: Iterable[Reader],
+        available: Mapping[TopicPartition, OffsetRange],
+        now_ms: float,
+    ) -> Moves:
+        """What is to be moved in tasks whose inputs' ends are known, by their silence: they have
+        nothing in ``available``. A partition without a record so far has no time, and is not
+        moved."""
+        found: dict[TaskId, dict[str, int]] = {}
+        self.left_ms = math.inf
+        known = self._since
+        self._since = {}
+        for task in tasks:
+            sources = self.sources.get(task.id.subtopology, {})
+            for tp in task.inputs:
+                source, waiting = sources.get(tp.topic), available.get(tp)
+                if source is None or (waiting is not None and waiting.end > waiting.start):
+                    continue
+                since = self._since[tp] = known.get(tp, now_ms)
+                time = task.stream_times.get(source.kept, -1)
+                silent_ms = now_ms - since
+                if time < 0:
+                    continue
+                if silent_ms < source.after_ms:
+                    self.left_ms = min(self.left_ms, source.after_ms - silent_ms)
+                elif self._is_fed(source, now_ms):
+                    found.setdefault(task.id, {})[source.kept] = time + int(silent_ms)
+                else:
+                    self.left_ms = min(self.left_ms, AGAIN_MS)
+        return found
+
+    def moved(self, tasks: Iterable[Reader], moves: Moves, at_ms: float) -> None:
+        """What was asked for at ``at_ms`` is committed, as far as the tasks say so: silence is
+        counted from then."""
+        if not self.sources:
+            return
+        for task in tasks:
+            names = moves.get(task.id, {})
+            for topic, source in self.sources.get(task.id.subtopology, {}).items():
+                tp = TopicPartition(topic, task.id.partition)
+                reached = task.stream_times.get(source.kept, -1) >= names.get(source.kept, math.inf)
+                if reached and tp in self._since:
+                    self._since[tp] = at_ms
+
+    def _is_fed(self, source: IdleSource, now_ms: float) -> bool:
+        """Whether nothing is on its way to the topic."""
+        if not source.fed_by:
+            return True
+        asked_ms, answer = self._asked.get(source.fed_by, (-math.inf, False))
+        if now_ms - asked_ms >= AGAIN_MS:
+            answer = self.consumed(source.fed_by)
+            self._asked[source.fed_by] = now_ms, answer
+        return answer

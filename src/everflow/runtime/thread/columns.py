@@ -1,9 +1,10 @@
-"""Prepares the Columns of a plan for its workers, once (notes 014 and 016)."""
+"""Prepares the Columns of a plan, once (notes 014 and 016), and packs what runs in workers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import Column
@@ -38,6 +39,8 @@ from everflow.topology.physical_plan import (
 )
 from everflow.topology.plan import plan
 from everflow.topology.subtopologies import cut
+from everflow.travel.parcel import Parcel
+from everflow.travel.refusals import TravelCheck
 
 
 @dataclass(frozen=True)
@@ -188,3 +191,17 @@ def _column(given: ColumnExpr | None, name: str) -> Column:
         return F.col(name)
     column: Column = F.expr(given.column) if isinstance(given.column, str) else given.column
     return column
+
+
+def packed(content: Any, plan: PhysicalPlan) -> Parcel:
+    """``content``, whose functions and serdes are the plan's. The DSL has checked each of them, but
+    a variable may hold something else by now. Raises TopologyError naming function, variable and
+    line."""
+    try:
+        return Parcel.of(content)
+    except Exception:
+        check = TravelCheck()
+        for op in (*plan.times, *plan.ops):
+            if not isinstance(op, ColumnsOp):
+                check.require(vars(op), getattr(op, "op", op.name), getattr(op, "where", None))
+        raise

@@ -62,8 +62,13 @@ from everflow.moves import some
 from everflow.records import OffsetRange, TaskId, TopicPartition
 from everflow.retry import FIRST_PAUSE_MS, LONGEST_PAUSE_MS
 from everflow.runtime.commit.batch import BatchFailure, BatchResult
-from everflow.runtime.tasks.task import ActiveTask, concerning, positions_of
-from everflow.runtime.tasks.task_timeouts import StalledTask, TaskTimeouts
+from everflow.runtime.tasks.task import (
+    ActiveTask,
+    StalledTask,
+    TaskTimeouts,
+    concerning,
+    positions_of,
+)
 from everflow.runtime.thread.batching import BatchSize, PlannedBatch, plan_ranges
 from everflow.runtime.thread.failure_text import ending, in_full, short
 from everflow.runtime.topics.end_offsets import EndOffsets
@@ -176,7 +181,6 @@ class RepeatedFailures:
     seen: Mapping[Sameness, int] = field(default_factory=dict)
 
     def with_one(self, failure: BatchFailure, now_ms: float) -> RepeatedFailures:
-        """With one more failure."""
         same = sameness(failure)
         counted = {**self.seen, same: self.seen.get(same, 0) + 1}
         return RepeatedFailures(now_ms if self.began_ms is None else self.began_ms, counted)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import socket
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from pyspark import SparkContext
 
@@ -18,14 +20,13 @@ from everflow.runtime.commit.batch import (
 )
 from everflow.runtime.step.spark_failure import failure_of_said, failure_of_text, says
 from everflow.runtime.step.task_step import TaskStep
-from everflow.runtime.thread.columns import ColumnsOfPlan
-from everflow.runtime.thread.packing import packed
-from everflow.runtime.thread.resident_job import ResidentJob
+from everflow.runtime.thread.columns import ColumnsOfPlan, packed
 from everflow.runtime.worker.kafka_sink import KafkaSink
 from everflow.runtime.worker.log_decoder import LogDecoder
 from everflow.runtime.worker.log_input import LogInput
-from everflow.runtime.worker.resident_step import ResidentStep, refuse
+from everflow.runtime.worker.resident_step import STOP, ResidentStep, refuse
 from everflow.runtime.worker.worker_ports import LmdbAccess, WorkerPorts
+from everflow.sockets import TooLargeError, read_line, remove_socket_folder, socket_folder
 from everflow.spark.job import ServingJob, SparkGoneError, SparkJobError, local_property
 from everflow.topology.physical_plan import PhysicalPlan
 from everflow.travel.parcel import Parcel
@@ -111,7 +112,6 @@ class ThreadJob:
             raise
 
     def close(self) -> None:
-        """End the resident step."""
         resident, self._resident = self._resident, None
         if resident is not None:
             resident.stop()
@@ -143,3 +143,99 @@ def answered(text: str) -> BatchResult:
         assert result.failure is not None
         raise BatchFailedError(BatchFailure.from_dict(result.failure))
     return result
+
+
+# --- the resident step ----------------------------------------------------------------------------
+
+START_TIMEOUT_S = 60.0
+END_TIMEOUT_S = 30.0
+_POLL_S = 0.5
+
+
+class ResidentJob:
+    """One resident step. Owned by one stream thread. ``serve(socket path)`` makes the Spark job;
+    ``classify`` turns a job's failure into a BatchFailedError."""
+
+    def __init__(
+        self,
+        serve: Callable[[str], ServingJob],
+        classify: Callable[[SparkJobError], BatchFailedError],
+    ) -> None:
+        self._classify = classify
+        self._folder = socket_folder()
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._connection: socket.socket | None = None
+        self._lines: Any = None
+        try:
+            path = str(self._folder / "r")
+            self._listener.bind(path)
+            self._listener.listen(1)
+            self._listener.settimeout(_POLL_S)
+            self._job = serve(path)
+            self._job.start()
+        except BaseException:
+            self._listener.close()
+            remove_socket_folder(self._folder)
+            raise
+
+    def run(self, request: BatchRequest) -> str:
+        """Serve one micro-batch; blocks. Gives the step's answer, a `BatchResult` in JSON; one that
+        says FAILED is its last. BatchFailedError if its worker or Spark fails."""
+        if self._lines is None:
+            self._connect()
+        try:
+            self._lines.write(request.to_json().encode() + b"\n")
+            self._lines.flush()
+            line = read_line(self._lines, "the answer of a batch's worker")
+        except TooLargeError as error:
+            self.stop()
+            raise BatchFailedError(BatchFailure(kind="worker", error=str(error))) from error
+        except OSError:
+            line = b""
+        if not line.endswith(b"\n"):  # nothing, or the half of an answer: its worker was killed
+            raise self._failed()
+        return bytes(line).decode()
+
+    def stop(self) -> None:
+        """End the step after the batch in flight, so that its worker is free; idempotent, never
+        raises for a job that failed."""
+        try:
+            if self._lines is not None:
+                self._lines.write(STOP.encode() + b"\n")
+                self._lines.flush()
+        except OSError:
+            pass  # it has ended already
+        self._close()
+        self._job.join(END_TIMEOUT_S)
+
+    def _connect(self) -> None:
+        waited = 0.0
+        while True:
+            try:
+                self._connection, _ = self._listener.accept()
+                break
+            except TimeoutError:
+                waited += _POLL_S
+                if self._job.ended.is_set() or waited > START_TIMEOUT_S:
+                    raise self._failed() from None
+        self._lines = self._connection.makefile("rwb")
+
+    def _failed(self) -> BatchFailedError:
+        """Why the step ended; its Spark job says so a moment later."""
+        self._close()
+        self._job.join(END_TIMEOUT_S)
+        if self._job.failure is not None:
+            return self._classify(self._job.failure)
+        return BatchFailedError(
+            BatchFailure(kind="worker", error="the resident step ended without a word")
+        )
+
+    def _close(self) -> None:
+        for opened in (self._lines, self._connection, self._listener):
+            try:
+                if opened is not None:
+                    opened.close()
+            except OSError:
+                pass  # what could not be flushed has nobody to read it
+        self._lines, self._connection = None, None
+        remove_socket_folder(self._folder)

@@ -44,8 +44,7 @@ class TopicState(Protocol):
     """`kafka.admin.TopicDescription`."""
 
     @property
-    def partitions(self) -> int:
-        """How many there are."""
+    def partitions(self) -> int: ...
 
     @property
     def topic_id(self) -> str:
@@ -93,7 +92,6 @@ class TopicChanges:
 
     @property
     def topics(self) -> frozenset[str]:
-        """Those that are watched."""
         return self._topics
 
     @property

@@ -24,12 +24,16 @@ from everflow.runtime.commit.commit_gate import GateBackend
 from everflow.runtime.copies.global_tables import GlobalTables
 from everflow.runtime.copies.state_updater import StateUpdater, UpdaterServices
 from everflow.runtime.instance import Instance
-from everflow.runtime.restore.restoration import PreparedStore
-from everflow.runtime.restore.restore_plan import ChangelogState, RestorePlan
-from everflow.runtime.tasks.lost_writers import LostWriters
-from everflow.runtime.tasks.recovery import ATTEMPT_MS, ON_DISK, Recovery, RecoveryRules
+from everflow.runtime.restore.restoration import ChangelogState, PreparedStore, RestorePlan
+from everflow.runtime.tasks.recovery import (
+    ATTEMPT_MS,
+    ON_DISK,
+    LostWriters,
+    Recovery,
+    RecoveryRules,
+)
 from everflow.runtime.tasks.task import ActiveTask, TaskStore
-from everflow.runtime.thread.thread_ports import ThreadSettings
+from everflow.runtime.thread.stream_thread import ThreadSettings
 from everflow.runtime.topics.end_offsets import EndOffsets
 from everflow.testing.simulation.channel import ChannelServices, SimulatedChannel
 from everflow.testing.simulation.disk import SimulatedCopies, SimulatedDisk

@@ -12,8 +12,7 @@ import pytest
 from everflow import serdes
 from everflow.records import TaskId
 from everflow.runtime.copies.known_copies import Freshness, Settled
-from everflow.runtime.restore.restoration import PreparedStore, prepare_store
-from everflow.runtime.restore.restore_plan import ChangelogState
+from everflow.runtime.restore.restoration import ChangelogState, PreparedStore, prepare_store
 from everflow.state.lmdb_env import StoreClosedError
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec

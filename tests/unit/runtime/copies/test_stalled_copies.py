@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from everflow.errors import RetriableError
+from everflow.runtime.describe import statuses
 from everflow.runtime.restore.listeners import SuspendReason
-from everflow.runtime.task_status import statuses
 from everflow.runtime.tasks.task import TaskRole, TaskState
 from everflow.runtime.thread.retry_policy import troubles_of
 from unit.runtime.copies.updater_world import TASK_TIMEOUT_MS, A, B, World, log_of

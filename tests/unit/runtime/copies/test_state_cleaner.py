@@ -11,8 +11,14 @@ import pytest
 
 from everflow.clock import ManualClock
 from everflow.records import TaskId, TopicPartition
-from everflow.runtime.copies.known_copies import Copies, Freshness
-from everflow.runtime.copies.state_keeper import SETTLE_MS, IdleTasks, StateCleaner, StateKeeper
+from everflow.runtime.copies.known_copies import (
+    SETTLE_MS,
+    Copies,
+    Freshness,
+    IdleTasks,
+    StateCleaner,
+    StateKeeper,
+)
 from everflow.runtime.tasks.task import TaskStore
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.task_directory import StateDirectory

@@ -11,7 +11,7 @@ from everflow.clock import ManualClock
 from everflow.errors import RetriableError
 from everflow.kafka.writing.transaction_states import TransactionState
 from everflow.records import TopicPartition
-from everflow.runtime.observed.broker_facts import (
+from everflow.runtime.observer import (
     WATCHED_MS,
     BrokerFacts,
     Standing,

@@ -17,8 +17,8 @@ from everflow.observe.desired_instances import ScalingRules
 from everflow.observe.page.view import page_view
 from everflow.records import TaskId
 from everflow.runtime.client_state import ClientState
-from everflow.runtime.observed.observer import Observer, Subject
-from everflow.runtime.task_status import TaskStatus
+from everflow.runtime.describe import TaskStatus
+from everflow.runtime.observer import Observer, Subject
 from everflow.runtime.tasks.task import TaskRole, TaskState
 
 RESTORING = TaskStatus(

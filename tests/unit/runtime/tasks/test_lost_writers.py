@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from everflow.errors import RetriableError
-from everflow.runtime.tasks.lost_writers import LostWriters, lost_writers
+from everflow.runtime.tasks.recovery import LostWriters, lost_writers
 
 ME, LIVE, DEAD = (f"{digit * 8}-aaaa-bbbb-cccc-{digit * 12}" for digit in "123")
 

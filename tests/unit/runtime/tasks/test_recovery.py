@@ -21,8 +21,7 @@ from everflow.errors import (
 from everflow.records import CommittedOffset, Int64, TaskId, TopicPartition
 from everflow.retry import StoppedError
 from everflow.runtime.commit.batch import format_metadata
-from everflow.runtime.restore.restoration import RestoreJob, prepare_store, restore
-from everflow.runtime.restore.restore_plan import ChangelogState
+from everflow.runtime.restore.restoration import ChangelogState, RestoreJob, prepare_store, restore
 from everflow.runtime.tasks.recovery import (
     ON_DISK,
     PURGED,

@@ -19,8 +19,7 @@ from everflow.runtime.commit.batch import (
 from everflow.runtime.commit.commit_gate import GateBook
 from everflow.runtime.tasks.recovery import CommittedLowerBounds, Recovery, RecoveryRules
 from everflow.runtime.tasks.task import ActiveTask, TaskState, TaskStore
-from everflow.runtime.thread.stream_thread import StreamThread
-from everflow.runtime.thread.thread_ports import ThreadServices, ThreadSettings
+from everflow.runtime.thread.stream_thread import StreamThread, ThreadServices, ThreadSettings
 from everflow.runtime.topics.end_offsets import EndOffsets
 from everflow.topology.sources.idle_sources import IdleSource
 

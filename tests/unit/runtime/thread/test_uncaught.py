@@ -28,15 +28,14 @@ from everflow.runtime.commit.batch import (
     BatchRequest,
     BatchResult,
 )
-from everflow.runtime.tasks.task import ActiveTask, TaskState
-from everflow.runtime.tasks.task_timeouts import TaskTimeouts
+from everflow.runtime.tasks.task import ActiveTask, TaskState, TaskTimeouts
 from everflow.runtime.thread.retry_policy import (
     ReplacementLimits,
     RetryPolicy,
     StalledTasks,
     first_size,
 )
-from everflow.runtime.thread.uncaught import StreamThreadExceptionResponse, Uncaught
+from everflow.runtime.thread.stream_thread import StreamThreadExceptionResponse, Uncaught
 from unit.runtime.thread.stream_thread_world import IN, OTHER, OTHER_TASK, TASK, World
 
 REPLACE = StreamThreadExceptionResponse.REPLACE_THREAD

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from everflow.records import OffsetRange, TaskId, TopicPartition
-from everflow.runtime.topics.idle_sources import AGAIN_MS, IdleSources, Moves
+from everflow.runtime.thread.batching import AGAIN_MS, IdleSources, Moves
 from everflow.topology.sources.idle_sources import IdleSource
 
 TASK = TaskId(0, 3)

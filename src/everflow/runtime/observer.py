@@ -15,20 +15,34 @@ import ssl
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from everflow import metrics as names
 from everflow.clock import Clock, SystemClock
 from everflow.config import StreamsConfig
-from everflow.errors import ConfigError, EverflowError
+from everflow.errors import ConfigError, EverflowError, FatalError
+from everflow.kafka.admin import ClusterAdmin
+from everflow.kafka.dead_letters import (
+    Cause,
+    LetterAge,
+    LetterPlace,
+    LetterTally,
+    OldLetters,
+    Replayer,
+    portions,
+    sample_of,
+    stored,
+    tallied,
+)
+from everflow.kafka.writing.transaction_states import TransactionState, TransactionStates
 from everflow.location import place, short
 from everflow.metrics import Metrics
-from everflow.moves import moves
+from everflow.moves import counted, moves
 from everflow.observe.desired_instances import DesiredInstances, Load, ScalingRules
 from everflow.observe.observation import (
     DiskSpace,
@@ -37,18 +51,25 @@ from everflow.observe.observation import (
     ObservedStore,
     ObservedTask,
     ObservedThread,
+    ObservedWriter,
+    StableLag,
 )
 from everflow.observe.page.events import EventBook
 from everflow.observe.page.history import Facts, LookHistory
+from everflow.observe.page.letters import (
+    CauseLetters,
+    LetterCause,
+    LettersFound,
+    LettersReplayed,
+)
 from everflow.observe.status import status_of
 from everflow.observe.task_rates import with_rates
 from everflow.records import TaskId, TopicPartition
+from everflow.runtime.assembly import client_id
+from everflow.runtime.describe import TaskStatus, trouble
 from everflow.runtime.instance import Instance
-from everflow.runtime.observed.broker_facts import BrokerFacts, BrokerPorts
-from everflow.runtime.task_status import TaskStatus, trouble
 from everflow.runtime.tasks.blueprint import Blueprint
 from everflow.runtime.tasks.task import TaskStore
-from everflow.runtime.wiring import client_id
 from everflow.threads import on_thread
 from everflow.topology.describe_physical import roads
 from everflow.topology.drawing import as_svg
@@ -60,6 +81,157 @@ if TYPE_CHECKING:
     from everflow.observe.http_server import HttpServer
     from everflow.observe.page.letters import DeadLetterService
     from everflow.observe.page.peers import Peers
+
+
+# --- broker facts ---------------------------------------------------------------------------------
+# What only the brokers know of an instance's transactions, asked while somebody looks (note 054).
+#
+# A look asks nobody (note 049): a thread of its own asks now and then, and without an answer the
+# last one holds, and says how old it is.
+
+ASK_S = 5.0
+WATCHED_MS = 70_000.0
+"""Who has looked within this time looks again: once a minute is Prometheus' own interval."""
+
+
+class BrokerPorts(Protocol):
+    """Its methods block, raise EverflowError, and belong to one thread."""
+
+    def written(self, asked: Collection[TopicPartition]) -> Mapping[TopicPartition, int]:
+        """Where logs end."""
+
+    def stable(self, asked: Collection[TopicPartition]) -> Mapping[TopicPartition, int]:
+        """Up to where readers of committed records see them."""
+
+    def states(self, ids: Collection[str]) -> Mapping[str, TransactionState]:
+        """Of transactional ids."""
+
+    def close(self) -> None:
+        """Connections that are not used for a while."""
+
+
+class Standing(NamedTuple):
+    """The last stable offset of a partition, so many records before its end, and since when it has
+    stood there (monotonic ms)."""
+
+    stable: int
+    records: int
+    since_ms: float
+
+
+def standing(
+    before: Mapping[TopicPartition, Standing],
+    written: Mapping[TopicPartition, int],
+    stable: Mapping[TopicPartition, int],
+    now_ms: float,
+) -> dict[TopicPartition, Standing]:
+    """Of the partitions of which both are known. ``written`` was asked for first: what came in
+    between counts as stable, not as held back. Pure."""
+    found = {}
+    for tp in written.keys() & stable.keys():
+        records = max(0, written[tp] - stable[tp])
+        old = before.get(tp)
+        stands = old is not None and records and old.records and old.stable == stable[tp]
+        since_ms = old.since_ms if old is not None and stands else now_ms
+        found[tp] = Standing(stable[tp], records, since_ms)
+    return found
+
+
+@dataclass(kw_only=True)
+class BrokerFacts:
+    """It asks about ``inputs`` and ``ids``, transactional id -> stream thread, as they are then.
+    `run` is a thread of its own; the others may be called from any."""
+
+    ports: BrokerPorts
+    inputs: Callable[[], Collection[TopicPartition]]
+    ids: Callable[[], Mapping[str, int]]
+    clock: Clock
+    _standing: Mapping[TopicPartition, Standing] = field(default_factory=dict)
+    _states: Mapping[str, TransactionState] = field(default_factory=dict)
+    _asked_ms: float = 0.0
+    """When the states were told, of the wall clock, as a transaction's begin is."""
+    _told_ms: float | None = None
+    _watched_ms: float = -math.inf
+
+    def watched(self) -> None:
+        self._watched_ms = self.clock.monotonic_ms()
+
+    def told_s(self, now_ms: float) -> float | None:
+        """How old the answers are; None: there is none."""
+        return None if self._told_ms is None else max(0.0, now_ms - self._told_ms) / 1000
+
+    def held_back(self) -> dict[tuple[str, int], StableLag]:
+        """By topic and partition; for how long when it was asked for."""
+        until_ms = self._told_ms or 0.0
+        return {
+            (tp.topic, tp.partition): StableLag(
+                one.records, one.stable, (until_ms - one.since_ms) / 1000 if one.records else 0.0
+            )
+            for tp, one in self._standing.items()
+        }
+
+    def writers(self) -> list[ObservedWriter]:
+        """In the order of the threads. For how long a transaction was open when it was asked for:
+        nobody knows whether it is still."""
+        found = []
+        for name, thread in sorted(self.ids().items(), key=lambda item: item[1]):
+            told = self._states.get(name)
+            if told is None:
+                found.append(ObservedWriter(thread=thread, transactional_id=name))
+                continue
+            open_ms = 0 if told.since_ms is None else self._asked_ms - told.since_ms
+            found.append(
+                ObservedWriter(
+                    thread=thread,
+                    transactional_id=name,
+                    state=told.state,
+                    open_s=max(0, open_ms) / 1000,
+                )
+            )
+        return found
+
+    def run(self, stop: threading.Event) -> None:
+        """Ask now and then, while somebody looks, until ``stop``."""
+        with closing(self.ports):
+            while not stop.wait(ASK_S):
+                if self.clock.monotonic_ms() - self._watched_ms > WATCHED_MS:
+                    self.ports.close()
+                    continue
+                try:
+                    self.ask()
+                except Exception:  # the brokers are away, or the instance ends
+                    log.debug("The brokers were not asked for transactions", exc_info=True)
+
+    def ask(self) -> None:
+        inputs, ids = self.inputs(), self.ids()
+        written = self.ports.written(inputs) if inputs else {}
+        stable = self.ports.stable(list(written)) if written else {}
+        now_ms = self.clock.monotonic_ms()
+        self._standing = standing(self._standing, written, stable, now_ms)
+        # Before the rest: brokers older than 3.0 do not tell it.
+        self._told_ms = now_ms
+        states = self.ports.states(list(ids)) if ids else {}
+        self._asked_ms, self._states = self.clock.now_ms(), states
+
+
+class ClusterBrokers:
+    """`BrokerPorts` of a cluster."""
+
+    def __init__(self, admin: ClusterAdmin, producer: Mapping[str, Any]) -> None:
+        self._admin = admin
+        self._states = TransactionStates(producer)
+
+    def written(self, asked: Collection[TopicPartition]) -> Mapping[TopicPartition, int]:
+        return self._admin.known_ends(asked, "read_uncommitted")
+
+    def stable(self, asked: Collection[TopicPartition]) -> Mapping[TopicPartition, int]:
+        return self._admin.known_ends(asked, "read_committed")
+
+    def states(self, ids: Collection[str]) -> Mapping[str, TransactionState]:
+        return self._states.of(ids)
+
+    def close(self) -> None:
+        self._states.close()
 
 
 # --- busy shares ----------------------------------------------------------------------------------
@@ -232,7 +404,6 @@ class Observer:
         return self.look()
 
     def status(self) -> dict[str, Any]:
-        """As `/status` says it."""
         return status_of(self.watch())
 
     def facts(self) -> Facts:
@@ -429,12 +600,10 @@ def _lags(instance: Instance | None) -> Mapping[tuple[str, int], int]:
 
 
 def _inputs(instance: Instance | None) -> Sequence[TopicPartition]:
-    """Of the running tasks."""
     return [] if instance is None else sorted(instance.running_positions())
 
 
 def _writers(instance: Instance | None) -> Mapping[str, int]:
-    """Transactional id -> stream thread."""
     threads = [] if instance is None else list(instance.threads)
     return {thread.settings.transactional_id: thread.number for thread in threads}
 
@@ -463,7 +632,6 @@ def _line(where: str) -> str:
 
 
 def rules_of(config: StreamsConfig) -> ScalingRules:
-    """The ``scale.`` keys."""
     return ScalingRules(
         target=config.scale_target_percent / 100,
         drain_s=config.scale_drain_ms / 1000,
@@ -589,3 +757,152 @@ def _trust(config: StreamsConfig) -> ssl.SSLContext | None:
             f"query.ssl.ca.location = {authority!r} cannot be used ({error}): it names the "
             f"authority (PEM) that has signed the instances' certificates."
         ) from error
+
+
+# --- topic letters --------------------------------------------------------------------------------
+# An instance's dead letter topic for who watches the instance: looked at and replayed (056).
+
+MOST_LOOKED = 20_000
+"""Offsets of the topic's end, over all partitions: it is read while records are processed."""
+MOST_CAUSES = 40
+MOST_REPLAYED = 5_000
+"""Of one press of the button."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The part of the topic that is looked at."""
+
+    starts: Mapping[TopicPartition, int]
+    ends: Mapping[TopicPartition, int]
+    earlier: int
+
+    @staticmethod
+    def of(admin: ClusterAdmin, topic: str) -> _Part:
+        """Its end, as it is committed now; nothing where it does not exist yet."""
+        found = admin.describe_topics([topic])
+        partitions = [
+            TopicPartition(topic, n) for one in found.values() for n in range(one.partitions)
+        ]
+        first = admin.list_offsets(partitions, "earliest", "read_committed")
+        ends = admin.list_offsets(partitions, "latest", "read_committed")
+        each = max(1, MOST_LOOKED // max(1, len(partitions)))
+        starts = {tp: max(first[tp], ends[tp] - each) for tp in partitions}
+        return _Part(starts, ends, sum(starts[tp] - first[tp] for tp in partitions))
+
+
+@dataclass(frozen=True)
+class TopicLetters:
+    """`everflow.observe.page.letters.DeadLetterService`. Each call has connections of its own."""
+
+    config: StreamsConfig
+    topic: str
+
+    def look(self) -> LettersFound:
+        with closing(ClusterAdmin(self.config.admin())) as admin:
+            part = _Part.of(admin, self.topic)
+            tallies = self._tallied(part)
+            newest = _newest(
+                admin, {one.source or "" for t in tallies.values() for one in _ages(t)}
+            )
+        ranked = sorted(tallies.items(), key=lambda item: (-len(item[1].open), item[0]))
+        causes = [
+            CauseLetters(
+                cause=LetterCause(*cause),
+                letters=tally.letters,
+                open=len(tally.open),
+                sample=sample_of(tally.sample()),
+                late=None if newest is None else _late(tally, newest),
+            )
+            for cause, tally in ranked[:MOST_CAUSES]
+        ]
+        return LettersFound(topic=self.topic, causes=causes, earlier=part.earlier)
+
+    def replay(self, cause: LetterCause, time_ms: int | None) -> LettersReplayed:
+        """See `DeadLetterService`. The oldest first, those that the part has which is looked at."""
+        with (
+            closing(ClusterAdmin(self.config.admin())) as admin,
+            # Before the topic is read: what another replay commits later, it cannot commit.
+            closing(Replayer(self.config, self.topic, _Counts(admin))) as replayer,
+        ):
+            part = _Part.of(admin, self.topic)
+            tally = self._tallied(part).get(cause)
+            open_ = sorted(tally.open) if tally is not None else []
+            done, error = self._write(replayer, part, open_[:MOST_REPLAYED], time_ms)
+        told = f" and then failed: {error}" if error else ""
+        moves.info(
+            "Replayed %s from %s into %s%s, as asked for on the page (%s at %s)%s",
+            counted(done, "dead letter"),
+            self.topic,
+            cause.topic,
+            "" if time_ms is None else " with the present time",
+            cause.exception,
+            cause.node,
+            told,
+        )
+        return LettersReplayed(replayed=done, left=len(open_) - done, error=error)
+
+    def _write(
+        self, replayer: Replayer, part: _Part, chosen: list[LetterPlace], time_ms: int | None
+    ) -> tuple[int, str]:
+        """How many, and what has ended it."""
+        done = 0
+        starts: dict[TopicPartition, int] = {}
+        for letter in chosen:  # in order
+            starts.setdefault(TopicPartition(self.topic, letter.partition), letter.offset)
+        ends = {tp: part.ends[tp] for tp in starts}
+        try:
+            for portion in portions(stored(self.config, starts, ends), set(chosen)):
+                done += replayer.replay(portion, None, time_ms)
+        except EverflowError as failure:
+            return done, f"[{failure.code}] {failure}"
+        return done, ""
+
+    def _tallied(self, part: _Part) -> dict[Cause, LetterTally]:
+        return tallied(stored(self.config, part.starts, part.ends))
+
+
+def _ages(tally: LetterTally) -> Iterable[LetterAge]:
+    return tally.ages.values()
+
+
+def _late(tally: LetterTally, newest: Mapping[TopicPartition, int]) -> int:
+    """How many of the open letters are older than what is in the topics that they go to."""
+    old = OldLetters.among(_ages(tally), None, newest)
+    return 0 if old is None else old.count
+
+
+def _newest(admin: ClusterAdmin, topics: set[str]) -> dict[TopicPartition, int] | None:
+    """The latest record time in each partition of the topics; None where the brokers do not say
+    it."""
+    try:
+        shapes = admin.describe_topics(topics) if topics else {}
+        logs = [TopicPartition(name, n) for name in shapes for n in range(shapes[name].partitions)]
+        return admin.newest_times(logs)
+    except FatalError:  # brokers before 3.0, or a topic of somebody else's
+        return None
+
+
+class _Counts:
+    """topic -> its partitions, asked for once."""
+
+    def __init__(self, admin: ClusterAdmin) -> None:
+        self._admin = admin
+        self._known: dict[str, int] = {}
+
+    def __call__(self, topic: str) -> int:
+        if topic not in self._known:
+            found = self._admin.describe_topics([topic])
+            if topic not in found:
+                raise ConfigError(
+                    f"topic {topic}, which the dead letters came from, does not exist any more. "
+                    f"`everflow dlq replay --to TOPIC` writes them into another one."
+                )
+            self._known[topic] = found[topic].partitions
+        return self._known[topic]
+
+
+def letters_of(config: StreamsConfig) -> TopicLetters | None:
+    """None: the application has no dead letter topic."""
+    topic = config.errors_dead_letter_queue_topic_name
+    return TopicLetters(config, topic) if topic else None
