@@ -107,7 +107,7 @@ MUTATIONS = {
         "operators.table everflow.state.lmdb_store",
         "runtime.step.step_stores lmdb",
         "runtime.step.step_failure everflow.kafka.errors",
-        "runtime.commit.batch everflow.state.lmdb_store",
+        "runtime.restore.restore_plan everflow.state.lmdb_store",
         "runtime.commit.gate_client confluent_kafka",
         "runtime.topics.end_offsets everflow.kafka.admin",
         "operators.joins.asof everflow.dsl.functions",

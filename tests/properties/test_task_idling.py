@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everflow.records import OffsetRange, TopicPartition
-from everflow.runtime.thread.batching import TaskIdling, is_empty, plan_ranges
+from everflow.runtime.thread.batching import is_empty, plan_ranges
+from everflow.runtime.thread.planning import TaskIdling
 from properties.test_merge_order import Input, at, hop_of
 
 NAMES = "abc"
@@ -79,7 +80,7 @@ def in_batches(arrivals: list[Arrival], count: int, idle_ms: int, last: int, mos
                 at(source): OffsetRange(position[at(source)], 10 + len(times[source]))
                 for source in range(count)
             }
-            look = idling.look([list(position)], available, now)
+            look = idling.readable([list(position)], available, now)
             ranges = plan_ranges(look.of(available), most)
             if is_empty(ranges):
                 break

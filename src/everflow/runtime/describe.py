@@ -1,4 +1,4 @@
-"""What an operator sees of an instance's tasks: role, state, how far behind, for how long still."""
+"""Describes an instance's tasks, and the instance before its start, for operators."""
 
 from __future__ import annotations
 
@@ -37,18 +37,15 @@ class TaskStatus:
     """One task on this instance.
 
     Attributes:
-        state: CREATED while it is ours and is nowhere yet: it waits for its stream thread, or for
-        the state updater to let go.
-            SUSPENDED while it is handed over: revoked here, and its next owner does not have it
-            yet.
-        lag: a running active task: input records that wait; otherwise offsets between its copy and
-        the end of its changelogs.
-            None: not known yet.
-        rate: records/s of its copy, restoring or following.
-        remaining_s: until its copy is complete at that rate; None: not known, 0: complete.
-        copied: offsets of its changelogs that its copy has, of ``copied + lag``; None for a running
-        active task.
-        trouble: what keeps it from getting on, since when and how often; None for one that does.
+        state: CREATED while an assigned task waits for its stream thread or for the state updater.
+        SUSPENDED while a revoked task is handed over.
+        lag: input records that wait, of a running active task; else the offsets of its changelogs
+        that its replica lacks. None: not known yet.
+        rate: records/s that the replica restores or follows.
+        remaining_s: time until the replica is complete at that rate; None: not known, 0: complete.
+        copied: offsets of its changelogs that the replica has, of ``copied + lag``; None for a
+        running active task.
+        trouble: why it makes no progress, since when and how often; None if it does.
     """
 
     role: TaskRole
@@ -75,7 +72,7 @@ def statuses(
     ``restores``: under way; ``handing_over``: revoked, not given up yet. One whose last batch still
     runs is RUNNING. ``troubles``: of their threads, and of ``stalled_copies``, which make no
     progress and may not be open yet."""
-    told = troubles or {}
+    troubled = troubles or {}
     found = {
         task: TaskStatus(role=TaskRole.ACTIVE, state=TaskState.CREATED, lag=None) for task in owned
     }
@@ -87,12 +84,12 @@ def statuses(
             rate=copy.rate,
             remaining_s=copy.remaining_s,
             copied=copy.offset_sum,
-            trouble=told.get(task),
+            trouble=troubled.get(task),
         )
         for task, copy in followed.items()
     }
     found |= {
-        task: TaskStatus(role=role, state=TaskState.CREATED, lag=None, trouble=told.get(task))
+        task: TaskStatus(role=role, state=TaskState.CREATED, lag=None, trouble=troubled.get(task))
         for task, role in (stalled_copies or {}).items()
         if task not in found
     }
@@ -111,7 +108,7 @@ def statuses(
             lag=lag,
             rate=0.0,
             remaining_s=0.0,
-            trouble=told.get(task.id),
+            trouble=troubled.get(task.id),
         )
     return dict(sorted(found.items()))
 
@@ -155,8 +152,7 @@ def copies_metrics(followed: Mapping[TaskId, FollowedTask]) -> dict[str, float]:
     }
 
 
-# --- task words -----------------------------------------------------------------------------------
-# An instance's tasks in words: how many in which role, how far the copies are. Pure.
+# --- tasks in words -------------------------------------------------------------------------------
 
 ACTIVE, STARTING, RESTORING, LEAVING, STANDBY, WARM_UP = (
     "active",
@@ -168,8 +164,9 @@ ACTIVE, STARTING, RESTORING, LEAVING, STANDBY, WARM_UP = (
 )
 FAILING = "failing"
 ROLES = (ACTIVE, FAILING, STARTING, RESTORING, LEAVING, STANDBY, WARM_UP)
-"""What a task is here, for people: an active one that cannot process yet is restoring, or waits for
-its stream thread; one whose batches fail is failing; one that is leaving is being handed over."""
+"""The roles that operators see. An active task that cannot process yet is restoring, or starting
+while it waits for its stream thread; failing if its batches fail; leaving while it is handed
+over."""
 _OF_STATE = {
     TaskState.RUNNING: ACTIVE,
     TaskState.RESTORING: RESTORING,
@@ -190,10 +187,8 @@ def role_of(status: TaskStatus) -> str:
 def summary(tasks: Mapping[TaskId, TaskStatus], now_ms: float | None = None) -> str:
     """``6 active, 2 warm-up · warm-up 43 %, 12,000 records/s, 3 s left``; empty without tasks.
 
-    What somebody waits for has its progress: restores, and warm-ups, added up. Tasks whose batches
-    fail say why: ``2 failing · no leader for out-0 (3 times in 12 s)``. ``now_ms``: wall clock,
-    None for now.
-    """
+    Restores and warm-ups have their progress, added up. Failing tasks have the cause: ``2 failing ·
+    no leader for out-0 (3 times in 12 s)``. ``now_ms``: wall clock, None for now."""
     counts = Counter(role_of(status) for status in tasks.values())
     parts = [", ".join(f"{counts[role]} {role}" for role in ROLES if counts[role])]
     for role in (RESTORING, WARM_UP):
@@ -246,7 +241,7 @@ def duration(seconds: float) -> str:
 
 
 def task_lines(tasks: Mapping[TaskId, TaskStatus]) -> list[str]:
-    """A line for each task, those that somebody waits for first; at most a dozen."""
+    """A line for each task, restoring and failing ones first; at most a dozen."""
     order = {FAILING: 0, RESTORING: 1, STARTING: 2, LEAVING: 3, WARM_UP: 4, ACTIVE: 5, STANDBY: 6}
     ranked = sorted(tasks.items(), key=lambda item: (order[role_of(item[1])], item[0]))
     lines = [
@@ -268,47 +263,9 @@ def _percent(copied: int, lag: int) -> str:
     return f"{100 * copied // (copied + lag)} %" if lag else "100 %"
 
 
-# --- banner ---------------------------------------------------------------------------------------
-# What an instance says of itself before it starts. Text in, text out.
+# --- the banner of a start ------------------------------------------------------------------------
 
 _LIST_WIDTH = 76  # topics or stores named before "and n more"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Banner:
-    """``topology`` is `topology_lines` of the program, ``computed`` how many of its nodes take
-    which road, ``program`` says where it is, if anywhere."""
-
-    application_id: str
-    version: str
-    bootstrap_servers: str
-    guarantee: str
-    threads: int
-    state_folder: str
-    topology: tuple[str, str, str]
-    log_file: str
-    computed: str
-    program: str = ""
-
-    def text(self) -> str:
-        """Several lines, without a final newline."""
-        rows = [
-            ("application", f"{self.application_id}   (everflow {self.version})"),
-            ("brokers", self.bootstrap_servers),
-            (
-                "guarantee",
-                f"{self.guarantee}, {self.threads} stream thread{'s' * (self.threads != 1)}",
-            ),
-            ("topology", self.topology[0]),
-            ("", self.topology[1]),
-            ("", self.topology[2]),
-            ("computed", self.computed),
-            ("state", self.state_folder),
-            ("log", self.log_file),
-        ]
-        if self.program:
-            rows.insert(1, ("program", self.program))
-        return "\n".join(f"{label:<12} {text}" for label, text in rows)
 
 
 def topology_lines(topology: Topology) -> tuple[str, str, str]:
@@ -351,18 +308,21 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(shown)
 
 
-def banner(config: StreamsConfig, topology: Topology, program: str = "") -> Banner:
-    """The banner of an instance; ``program``: where it was loaded from, if from anywhere."""
+def banner(config: StreamsConfig, topology: Topology, program: str = "") -> str:
+    """Several lines, without a final newline. ``program``: where the topology was loaded from."""
     planned = plan(topology, cut(topology).index_of, config.application_id)
-    return Banner(
-        program=program,
-        application_id=config.application_id,
-        version=version("everflow"),
-        bootstrap_servers=config.bootstrap_servers,
-        guarantee=config.processing_guarantee,
-        threads=config.num_stream_threads,
-        state_folder=str(Path(config.state_dir) / config.application_id),
-        log_file=str(log_path(config.state_dir, config.application_id)),
-        topology=topology_lines(topology),
-        computed=computed(roads(planned)),
-    )
+    threads = config.num_stream_threads
+    rows = [
+        ("application", f"{config.application_id}   (everflow {version('everflow')})"),
+        *([("program", program)] if program else []),
+        ("brokers", config.bootstrap_servers),
+        (
+            "guarantee",
+            f"{config.processing_guarantee}, {threads} stream thread{'s' * (threads != 1)}",
+        ),
+        *zip(("topology", "", ""), topology_lines(topology), strict=True),
+        ("computed", computed(roads(planned))),
+        ("state", str(Path(config.state_dir) / config.application_id)),
+        ("log", str(log_path(config.state_dir, config.application_id))),
+    ]
+    return "\n".join(f"{label:<12} {text}" for label, text in rows)

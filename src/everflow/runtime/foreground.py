@@ -32,10 +32,10 @@ from everflow.topology.program import Topology
 from everflow.waits import waiting
 from everflow.windows import duration_ms
 
-# --- bounded run ----------------------------------------------------------------------------------
-# A run that ends by itself: after a number of records, or after a time; and what it has written.
-#
-# For first steps and notebooks. `Foreground` asks it at every tick.
+log = logging.getLogger("everflow")
+
+
+# --- a run with a bound: a number of records, or a time -------------------------------------------
 
 READ_ALL_S = 20.0
 """After the end, reading what was written last."""
@@ -64,7 +64,7 @@ class BoundedRun:
     _reader: WrittenRecords | None = field(default=None, repr=False)
 
     def open(self) -> None:
-        """Before the instance starts: note where the topics end."""
+        """Called before the instance starts: note where the topics end."""
         if not self.sinks:
             return
         admin = ClusterAdmin(self.config.admin())
@@ -88,7 +88,7 @@ class BoundedRun:
         self._reader = WrittenRecords(self.config.consumer(), starts)
 
     def started(self) -> None:
-        """The start has gone through: the time begins."""
+        """Called after the start: the time begins."""
         if self.timeout_s is not None:
             self._ends_at_s = time.monotonic() + self.timeout_s
 
@@ -103,7 +103,7 @@ class BoundedRun:
         return None
 
     def result(self) -> list[WrittenRecord] | dict[str, list[WrittenRecord]] | None:
-        """After the end: what was asked for."""
+        """The collected records, after the end."""
         if not self.collects or self._reader is None:
             return None
         admin = ClusterAdmin(self.config.admin())
@@ -112,7 +112,7 @@ class BoundedRun:
         finally:
             admin.close()
         if not self._reader.read_to(ends, READ_ALL_S):
-            log.warning("The last records were not read within %.0f s", READ_ALL_S)
+            log.warning("The last output records were not read within %.0f s", READ_ALL_S)
         found: dict[str, list[WrittenRecord]] = {topic: [] for topic in self.sinks}
         for tp in sorted(self._reader.records):
             sink = self.sinks[tp.topic]
@@ -131,8 +131,8 @@ def bounded_run(
     timeout: object,
     collect: object,
 ) -> BoundedRun | None:
-    """What `KafkaStreams.run` was asked for; None: it has no end of its own. TopologyError for what
-    cannot be."""
+    """The bounds that `KafkaStreams.run` was called with; None without any. TopologyError for wrong
+    ones."""
     if count is None and timeout is None and collect is None:
         return None
     where = user_line()
@@ -212,21 +212,19 @@ def _decoded(tp: TopicPartition, raw: RawWritten, sink: SinkNode) -> WrittenReco
     return WrittenRecord(key, value, raw.timestamp)
 
 
-log = logging.getLogger("everflow")
-
 TICK_S = 0.1
 END_S = 30.0
 """Beyond the time for handing over, an end may take so long before it goes on in the background."""
 
 
 class RunsInForeground(Protocol):
-    """What is run here of a `KafkaStreams`, which itself runs here: `KafkaStreams.run`."""
+    """The part of `KafkaStreams` that is needed here."""
 
     config: StreamsConfig
     _life: InstanceLife
     _joined: bool
     _log_file: LogFile | None
-    _told_by_caller: bool
+    _caller_raises: bool
 
     @property
     def state(self) -> ClientState: ...
@@ -249,28 +247,25 @@ class Foreground:
     signal: int | None = None
     joined: bool = False
     bound: BoundedRun | None = None
-    _told_at_s: float = math.inf
+    _ending_since_s: float = math.inf
 
     @property
     def timeout_s(self) -> float:
-        """How long an end may take."""
         return self.streams.config.drain_timeout_ms / 1000 / DRAIN_SHARE + END_S
 
     @property
     def ending(self) -> str:
-        """What its end is at, in words; empty before it."""
         return self.streams._life.ending
 
     @property
     def log_file(self) -> Path | None:
-        """Where its log is; None where it has had none."""
         return None if self.streams._log_file is None else self.streams._log_file.path
 
     def run(self) -> None:
-        """Start it and return when it has ended. Raises what stopped it, if that was no signal;
-        whoever calls tells it."""
+        """Start the instance and return when it has ended. Raises the error that stopped it, if it
+        was not a signal; the caller reports it."""
         streams = self.streams
-        streams._told_by_caller = True
+        streams._caller_raises = True
         with owned() as signals, signals.told_to(self._on_signal):
             if self.bound is not None:
                 self.bound.open()
@@ -287,35 +282,38 @@ class Foreground:
             raise streams.error
 
     def _is_over(self) -> bool:
-        """After a tick, whether nothing is left to wait for."""
+        """Wait a tick; True if the instance has ended or its shutdown takes too long."""
         self._end_if_reached()
         return self.streams._life.states.wait_ended(TICK_S) or self._overdue()
 
     def _end_if_reached(self) -> None:
-        """Begin the end of a run that has done what it was asked for."""
+        """Begin the end of a run that has reached its bound."""
         if self.bound is None or self.streams.state in STOPPING:
             return
         why = self.bound.reached()
         if why is not None:
-            self._told_at_s = time.monotonic()
+            self._ending_since_s = time.monotonic()
             moves.info("stopping: %s", why)
             self.streams._begin_close(self.timeout_s, self.leave_group)
 
     def _overdue(self) -> bool:
-        """Whether the end takes too long; it then goes on in the background for as long as this
-        process lives."""
-        if self._told_at_s == math.inf:
+        """True if the shutdown takes too long. It then goes on in the background for as long as
+        this process lives."""
+        if self._ending_since_s == math.inf:
             return False
-        over = time.monotonic() - self._told_at_s > self.timeout_s
+        over = time.monotonic() - self._ending_since_s > self.timeout_s
         if over:
-            log.warning("The end takes longer than %.0f s, it is not waited for", self.timeout_s)
+            log.warning(
+                "The shutdown takes longer than %.0f s and goes on in the background",
+                self.timeout_s,
+            )
         return over
 
     def _on_signal(self, count: int, number: int) -> None:
-        """On a thread of its own."""
         streams = self.streams
         if count == 1:
-            self.signal, self.joined, self._told_at_s = number, streams._joined, time.monotonic()
+            self.signal, self.joined = number, streams._joined
+            self._ending_since_s = time.monotonic()
             hurry = "SIGTERM" if number == signal.SIGHUP else "a second one"
             moves.info(
                 "stopping: %s (%s; %s does not wait)",

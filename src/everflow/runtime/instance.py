@@ -1,7 +1,7 @@
-"""Joins an instance's parts: what happens between them, and in which order they begin.
+"""Joins an instance's parts: the order in which they start, and their reactions to events.
 
-`InstanceEnd` ends them. `KafkaStreams` runs both on a cluster (`ClusterPorts`), a simulation on a
-simulated one: neither has an order or a reaction to an event of its own (note 011).
+`InstanceEnd` ends them. `KafkaStreams` runs both on a cluster (`ClusterPorts`), the simulation on a
+simulated one: neither has an order or a reaction of its own (note 011).
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ log = logging.getLogger("everflow")
 JOIN_ATTEMPT_S = 5.0
 RESTORE_THREADS = 2
 TAIL_THREADS = 2
-"""For tasks whose copy was in use here a moment ago: they must not wait behind whole restores."""
+"""For tasks whose copy was just in use here: they must not wait for whole restores."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class InstanceSettings:
-    """What an instance goes by. Times in ms."""
+    """The settings of an instance. Times in ms."""
 
     threads: int
     exactly_once: bool
@@ -96,16 +96,14 @@ class EventLoop(Protocol):
 
     def start(self) -> None: ...
     def end(self) -> None:
-        """Run no event that is posted from now on; returns when those before have run. Also where
-        it was never started."""
+        """Run no event that is posted from now on; returns when earlier ones have run. Also if it
+        was never started."""
 
 
 class InstancePorts(Protocol):
     """Makes the parts of an instance that know its cluster, each once and in this order, and has
-    the effects that no part has.
-
-    A part may use what the instance has by then, and call the instance once it was started.
-    """
+    the effects outside these parts. A part may use the instance's earlier parts, and call the
+    instance once it was started."""
 
     def loop(self, turn: Callable[[Callable[[], None]], None]) -> EventLoop: ...
     def updater(self, instance: Instance) -> StateUpdater: ...
@@ -126,46 +124,45 @@ class InstancePorts(Protocol):
     def new_incarnation(self) -> str: ...
     def create(self, task: TaskId) -> ActiveTask: ...
     def slots(self) -> int:
-        """How many tasks Spark runs at a time."""
+        """The number of tasks that Spark runs at a time."""
 
     def kill_workers(self, number: int, pids: Sequence[int]) -> None:
         """End these processes of a stream thread; returns when they are gone."""
 
     def consumed(self, topics: Collection[str]) -> bool:
-        """Whether the application has consumed all that is in the topics; False where nobody
-        knows."""
+        """True if the application has consumed all records of the topics; False if that is not
+        known."""
 
     def topic_ids(self) -> Mapping[str, str]:
-        """Of the topics that are read, as they were when the instance started."""
+        """The ids that the input topics had when the instance started."""
 
     def doubt_topics(self, topics: Collection[str]) -> None:
-        """Leaders say that logs of these topics are of others by now."""
+        """Leaders reported other topic ids for logs of these topics."""
 
     def is_worker(self, pid: int) -> bool: ...
     def fence(self, own: bool) -> int:
-        """Abort what this process's transactional ids have left open; ``own`` False: what those of
-        members that are gone have. How many such ids of others were fenced."""
+        """End the open transactions of this process; ``own`` False: of members that have left.
+        Returns how many ids of others were fenced."""
 
-    def look(self) -> None:
-        """With every turn of the loop, quick: EverflowError where the instance has lost the ground
-        that it stands on."""
+    def check(self) -> None:
+        """Called with every turn of the loop; quick. EverflowError if the instance cannot go on,
+        for example without its folder's lock."""
 
     def purge(self, positions: Mapping[TopicPartition, int]) -> None:
-        """Now and then: records before these positions were read and committed."""
+        """Called now and then: delete records before these positions, which were committed."""
 
     def begin(self) -> None: ...
 
     def end_polls(self) -> None: ...
-    def close_stores(self, stores: Sequence[TaskStore]) -> None:
-        """Nobody uses them here any more."""
+    def close_stores(self, stores: Sequence[TaskStore]) -> None: ...
 
     def checkpoint(self, running: Sequence[ActiveTask]) -> None:
         """No batch runs any more: note in the stores how fresh they are, and close them."""
 
 
 class Instance:
-    """See the module. ``stop``: set once everything has to give up what it waits for. ``failed``:
-    the instance cannot go on."""
+    """Joins an instance's parts. ``stop``: set to end all waits. ``failed``: called when the
+    instance cannot go on."""
 
     def __init__(
         self,
@@ -179,21 +176,16 @@ class Instance:
         metrics: Metrics,
         tracker: RestoreTracker,
     ) -> None:
-        self.ports, self.settings, self.clock, self.states, self.failed = (
-            ports,
-            settings,
-            clock,
-            states,
-            failed,
-        )
-        self.stop, self.pause, self.metrics, self.tracker = stop, pause, metrics, tracker
+        self.ports, self.settings, self.clock = ports, settings, clock
+        self.states, self.failed, self.stop = states, failed, stop
+        self.pause, self.metrics, self.tracker = pause, metrics, tracker
         self.uncaught = Uncaught(lambda _: self.member.shut_down_application())
         self.book = GateBook()
         self.lower_bounds = CommittedLowerBounds(clock)
         self.hosts = HostMap(clock)
         self.threads: list[StreamThread] = []
         self.begun: dict[TaskId, ActiveTask] = {}
-        """Partitions that running tasks are to get, and where they begin (`Extension`)."""
+        """New partitions of running tasks, and where they begin (`Extension`)."""
         self.loop = ports.loop(self.turn)
         self.updater = ports.updater(self)
         pause.wakes.append(self.updater.wake)
@@ -203,10 +195,8 @@ class Instance:
         self.deferred = DeferredOffsets(self.member.commit, self.lower_bounds.replaced)
         ports.open_gate(self)
         self.ends = ports.ends(self)
-        self.restores, self.tails = (
-            ports.pool("restore", RESTORE_THREADS),
-            ports.pool("tail", TAIL_THREADS),
-        )
+        self.restores = ports.pool("restore", RESTORE_THREADS)
+        self.tails = ports.pool("tail", TAIL_THREADS)
         self.fencing = ports.pool("fence", 1)
         self.threads += [self.open_thread(number) for number in range(settings.threads)]
         self.manager = TaskManager(
@@ -229,8 +219,8 @@ class Instance:
         ports.wired(self)
 
     def start(self) -> None:
-        """Begin with everything and join; returns before tasks run. TaskTimeoutError where no
-        broker lets it join, StoppedError."""
+        """Start all parts and join; returns before tasks run. TaskTimeoutError if no broker lets it
+        join, StoppedError."""
         self.ports.begin()
         self.ends.start()
         for thread in self.threads:
@@ -238,11 +228,10 @@ class Instance:
         self.updater.start()
         self.global_tables.start()
         self.loop.start()
-        # From the joining on tasks arrive. Not before the threads are warm: a task that another
-        # instance hands over without a restore would stand still meanwhile (seconds; measured by
-        # `bench scaleout`).
+        # Join once the threads are warm: a task that another instance hands over without a restore
+        # would wait for them (seconds; measured by `bench scaleout`).
         await_warm([thread.warm for thread in self.threads], self.clock, self.stop)
-        # Nor before global tables are there: a record would be looked up in less than there is.
+        # And once global tables are filled, for lookups must not miss rows.
         self.global_tables.await_filled(self.stop, self.settings.task_timeout_ms)
         deadline = Deadline(self.clock, self.settings.task_timeout_ms)
         joining = lambda: self.member.start(JOIN_ATTEMPT_S)  # noqa: E731
@@ -250,15 +239,14 @@ class Instance:
 
     # --- what others see of it -------------------------------------------------------------------
 
-    def held_tasks(self) -> list[ActiveTask]:
+    def all_tasks(self) -> list[ActiveTask]:
         """Tasks on stream threads; from any thread, as the others here."""
-        return [task for thread in self.threads for task in thread.held()]
+        return [task for thread in self.threads for task in thread.all_tasks()]
 
     def running_tasks(self) -> list[ActiveTask]:
-        return [task for task in self.held_tasks() if task.state is TaskState.RUNNING]
+        return [task for task in self.all_tasks() if task.state is TaskState.RUNNING]
 
     def running_positions(self) -> dict[TopicPartition, int]:
-        """Next offsets to read of their inputs."""
         return {
             tp: offset
             for task in self.running_tasks()
@@ -272,8 +260,7 @@ class Instance:
         """The running tasks, each as of its thread's last moment between batches."""
         found = []
         for thread in self.threads:
-            # before the tasks: one that comes now was recovered later, which its stores know
-            # already
+            # before the tasks: a task that arrives now was recovered later, as its stores have it
             at_ms = thread.settled_ms
             for task in list(thread.tasks.values()):
                 if at_ms is None or task.state is not TaskState.RUNNING:
@@ -352,14 +339,13 @@ class Instance:
     def _before_release(self, tasks: Collection[TaskId]) -> None:
         if self.deferred.held():
             quietly(lambda: self.deferred.commit([]))
-        # What the group still would not take must not go over the next owner's offsets with a later
-        # batch.
+        # Offsets that the group refused must not overwrite the next owner's with a later batch.
         self.deferred.forget({tp for task in tasks for tp in self.ports.create(task).inputs})
 
     # --- the loop --------------------------------------------------------------------------------
 
     def turn(self, event: Callable[[], None]) -> None:
-        """One event, and a look at everything; nothing is raised."""
+        """Run one event, then the periodic checks; raises nothing."""
         try:
             event()
             self._tick()
@@ -370,7 +356,7 @@ class Instance:
             self.failed(EverflowError(f"The instance's loop failed: {error!r}"))
 
     def _tick(self) -> None:
-        self.ports.look()
+        self.ports.check()
         if self.states.state is not ClientState.RUNNING or self._any_stalled():
             self._look_at_tasks()
         for thread in self.threads:
@@ -378,7 +364,7 @@ class Instance:
         now_ms = self.clock.monotonic_ms()
         if now_ms >= self._next_purge_ms:
             self._next_purge_ms = now_ms + self.settings.purge_interval_ms
-            # Never beyond what is committed, and told to everybody who asks (scenario 27).
+            # Only up to committed offsets that every reader sees (scenario 27).
             running = self.running_positions()
             settled = {
                 tp: at for tp, (at, _) in self.lower_bounds.settled().items() if tp in running
@@ -388,7 +374,7 @@ class Instance:
     # --- events ----------------------------------------------------------------------------------
 
     def on_member_event(self, event: MemberEvent) -> None:
-        """On the group client's thread: mark in the gate's book, queue, return (scenario 24)."""
+        """On the group client's thread: note in the gate's book, queue, return (scenario 24)."""
         post, manager = self.loop.post, self.manager
         if isinstance(event, Assigned):
             self.book.own(event.tasks)
@@ -399,23 +385,21 @@ class Instance:
             self.book.revoke(event.tasks, self.member.metadata())
             post(lambda: manager.revoked(event.tasks))
         elif isinstance(event, Lost):
-            # Everything, also what was revoked before and is not released yet: the event does not
-            # name it.
+            # All tasks, also revoked ones that are not released yet: the event does not name these.
             self.book.disown_all()
             self.deferred.forget(event.partitions | self.deferred.held())
             post(lambda: manager.lost(event.tasks))
         elif isinstance(event, Roles):
             self.metrics.add(names.REBALANCES, 1)
-            self.hosts.told(event.generation, event.hosts)
+            self.hosts.replace(event.generation, event.hosts)
             post(lambda: manager.roles(event.standby, event.warmup))
         elif isinstance(event, Failed):
             self.book.disown_all()
             post(lambda: self.failed(event.error))  # it calls the user's state listener
 
     def _fence_lost(self) -> None:
-        """Tasks came: their last owner may have vanished in the middle of a transaction. Runs
-        beside their recovery, which waits for that transaction's end, and never behind one: on a
-        thread of its own."""
+        """Tasks were assigned: their last owner may have vanished in a transaction, for whose end
+        their recovery waits. So this runs on a thread of its own."""
         self.fencing.submit(
             lambda: self.metrics.add(names.WRITERS_FENCED, self.ports.fence(own=False))
         )
@@ -440,13 +424,7 @@ class Instance:
             self.states.to(ClientState.REBALANCING)
 
 
-# --- thread count ---------------------------------------------------------------------------------
-# Starts and ends stream threads (KIP-663); tasks that stay on theirs do not pause (I4).
-#
-# A new thread gets tasks only once its workers run. Threads hand tasks over between two of their
-# batches, the store as it is; one that goes gives all it has to the others first. The group is
-# told of the number, as its balance is one per thread. Who has to run another plan gets threads
-# in the place of all (note 037), in the same way.
+# --- the number of stream threads (KIP-663) -------------------------------------------------------
 
 LOOK_S = 0.1
 SPARE_SLOTS = 1
@@ -478,8 +456,14 @@ class ThreadCountPorts:
 
 
 class ThreadCount:
-    """Changes ``threads``, the instance's own list: in place, and on its loop only. Safe from any
-    thread; one change at a time."""
+    """Starts and ends stream threads (KIP-663). It changes ``threads``, the instance's own list, in
+    place and on its loop only; tasks that stay on their thread do not pause (I4). Safe from any
+    thread; one change at a time.
+
+    A new thread gets tasks once its workers run. Threads hand tasks over between two batches, with
+    open stores; a thread that ends first gives all its tasks to the others. The group gets the
+    number, for the balance is per thread. A new plan replaces all threads in the same way (note
+    037)."""
 
     def __init__(self, threads: list[StreamThread], ports: ThreadCountPorts, clock: Clock) -> None:
         self._threads = threads
@@ -489,7 +473,6 @@ class ThreadCount:
 
     @property
     def may_change(self) -> bool:
-        """Whether the instance is between start and close."""
         return self._ports.running()
 
     def add(self) -> str | None:
@@ -642,58 +625,57 @@ def _stop(threads: Sequence[StreamThread]) -> None:
         thread.stop()
 
 
-# --- extension ------------------------------------------------------------------------------------
-# Takes up topics that come under a pattern while the instance runs (note 037).
-#
-# The program's plan is made anew with them, threads that run it are started beside those there
-# are, and tasks go over between two of their batches. No task is given up, and none waits for
-# that.
+# --- new topics while the instance runs (note 037) ------------------------------------------------
 
 
 class ExtensionPorts(Protocol):
-    """What an extension needs of the cluster; the parts of `ClusterPorts`."""
+    """Effects of an extension on the cluster (`ClusterPorts`)."""
 
     @property
     def spawn(self) -> Spawn: ...
     def growth(self) -> TopicGrowth:
-        """What came since the program was planned; blocks for a request."""
+        """The growth since the program was planned; blocks for a request."""
 
     def prepare(self, growth: TopicGrowth) -> Callable[[], None]:
         """Threads that are opened from now on run the program with these topics. What it returns
         takes that back."""
 
     def inputs(self, task: TaskId) -> tuple[TopicPartition, ...]:
-        """Of a task, as it is prepared."""
+        """The task's inputs in the prepared plan."""
 
     def exchange(self) -> None:
         """Tasks that are created from now on have the inputs that were prepared."""
 
     def recovery(self, instance: Instance, stop: threading.Event, *, pauses: bool) -> Recovery: ...
     def grown(self, growth: TopicGrowth) -> None:
-        """It reads them now: who watches topics, and who shows tasks."""
+        """The instance reads the topics now: check them, and show their tasks."""
 
 
 @dataclass(kw_only=True)
 class Extension:
-    """`look` belongs to the thread that watches topics. What it finds is taken up on a thread of
-    its own, one growth at a time."""
+    """Takes up new topics while the instance runs (note 037): threads that run the new plan are
+    started beside the present ones, and tasks go over between two of their batches. No task is
+    given up, and none waits.
+
+    `check` belongs to the thread that watches topics. New topics are taken up on a thread of its
+    own, one growth at a time."""
 
     instance: Instance
     ports: ExtensionPorts
-    _told: set[str] = field(default_factory=set)
+    _logged: set[str] = field(default_factory=set)
     _hopeless: set[str] = field(default_factory=set)
-    """They need another start."""
+    """Topics that need a restart."""
     _running: Running | None = None
     _begun: list[ActiveTask] = field(default_factory=list)
     _started: Mapping[TopicPartition, int] = field(default_factory=dict)
 
-    def look(self) -> None:
-        """Ask what came, and begin. EverflowError where the brokers do not say."""
+    def check(self) -> None:
+        """Ask for new topics and take them up. EverflowError if the brokers do not answer."""
         if self._running is not None and not self._running.join(0):
             return
         found = self.ports.growth()
         for topic, why in found.left_out.items():
-            self._tell(topic, found, f"{why}. An instance that starts now is refused for it")
+            self._log_once(topic, found, f"{why}. An instance that starts now refuses it")
         came = found.taken.keys() - self._hopeless
         if came and self.instance.states.state is ClientState.RUNNING:
             self._running = self.ports.spawn("everflow-new-topics", lambda: self._take_up(found))
@@ -702,10 +684,10 @@ class Extension:
         try:
             done = self._extend(found)
         except EverflowError as error:  # it is tried again with the next look
-            log.info("New topics cannot be taken up now: %s", error)
+            log.info("New topics cannot be read yet: %s", error)
             return
         except Exception:  # a defect is no reason to stop what runs
-            log.exception("New topics cannot be taken up")
+            log.exception("New topics cannot be read")
             done = False
         for topic in found.taken:
             if done:
@@ -717,11 +699,11 @@ class Extension:
                 )
             elif self.instance.thread_count.may_change:
                 self._hopeless.add(topic)
-                self._tell(
+                self._log_once(
                     topic,
                     found,
-                    "Spark has no slots for a second set of stream threads (local[N]), or they did "
-                    "not start. Start the instances again, one after the other, to read it",
+                    "Spark has no free slots for new stream threads (local[N]), or they did not "
+                    "start. Restart the instances one after the other to read it",
                 )
 
     def _extend(self, found: TopicGrowth) -> bool:
@@ -737,8 +719,8 @@ class Extension:
         return done
 
     def _begin(self) -> None:
-        """Where the new partitions of the tasks that run here begin. Nobody else reads them for as
-        long as the tasks are owned without a break."""
+        """Find where the new partitions of running tasks begin. No other instance reads them while
+        the tasks are owned here without a break."""
         self._begun = []
         for task in self.instance.running_tasks():
             lacking = tuple(tp for tp in self.ports.inputs(task.id) if tp not in task.inputs)
@@ -749,7 +731,7 @@ class Extension:
 
     def _exchange(self) -> None:
         """On the instance's loop, where no revoked task is released meanwhile. A task whose new
-        partitions could not be begun is recovered, as one that moves."""
+        partitions have no committed start is recovered, like a task that moves."""
         self.ports.exchange()
         book, begun = self.instance.book, self.instance.begun
         begun.clear()
@@ -763,14 +745,17 @@ class Extension:
         try:
             committed = not offsets or self.instance.member.commit(offsets)
         except EverflowError as error:
-            log.info("Where new topics begin is committed by recoveries: %s", error)
+            log.info(
+                "The starting offsets of new topics are left to recoveries: %s",
+                error,
+            )
             committed = False
         if committed:
             begun.update({task.id: task for task in known})
 
-    def _tell(self, topic: str, found: TopicGrowth, why: str) -> None:
-        if topic not in self._told:
-            self._told.add(topic)
+    def _log_once(self, topic: str, found: TopicGrowth, why: str) -> None:
+        if topic not in self._logged:
+            self._logged.add(topic)
             log.warning(
                 "Topic %s of the source at %s is not read: %s",
                 topic,

@@ -1,8 +1,8 @@
-"""Looks at an instance for who watches it (`everflow.observe`), and says how many there should be.
+"""Observes an instance for dashboards and metrics (`everflow.observe`), and computes the desired
+number of instances.
 
-A look reads what is in memory, and the sizes of the stores' files. What only the brokers know is
-asked now and then on other threads: the number of members, and, while somebody looks, what
-`broker_facts` has.
+An observation reads values in memory, and the sizes of the stores' files. What only the brokers
+know is read on other threads: the number of members, and, while somebody watches, `BrokerFacts`.
 """
 
 from __future__ import annotations
@@ -15,21 +15,22 @@ import ssl
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from everflow import metrics as names
+from everflow.assignment.user_data import digest
 from everflow.clock import Clock, SystemClock
 from everflow.config import StreamsConfig
 from everflow.errors import ConfigError, EverflowError, FatalError
-from everflow.kafka.admin import ClusterAdmin
+from everflow.kafka.admin import ClusterAdmin, Isolation
 from everflow.kafka.dead_letters import (
     Cause,
-    LetterAge,
     LetterPlace,
     LetterTally,
     OldLetters,
@@ -82,37 +83,20 @@ if TYPE_CHECKING:
     from everflow.observe.page.letters import DeadLetterService
     from everflow.observe.page.peers import Peers
 
+log = logging.getLogger("everflow")
 
-# --- broker facts ---------------------------------------------------------------------------------
-# What only the brokers know of an instance's transactions, asked while somebody looks (note 054).
-#
-# A look asks nobody (note 049): a thread of its own asks now and then, and without an answer the
-# last one holds, and says how old it is.
+
+# --- facts that only the brokers know (note 054) --------------------------------------------------
 
 ASK_S = 5.0
 WATCHED_MS = 70_000.0
-"""Who has looked within this time looks again: once a minute is Prometheus' own interval."""
-
-
-class BrokerPorts(Protocol):
-    """Its methods block, raise EverflowError, and belong to one thread."""
-
-    def written(self, asked: Collection[TopicPartition]) -> Mapping[TopicPartition, int]:
-        """Where logs end."""
-
-    def stable(self, asked: Collection[TopicPartition]) -> Mapping[TopicPartition, int]:
-        """Up to where readers of committed records see them."""
-
-    def states(self, ids: Collection[str]) -> Mapping[str, TransactionState]:
-        """Of transactional ids."""
-
-    def close(self) -> None:
-        """Connections that are not used for a while."""
+"""The brokers are asked for so long after the last request: Prometheus' own interval is a
+minute."""
 
 
 class Standing(NamedTuple):
-    """The last stable offset of a partition, so many records before its end, and since when it has
-    stood there (monotonic ms)."""
+    """The last stable offset of a partition, the records behind it, and since when it has not moved
+    (monotonic ms)."""
 
     stable: int
     records: int
@@ -125,8 +109,8 @@ def standing(
     stable: Mapping[TopicPartition, int],
     now_ms: float,
 ) -> dict[TopicPartition, Standing]:
-    """Of the partitions of which both are known. ``written`` was asked for first: what came in
-    between counts as stable, not as held back. Pure."""
+    """The standing of partitions of which both ends are known. ``written`` was read first: records
+    that came in between count as stable. Pure."""
     found = {}
     for tp in written.keys() & stable.keys():
         records = max(0, written[tp] - stable[tp])
@@ -142,27 +126,28 @@ class BrokerFacts:
     """It asks about ``inputs`` and ``ids``, transactional id -> stream thread, as they are then.
     `run` is a thread of its own; the others may be called from any."""
 
-    ports: BrokerPorts
+    known_ends: Callable[[Collection[TopicPartition], Isolation], Mapping[TopicPartition, int]]
+    """`ClusterAdmin.known_ends`."""
+    transactions: TransactionStates
     inputs: Callable[[], Collection[TopicPartition]]
     ids: Callable[[], Mapping[str, int]]
     clock: Clock
     _standing: Mapping[TopicPartition, Standing] = field(default_factory=dict)
     _states: Mapping[str, TransactionState] = field(default_factory=dict)
     _asked_ms: float = 0.0
-    """When the states were told, of the wall clock, as a transaction's begin is."""
-    _told_ms: float | None = None
+    """Wall clock of the last answer about states, as for a transaction's begin."""
+    _answered_ms: float | None = None
     _watched_ms: float = -math.inf
 
     def watched(self) -> None:
         self._watched_ms = self.clock.monotonic_ms()
 
-    def told_s(self, now_ms: float) -> float | None:
-        """How old the answers are; None: there is none."""
-        return None if self._told_ms is None else max(0.0, now_ms - self._told_ms) / 1000
+    def age_s(self, now_ms: float) -> float | None:
+        return None if self._answered_ms is None else max(0.0, now_ms - self._answered_ms) / 1000
 
     def held_back(self) -> dict[tuple[str, int], StableLag]:
-        """By topic and partition; for how long when it was asked for."""
-        until_ms = self._told_ms or 0.0
+        """Blocked offsets by topic and partition, with their age when the brokers answered."""
+        until_ms = self._answered_ms or 0.0
         return {
             (tp.topic, tp.partition): StableLag(
                 one.records, one.stable, (until_ms - one.since_ms) / 1000 if one.records else 0.0
@@ -171,31 +156,31 @@ class BrokerFacts:
         }
 
     def writers(self) -> list[ObservedWriter]:
-        """In the order of the threads. For how long a transaction was open when it was asked for:
-        nobody knows whether it is still."""
+        """The writers in the order of the threads. A transaction's age is as of the brokers'
+        answer: it may have ended since."""
         found = []
         for name, thread in sorted(self.ids().items(), key=lambda item: item[1]):
-            told = self._states.get(name)
-            if told is None:
+            known = self._states.get(name)
+            if known is None:
                 found.append(ObservedWriter(thread=thread, transactional_id=name))
                 continue
-            open_ms = 0 if told.since_ms is None else self._asked_ms - told.since_ms
+            open_ms = 0 if known.since_ms is None else self._asked_ms - known.since_ms
             found.append(
                 ObservedWriter(
                     thread=thread,
                     transactional_id=name,
-                    state=told.state,
+                    state=known.state,
                     open_s=max(0, open_ms) / 1000,
                 )
             )
         return found
 
     def run(self, stop: threading.Event) -> None:
-        """Ask now and then, while somebody looks, until ``stop``."""
-        with closing(self.ports):
+        """Ask the brokers now and then while somebody watches, until ``stop``."""
+        with closing(self.transactions):
             while not stop.wait(ASK_S):
                 if self.clock.monotonic_ms() - self._watched_ms > WATCHED_MS:
-                    self.ports.close()
+                    self.transactions.close()
                     continue
                 try:
                     self.ask()
@@ -204,54 +189,35 @@ class BrokerFacts:
 
     def ask(self) -> None:
         inputs, ids = self.inputs(), self.ids()
-        written = self.ports.written(inputs) if inputs else {}
-        stable = self.ports.stable(list(written)) if written else {}
+        written = self.known_ends(inputs, "read_uncommitted") if inputs else {}
+        stable = self.known_ends(list(written), "read_committed") if written else {}
         now_ms = self.clock.monotonic_ms()
         self._standing = standing(self._standing, written, stable, now_ms)
-        # Before the rest: brokers older than 3.0 do not tell it.
-        self._told_ms = now_ms
-        states = self.ports.states(list(ids)) if ids else {}
+        # Before the states, which brokers older than 3.0 do not report.
+        self._answered_ms = now_ms
+        states = self.transactions.of(list(ids)) if ids else {}
         self._asked_ms, self._states = self.clock.now_ms(), states
 
 
-class ClusterBrokers:
-    """`BrokerPorts` of a cluster."""
-
-    def __init__(self, admin: ClusterAdmin, producer: Mapping[str, Any]) -> None:
-        self._admin = admin
-        self._states = TransactionStates(producer)
-
-    def written(self, asked: Collection[TopicPartition]) -> Mapping[TopicPartition, int]:
-        return self._admin.known_ends(asked, "read_uncommitted")
-
-    def stable(self, asked: Collection[TopicPartition]) -> Mapping[TopicPartition, int]:
-        return self._admin.known_ends(asked, "read_committed")
-
-    def states(self, ids: Collection[str]) -> Mapping[str, TransactionState]:
-        return self._states.of(ids)
-
-    def close(self) -> None:
-        self._states.close()
-
-
-# --- busy shares ----------------------------------------------------------------------------------
-# How busy stream threads were in the last half minute, the batches that run included. Pure.
+# --- how busy the threads are ---------------------------------------------------------------------
 
 BUSY_MS = 30_000
 
 
 @dataclass
 class BusyShares:
-    """Owned by one thread; whoever else reads `of` may get the share before."""
+    """How busy stream threads were in the last half minute, running batches included. Owned by one
+    thread; other threads may read a slightly older share."""
 
     _samples: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
 
     def note(
         self, now_ms: float, done_s: Mapping[int, float], since_ms: Mapping[int, float | None]
     ) -> None:
-        """Look at the threads, by number. ``done_s``: seconds in batches that have ended;
-        ``since_ms``: when the one that runs began (monotonic), None where none runs. A batch of a
-        minute is told by its end only: until then its thread would look idle."""
+        """Measure the threads, by number. ``done_s``: seconds in batches that have ended;
+        ``since_ms``: the begin of the running batch (monotonic), None without one. A batch counts
+        as ended only at its end: without ``since_ms`` the thread of a long batch would seem
+        idle."""
         for thread in done_s.keys() | since_ms.keys():
             since = since_ms.get(thread)
             running_s = 0.0 if since is None else max(0.0, now_ms - since) / 1000
@@ -264,7 +230,7 @@ class BusyShares:
             keep(samples, now_ms, seconds)
 
     def of(self, thread: int) -> float:
-        """Share of the time since the oldest look that it was in batches (0 to 1)."""
+        """The share of the last half minute that the thread was in batches (0 to 1)."""
         samples = self._samples.get(thread, [])
         if len(samples) < 2 or samples[-1][0] <= samples[0][0]:
             return 0.0
@@ -273,19 +239,17 @@ class BusyShares:
 
 
 def keep(samples: list[tuple[float, float]], now_ms: float, value: float) -> None:
-    """One more; of the older ones those of the last half minute, and the one before."""
+    """Add a sample, and keep those of the last half minute and the one before."""
     samples.append((now_ms, value))
     while len(samples) > 2 and samples[1][0] <= now_ms - BUSY_MS:
         samples.pop(0)
 
 
-log = logging.getLogger("everflow")
-
 LOOK_S = 5.0
-"""How often the load is looked at."""
+"""Interval of measurements of the load."""
 ASK_MEMBERS_S = 15.0
 FRESH_MS = 250.0
-"""A look within this time is as good as another: many may watch one instance."""
+"""An observation is shared for so long: many may watch one instance."""
 
 STATES = (
     "CREATED",
@@ -318,9 +282,9 @@ class Observed(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """What does not change while an instance runs. ``folder``: ``state.dir``; ``tasks``: active
-    ones of the application; ``members`` asks how many are in the group; ``topology``,
-    ``program``, ``started_ms``: see `Observation`."""
+    """The constants of an instance. ``folder``: ``state.dir``; ``tasks``: the application's active
+    tasks; ``members()``: the number of members of the group; ``topology``, ``program``,
+    ``started_ms``: see `Observation`."""
 
     application_id: str
     client_id: str
@@ -345,7 +309,7 @@ class Observer:
     subject: Subject
     members: int | None = None
     address: str | None = None
-    """Where it is served."""
+    """The address of the HTTP server."""
     rules: ScalingRules = field(default_factory=ScalingRules)
     _busy: BusyShares = field(default_factory=BusyShares)
     _processed: list[tuple[float, float]] = field(default_factory=list)
@@ -363,58 +327,57 @@ class Observer:
     def know(
         self,
         blueprint: Blueprint,
-        topology: str,
-        members: Callable[[], int] | None = None,
-        brokers: BrokerPorts | None = None,
+        admin: ClusterAdmin | None = None,
+        transactions: TransactionStates | None = None,
     ) -> None:
-        """The cluster was looked at, again where ``members`` is None. ``topology``: see
-        `Observation`; ``brokers`` None: nothing is written in transactions."""
+        """The cluster has been checked; called again without ``admin`` when the plan has grown.
+        ``transactions`` None: nothing is written in transactions."""
         self.subject = replace(
-            self.subject,
-            tasks=tasks_of(blueprint),
-            topology=topology,
-            members=members or self.subject.members,
+            self.subject, tasks=tasks_of(blueprint), topology=digest(blueprint.fingerprint)
         )
-        if brokers is not None:
+        if admin is not None:
+            group = blueprint.application_id
+            self.subject = replace(self.subject, members=lambda: len(admin.client_ids(group)))
+        if admin is not None and transactions is not None:
             facts = self._brokers = BrokerFacts(
-                ports=brokers,
+                known_ends=admin.known_ends,
+                transactions=transactions,
                 inputs=lambda: _inputs(self.instance()),
                 ids=lambda: _writers(self.instance()),
                 clock=self.clock,
             )
             on_thread("everflow-broker-facts", lambda: facts.run(self._stop))
 
-    # --- a look ----------------------------------------------------------------------------------
+    # --- observations ----------------------------------------------------------------------------
 
-    def look(self) -> Observation:
-        """The instance now, or a quarter of a second ago."""
+    def observe(self) -> Observation:
+        """The instance now, or at most `FRESH_MS` ago."""
         with self._lock:
             now_ms = self.clock.monotonic_ms()
             if self._seen is None or now_ms - self._seen[0] >= FRESH_MS:
-                seen = self._look(now_ms)
+                seen = self._observe(now_ms)
                 facts = self._history.pair(seen, now_ms, self.clock.now_ms())
                 self._seen = now_ms, replace(seen, tasks=with_rates(facts))
             return self._seen[1]
 
     def watch(self) -> Observation:
-        """A look for somebody who also wants to know what has to be asked of the brokers: that is
-        asked from now on, for a minute."""
+        """An observation for a viewer who also needs facts from the brokers: these are read from
+        now on, for a minute."""
         if self._brokers is not None:
             self._brokers.watched()
-        return self.look()
+        return self.observe()
 
     def status(self) -> dict[str, Any]:
         return status_of(self.watch())
 
     def facts(self) -> Facts:
-        """For the page: a look, and those before."""
         seen = self.watch()
         with self._lock:
             now_ms = self.clock.monotonic_ms()
             found = self._history.facts(seen, now_ms, self.clock.now_ms(), self._said.events())
         return replace(found, drain_goal_s=self.rules.drain_s)
 
-    def _look(self, now_ms: float) -> Observation:
+    def _observe(self, now_ms: float) -> Observation:
         instance, subject = self.instance(), self.subject
         state = str(getattr(self.streams.state, "name", self.streams.state))
         if state != self._state[0]:
@@ -449,7 +412,7 @@ class Observer:
             silent_s=0.0 if instance is None else instance.ends.failing_ms() / 1000,
             writers=() if brokers is None else brokers.writers(),
             held_back={} if brokers is None else brokers.held_back(),
-            told_s=None if brokers is None else brokers.told_s(now_ms),
+            told_s=None if brokers is None else brokers.age_s(now_ms),
             disk=None if subject.folder is None else _space(subject.folder),
         )
 
@@ -469,7 +432,7 @@ class Observer:
     # --- how many there should be ----------------------------------------------------------------
 
     def start(self) -> None:
-        """Look at the load now and then, on a thread of its own, and hear what is said, until
+        """Measure the load now and then, on a thread of its own, and collect log lines, until
         `stop`."""
         logging.getLogger("everflow").addHandler(self._said)
         on_thread("everflow-observer", self._run)
@@ -479,15 +442,14 @@ class Observer:
             try:
                 self.sample()
             except Exception:  # it is only watched: what is watched goes on
-                log.debug("A look at the load failed", exc_info=True)
+                log.debug("Measuring the load failed", exc_info=True)
 
     def stop(self) -> None:
-        """Look and hear no more; returns at once."""
         logging.getLogger("everflow").removeHandler(self._said)
         self._stop.set()
 
     def sample(self) -> None:
-        """Note how busy the instance is, and what follows."""
+        """Measure the load, and update the desired number of instances."""
         now_ms = self.clock.monotonic_ms()
         instance = self.instance()
         threads = [] if instance is None else list(instance.threads)
@@ -495,7 +457,7 @@ class Observer:
         since = {thread.number: thread.batch_since_ms for thread in threads}
         ended = self.raw.series().get(names.BUSY_SECONDS, {})
         self._busy.note(now_ms, {int(one): seconds for (one,), seconds in ended.items()}, since)
-        seen = self.look()
+        seen = self.observe()
         with self._lock:
             self._history.add(seen, now_ms, self.clock.now_ms())
         processed = float(self.raw.snapshot().get(names.RECORDS_CONSUMED, 0.0))
@@ -513,7 +475,7 @@ class Observer:
             log.debug("The group's members are not known: %s", error)
 
     def _load(self, members: int) -> Load:
-        seen = self.look()
+        seen = self.observe()
         busy = [thread.busy for thread in seen.threads]
         (began_ms, before), (ended_ms, after) = self._processed[0], self._processed[-1]
         passed_s = (ended_ms - began_ms) / 1000
@@ -536,7 +498,7 @@ def _tasks(
     if instance is not None:
         stores.update(instance.updater.stores())
         for thread in list(instance.threads):
-            for task in thread.held():
+            for task in thread.all_tasks():
                 threads[task.id], stores[task.id] = thread.number, task.stores
     return [
         ObservedTask(
@@ -626,7 +588,8 @@ def subject_of(
 
 
 def _line(where: str) -> str:
-    """Of the program, without anybody's folders: it is shown to whoever reaches http.listen."""
+    """The program's line, without folders of the machine: everybody who reaches http.listen sees
+    it."""
     file, _, line = place(where).rpartition(":")
     return f"{short(file, sys.path)}:{line}" if file else where
 
@@ -641,7 +604,6 @@ def rules_of(config: StreamsConfig) -> ScalingRules:
 
 
 def tasks_of(blueprint: Blueprint) -> int:
-    """Active tasks of the whole application."""
     return sum(
         max(blueprint.partitions[topic] for topic in topics) for topics in blueprint.inputs.values()
     )
@@ -658,10 +620,10 @@ def watched(
     peers: Peers | None = None,
     names: Sequence[str] = (),
 ) -> Iterator[HttpServer]:
-    """The instance over HTTP, until the end of the block. ``drain`` returns at once; ``tokens``:
-    one has to come with each request for the page; ``desk``: who replays dead letters;
-    ``peers``: who asks the other instances; ``names``: by which requests may call this host,
-    besides its own. ConfigError where it cannot listen."""
+    """Serve the instance over HTTP until the end of the block. ``drain`` returns at once;
+    ``tokens``: requests for the page need one of them; ``desk``: replays dead letters; ``peers``:
+    asks the other instances; ``names``: further host names that requests may use. ConfigError if it
+    cannot listen."""
     from everflow.observe.host_names import OwnNames
     from everflow.observe.http_server import HttpServer, application  # a third of a second
     from everflow.observe.page.routes import Page
@@ -673,7 +635,7 @@ def watched(
         desk=desk,
         peers=peers,
     )
-    app = application(observer.look, topology.describe(), drain, page, observer.watch)
+    app = application(observer.observe, topology.describe(), drain, page, observer.watch)
     server = HttpServer(
         address,
         app,
@@ -682,7 +644,10 @@ def watched(
         free=page.needs_token,
     )
     observer.address = server.address
-    moves.info("Watched at http://%s (/page, /metrics, /live, /ready, /status)", server.address)
+    moves.info(
+        "Dashboard and metrics at http://%s (/page, /metrics, /live, /ready, /status)",
+        server.address,
+    )
     try:
         yield server
     finally:
@@ -691,7 +656,7 @@ def watched(
 
 @contextmanager
 def observing(observer: Observer) -> Iterator[None]:
-    """It looks and hears until the end of the block."""
+    """Measure the load and collect log lines until the end of the block."""
     observer.start()
     try:
         yield
@@ -701,8 +666,8 @@ def observing(observer: Observer) -> Iterator[None]:
 
 @contextmanager
 def exported(observer: Observer, config: StreamsConfig) -> Iterator[None]:
-    """Its figures are sent to ``otel.exporter.otlp.metrics.endpoint`` until the end of the block.
-    ConfigError where the packages for it are missing."""
+    """Send the metrics to ``otel.exporter.otlp.metrics.endpoint`` until the end of the block.
+    ConfigError if the packages for it are missing."""
     from everflow.observe.otlp import OtlpExport, OtlpSettings
 
     settings = OtlpSettings(
@@ -713,15 +678,14 @@ def exported(observer: Observer, config: StreamsConfig) -> Iterator[None]:
     sender = OtlpExport(
         settings, observer.watch, about.application_id, about.client_id, about.version
     )
-    moves.info("Figures are sent to %s", settings.endpoint)
+    moves.info("Metrics are sent to %s", settings.endpoint)
     try:
         yield
     finally:
         sender.close()
 
 
-# --- other instances ------------------------------------------------------------------------------
-# How this instance asks the others how they do: with its token and their scheme (note 060).
+# --- other instances (note 060) -------------------------------------------------------------------
 
 
 def peers_of(
@@ -759,19 +723,18 @@ def _trust(config: StreamsConfig) -> ssl.SSLContext | None:
         ) from error
 
 
-# --- topic letters --------------------------------------------------------------------------------
-# An instance's dead letter topic for who watches the instance: looked at and replayed (056).
+# --- the dead letter topic (note 056) -------------------------------------------------------------
 
 MOST_LOOKED = 20_000
 """Offsets of the topic's end, over all partitions: it is read while records are processed."""
 MOST_CAUSES = 40
 MOST_REPLAYED = 5_000
-"""Of one press of the button."""
+"""Records that one press of the button replays."""
 
 
 @dataclass(frozen=True)
 class _Part:
-    """The part of the topic that is looked at."""
+    """The part of the topic that is read."""
 
     starts: Mapping[TopicPartition, int]
     ends: Mapping[TopicPartition, int]
@@ -779,7 +742,7 @@ class _Part:
 
     @staticmethod
     def of(admin: ClusterAdmin, topic: str) -> _Part:
-        """Its end, as it is committed now; nothing where it does not exist yet."""
+        """The end of the topic as it is committed now; empty if it does not exist yet."""
         found = admin.describe_topics([topic])
         partitions = [
             TopicPartition(topic, n) for one in found.values() for n in range(one.partitions)
@@ -792,7 +755,7 @@ class _Part:
 
 
 @dataclass(frozen=True)
-class TopicLetters:
+class DeadLetterTopic:
     """`everflow.observe.page.letters.DeadLetterService`. Each call has connections of its own."""
 
     config: StreamsConfig
@@ -803,7 +766,7 @@ class TopicLetters:
             part = _Part.of(admin, self.topic)
             tallies = self._tallied(part)
             newest = _newest(
-                admin, {one.source or "" for t in tallies.values() for one in _ages(t)}
+                admin, {one.source or "" for t in tallies.values() for one in t.ages.values()}
             )
         ranked = sorted(tallies.items(), key=lambda item: (-len(item[1].open), item[0]))
         causes = [
@@ -819,33 +782,35 @@ class TopicLetters:
         return LettersFound(topic=self.topic, causes=causes, earlier=part.earlier)
 
     def replay(self, cause: LetterCause, time_ms: int | None) -> LettersReplayed:
-        """See `DeadLetterService`. The oldest first, those that the part has which is looked at."""
+        """The oldest first, of the part of the topic that `look` reads."""
         with (
             closing(ClusterAdmin(self.config.admin())) as admin,
-            # Before the topic is read: what another replay commits later, it cannot commit.
-            closing(Replayer(self.config, self.topic, _Counts(admin))) as replayer,
+            # Before the topic is read: it cannot commit what another replay commits later.
+            closing(
+                Replayer(self.config, self.topic, cache(partial(_partitions, admin)))
+            ) as replayer,
         ):
             part = _Part.of(admin, self.topic)
             tally = self._tallied(part).get(cause)
             open_ = sorted(tally.open) if tally is not None else []
             done, error = self._write(replayer, part, open_[:MOST_REPLAYED], time_ms)
-        told = f" and then failed: {error}" if error else ""
+        failed = f" and then failed: {error}" if error else ""
         moves.info(
-            "Replayed %s from %s into %s%s, as asked for on the page (%s at %s)%s",
+            "Replayed %s from %s into %s%s, by request of the dashboard (%s at %s)%s",
             counted(done, "dead letter"),
             self.topic,
             cause.topic,
             "" if time_ms is None else " with the present time",
             cause.exception,
             cause.node,
-            told,
+            failed,
         )
         return LettersReplayed(replayed=done, left=len(open_) - done, error=error)
 
     def _write(
         self, replayer: Replayer, part: _Part, chosen: list[LetterPlace], time_ms: int | None
     ) -> tuple[int, str]:
-        """How many, and what has ended it."""
+        """The number of replayed letters, and the error that ended the replay."""
         done = 0
         starts: dict[TopicPartition, int] = {}
         for letter in chosen:  # in order
@@ -862,18 +827,14 @@ class TopicLetters:
         return tallied(stored(self.config, part.starts, part.ends))
 
 
-def _ages(tally: LetterTally) -> Iterable[LetterAge]:
-    return tally.ages.values()
-
-
 def _late(tally: LetterTally, newest: Mapping[TopicPartition, int]) -> int:
-    """How many of the open letters are older than what is in the topics that they go to."""
-    old = OldLetters.among(_ages(tally), None, newest)
+    """The number of open letters that are older than the newest records of their topics."""
+    old = OldLetters.among(tally.ages.values(), None, newest)
     return 0 if old is None else old.count
 
 
 def _newest(admin: ClusterAdmin, topics: set[str]) -> dict[TopicPartition, int] | None:
-    """The latest record time in each partition of the topics; None where the brokers do not say
+    """The latest record time in each partition of the topics; None if the brokers do not return
     it."""
     try:
         shapes = admin.describe_topics(topics) if topics else {}
@@ -883,26 +844,16 @@ def _newest(admin: ClusterAdmin, topics: set[str]) -> dict[TopicPartition, int] 
         return None
 
 
-class _Counts:
-    """topic -> its partitions, asked for once."""
-
-    def __init__(self, admin: ClusterAdmin) -> None:
-        self._admin = admin
-        self._known: dict[str, int] = {}
-
-    def __call__(self, topic: str) -> int:
-        if topic not in self._known:
-            found = self._admin.describe_topics([topic])
-            if topic not in found:
-                raise ConfigError(
-                    f"topic {topic}, which the dead letters came from, does not exist any more. "
-                    f"`everflow dlq replay --to TOPIC` writes them into another one."
-                )
-            self._known[topic] = found[topic].partitions
-        return self._known[topic]
+def _partitions(admin: ClusterAdmin, topic: str) -> int:
+    found = admin.describe_topics([topic])
+    if topic not in found:
+        raise ConfigError(
+            f"topic {topic}, which the dead letters came from, does not exist any more. "
+            f"`everflow dlq replay --to TOPIC` writes them into another one."
+        )
+    return found[topic].partitions
 
 
-def letters_of(config: StreamsConfig) -> TopicLetters | None:
-    """None: the application has no dead letter topic."""
+def dead_letters_of(config: StreamsConfig) -> DeadLetterTopic | None:
     topic = config.errors_dead_letter_queue_topic_name
-    return TopicLetters(config, topic) if topic else None
+    return DeadLetterTopic(config, topic) if topic else None

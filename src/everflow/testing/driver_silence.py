@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from everflow.records import OffsetRange, TaskId, TopicPartition
-from everflow.runtime.thread.batching import IdleSources, Moves
+from everflow.runtime.thread.planning import IdleSources, IdleTimes
 from everflow.topology.physical_plan import PhysicalPlan
 
 
@@ -35,20 +35,20 @@ class DriverSilence:
         """As at the start."""
         self._idle_sources = IdleSources(self._plan.idle, lambda topics: True)
 
-    def moves(self, subtopology: int, now_ms: int) -> Moves:
+    def moves(self, subtopology: int, now_ms: int) -> IdleTimes:
         """What is to be moved in the tasks of a sub-topology."""
         found = self._look((), now_ms)
         return {task: names for task, names in found.items() if task.subtopology == subtopology}
 
-    def read(self, read: Collection[TopicPartition], moved: Moves, now_ms: int) -> None:
+    def read(self, read: Collection[TopicPartition], moved: IdleTimes, now_ms: int) -> None:
         """A micro-batch is over that had records of these partitions and moved times."""
         if not self.subtopologies:
             return
         self._look(read, now_ms)
-        self._idle_sources.moved(self._tasks(), moved, now_ms)
+        self._idle_sources.advanced(self._tasks(), moved, now_ms)
         self._look((), now_ms)
 
-    def _look(self, read: Collection[TopicPartition], now_ms: int) -> Moves:
+    def _look(self, read: Collection[TopicPartition], now_ms: int) -> IdleTimes:
         tasks = self._tasks()
         available = {tp: OffsetRange(0, int(tp in read)) for task in tasks for tp in task.inputs}
         return self._idle_sources.due(tasks, available, now_ms)

@@ -41,9 +41,9 @@ from everflow.runtime.step.step_failure import DescribedFailure, SparkSays
 from everflow.runtime.step.step_functions import RecordFailure, UndecodableRecord
 from everflow.runtime.step.task_step import SinkOutput, StepResult, TaskStep
 from everflow.runtime.thread.batch_counts import misplaced_keys, tables
-from everflow.runtime.thread.batching import Moves
 from everflow.runtime.thread.columns import packed, prepared_columns
 from everflow.runtime.thread.failure_text import ending
+from everflow.runtime.thread.planning import IdleTimes
 from everflow.runtime.worker.column_client import ColumnClient
 from everflow.runtime.worker.dead_letters import letter_headers, take_letters
 from everflow.runtime.worker.isolation import Isolated, Trial, stores_of, trial_of
@@ -335,7 +335,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
             [record for topic, listed in records.items() for record in topic.written(listed)]
         )
 
-    def _pipe(self, records: Sequence[RawRecord], moves: Moves | None = None) -> None:
+    def _pipe(self, records: Sequence[RawRecord], moves: IdleTimes | None = None) -> None:
         """Run ``records`` as one micro-batch, then whatever they put into repartition topics. Those
         of global tables' topics are in the tables before. ``moves``: to what the first one moves
         the times of silent sources."""
@@ -343,7 +343,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         with in_utc():
             self._run(records, moves or {})
 
-    def _run(self, records: Sequence[RawRecord], moves: Moves) -> None:
+    def _run(self, records: Sequence[RawRecord], moves: IdleTimes) -> None:
         pending = [self._tables.filled(records)]
         while pending:
             taken = pending.pop(0)
@@ -354,7 +354,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
             if looped:
                 pending.append(looped)
 
-    def _micro_batch(self, records: Sequence[RawRecord], moves: Moves) -> list[RawRecord]:
+    def _micro_batch(self, records: Sequence[RawRecord], moves: IdleTimes) -> list[RawRecord]:
         rows, ends = [], dict(self._offsets)
         for record in records:
             tp = TopicPartition(record.topic, record.partition)
@@ -388,7 +388,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         tables.flush()
         return self._deliver(result)
 
-    def _new_request(self, ends: Mapping[TopicPartition, int], moves: Moves) -> BatchRequest:
+    def _new_request(self, ends: Mapping[TopicPartition, int], moves: IdleTimes) -> BatchRequest:
         return BatchRequest(
             batch_id="test.0.0",
             thread=0,

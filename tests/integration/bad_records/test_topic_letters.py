@@ -7,16 +7,16 @@ import pytest
 from everflow import StreamsConfig
 from everflow.observe.page.letters import LetterCause
 from everflow.runtime import observer
-from everflow.runtime.observer import TopicLetters, letters_of
+from everflow.runtime.observer import DeadLetterTopic, dead_letters_of
 from integration.bad_records.test_dlq_commands import Dlq, letter
 from integration.lifecycle.lifecycle_cluster import Cluster, Record
 
 pytestmark = pytest.mark.broker
 
 
-def desk_of(cluster: Cluster, topic: str) -> TopicLetters:
+def desk_of(cluster: Cluster, topic: str) -> DeadLetterTopic:
     keys = {"application.id": "a", "bootstrap.servers": cluster.bootstrap}
-    found = letters_of(StreamsConfig({**keys, "errors.dead.letter.queue.topic.name": topic}))
+    found = dead_letters_of(StreamsConfig({**keys, "errors.dead.letter.queue.topic.name": topic}))
     assert found is not None
     return found
 

@@ -201,7 +201,7 @@ def test_a_quiet_store_stays_fresh_and_state_without_a_role_is_removed(
 ) -> None:
     """Scenario 13: no record comes, and still the stores say that they follow their changelogs."""
     monkeypatch.setattr(known_copies, "NOTE_PERIOD_MS", 500.0)
-    monkeypatch.setattr(known_copies, "LOOK_PERIOD_MS", 100.0)
+    monkeypatch.setattr(known_copies, "COLLECT_PERIOD_MS", 100.0)
     source, output = cluster.topic("in"), cluster.topic("out")
     cluster.write(source, words(70))
     topology = counting(source, output)

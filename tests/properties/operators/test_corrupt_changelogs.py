@@ -24,7 +24,8 @@ from everflow.operators import AggregateSpec, SessionAggregateSpec, agg
 from everflow.operators.versioned_table import VersionedTableSpec
 from everflow.records import Int64, TaskId, TopicPartition
 from everflow.runtime.commit.batch import StorePlace, TaskContext
-from everflow.runtime.restore.restoration import RestoreJob, RestorePlan, restore
+from everflow.runtime.restore.restoration import RestoreJob, restore
+from everflow.runtime.restore.restore_plan import RestorePlan
 from everflow.runtime.step.checked_stores import UNREADABLE, CheckedAccess
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec, memory_store

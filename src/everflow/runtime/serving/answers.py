@@ -40,9 +40,9 @@ ENTRIES = 100
 MOST_KEYS = 1_000
 MOST_BODY_BYTES = 1 << 20
 MOST_PAGE_BYTES = 4 << 20
-"""Of a page's entries as JSON. One that is larger by itself is a page of its own."""
+"""Size of a page's entries as JSON. A larger entry is a page of its own."""
 MOST_SHOWN = 100
-"""Characters of what a request has that a refusal says again."""
+"""Length to which a refusal repeats text of the request."""
 _TIMES = ("as_of", "from", "to")
 _TRUE, _FALSE = ("", "true", "1"), ("false", "0")
 
@@ -60,12 +60,11 @@ def malformed(message: str) -> RefusedRequest:
 
 
 def shortened(text: str) -> str:
-    """Of what was sent, as much as a refusal repeats."""
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
 
 
 def read_start(text: str) -> int:
-    """Where a window begins, as a path says it. Raises RefusedRequest."""
+    """The start of a window in a path. Raises RefusedRequest."""
     if text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= TIME_MAX:
         return int(text)
     raise malformed(
@@ -75,8 +74,8 @@ def read_start(text: str) -> int:
 
 
 def read_key(serde: Serde, text: str) -> Any:
-    """A key as its text in a path or parameter says it: text as it is, bytes in base64, everything
-    else as JSON. Raises RefusedRequest."""
+    """Parse a key of a path or parameter: text as it is, bytes in base64, everything else as JSON.
+    Raises RefusedRequest."""
     if len(text) > MOST_KEY_BYTES:
         raise RefusedRequest(
             413, "EF-QUERY", f"A key of {len(text)} characters: {MOST_KEY_BYTES} are the most."
@@ -117,7 +116,7 @@ def as_json(content: Any) -> bytes:
 
 
 def _named(content: Any) -> Any:
-    """``content``, with names for what is no number."""
+    """``content``, with NaN and infinities as text."""
     if isinstance(content, float):
         return content if math.isfinite(content) else number_text(content)
     if isinstance(content, dict):
@@ -148,7 +147,7 @@ class BoundedPage:
 
 
 class CopyChoice(NamedTuple):
-    """Whether a copy may answer, and how many offsets it may be behind at the most."""
+    """The replicas that may answer, and their maximal lag in offsets."""
 
     stale: bool = False
     max_lag: int | None = None
@@ -156,7 +155,7 @@ class CopyChoice(NamedTuple):
 
 
 class Parameters:
-    """What stands behind the ``?``. Each is asked for by its name; `done` refuses the others."""
+    """The parameters behind the ``?``. Each is read by its name; `done` refuses the others."""
 
     def __init__(self, given: Sequence[tuple[str, str]]) -> None:
         self._given: dict[str, str] = {}
@@ -171,7 +170,6 @@ class Parameters:
         return self._given.get(name)
 
     def number(self, name: str, default: int | None, least: int = 0, most: int = TIME_MAX) -> Any:
-        """A whole number; ``default`` where it is left out."""
         text = self.text(name)
         if text is None:
             return default
@@ -193,7 +191,6 @@ class Parameters:
         raise malformed(f"{name}={shortened(text)!r}: it is true or false.")
 
     def key(self, name: str, serde: Serde) -> Any:
-        """A key; None where it is left out."""
         text = self.text(name)
         return None if text is None else read_key(serde, text)
 
@@ -206,13 +203,12 @@ class Parameters:
         return found
 
     def page(self) -> tuple[int, EntryPlace | None]:
-        """How many entries at the most, and behind which place."""
+        """The maximal number of entries, and the place behind which they begin."""
         limit = self.number("limit", ENTRIES, 1, MOST_ENTRIES)
         token = self.text("after")
         return limit, None if token is None else place_of(token)
 
     def done(self) -> None:
-        """RefusedRequest for a parameter that nobody has asked for."""
         unknown = sorted(self._given.keys() - self._known)
         if unknown:
             have = ", ".join(sorted(self._known)) or "none"
@@ -237,7 +233,7 @@ def place_of(token: str) -> EntryPlace:
 
 
 def form_of(serde: Serde) -> str:
-    """What keys of ``serde`` are in JSON, one of `everflow.client.key_forms`."""
+    """The JSON form of keys of ``serde``, one of `everflow.client.key_forms`."""
     type_ = serde.type
     forms = (
         (pa.types.is_string, key_forms.TEXT),
@@ -252,8 +248,8 @@ def form_of(serde: Serde) -> str:
 
 
 def read_keys(store: str, serde: Serde, body: bytes) -> list[Any]:
-    """The keys of a body ``{"keys": [...]}``. SerdeError for one of another type: JSON says what a
-    key is, and 12 is not "12"."""
+    """The keys of a body ``{"keys": [...]}``. SerdeError for a key of another JSON type: 12 is not
+    "12"."""
     try:
         content = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -283,12 +279,12 @@ def require_kind(name: str, kind: str, *kinds: str) -> None:
 
 KEY_VALUE = ("key_value", "versioned")
 TOGETHER = 50
-"""Of many keys, how many are read before their values are written."""
+"""So many keys are read before their values are written."""
 
 
 class ServedStores:
-    """One method for each path. ``queries``: who knows the stores there are; InvalidStateStoreError
-    before the instance has started. ``status``: how the instance does; None: it is not watched."""
+    """One method for each path. ``queries``: raises InvalidStateStoreError before the instance has
+    started. ``status``: the instance's status; None: it is not observed."""
 
     def __init__(
         self,
@@ -301,22 +297,20 @@ class ServedStores:
         self._status = status
 
     def status(self, asked: Parameters) -> dict[str, Any]:
-        """How the instance does, as `/status` says it at ``http.listen``: for the pages of other
-        instances, which know this address alone."""
+        """The instance's `/status`, for the dashboards of other instances, which know this address
+        alone."""
         asked.done()
         if self._status is None:
             raise RefusedRequest(404, "EF-QUERY", "The instance is not watched: set http.listen.")
         return self._status()
 
     def listed(self, asked: Parameters) -> dict[str, Any]:
-        """Every store, and which of its partitions can be read here."""
         asked.done()
         return {
             "stores": [self._described(site) for _, site in sorted(self._queries().sites.items())]
         }
 
     def described(self, asked: Parameters, store: str) -> dict[str, Any]:
-        """One store, and about how many entries it has here."""
         fresh = asked.freshness()
         asked.done()
         view = self._view(store, fresh)
@@ -326,7 +320,6 @@ class ServedStores:
         }
 
     def instances(self, asked: Parameters) -> dict[str, Any]:
-        """Who has what, as of the last rebalance."""
         asked.done()
         return {
             "instances": [
@@ -352,7 +345,6 @@ class ServedStores:
     # --- key-value stores -------------------------------------------------------------------------
 
     def entry(self, asked: Parameters, store: str, key: str) -> dict[str, Any]:
-        """The value of a key; of a versioned store also as of a time."""
         site = self._kind(store, *KEY_VALUE)
         fresh, as_of = asked.freshness(), asked.number("as_of", None, -TIME_MAX)
         asked.done()
@@ -365,12 +357,10 @@ class ServedStores:
         return {"key": found, "value": _present(view.get(found), store, key)}
 
     def entries_of(self, asked: Parameters, store: str, body: bytes) -> dict[str, Any]:
-        """The values of many keys; of one that is not here, who has it."""
         self._kind(store, *KEY_VALUE)
         return self._many(asked, store, body, None)
 
     def entries(self, asked: Parameters, store: str) -> dict[str, Any]:
-        """Entries of this instance in order of key bytes, partition by partition."""
         site = self._kind(store, *KEY_VALUE)
         serde = site.spec.key_serde
         first, last = asked.key("first", serde), asked.key("last", serde)
@@ -388,13 +378,10 @@ class ServedStores:
         return self._page(asked, store, ask, "entries")
 
     def versions(self, asked: Parameters, store: str, key: str) -> dict[str, Any]:
-        """What a key was, in order of time."""
         self._kind(store, "versioned")
         fresh = asked.freshness()
-        first, last = (
-            asked.number("from", 0, -TIME_MAX),
-            asked.number("to", TIME_MAX - 1, -TIME_MAX),
-        )
+        first = asked.number("from", 0, -TIME_MAX)
+        last = asked.number("to", TIME_MAX - 1, -TIME_MAX)
         asked.done()
         found = self._key(store, key)
         page, more = BoundedPage(MOST_ENTRIES), None
@@ -407,7 +394,6 @@ class ServedStores:
     # --- windows and sessions ---------------------------------------------------------------------
 
     def window(self, asked: Parameters, store: str, key: str, start: str) -> dict[str, Any]:
-        """The window of a key that begins at a time."""
         self._kind(store, "window")
         fresh = asked.freshness()
         asked.done()
@@ -417,18 +403,14 @@ class ServedStores:
         return {"key": found, "start": time, "value": _present(value, store, f"{key}@{start}")}
 
     def window_of(self, asked: Parameters, store: str, start: str, body: bytes) -> dict[str, Any]:
-        """The window of each of many keys that begins at a time; of a key that is not here, who
-        has it."""
         self._kind(store, "window")
         return self._many(asked, store, body, read_start(start))
 
     def windows(self, asked: Parameters, store: str, key: str | None) -> dict[str, Any]:
-        """Windows of a key, or of all keys here, that begin in an interval of time."""
         self._kind(store, "window")
         return self._in_time(asked, store, key, "windows", "fetch", "fetch_range")
 
     def sessions(self, asked: Parameters, store: str, key: str | None) -> dict[str, Any]:
-        """Sessions of a key, or of all keys here, that touch an interval of time."""
         self._kind(store, "session")
         return self._in_time(asked, store, key, "sessions", "find_sessions", "find_sessions_range")
 
@@ -452,9 +434,9 @@ class ServedStores:
         return {"entries": page.rows, "next": None}
 
     def _at_home(self, store: str, view: Any, keys: Sequence[Any], start: int | None) -> list[Any]:
-        """The values that the active tasks of the keys' own partitions have here, read together:
-        one by one each costs ten times as much. None: a query of that key alone looks further, or
-        says why."""
+        """The values of keys whose own partitions have their active tasks here, read together: one
+        by one each costs ten times as much. None: a query of that key alone tries the other
+        partitions, or raises the reason."""
         site = self._queries().site(store)
         if site.spec.kind == "versioned":
             return [None] * len(keys)
@@ -483,7 +465,6 @@ class ServedStores:
     def _page(
         self, asked: Parameters, store: str, ask: Callable[[Any], Iterator[Any]], what: str
     ) -> dict[str, Any]:
-        """The next entries, and where the ones behind them begin."""
         fresh = asked.freshness()
         limit, after = asked.page()
         asked.done()
@@ -542,7 +523,7 @@ def _row(key: Any, value: Any) -> dict[str, Any]:
 
 
 def _found(view: Any, key: Any, start: int | None) -> dict[str, Any]:
-    """The entry of one of many keys: its value, or who has it and why there is none here."""
+    """The entry of one of many keys: its value, or its host and why there is none here."""
     try:
         value = view.get(key) if start is None else view.fetch_window(key, start)
         return {"key": key, "value": value}

@@ -59,9 +59,8 @@ Answer = Callable[..., Any]
 
 @dataclass(frozen=True)
 class ServicePath:
-    """A path of the service: its parameters in braces are given to ``answer``, behind the query's
-    parameters. ``words``: one sentence for its description; ``asks``: names of query
-    parameters."""
+    """A path of the service. Its parameters in braces are given to ``answer``, behind the query's
+    parameters. ``words``: one sentence for its description; ``asks``: names of query parameters."""
 
     path: str
     answer: str
@@ -77,9 +76,9 @@ PATHS: Sequence[ServicePath] = (
     ServicePath(
         "/stores/{store}", "described", "One store, and about how many entries it has.", COPIES
     ),
-    ServicePath("/instances", "instances", "Who has what, as of the last rebalance."),
-    ServicePath("/status", "status", "How the instance does, where it has http.listen."),
-    ServicePath("/stores/{store}/owner/{key:path}", "owner", "Who has a key."),
+    ServicePath("/instances", "instances", "The hosts and their stores, as of the last rebalance."),
+    ServicePath("/status", "status", "The instance's status, if it has http.listen."),
+    ServicePath("/stores/{store}/owner/{key:path}", "owner", "The host of a key."),
     ServicePath(
         "/stores/{store}/entries",
         "entries",
@@ -89,7 +88,7 @@ PATHS: Sequence[ServicePath] = (
     ServicePath(
         "/stores/{store}/entries",
         "entries_of",
-        "The values of many keys; of one that is not here, who has it.",
+        "The values of many keys; the host of a key that is not here.",
         COPIES,
         "POST",
     ),
@@ -102,7 +101,7 @@ PATHS: Sequence[ServicePath] = (
     ServicePath(
         "/stores/{store}/versions/{key:path}",
         "versions",
-        "What a key of a versioned store was, in order of time.",
+        "The versions of a key of a versioned store, in order of time.",
         (*COPIES, "from", "to"),
     ),
     ServicePath(
@@ -178,8 +177,8 @@ def _endpoint(
     async def endpoint(request: Request) -> Response:
         authorization = request.headers.get("authorization", "")
         if not guard(authorization):
-            told = {"WWW-Authenticate": "Bearer"}
-            return _json(_error("EF-QUERY-TOKEN", _token_refused(authorization)), 401, told)
+            asks = {"WWW-Authenticate": "Bearer"}
+            return _json(_error("EF-QUERY-TOKEN", _token_refused(authorization)), 401, asks)
         try:
             _require_text(request)
             arguments: dict[str, Any] = dict(request.path_params)
@@ -196,7 +195,7 @@ def _endpoint(
 
 
 def allowed(tokens: Sequence[bytes], authorization: str) -> bool:
-    """Whether one of the tokens is in the header's value; without tokens everybody may ask."""
+    """True if the header has one of the tokens, or there is no token."""
     if not tokens:
         return True
     kind, _, given = authorization.partition(" ")
@@ -236,7 +235,7 @@ async def _body(request: Request) -> bytes:
 
 
 def _refusal(error: Exception, request: Request, scheme: str) -> Response:
-    """What an error becomes: where to ask, whether to come again, or what to mend."""
+    """The response to an error: another host, a later retry, or the fault."""
     if isinstance(error, RefusedRequest):
         return _json(_error(error.code, str(error)), error.status)
     if isinstance(error, StateElsewhereError):
@@ -284,19 +283,19 @@ def _json(content: Any, status: int = 200, headers: Mapping[str, str] | None = N
 
 PARAMETERS: Mapping[str, tuple[str, str]] = {
     "stale": ("boolean", "Also from a copy: a standby, or one that is being restored."),
-    "max_lag": ("integer", "How many offsets such a copy may be behind at the most."),
+    "max_lag": ("integer", "The maximal lag of such a copy, in offsets."),
     "partition": ("integer", "Only this partition of the store."),
     "limit": (
         "integer",
-        f"How many entries at the most, {ENTRIES} by default, {MOST_ENTRIES} at most; fewer where "
-        f"they are more than {MOST_PAGE_BYTES >> 20} MiB.",
+        f"The maximal number of entries, by default {ENTRIES}, at most {MOST_ENTRIES}; fewer if "
+        f"they are larger than {MOST_PAGE_BYTES >> 20} MiB.",
     ),
-    "after": ("string", "`next` of the page before; everything else has to be asked as then."),
+    "after": ("string", "`next` of the page before; all other parameters have to be the same."),
     "first": ("string", "Keys from this one on, by key bytes."),
     "last": ("string", "Keys up to this one, included."),
     "prefix": ("string", "Keys whose bytes begin with those of this one."),
     "reverse": ("boolean", "In falling order."),
-    "as_of": ("integer", "What it was at this time, ms since the epoch."),
+    "as_of": ("integer", "The version at this time, ms since the epoch."),
     "from": ("integer", "From this time on, ms since the epoch."),
     "to": ("integer", "Up to this time, included, ms since the epoch."),
     "store": ("string", "The store's name."),
@@ -306,11 +305,11 @@ PARAMETERS: Mapping[str, tuple[str, str]] = {
 _STATUS: Mapping[str, str] = {
     "200": "The answer.",
     "307": "Another instance has it: ask there (Location).",
-    "400": "The request is not understood: the message says what to mend.",
+    "400": "The request is wrong: the message has the cure.",
     "401": "The token is missing or wrong.",
     "404": "No such store, or nothing under this key.",
     "413": "Too large.",
-    "503": "It moves, is restored, lags too far, or the brokers do not answer: ask again.",
+    "503": "The partition moves, is restored or lags too far, or no broker answers: ask again.",
 }
 
 
@@ -389,15 +388,15 @@ def served(
     config: StreamsConfig,
     status: Callable[[], dict[str, Any]] | None = None,
 ) -> Iterator[str]:
-    """The stores over HTTP until the end of the block; the address at which other instances and
-    clients reach it (``application.server``). ``status``: how the instance does, where it is
-    watched. ConfigError where it cannot listen, or nobody could be kept out."""
+    """Serve the stores over HTTP until the end of the block. Returns the address at which other
+    instances and clients reach it (``application.server``). ``status``: the instance's status, if
+    it is observed. ConfigError if it cannot listen, or would be open to everybody."""
     tokens = tokens_of(config)
     files = _certificate(config)
     scheme = "http" if files is None else "https"
     answers = ServedStores(stores, queries, status)
     app = application(answers, tokens, scheme, version("everflow"))
-    # Who has shown a token may call it what he likes: no foreign site's page has one.
+    # With a token any host name is allowed: no foreign site's page has a token.
     own = [ANY] if tokens else [config.application_server, *config.allowed_hosts]
     names = OwnNames(config.query_listen, own)
     server = HttpServer(config.query_listen, app, "query.listen", files, names=names)

@@ -53,7 +53,6 @@ class ClusterRecoveryPorts:
     stopped: Callable[[], bool]
 
     def fence(self, transactional_ids: Collection[str]) -> None:
-        """Raise the epoch of every id."""
         fence_all(self.producer_config, transactional_ids, FENCE_TIMEOUT_S)
 
     def committed(

@@ -45,8 +45,8 @@ from everflow.travel.refusals import TravelCheck
 
 @dataclass(frozen=True)
 class ColumnsOfPlan:
-    """Those of `PhysicalPlan.columns`, one by one, and the socket where the instance's JVM computes
-    some of them (empty: none)."""
+    """The prepared Columns of `PhysicalPlan.columns`, and the socket where the instance's JVM
+    computes some of them (empty: none)."""
 
     prepared: tuple[PreparedColumns, ...]
     path: str = ""
@@ -126,7 +126,6 @@ def spark_columns_at(plan: PhysicalPlan, op: ColumnsOp, number: int | Ticket) ->
 
 
 def column_lines(op: ColumnsOp) -> tuple[str, ...]:
-    """The lines of the user's program whose Columns these are."""
     lines = [one.node.where for one in op.projections if isinstance(one, Choice) or columns_of(one)]
     return tuple(dict.fromkeys(line for line in lines if line is not None))
 

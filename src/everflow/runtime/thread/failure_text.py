@@ -1,4 +1,4 @@
-"""Failures of micro-batches in words: what happened, where, what to do."""
+"""Words failures of micro-batches: what happened, where, what to do."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def places(failure: BatchFailure) -> tuple[str, ...]:
 
 
 def short(failure: BatchFailure) -> str:
-    """One line for logs and the progress line: the error, the record, the line of the program."""
+    """One line for logs and the progress line: error, record, line of the program."""
     first = (failure.error.splitlines() or ["unknown"])[0]
     record = failure.record
     named = "" if record is None else f" (record {record.topic}-{record.partition}@{record.offset})"
@@ -88,7 +88,7 @@ def short(failure: BatchFailure) -> str:
 
 
 def in_full(failure: BatchFailure) -> str:
-    """What a user reads: the error, where, what to do; several lines."""
+    """The text for the user: the error, where, what to do; several lines."""
     record = failure.record
     named = "" if record is None else f" (record {record.topic}-{record.partition}@{record.offset})"
     return "\n  ".join([f"{failure.error}{named}", *places(failure), *_cure(failure)])

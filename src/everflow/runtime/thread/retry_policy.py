@@ -80,12 +80,12 @@ Lines = tuple[tuple[int, str], ...]
 LOGGED_AFTER = 2
 ENDS_AFTER = 3
 ENDS_AFTER_MS = 2_000.0
-"""A cause that nobody has thought of may be gone after a moment; three attempts may take less."""
+"""An unknown cause may be gone after a moment; three attempts may take less."""
 ABORT_PAUSE_MS = 50.0
 SEARCH_LOGGED_EVERY_MS = 5_000.0
 FIRST_WITH_FUNCTIONS = 1_000
-"""Bound of the first batch of a thread whose plan has Python functions: nobody knows yet what one
-of their calls costs."""
+"""Bound of the first batch of a thread whose plan has Python functions: the cost of a call is not
+known yet."""
 BROKERS_AWAY_MS = 5_000.0
 """Brokers that answer later than that count as away."""
 LONG_ATTEMPT_MS = 5_000.0
@@ -101,8 +101,8 @@ _AT_ONCE = frozenset({"record", "undecodable", "fatal", "spark-gone"})
 _SMALLER = frozenset({"worker", "hang", "column"})
 """Kinds that fewer records may not meet, and that a single one may have caused."""
 _CERTAIN = frozenset({"hang", "column", "damaged"})
-"""What waiting does not change: it has waited long enough, or it computes the same again, or the
-store has been rebuilt meanwhile."""
+"""Kinds that waiting does not change: it has waited long enough, or computes the same again, or the
+store has been rebuilt."""
 _REPLACEABLE = (
     RecordError,
     RecordRefusedError,
@@ -115,10 +115,10 @@ _REPLACEABLE = (
     TaskTimeoutError,
     StateDiskError,
 )
-"""What another service, another setting of a topic, more memory or room, or a broker that is back
-may mend while the instance runs; a damaged entry, who writes another one into the changelog."""
+"""Errors that may be mended while the instance runs: by another service, a topic's setting, more
+memory or room, a broker that is back, or another entry in the changelog."""
 _COMPUTING = ("operators", "columns")
-"""Of a batch's timings, what grows with its records and with nothing else."""
+"""The phases of a batch that grow with its records only."""
 _ADDRESSES = re.compile(
     r"0x[0-9a-f]+|\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b|\d+", re.IGNORECASE
 )
@@ -138,8 +138,8 @@ class Trouble:
 
 @dataclass(frozen=True, kw_only=True)
 class RetryDecision:
-    """What the thread does next: it logs ``lines``, runs ``planned`` (None: it plans anew), after
-    ``pause_ms``. ``keeps_tasks``: that attempt still has the tasks which the group takes away."""
+    """The thread's next step: log ``lines``, wait ``pause_ms``, run ``planned`` (None: plan anew).
+    ``keeps_tasks``: that attempt still has the tasks that the group revokes."""
 
     planned: PlannedBatch | None
     pause_ms: float = 0.0
@@ -149,7 +149,7 @@ class RetryDecision:
 
 @dataclass(frozen=True)
 class ReplacementLimits:
-    """How often a thread is replaced within a time (ms)."""
+    """A thread is replaced at most ``most`` times within ``within_ms``."""
 
     most: int = MOST_REPLACEMENTS
     within_ms: float = REPLACED_WITHIN_MS
@@ -159,7 +159,6 @@ class ReplacementLimits:
 
 
 def may_pass(failure: BatchFailure) -> bool:
-    """Whether the same batch may succeed later with nobody doing anything about it."""
     return failure.kind in _PASSING
 
 
@@ -186,13 +185,12 @@ class RepeatedFailures:
         return RepeatedFailures(now_ms if self.began_ms is None else self.began_ms, counted)
 
     def times(self, failure: BatchFailure) -> int:
-        """How often this one was met."""
         return self.seen.get(sameness(failure), 0)
 
     def in_vain(self, failure: BatchFailure, now_ms: float, smallest: bool) -> bool:
-        """Whether to give up after ``failure``, which has been counted. ``smallest``: the batch
-        cannot have fewer records; until then a worker's death and a Column that fails are no reason
-        to: the record is not known yet."""
+        """True to give up after ``failure``, which has been counted. ``smallest``: the batch cannot
+        have fewer records; until then it goes on after a worker's death or a failed Column, because
+        the record is not known yet."""
         if failure.kind in _AT_ONCE:
             return True
         if (
@@ -208,7 +206,7 @@ class RepeatedFailures:
         return self.times(failure) >= ENDS_AFTER and now_ms - self.began_ms >= ENDS_AFTER_MS
 
     def logged_in_full(self, failure: BatchFailure) -> bool:
-        """Whether ``failure`` has just repeated unchanged and will not pass."""
+        """True if ``failure`` has just repeated unchanged and will not pass."""
         return not may_pass(failure) and self.times(failure) == LOGGED_AFTER
 
 
@@ -255,8 +253,8 @@ class StalledTasks:
     timeouts: TaskTimeouts
 
     def check(self, tasks: Tasks, ends: EndOffsets, now_ms: float) -> None:
-        """Before a batch is planned: note tasks whose brokers do not say where their logs end.
-        TaskTimeoutError for one whose time is over."""
+        """Before a batch is planned: note tasks whose brokers do not return where their logs end.
+        TaskTimeoutError once a task's time is over."""
         away = ends.failing_ms() > BROKERS_AWAY_MS
         known, stalled = ends.ends(), self.timeouts.stalled()
         if not (away or stalled or ends.any_silent):
@@ -264,7 +262,7 @@ class StalledTasks:
         for task in tasks.values():
             silent = sorted(ends.silent_ms(task.inputs))
             if silent:
-                where = f"the leader of {silent[0]} does not say where that log ends"
+                where = f"the leader of {silent[0]} does not answer where that log ends"
                 self.timeouts.waits(task.id, where, now_ms)
             elif away:
                 self.timeouts.waits(task.id, "no broker says where the logs end", now_ms)
@@ -277,7 +275,8 @@ class StalledTasks:
     def with_known_ends(
         self, tasks: Tasks, resting: Collection[TaskId], ends: EndOffsets
     ) -> list[ActiveTask]:
-        """Tasks that wait for nobody. Their inputs are idle where there is nothing to read."""
+        """Tasks with answers from all their brokers. Their inputs are idle if there is nothing to
+        read."""
         known, stalled = ends.ends().keys(), self.timeouts.stalled()
         return [
             task
@@ -322,8 +321,8 @@ class StalledTasks:
         took_ms: float,
         now_ms: float,
     ) -> bool:
-        """Whether, after a passing failure that was counted, tasks of the batch go on without each
-        other, since one of them, or those that the failure names, are the reason."""
+        """True if, after a counted failure that may pass, the batch's tasks go on without each
+        other, because one of them, or those that the failure names, are the reason."""
         reading = _reading(tasks.values(), planned.ranges)
         named = _named(reading, tasks, failure.partitions)
         failed = named or reading
@@ -357,7 +356,7 @@ class StalledTasks:
         ]
         for one in silent:
             where = ", ".join(str(tp) for tp in one.inputs if tp in result.silent)
-            cause = f"no records came of {where}, though the log has some: its leader is silent"
+            cause = f"{where} has more records, but its leader does not send them"
             self.timeouts.failed([one.id], cause, now_ms)
         if silent:
             self.timeouts.rest([one.id for one in silent], now_ms, took_ms)
@@ -398,24 +397,23 @@ class RetryPolicy:
     _repeated: RepeatedFailures = field(default_factory=RepeatedFailures)
     _pause_ms: float = FIRST_PAUSE_MS
     _failed_after_ms: float = 0.0
-    """How long the last batch ran that failed."""
+    """Duration of the last failed batch."""
     _part: int = 0
-    """Which task's records were last run alone, to find the one for which a Column fails, or an
+    """The task whose records were last run alone, to find the one for which a Column fails, or an
     entry of a store is refused."""
     _skipped: dict[tuple[str, int, int], BatchFailure] = field(default_factory=dict)
-    """By place of the record: earlier attempts failed on it, its handler decides."""
+    """By place of a record on which earlier attempts failed: its handler decides."""
     _replaced_ms: deque[float] = field(default_factory=deque)
 
     # --- what the next batch may have --------------------------------------------------------
 
     @property
     def bounds(self) -> BatchLimits:
-        """Of the next batch: the limits, with as many bytes as there is memory for."""
+        """Limits of the next batch, with as many bytes as there is memory for."""
         fitting = self.memory.most_bytes(self.limits.max_bytes, self.worker())
         return replace(self.limits, max_bytes=fitting)
 
     def resting(self, now_ms: float) -> frozenset[TaskId]:
-        """Tasks that are in no batch now."""
         return self.quarantine.resting(now_ms) | self.stalled.timeouts.resting(now_ms)
 
     def skipped(self, planned: PlannedBatch) -> tuple[BatchFailure, ...]:
@@ -441,7 +439,7 @@ class RetryPolicy:
     # --- events ------------------------------------------------------------------------------
 
     def tasks_changed(self, tasks: Collection[TaskId]) -> None:
-        """The thread has these tasks now, and positions say where they begin."""
+        """The thread's tasks are others now, and begin at their positions."""
         self.quarantine.keep(tasks)
         self.stalled.timeouts.keep(tasks)
         self.search = None
@@ -454,7 +452,6 @@ class RetryPolicy:
         self._forget_failures()
 
     def before_plan(self, tasks: Tasks, ends: EndOffsets, now_ms: float) -> None:
-        """A batch is about to be planned."""
         self.stalled.check(tasks, ends, now_ms)
 
     def batch_failed(
@@ -502,8 +499,8 @@ class RetryPolicy:
         """The tasks are where the log is, after ``planned`` failed. ``owned``: partitions that the
         thread still reads; a bad record of another is its new owner's. ``committed``: the batch had
         been."""
-        # What was committed has just been replayed, and is no progress that makes up for a cause
-        # which the next batch meets, too: Spark has ended, or the disk of the stores is full.
+        # A commit is no progress here: the next batch meets the same cause, for Spark has ended, or
+        # the disk of the stores is full.
         if failure.kind == "spark-gone" or (committed and failure.kind == "fatal"):
             raise ending(failure, 1, "")
         if committed:
@@ -635,8 +632,8 @@ class RetryPolicy:
         return again
 
     def _skip(self, failure: BatchFailure, planned: PlannedBatch | None) -> bool:
-        """Whether the record of a failure is left to its handler from the next attempt on: it is
-        known, no handler has said FAIL, and it has not been tried yet."""
+        """True if the record of a failure is left to its handler from the next attempt on: it is
+        known, no handler has answered FAIL, and this has not been tried yet."""
         record = failure.record
         if planned is None or failure.judged or failure.kind == "undecodable":
             return False
@@ -654,8 +651,8 @@ class RetryPolicy:
     def _smaller(
         self, failure: BatchFailure, planned: PlannedBatch, tasks: Tasks, now_ms: float
     ) -> PlannedBatch:
-        """What to run after a failure whose attempt is counted in ``planned``: the same again, or
-        fewer records of it."""
+        """The batch to run after a failure, whose attempt is counted in ``planned``: the same
+        again, or fewer records of it."""
         if failure.kind == "worker":
             self.memory = self.memory.doubted()
         column = failure.record if failure.kind == "column" else None
@@ -670,14 +667,14 @@ class RetryPolicy:
         self.size = self.size.bounded(records)
         alone = failure.kind == "column" and planned.smallest
         if alone and (parts := planned.parts(_inputs(tasks))):
-            # Of one that does not fail the records are committed: the next one's turn.
+            # A part that does not fail is committed: the next part's turn.
             self._part += 1
             return parts[self._part % len(parts)]
         ranges = plan_ranges(planned.ranges, self.size.records(self.bounds))
         return replace(planned, ranges=ranges)
 
     def _fewer(self, failure: BatchFailure, planned: PlannedBatch) -> int | None:
-        """How many records the next attempt takes; None: as many."""
+        """The size of the next attempt in records; None: the same."""
         repeated = planned.attempt > 1 or self.search is not None
         if failure.kind in ("hang", "column") or (failure.kind == "worker" and repeated):
             fewer = self.size.shrunk(planned.records).bound
@@ -688,7 +685,7 @@ class RetryPolicy:
         return None
 
     def _fitting(self, planned: PlannedBatch) -> int:
-        """How many would have ended in the time that a batch may take, had each cost the same."""
+        """The records that would fit in the time of a batch, if each cost the same."""
         share = self.limits.target_ms / max(self._failed_after_ms, 1.0)
         return max(1, int(planned.records * min(1.0, share)))
 
@@ -700,7 +697,7 @@ class RetryPolicy:
         elapsed_ms: float,
         bounds: BatchLimits,
     ) -> None:
-        """What a committed batch says of the size and the memory of the next one."""
+        """Learn the size and the memory of the next batch from a committed one."""
         before = self.size
         if result.silent:  # it waited for a leader: that says nothing of what records cost
             elapsed_ms = min(elapsed_ms, self.limits.target_ms)
@@ -727,13 +724,12 @@ class RetryPolicy:
 
 
 def first_size(functions: bool) -> BatchSize:
-    """``functions``: the plan has Python functions."""
     return BatchSize(FIRST_WITH_FUNCTIONS) if functions else BatchSize()
 
 
 def is_replaceable(error: EverflowError) -> bool:
-    """Whether a new thread may succeed where this error ended one. A defect of everflow's own may
-    pass; what only a restart mends does not."""
+    """True if a new thread may succeed after this error. A defect of everflow's own may pass; a
+    cause that only a restart mends does not."""
     return isinstance(error, _REPLACEABLE) or not isinstance(error, FatalError)
 
 
@@ -764,7 +760,6 @@ def _named(
 def _reading(
     tasks: Iterable[ActiveTask], ranges: Mapping[TopicPartition, OffsetRange]
 ) -> list[TaskId]:
-    """Those that have something to read."""
     return [
         task.id
         for task in tasks

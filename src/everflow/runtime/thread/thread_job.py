@@ -46,11 +46,10 @@ class JobSettings:
     layouts: str = ""
     ahead_bytes: int
     partitions: Mapping[str, int]
-    """How many each input topic has."""
+    """Partition count of each input topic."""
 
 
 def resident_channel() -> str:
-    """The socket over which a resident step gets its requests."""
     path = local_property(CHANNEL_PROPERTY)
     if path is None:
         raise RuntimeError("no channel in the job's local properties")
@@ -93,7 +92,6 @@ class ThreadJob:
     and after each that failed. Tasks come and go without a new one. Owned by that thread."""
 
     def __init__(self, context: SparkContext, work: Parcel, number: int, name: str) -> None:
-        """``name``: of its jobs in Spark's UI."""
         self._context, self._work = context, work
         self._number, self._name = number, name
         self._resident: ResidentJob | None = None
@@ -153,8 +151,9 @@ _POLL_S = 0.5
 
 
 class ResidentJob:
-    """One resident step. Owned by one stream thread. ``serve(socket path)`` makes the Spark job;
-    ``classify`` turns a job's failure into a BatchFailedError."""
+    """The driver's side of a resident step, a Spark task that serves batches until it is stopped:
+    requests out, results in, over a socket. Owned by one stream thread. ``serve(socket path)``
+    makes the Spark job; ``classify`` turns a job's failure into a BatchFailedError."""
 
     def __init__(
         self,
@@ -179,8 +178,8 @@ class ResidentJob:
             raise
 
     def run(self, request: BatchRequest) -> str:
-        """Serve one micro-batch; blocks. Gives the step's answer, a `BatchResult` in JSON; one that
-        says FAILED is its last. BatchFailedError if its worker or Spark fails."""
+        """Serve one micro-batch; blocks. Returns the step's answer, a `BatchResult` in JSON; a
+        FAILED one is its last. BatchFailedError if its worker or Spark fails."""
         if self._lines is None:
             self._connect()
         try:
@@ -221,7 +220,7 @@ class ResidentJob:
         self._lines = self._connection.makefile("rwb")
 
     def _failed(self) -> BatchFailedError:
-        """Why the step ended; its Spark job says so a moment later."""
+        """The reason why the step ended, which its Spark job reports a moment later."""
         self._close()
         self._job.join(END_TIMEOUT_S)
         if self._job.failure is not None:

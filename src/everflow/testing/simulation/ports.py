@@ -24,13 +24,14 @@ from everflow.runtime.commit.commit_gate import GateBackend
 from everflow.runtime.copies.global_tables import GlobalTables
 from everflow.runtime.copies.state_updater import StateUpdater, UpdaterServices
 from everflow.runtime.instance import Instance
-from everflow.runtime.restore.restoration import ChangelogState, PreparedStore, RestorePlan
+from everflow.runtime.restore.restoration import PreparedStore
+from everflow.runtime.restore.restore_plan import ChangelogState, RestorePlan
 from everflow.runtime.tasks.recovery import (
     ATTEMPT_MS,
     ON_DISK,
-    LostWriters,
     Recovery,
     RecoveryRules,
+    fence_lost_writers,
 )
 from everflow.runtime.tasks.task import ActiveTask, TaskStore
 from everflow.runtime.thread.stream_thread import ThreadSettings
@@ -276,14 +277,14 @@ class SimulatedPorts:
             self._fence(sorted(self.disk.transactional_ids))
             return 0
         self.clock.park(world.network.delay())
-        lost = LostWriters(
+        fenced = fence_lost_writers(
             APPLICATION,
             self.disk.process_id,
             open_ids=world.log.open_ids,
             clients=lambda: [member.client_id for member in world.coordinator.members.values()],
             fence=self._fence,
         )
-        return len(lost.fence_all())
+        return len(fenced)
 
     def _fence(self, transactional_ids: Collection[str]) -> None:
         for transactional_id in transactional_ids:
@@ -293,7 +294,7 @@ class SimulatedPorts:
         """There is no such thing here: folders to look after, repartition topics, topics to watch,
         open stores."""
 
-    wired = look = purge = begin = end_polls = close_stores = checkpoint = _nothing
+    wired = check = purge = begin = end_polls = close_stores = checkpoint = _nothing
 
     # --- the group --------------------------------------------------------------------------------
 

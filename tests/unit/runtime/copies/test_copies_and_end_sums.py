@@ -15,7 +15,7 @@ from everflow.errors import RetriableError
 from everflow.records import StoreChanges, TaskId, TopicPartition
 from everflow.runtime.copies.known_copies import AtRest, Copies
 from everflow.runtime.copies.state_updater import FollowedTask
-from everflow.runtime.restore.restoration import ChangelogState, restore_plan
+from everflow.runtime.restore.restore_plan import ChangelogState, restore_plan
 from everflow.runtime.tasks.task import TaskRole, TaskStore
 from everflow.runtime.topics.end_offsets import EndSums
 from everflow.state.lmdb_store import LmdbStore

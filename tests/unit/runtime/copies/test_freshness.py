@@ -12,7 +12,8 @@ import pytest
 from everflow import serdes
 from everflow.records import TaskId
 from everflow.runtime.copies.known_copies import Freshness, Settled
-from everflow.runtime.restore.restoration import ChangelogState, PreparedStore, prepare_store
+from everflow.runtime.restore.restoration import PreparedStore, prepare_store
+from everflow.runtime.restore.restore_plan import ChangelogState
 from everflow.state.lmdb_env import StoreClosedError
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
@@ -57,7 +58,7 @@ class World:
         """What the store says after the group has confirmed so many more."""
         self.heartbeats += heartbeats
         self.at_ms = self.at_ms if at_ms is None else at_ms
-        self.freshness.look()
+        self.freshness.collect()
         self.freshness.note()
         return self.store.meta().updated_ms
 
@@ -119,7 +120,7 @@ def test_a_store_with_another_owner_or_that_was_rebuilt_is_left_alone(world: Wor
     world.store.close()
     fresh = world.directory.rebuild(A, "counts")
     world.heartbeats += 2
-    world.freshness.look()
+    world.freshness.collect()
     world.freshness.note()
     assert not world.store.path.exists(), "the claim is of the old one"
     assert list(fresh.iterdir()) == []

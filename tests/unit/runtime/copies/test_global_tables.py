@@ -13,7 +13,8 @@ from everflow.errors import EverflowError, TaskTimeoutError
 from everflow.records import TaskId
 from everflow.retry import StoppedError
 from everflow.runtime.copies.global_tables import GlobalTables
-from everflow.runtime.restore.restoration import ChangelogState, PreparedStore
+from everflow.runtime.restore.restoration import PreparedStore
+from everflow.runtime.restore.restore_plan import ChangelogState
 from everflow.runtime.tasks.task import TaskRole
 from unit.runtime.copies.updater_world import A, B, World, log_of
 

@@ -16,7 +16,8 @@ from everflow.metrics import Metrics
 from everflow.records import Int64, TaskId, TopicPartition
 from everflow.runtime.copies.state_updater import BUDGETS, StateUpdater, UpdaterServices
 from everflow.runtime.restore.listeners import RestoreProgress, RestoreTracker, SuspendReason
-from everflow.runtime.restore.restoration import ChangelogState, PreparedStore, prepare_store
+from everflow.runtime.restore.restoration import PreparedStore, prepare_store
+from everflow.runtime.restore.restore_plan import ChangelogState
 from everflow.runtime.tasks.task import StandbyTask, TaskRole, TaskStore
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec

@@ -104,7 +104,7 @@ def test_an_active_task_has_the_rate_at_which_it_processes(
 
 def test_samples_of_what_failed_are_looked_at(observer: Observer) -> None:
     observer.raw.note(LEFT_OUT, {("E", "n", "t"): "t-0@1 (E: bad)"})
-    assert observer.look().samples == {("E", "n", "t"): "t-0@1 (E: bad)"}
+    assert observer.observe().samples == {("E", "n", "t"): "t-0@1 (E: bad)"}
 
 
 def test_it_says_what_is_left_of_the_disk(observer: Observer, tmp_path: Path) -> None:

@@ -15,13 +15,13 @@ from everflow.errors import LogStartMovedError, StoreMismatchError
 from everflow.records import Int64, StoreChanges, TaskId, TopicPartition
 from everflow.runtime.restore.listeners import RestoreProgress
 from everflow.runtime.restore.restoration import (
-    ChangelogState,
     PreparedStore,
     RestoreJob,
     prepare_store,
     restore,
     restore_all,
 )
+from everflow.runtime.restore.restore_plan import ChangelogState
 from everflow.state.changelog import pack_value
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from everflow.runtime.restore.restoration import ChangelogState, RestorePlan, restore_plan
+from everflow.runtime.restore.restore_plan import ChangelogState, RestorePlan, restore_plan
 from everflow.state.store_meta import StoreMeta
 
 NOW_MS = 1_800_000_000_000

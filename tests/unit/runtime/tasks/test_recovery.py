@@ -21,7 +21,8 @@ from everflow.errors import (
 from everflow.records import CommittedOffset, Int64, TaskId, TopicPartition
 from everflow.retry import StoppedError
 from everflow.runtime.commit.batch import format_metadata
-from everflow.runtime.restore.restoration import ChangelogState, RestoreJob, prepare_store, restore
+from everflow.runtime.restore.restoration import RestoreJob, prepare_store, restore
+from everflow.runtime.restore.restore_plan import ChangelogState
 from everflow.runtime.tasks.recovery import (
     ON_DISK,
     PURGED,
@@ -302,7 +303,7 @@ def test_offsets_of_another_task_show_that_the_group_is_still_there() -> None:
     """What the brokers have just said is told; nothing else is said to be the reason."""
     with pytest.raises(OffsetsExpiredError) as nothing:
         recovery(FakePorts({})).recover([task()], [])
-    assert "do not say why" in str(nothing.value)
+    assert "do not report the reason" in str(nothing.value)
     second = ActiveTask(id=TaskId(0, 3), inputs=(OTHER,), stores=())
     ports = FakePorts({OTHER: CommittedOffset(0, "")})
     ports.starts[OTHER] = ports.ends[OTHER] = 0

@@ -118,7 +118,7 @@ def test_a_handler_that_fails_or_answers_nonsense_ends_the_instance(
     assert asked(lambda _: "REPLACE_THREAD") is None
     assert asked(lambda _: REPLACE) == ReplacementLimits()
     assert "handler failed" in caplog.text
-    assert "answered 'REPLACE_THREAD', which is no StreamThreadExceptionResponse" in caplog.text
+    assert "returned 'REPLACE_THREAD'" in caplog.text
 
 
 def test_the_whole_application_is_asked_to_end() -> None:
