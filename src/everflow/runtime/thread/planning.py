@@ -56,7 +56,7 @@ class BatchPlanner:
 
     def plan(self, tasks: Tasks, *, keep_alive: bool) -> PlannedBatch | None:
         """The next batch; None where there is nothing to do. ``keep_alive``: an empty batch is due,
-        for Spark ends a Python worker that is idle for a minute."""
+        because Spark ends a Python worker that is idle for a minute (design section 7)."""
         if self.ends.failure is not None:
             raise self.ends.failure
         now_ms = self.clock.monotonic_ms()
