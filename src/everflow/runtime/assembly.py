@@ -55,7 +55,6 @@ from everflow.runtime.tasks.recovery import (
     ATTEMPT_MS,
     ON_DISK,
     Recovery,
-    RecoveryRules,
     fence_lost_writers,
 )
 from everflow.runtime.tasks.task import ActiveTask, TaskStore
@@ -617,10 +616,10 @@ class ClusterPorts:
             listener=instance.tracker,
             stopped=(lambda: instance.pause.hold(stop)) if pauses else stop.is_set,
         )
-        rules = RecoveryRules(config.application_id, dependencies.blueprint.offset_reset)
         return Recovery(
             ports=ports,
-            rules=rules,
+            application_id=config.application_id,
+            offset_reset=dependencies.blueprint.offset_reset,
             lower_bounds=instance.lower_bounds,
             clock=dependencies.clock,
             timeout_ms=min(config.task_timeout_ms, ATTEMPT_MS),

@@ -206,15 +206,7 @@ class Instance:
             services=self._task_services(),
             timeouts=TaskTimeouts(settings.task_timeout_ms),
         )
-        counted = ThreadCountPorts(
-            open_thread=self.open_thread,
-            slots=ports.slots,
-            post=self.loop.post,
-            deal=self.manager.deal_without,
-            tell=self.member.set_threads,
-            running=lambda: states.state not in STOPPING,
-        )
-        self.thread_count = ThreadCount(self.threads, counted, clock)
+        self.thread_count = ThreadCount(self)
         self._next_purge_ms = 0.0
         ports.wired(self)
 
@@ -432,29 +424,6 @@ SPARE_SLOTS = 1
 work would wait for ever."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ThreadCountPorts:
-    """Effects of a change.
-
-    Attributes:
-        open_thread: (number) -> a thread, not started; what it needs to be fenced after a crash is
-        noted before.
-        slots: task slots of the Spark session.
-        post: runs a function on the instance's loop, after what was posted before.
-        deal: on the loop: deals the tasks anew, none to the threads of these numbers until the next
-        call.
-        tell: the group is to count so many threads here.
-        running: whether the instance is between start and close.
-    """
-
-    open_thread: Callable[[int], StreamThread]
-    slots: Callable[[], int]
-    post: Callable[[Callable[[], None]], None]
-    deal: Callable[[frozenset[int]], None]
-    tell: Callable[[int], None]
-    running: Callable[[], bool]
-
-
 class ThreadCount:
     """Starts and ends stream threads (KIP-663). It changes ``threads``, the instance's own list, in
     place and on its loop only; tasks that stay on their thread do not pause (I4). Safe from any
@@ -465,19 +434,18 @@ class ThreadCount:
     number, for the balance is per thread. A new plan replaces all threads in the same way (note
     037)."""
 
-    def __init__(self, threads: list[StreamThread], ports: ThreadCountPorts, clock: Clock) -> None:
-        self._threads = threads
-        self._ports = ports
-        self._clock = clock
+    def __init__(self, instance: Instance) -> None:
+        self._instance = instance
+        self._threads = instance.threads
         self._changing = threading.Lock()
 
     @property
     def may_change(self) -> bool:
-        return self._ports.running()
+        return self._instance.states.state not in STOPPING
 
     def add(self) -> str | None:
         with self._changing:
-            slots = self._ports.slots()
+            slots = self._instance.ports.slots()
             if slots <= len(self._threads) + SPARE_SLOTS:
                 raise IllegalStateError(
                     f"Spark has {slots} task slots, {len(self._threads)} stream threads use one "
@@ -502,7 +470,7 @@ class ThreadCount:
         not get warm, or where the instance ends."""
         with self._changing:
             going = list(self._threads)
-            if self._ports.slots() < 2 * len(going) + SPARE_SLOTS:
+            if self._instance.ports.slots() < 2 * len(going) + SPARE_SLOTS:
                 return False
             fresh = self._opened(len(going))
             if not fresh:
@@ -519,7 +487,7 @@ class ThreadCount:
             for thread, given_up in zip(going, empty, strict=True):
                 if self._wait(given_up, None):
                     thread.stop()
-                    while not thread.join(LOOK_S) and self._ports.running():
+                    while not thread.join(LOOK_S) and self.may_change:
                         pass
             self._on_loop(lambda: self._all_left(going))
             return True
@@ -529,10 +497,10 @@ class ThreadCount:
         starts Python workers. None where they do not, in time or before the instance ends."""
         used = {thread.number for thread in self._threads}
         free = (number for number in itertools.count() if number not in used)
-        opened = [self._ports.open_thread(number) for number in itertools.islice(free, count)]
+        opened = [self._instance.open_thread(number) for number in itertools.islice(free, count)]
         for thread in opened:
             thread.start()
-        deadline = Deadline(self._clock, WARM_UP_WAIT_S * 1000)
+        deadline = Deadline(self._instance.clock, WARM_UP_WAIT_S * 1000)
         if not all(self._wait(thread.warm, deadline) for thread in opened):
             _stop(opened)
             return []
@@ -546,30 +514,32 @@ class ThreadCount:
                 )
             thread = self._threads[-1]
             empty = threading.Event()
-            self._ports.tell(len(self._threads) - 1)
-            self._ports.post(lambda: self._give_up(thread, empty))
-            deadline = None if timeout_s is None else Deadline(self._clock, timeout_s * 1000)
+            self._instance.member.set_threads(len(self._threads) - 1)
+            self._instance.loop.post(lambda: self._give_up(thread, empty))
+            deadline = (
+                None if timeout_s is None else Deadline(self._instance.clock, timeout_s * 1000)
+            )
             if not self._wait(empty, deadline):
-                if not self._ports.running():
+                if not self.may_change:
                     return None
-                self._ports.tell(len(self._threads))
-                self._on_loop(lambda: self._ports.deal(frozenset()))
+                self._instance.member.set_threads(len(self._threads))
+                self._on_loop(lambda: self._instance.manager.deal_without(frozenset()))
                 raise TaskTimeoutError(
                     f"{thread.name} did not give its tasks up within {timeout_s:g} s: a batch is "
                     f"still in flight. It stays."
                 )
             thread.stop()
-            while not thread.join(LOOK_S) and self._ports.running():
+            while not thread.join(LOOK_S) and self.may_change:
                 pass
-            self._on_loop(lambda: self._left(thread))
+            self._on_loop(lambda: self._all_left([thread]))
             return thread.name
 
     # --- on the instance's loop ------------------------------------------------------------------
 
     def _joined(self, thread: StreamThread) -> None:
         self._threads.append(thread)
-        self._ports.tell(len(self._threads))
-        self._ports.deal(frozenset())
+        self._instance.member.set_threads(len(self._threads))
+        self._instance.manager.deal_without(frozenset())
 
     def _exchange(
         self,
@@ -580,21 +550,17 @@ class ThreadCount:
         going = list(self._threads)
         before()
         self._threads.extend(fresh)
-        self._ports.deal(frozenset(thread.number for thread in going))
+        self._instance.manager.deal_without(frozenset(thread.number for thread in going))
         for thread, given_up in zip(going, empty, strict=True):
             thread.drop((), lambda _, given_up=given_up: given_up.set())  # type: ignore[misc]
 
     def _all_left(self, threads: Collection[StreamThread]) -> None:
         for thread in threads:
             self._threads.remove(thread)
-        self._ports.deal(frozenset())
-
-    def _left(self, thread: StreamThread) -> None:
-        self._threads.remove(thread)
-        self._ports.deal(frozenset())
+        self._instance.manager.deal_without(frozenset())
 
     def _give_up(self, thread: StreamThread, empty: threading.Event) -> None:
-        self._ports.deal(frozenset({thread.number}))
+        self._instance.manager.deal_without(frozenset({thread.number}))
         # Commands are taken in turn: what it had has been given up by then.
         thread.drop((), lambda _: empty.set())
 
@@ -610,12 +576,12 @@ class ThreadCount:
             finally:
                 done.set()
 
-        self._ports.post(run)
+        self._instance.loop.post(run)
         self._wait(done, None)
 
     def _wait(self, event: threading.Event, deadline: Deadline | None) -> bool:
         while not event.wait(LOOK_S):
-            if not self._ports.running() or (deadline is not None and deadline.expired()):
+            if not self.may_change or (deadline is not None and deadline.expired()):
                 return False
         return True
 

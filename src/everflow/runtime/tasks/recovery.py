@@ -100,22 +100,15 @@ class RecoveryPorts(Protocol):
         RetriableError."""
 
 
-@dataclass(frozen=True)
-class RecoveryRules:
-    """``offset_reset``: policy per input topic (``earliest``, ``latest``, ``none``);
-    ``application_id`` for messages."""
-
-    application_id: str
-    offset_reset: Mapping[str, str]
-
-
 @dataclass(kw_only=True)
 class Recovery:
     """Recovers tasks; used by one thread at a time. ``stop`` ends every wait with StoppedError.
-    ``timeout_ms``: time limit of one attempt. ``lower_bounds``: of the instance."""
+    ``offset_reset``: policy per input topic (``earliest``, ``latest``, ``none``). ``timeout_ms``:
+    time limit of one attempt. ``lower_bounds``: of the instance."""
 
     ports: RecoveryPorts
-    rules: RecoveryRules
+    application_id: str
+    offset_reset: Mapping[str, str]
     lower_bounds: CommittedLowerBounds
     clock: Clock
     timeout_ms: float
@@ -290,7 +283,7 @@ class Recovery:
                     raise OffsetsExpiredError(
                         f"Task {task.id} has no committed offsets of {names}, but its changelog "
                         f"{store.changelog} holds records. {why} Starting would count the input "
-                        f"twice. {start_over(self.rules.application_id)}"
+                        f"twice. {start_over(self.application_id)}"
                     )
 
     def _restore(
@@ -331,11 +324,11 @@ class Recovery:
                 raise FatalError(
                     f"{tp}: committed offset {found.offset} lies beyond the end of the log "
                     f"({end}): the topic was re-created or truncated. "
-                    f"{start_over(self.rules.application_id)}"
+                    f"{start_over(self.application_id)}"
                 )
 
     def _reset(self, tp: TopicPartition, span: tuple[int, int], why: str) -> int:
-        policy = self.rules.offset_reset.get(tp.topic, "earliest")
+        policy = self.offset_reset.get(tp.topic, "earliest")
         if policy == "none":
             raise FatalError(
                 f"{tp}: {why}, and auto.offset.reset is none. Set earliest or latest, or commit an "

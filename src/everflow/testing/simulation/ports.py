@@ -30,7 +30,6 @@ from everflow.runtime.tasks.recovery import (
     ATTEMPT_MS,
     ON_DISK,
     Recovery,
-    RecoveryRules,
     fence_lost_writers,
 )
 from everflow.runtime.tasks.task import ActiveTask, TaskStore
@@ -219,10 +218,10 @@ class SimulatedPorts:
             stopped=stop,
             slowdown=world.restore_slowdown,
         )
-        rules = RecoveryRules(APPLICATION, {})
         return Recovery(
             ports=ports,
-            rules=rules,
+            application_id=APPLICATION,
+            offset_reset={},
             lower_bounds=instance.lower_bounds,
             clock=self.clock,
             timeout_ms=min(world.settings.task_timeout_ms, ATTEMPT_MS),

@@ -29,7 +29,6 @@ from everflow.runtime.tasks.recovery import (
     SETTLED_MS,
     CommittedLowerBounds,
     Recovery,
-    RecoveryRules,
 )
 from everflow.runtime.tasks.task import ActiveTask, TaskStore
 from everflow.state.lmdb_store import LmdbStore
@@ -135,10 +134,10 @@ def recovery(
     timeout_ms: float = 1_000,
     lower_bounds: CommittedLowerBounds | None = None,
 ) -> Recovery:
-    rules = RecoveryRules("app", {"in": policy})
     return Recovery(
         ports=ports,
-        rules=rules,
+        application_id="app",
+        offset_reset={"in": policy},
         lower_bounds=lower_bounds or CommittedLowerBounds(ManualClock()),
         clock=ManualClock(),
         timeout_ms=timeout_ms,

@@ -17,7 +17,7 @@ from everflow.runtime.commit.batch import (
     BatchResult,
 )
 from everflow.runtime.commit.commit_gate import GateBook
-from everflow.runtime.tasks.recovery import CommittedLowerBounds, Recovery, RecoveryRules
+from everflow.runtime.tasks.recovery import CommittedLowerBounds, Recovery
 from everflow.runtime.tasks.task import ActiveTask, TaskState, TaskStore
 from everflow.runtime.thread.stream_thread import StreamThread, ThreadServices, ThreadSettings
 from everflow.runtime.topics.end_offsets import EndOffsets
@@ -52,7 +52,8 @@ class World:
         self.incarnations = iter(f"i{n}" for n in range(1_000))
         recovery = Recovery(
             ports=self,
-            rules=RecoveryRules("app", {}),
+            application_id="app",
+            offset_reset={},
             lower_bounds=self.lower_bounds,
             clock=self.clock,
             timeout_ms=10_000,
