@@ -60,7 +60,6 @@ from everflow.runtime.observer import (
     Observer,
     dead_letters_of,
     exported,
-    observing,
     peers_of,
     rules_of,
     subject_of,
@@ -630,23 +629,23 @@ class KafkaStreams(InteractiveQueries, Telling):
         limit_s = self.config.drain_timeout_ms / 1000 + END_S
         tokens = tokens_of(self.config) if self.config.query_token_file else ()
         address = self.config.http_listen
-        opened.enter_context(observing(observer))
+        opened.callback(observer.stop)
+        observer.start()
         if self.config.otel_exporter_otlp_metrics_endpoint:
-            opened.enter_context(exported(observer, self.config))
+            opened.callback(exported(observer, self.config).close)
         if address:
             peers = peers_of(self.config, tokens, lambda: self.config.application_server)
-            opened.enter_context(
-                watched(
-                    observer,
-                    self._topology,
-                    address,
-                    lambda: self._begin_close(limit_s, leave_group=True),
-                    tokens,
-                    dead_letters_of(self.config),
-                    peers,
-                    (self.config.application_server, *self.config.allowed_hosts),
-                )
+            server = watched(
+                observer,
+                self._topology,
+                address,
+                lambda: self._begin_close(limit_s, leave_group=True),
+                tokens,
+                dead_letters_of(self.config),
+                peers,
+                (self.config.application_server, *self.config.allowed_hosts),
             )
+            opened.callback(server.close)
         return observer
 
     def _served(self) -> str:

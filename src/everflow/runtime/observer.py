@@ -15,8 +15,8 @@ import ssl
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from importlib.metadata import version
@@ -80,6 +80,7 @@ from everflow.topology.subtopologies import cut
 
 if TYPE_CHECKING:
     from everflow.observe.http_server import HttpServer
+    from everflow.observe.otlp import OtlpExport
     from everflow.observe.page.letters import DeadLetterService
     from everflow.observe.page.peers import Peers
 
@@ -609,7 +610,6 @@ def tasks_of(blueprint: Blueprint) -> int:
     )
 
 
-@contextmanager
 def watched(
     observer: Observer,
     topology: Topology,
@@ -619,8 +619,8 @@ def watched(
     desk: DeadLetterService | None = None,
     peers: Peers | None = None,
     names: Sequence[str] = (),
-) -> Iterator[HttpServer]:
-    """Serve the instance over HTTP until the end of the block. ``drain`` returns at once;
+) -> HttpServer:
+    """Serve the instance over HTTP until the server is closed. ``drain`` returns at once;
     ``tokens``: requests for the page need one of them; ``desk``: replays dead letters; ``peers``:
     asks the other instances; ``names``: further host names that requests may use. ConfigError if it
     cannot listen."""
@@ -648,25 +648,11 @@ def watched(
         "Dashboard and metrics at http://%s (/page, /metrics, /live, /ready, /status)",
         server.address,
     )
-    try:
-        yield server
-    finally:
-        server.close()
+    return server
 
 
-@contextmanager
-def observing(observer: Observer) -> Iterator[None]:
-    """Measure the load and collect log lines until the end of the block."""
-    observer.start()
-    try:
-        yield
-    finally:
-        observer.stop()
-
-
-@contextmanager
-def exported(observer: Observer, config: StreamsConfig) -> Iterator[None]:
-    """Send the metrics to ``otel.exporter.otlp.metrics.endpoint`` until the end of the block.
+def exported(observer: Observer, config: StreamsConfig) -> OtlpExport:
+    """Send the metrics to ``otel.exporter.otlp.metrics.endpoint`` until the export is closed.
     ConfigError if the packages for it are missing."""
     from everflow.observe.otlp import OtlpExport, OtlpSettings
 
@@ -679,10 +665,7 @@ def exported(observer: Observer, config: StreamsConfig) -> Iterator[None]:
         settings, observer.watch, about.application_id, about.client_id, about.version
     )
     moves.info("Metrics are sent to %s", settings.endpoint)
-    try:
-        yield
-    finally:
-        sender.close()
+    return sender
 
 
 # --- other instances (note 060) -------------------------------------------------------------------

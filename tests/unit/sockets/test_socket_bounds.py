@@ -21,7 +21,7 @@ from everflow import sockets
 from everflow.errors import RetriableError
 from everflow.records import MemberMetadata
 from everflow.runtime.commit import gate_client
-from everflow.runtime.commit.batch import BatchFailedError, BatchFailure
+from everflow.runtime.commit.batch import BatchFailedError
 from everflow.runtime.commit.commit_gate import CommitGate, GateBackend, GateBook
 from everflow.runtime.commit.gate_client import GateClient
 from everflow.runtime.thread.thread_job import ResidentJob
@@ -165,7 +165,7 @@ def test_a_batch_whose_answer_is_too_large_has_failed() -> None:
         workers[0].start()
         return Job()
 
-    job = ResidentJob(serve, lambda _: BatchFailedError(BatchFailure(kind="worker", error="?")))
+    job = ResidentJob(serve)
     request: Any = SimpleNamespace(to_json=lambda: "{}")
     with pytest.raises(BatchFailedError) as failed:
         job.run(request)

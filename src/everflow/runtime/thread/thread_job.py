@@ -36,8 +36,8 @@ CHANNEL_PROPERTY = "everflow.resident"
 
 @dataclass(frozen=True, kw_only=True)
 class JobSettings:
-    """``handlers``: of records that fail; ``held_bytes``: what a worker may hold of pages that its
-    stores have changed (`HeldPages`). No secrets: all of it travels through Spark."""
+    """``handlers``: of records that fail; ``held_bytes``: limit of a worker's changed pages of
+    stores (`HeldPages`). No secrets: all of it is serialised through Spark."""
 
     application_id: str
     read_committed: bool
@@ -58,23 +58,23 @@ def resident_channel() -> str:
 
 @dataclass(frozen=True)
 class PackedResident:
-    """A packed `ResidentStep`: it travels as one parcel, so that its functions share the program's
-    variables."""
+    """A packed `ResidentStep`: it is serialised as one parcel, so that its functions share the
+    program's variables."""
 
     work: Parcel
 
     def __call__(self) -> None:
         try:
             resident: ResidentStep = self.work.open()
-        except EverflowError as error:  # it needs what this worker has not
+        except EverflowError as error:  # this worker lacks something that it needs
             refuse(error, resident_channel)
         else:
             resident()
 
 
 def pack(plan: PhysicalPlan, settings: JobSettings, columns: ColumnsOfPlan) -> Parcel:
-    """The resident step of a plan as it is now. TopologyError with the user's line for what cannot
-    travel."""
+    """The resident step of a plan, with the program's variables as they are now. TopologyError with
+    the user's line for a value that cannot be serialised."""
     sink = KafkaSink(settings.handlers.topic, WorkerPorts(settings.held_bytes), settings.layouts)
     step = TaskStep.of(plan, columns.prepared, LmdbAccess(), sink, handlers=settings.handlers)
     log = LogInput(
@@ -88,8 +88,8 @@ def pack(plan: PhysicalPlan, settings: JobSettings, columns: ColumnsOfPlan) -> P
 
 
 class ThreadJob:
-    """Runs a stream thread's micro-batches in a resident step, which begins with the first of them
-    and after each that failed. Tasks come and go without a new one. Owned by that thread."""
+    """Runs a stream thread's micro-batches in a resident step, which begins with the first batch
+    and after each failed one, and goes on when tasks change. Owned by that thread."""
 
     def __init__(self, context: SparkContext, work: Parcel, number: int, name: str) -> None:
         self._context, self._work = context, work
@@ -97,10 +97,10 @@ class ThreadJob:
         self._resident: ResidentJob | None = None
 
     def run(self, request: BatchRequest) -> BatchResult:
-        """Run one micro-batch; blocks. Raises BatchFailedError for any that failed: then nothing is
-        known of its outcome (D6)."""
+        """Run one micro-batch; blocks. BatchFailedError: the batch failed, and it is not known
+        whether it was committed (D6)."""
         if self._resident is None:
-            self._resident = ResidentJob(self._serving, _classified)
+            self._resident = ResidentJob(self._serving)
         try:
             return answered(self._resident.run(request))
         except BatchFailedError as error:
@@ -134,8 +134,7 @@ def _classified(error: SparkJobError) -> BatchFailedError:
 
 
 def answered(text: str) -> BatchResult:
-    """The result that the last step gave. Raises BatchFailedError where a step said that it
-    failed."""
+    """The result of the resident step. BatchFailedError if it failed."""
     result = BatchResult.from_json(text)
     if result.outcome == FAILED:
         assert result.failure is not None
@@ -153,14 +152,9 @@ _POLL_S = 0.5
 class ResidentJob:
     """The driver's side of a resident step, a Spark task that serves batches until it is stopped:
     requests out, results in, over a socket. Owned by one stream thread. ``serve(socket path)``
-    makes the Spark job; ``classify`` turns a job's failure into a BatchFailedError."""
+    makes the Spark job."""
 
-    def __init__(
-        self,
-        serve: Callable[[str], ServingJob],
-        classify: Callable[[SparkJobError], BatchFailedError],
-    ) -> None:
-        self._classify = classify
+    def __init__(self, serve: Callable[[str], ServingJob]) -> None:
         self._folder = socket_folder()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._connection: socket.socket | None = None
@@ -224,9 +218,9 @@ class ResidentJob:
         self._close()
         self._job.join(END_TIMEOUT_S)
         if self._job.failure is not None:
-            return self._classify(self._job.failure)
+            return _classified(self._job.failure)
         return BatchFailedError(
-            BatchFailure(kind="worker", error="the resident step ended without a word")
+            BatchFailure(kind="worker", error="the resident step ended without an error")
         )
 
     def _close(self) -> None:
@@ -235,6 +229,6 @@ class ResidentJob:
                 if opened is not None:
                     opened.close()
             except OSError:
-                pass  # what could not be flushed has nobody to read it
+                pass  # no reader is left for unsent bytes
         self._lines, self._connection = None, None
         remove_socket_folder(self._folder)
