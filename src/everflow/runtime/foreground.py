@@ -206,8 +206,8 @@ def _decoded(tp: TopicPartition, raw: RawWritten, sink: SinkNode) -> WrittenReco
         key, value = sink.key_serde.decode(raw.key), sink.value_serde.decode(raw.value)
     except SerdeError as error:
         raise EverflowError(
-            f"run: the record {tp}@{raw.offset} is not of the output's types, somebody else has "
-            f"written it: {error}"
+            f"run: the record {tp}@{raw.offset} is not of the output's types, another program "
+            f"wrote it: {error}"
         ) from None
     return WrittenRecord(key, value, raw.timestamp)
 

@@ -529,7 +529,7 @@ class KafkaStreams(InteractiveQueries, Telling):
         found = [f"{records:,.0f} records processed"]
         if before is not None and now - before[0] >= 0.1:
             found.append(
-                f"{(records - before[1]) / (now - before[0]):,.0f} records/s since the last look"
+                f"{(records - before[1]) / (now - before[0]):,.0f} records/s since the last display"
             )
         return found if self.state in ENDED else [*found, self._lag()]
 

@@ -125,9 +125,9 @@ def _doubt(
     away_ms = now_ms - meta.updated_ms
     if position < changelog.end and -away_ms > _margin_ms(changelog.delete_retention_ms):
         return (
-            f"it says that it followed its changelog until {instant(meta.updated_ms)}, which is "
-            f"ahead of this host's clock ({instant(now_ms)}): how long it has not followed it is "
-            f"not known"
+            f"by its own note it followed its changelog until {instant(meta.updated_ms)}, which is "
+            f"ahead of this host's clock ({instant(now_ms)}): for how long it has not followed it "
+            f"is not known"
         )
     if position < changelog.end and now_ms > trusted_until_ms(
         meta.updated_ms, changelog.delete_retention_ms

@@ -213,7 +213,7 @@ class Parameters:
         if unknown:
             have = ", ".join(sorted(self._known)) or "none"
             names = shortened(", ".join(unknown))
-            raise malformed(f"{names}: no such parameter here; there is: {have}.")
+            raise malformed(f"{names}: unknown parameter; the known ones are: {have}.")
 
 
 def token_of(place: EntryPlace) -> str:

@@ -254,7 +254,7 @@ def _refusal(error: Exception, request: Request, scheme: str) -> Response:
         return _json(_error(error.code, str(error)), 400)
     log.exception("The query %s failed", request.url.path)
     code = error.code if isinstance(error, EverflowError) else "EF-ERROR"
-    return _json(_error(code, f"{type(error).__name__}: the instance's log says more."), 500)
+    return _json(_error(code, f"{type(error).__name__}: see the instance's log."), 500)
 
 
 def _raw_path(request: Request) -> str:

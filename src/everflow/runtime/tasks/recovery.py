@@ -322,7 +322,7 @@ class Recovery:
             else:
                 # Committed offsets never lie beyond the end of an unharmed log.
                 raise FatalError(
-                    f"{tp}: committed offset {found.offset} lies beyond the end of the log "
+                    f"{tp}: committed offset {found.offset} is beyond the end of the log "
                     f"({end}): the topic was re-created or truncated. "
                     f"{start_over(self.application_id)}"
                 )

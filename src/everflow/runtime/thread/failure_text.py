@@ -31,8 +31,8 @@ _CURES = {
     "column": f"{_NOTHING_WRITTEN}. Use the try_ variant of the function (F.try_divide, "
     f".try_cast), or filter such records out "
     f"before, and {_GOES_ON}.",
-    "worker": "A function that crashes the interpreter (native code, os._exit) or needs more "
-    "memory than there is ends it. "
+    "worker": "A function that crashes the interpreter (native code, os._exit) or needs too "
+    "much memory ends it. "
     f"{_NOTHING_WRITTEN}. Correct the function, or lower max.memory.bytes, and {_GOES_ON}.",
     "hang": "Where the function loops without end or waits for another service, correct it, or "
     "give the call a time-out; where "
@@ -115,8 +115,8 @@ def ending(failure: BatchFailure, times: int, records: str) -> FatalError:
     if failure.kind == "spark-gone":
         return FatalError(
             "Spark has ended (its JVM was killed or had no memory, or spark.stop() was called in "
-            "this process), so this instance cannot go on; its log file says more. "
-            f"Nothing is lost: start the instance again. The cause as seen here: {failure.error}"
+            "this process), so this instance cannot go on; see its log file. "
+            f"Nothing is lost: start the instance again. The error: {failure.error}"
         )
     if record is not None:
         records = f"{record.topic}-{record.partition}@{record.offset}"

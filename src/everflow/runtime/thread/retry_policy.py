@@ -265,7 +265,7 @@ class StalledTasks:
                 where = f"the leader of {silent[0]} does not answer where that log ends"
                 self.timeouts.waits(task.id, where, now_ms)
             elif away:
-                self.timeouts.waits(task.id, "no broker says where the logs end", now_ms)
+                self.timeouts.waits(task.id, "no broker answers where the logs end", now_ms)
             elif task.id in stalled and (
                 not stalled[task.id].count
                 or all(known.get(tp, 0) <= at for tp, at in task.positions.items())

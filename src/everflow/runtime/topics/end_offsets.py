@@ -429,9 +429,9 @@ class ShrunkLogs:
         try:
             before, now = self._topic_ids(topic)
         except EverflowError as error:
-            return f"The brokers do not say whether {topic} is still the same topic ({error})."
+            return f"The brokers do not report whether {topic} is still the same topic ({error})."
         if not before or not now:
-            return f"The brokers do not say whether {topic} is still the same topic."
+            return f"The brokers do not report whether {topic} is still the same topic."
         if before != now:
             return (
                 f"Topic {topic} was deleted and created again while the application ran (topic id "

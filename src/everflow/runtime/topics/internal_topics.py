@@ -197,7 +197,7 @@ def why_no_offsets(
     if ids.same != sorted(ids.now) or not ids.now:
         reasons.insert(0, f"{names} was deleted and created again (offsets go with their topic)")
     known = "; the topic ids are those of the last run" if len(reasons) == 2 else ""
-    return f"The brokers do not say why: {', or '.join(reasons)}{known}."
+    return f"The brokers do not report the reason: {', or '.join(reasons)}{known}."
 
 
 def _other_program(application_id: str) -> str:
@@ -297,7 +297,7 @@ def _require_new(
     if unsure := [spec.name for spec in missing if spec.kind not in ran.known]:
         raise InternalTopicError(
             f"Internal topics are missing: {', '.join(unsure)}. {application_id} has run before, "
-            f"and its committed offsets do not say whether it had them, so they are not created: "
+            f"and its committed offsets do not show whether it had them, so they are not created: "
             f"state could be lost. {_other_program(application_id)} Only if these topics were "
             f"deleted: restore them from a backup; or, without one, give up the state. "
             f"{start_over(application_id)}"
@@ -315,8 +315,8 @@ def _require_new(
             f"Internal topics are missing: {', '.join(said)}. {application_id} has run before, but "
             f"never with them: the program is a new version of it, or another one. "
             f"{_other_program(application_id)} For a new version, start it once with "
-            f"--create-new-topics (create.new.topics=true): what the application keeps stays, and "
-            f"what is new begins empty."
+            f"--create-new-topics (create.new.topics=true): existing state stays, and new stores "
+            f"begin empty."
         )
 
 

@@ -382,7 +382,7 @@ BAD = [
     ("/stores/counts/entries?limit=1001", 400, "at most 1000"),
     ("/stores/counts/entries?limit=many", 400, "no whole number"),
     ("/stores/windows/windows/1?from=2026-11-26T10:00:00Z", 400, "no time in ms since the epoch"),
-    ("/stores/counts/entries?frist=a", 400, "frist: no such parameter here"),
+    ("/stores/counts/entries?frist=a", 400, "frist: unknown parameter"),
     ("/stores/counts/entries?first=a&first=b", 400, "first is given twice"),
     ("/stores/counts/entries?prefix=a&reverse=true", 400, "prefix stands alone"),
     ("/stores/counts/entries?after=!", 400, "a page before this one"),
