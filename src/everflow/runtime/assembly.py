@@ -343,14 +343,10 @@ class QueueLoop:
             try:
                 event = self._events.get(timeout=TICK_S)
             except queue.Empty:
-                event = _nothing
+                event = lambda: None  # noqa: E731
             if event is None:
                 return
             self._turn(event)
-
-
-def _nothing() -> None:
-    return None
 
 
 class ClusterPorts:

@@ -67,6 +67,7 @@ from everflow.observe.status import status_of
 from everflow.observe.task_rates import with_rates
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.assembly import client_id
+from everflow.runtime.client_state import ClientState
 from everflow.runtime.describe import TaskStatus, trouble
 from everflow.runtime.instance import Instance
 from everflow.runtime.tasks.blueprint import Blueprint
@@ -252,15 +253,7 @@ ASK_MEMBERS_S = 15.0
 FRESH_MS = 250.0
 """An observation is shared for so long: many may watch one instance."""
 
-STATES = (
-    "CREATED",
-    "REBALANCING",
-    "RUNNING",
-    "PENDING_SHUTDOWN",
-    "NOT_RUNNING",
-    "PENDING_ERROR",
-    "ERROR",
-)
+STATES = [state.name for state in ClientState]
 """Their numbers are Kafka Streams' (KIP-1091)."""
 RECENT = (
     names.RECORD_LATENCY,
