@@ -21,7 +21,7 @@ from bench.readers.rounds import STORE, WINDOWS, Arms, RoundFigures, RunningTrad
 from bench.results import Measurement
 from bench.systems import EVERFLOW, ROOT
 from everflow.metrics import Metrics
-from everflow.runtime.observed.observer import Observer
+from everflow.runtime.observer import Observer
 
 SYMBOLS = 500
 READY_S = 120.0

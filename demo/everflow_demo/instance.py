@@ -20,7 +20,7 @@ from everflow.config import StreamsConfig
 from everflow.errors import EverflowError, FatalError
 from everflow.records import TaskId
 from everflow.runtime.client_state import ENDED, ClientState
-from everflow.runtime.task_status import TaskStatus
+from everflow.runtime.describe import TaskStatus
 from everflow.runtime.tasks.task import TaskRole, TaskState
 from everflow.spark.session import get_context
 from everflow_demo import topology

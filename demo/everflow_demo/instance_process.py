@@ -15,7 +15,7 @@ from typing import Any
 
 from everflow.errors import FatalError
 from everflow.records import TaskId
-from everflow.runtime.task_status import TaskStatus
+from everflow.runtime.describe import TaskStatus
 from everflow_demo.instance import STOP, decode
 
 _END_S = 20.0

@@ -18,7 +18,7 @@ from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.reading.log_reader import LogReader
 from everflow.records import TopicPartition
 from everflow.runtime.client_state import ENDED
-from everflow.runtime.task_status import summary
+from everflow.runtime.describe import summary
 from everflow.testing.broker import EmbeddedBroker
 from everflow.topology.program import Topology
 from everflow_demo import feed

@@ -26,10 +26,14 @@ from everflow.runtime.copies.state_updater import StateUpdater, UpdaterServices
 from everflow.runtime.instance import Instance
 from everflow.runtime.restore.restoration import PreparedStore
 from everflow.runtime.restore.restore_plan import ChangelogState, RestorePlan
-from everflow.runtime.tasks.lost_writers import LostWriters
-from everflow.runtime.tasks.recovery import ATTEMPT_MS, ON_DISK, Recovery, RecoveryRules
+from everflow.runtime.tasks.recovery import (
+    ATTEMPT_MS,
+    ON_DISK,
+    Recovery,
+    fence_lost_writers,
+)
 from everflow.runtime.tasks.task import ActiveTask, TaskStore
-from everflow.runtime.thread.thread_ports import ThreadSettings
+from everflow.runtime.thread.stream_thread import ThreadSettings
 from everflow.runtime.topics.end_offsets import EndOffsets
 from everflow_simulation.channel import ChannelServices, SimulatedChannel
 from everflow_simulation.disk import SimulatedCopies, SimulatedDisk
@@ -214,10 +218,10 @@ class SimulatedPorts:
             stopped=stop,
             slowdown=world.restore_slowdown,
         )
-        rules = RecoveryRules(APPLICATION, {})
         return Recovery(
             ports=ports,
-            rules=rules,
+            application_id=APPLICATION,
+            offset_reset={},
             lower_bounds=instance.lower_bounds,
             clock=self.clock,
             timeout_ms=min(world.settings.task_timeout_ms, ATTEMPT_MS),
@@ -272,14 +276,14 @@ class SimulatedPorts:
             self._fence(sorted(self.disk.transactional_ids))
             return 0
         self.clock.park(world.network.delay())
-        lost = LostWriters(
+        fenced = fence_lost_writers(
             APPLICATION,
             self.disk.process_id,
             open_ids=world.log.open_ids,
             clients=lambda: [member.client_id for member in world.coordinator.members.values()],
             fence=self._fence,
         )
-        return len(lost.fence_all())
+        return len(fenced)
 
     def _fence(self, transactional_ids: Collection[str]) -> None:
         for transactional_id in transactional_ids:
@@ -289,7 +293,7 @@ class SimulatedPorts:
         """There is no such thing here: folders to look after, repartition topics, topics to watch,
         open stores."""
 
-    wired = look = purge = begin = end_polls = close_stores = checkpoint = _nothing
+    wired = check = purge = begin = end_polls = close_stores = checkpoint = _nothing
 
     # --- the group --------------------------------------------------------------------------------
 

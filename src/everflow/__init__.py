@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from everflow.operators.processors.versioned_store import VersionedStore
     from everflow.records import TaskId, TopicPartition
     from everflow.runtime.client_state import ClientState, IllegalStateError, StateListener
+    from everflow.runtime.describe import TaskStatus
     from everflow.runtime.kafka_streams import KafkaStreams
     from everflow.runtime.query.key_metadata import KeyQueryMetadata, StreamsMetadata
     from everflow.runtime.query.queries import LagInfo
@@ -77,9 +78,8 @@ if TYPE_CHECKING:
         StandbyUpdateListener,
         SuspendReason,
     )
-    from everflow.runtime.task_status import TaskStatus
     from everflow.runtime.tasks.task import TaskRole, TaskState
-    from everflow.runtime.thread.uncaught import StreamThreadExceptionResponse
+    from everflow.runtime.thread.stream_thread import StreamThreadExceptionResponse
     from everflow.snapshots.frames import diff_state, read_state
     from everflow.snapshots.query_errors import (
         InvalidStateStoreError,
@@ -233,7 +233,7 @@ _NAMES = {
     "records": "TaskId TopicPartition",
     "runtime.client_state": "ClientState IllegalStateError StateListener",
     "runtime.kafka_streams": "KafkaStreams",
-    "runtime.thread.uncaught": "StreamThreadExceptionResponse",
+    "runtime.thread.stream_thread": "StreamThreadExceptionResponse",
     "runtime.query.key_metadata": "KeyQueryMetadata StreamsMetadata",
     "runtime.query.queries": "LagInfo",
     "snapshots.query_errors": "InvalidStateStoreError StaleStateError StateElsewhereError "
@@ -246,7 +246,7 @@ _NAMES = {
         "ReadOnlyKeyValueStore ReadOnlySessionStore ReadOnlyVersionedStore ReadOnlyWindowStore"
     ),
     "runtime.tasks.task": "TaskRole TaskState",
-    "runtime.task_status": "TaskStatus",
+    "runtime.describe": "TaskStatus",
     "snapshots.frames": "diff_state read_state",
     "snapshots.state_source": "EverflowStateSource",
     "spark.session": "session",

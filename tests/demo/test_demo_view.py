@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from everflow.records import TaskId
-from everflow.runtime.task_status import TaskStatus
+from everflow.runtime.describe import TaskStatus
 from everflow.runtime.tasks.task import TaskRole, TaskState
 from everflow_demo.elastic import copies, matrix, roles, shared
 from everflow_demo.instance import decode, encode

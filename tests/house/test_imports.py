@@ -86,7 +86,7 @@ MUTATIONS = {
         "runtime.thread.stream_thread everflow.runtime.kafka_streams",
         "runtime.query.queries everflow.runtime.kafka_streams",
         "runtime.client_state everflow.runtime.tasks.task",
-        "runtime.front.foreground everflow.runtime.kafka_streams",
+        "runtime.foreground everflow.runtime.kafka_streams",
     ),
     "Classes of the DSL above lowering": (
         "dsl.lowering.stateless everflow.dsl.streams",
@@ -119,7 +119,7 @@ MUTATIONS = {
     "The front door is for what stands above everything": ("runtime.tasks.task everflow",),
     "Clients of Kafka": (
         "runtime.thread.thread_job confluent_kafka",
-        "runtime.wiring confluent_kafka",
+        "runtime.assembly confluent_kafka",
         "runtime.worker.sink kafka",
     ),
     "The checksum of record batches": ("state.store_meta crc32c",),

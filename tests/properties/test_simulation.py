@@ -278,10 +278,10 @@ def test_each_step_of_an_end_is_a_wait_that_is_shown() -> None:
             group.settle(60_000)
     assert shown[:3] == [
         "handing the tasks over",
-        "waiting for what it does this moment",
+        "finishing the events of its loop",
         "waiting for the batches in flight",
     ]
-    assert shown[-1] == "telling the group that it leaves"
+    assert shown[-1] == "leaving the group"
 
 
 @pytest.mark.parametrize("after_ms", [0, 20, 1_000])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from everflow.records import OffsetRange, TopicPartition
 from everflow.runtime.thread.batching import is_empty, plan_ranges
-from everflow.runtime.thread.task_idling import TaskIdling
+from everflow.runtime.thread.planning import TaskIdling
 from properties.test_merge_order import Input, at, hop_of
 
 NAMES = "abc"
@@ -80,7 +80,7 @@ def in_batches(arrivals: list[Arrival], count: int, idle_ms: int, last: int, mos
                 at(source): OffsetRange(position[at(source)], 10 + len(times[source]))
                 for source in range(count)
             }
-            look = idling.look([list(position)], available, now)
+            look = idling.readable([list(position)], available, now)
             ranges = plan_ranges(look.of(available), most)
             if is_empty(ranges):
                 break

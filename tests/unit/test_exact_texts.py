@@ -27,7 +27,7 @@ from everflow.exact_texts import (
     whole,
 )
 from everflow.records import TaskId, TopicPartition
-from everflow.runtime.serving.parameters import Parameters, RefusedRequest, as_json
+from everflow.runtime.serving.answers import Parameters, RefusedRequest, as_json
 from everflow.setting_checks import offset_reset, reset_duration_ms
 from everflow.snapshots.points import Point
 from everflow.testing import InputTopic

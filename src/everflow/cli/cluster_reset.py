@@ -39,7 +39,7 @@ from everflow.records import TopicPartition
 from everflow.retry import attempting
 from everflow.runtime.commit.batch import format_metadata
 from everflow.runtime.start_up import START_METADATA, ClusterTopics
-from everflow.runtime.tasks.lost_writers import lost_writers
+from everflow.runtime.tasks.recovery import lost_writers
 from everflow.runtime.topics.internal_topics import TopicSpec, fixed_outputs
 from everflow.state.disk import MemoryFolder
 from everflow.state.task_directory import StateDirectory, content_of

@@ -25,9 +25,9 @@ from everflow.logs import lines_to, time_of_day
 from everflow.membership.own_assignor import check_assignor
 from everflow.retry import shown_by, shown_elsewhere
 from everflow.runtime.client_state import ClientState
-from everflow.runtime.front.foreground import Foreground
-from everflow.runtime.task_status import summary, task_lines
-from everflow.runtime.thread.table_printer import tables
+from everflow.runtime.describe import summary, task_lines
+from everflow.runtime.foreground import Foreground
+from everflow.runtime.thread.batch_counts import tables
 from everflow.spark.job import launch_daemon_ahead, workers_ahead
 from everflow.spark.session import get_context
 from everflow.state.disk import require_usable

@@ -18,7 +18,7 @@ class Sample:
 
     ``consumed`` and ``log_end`` are the application's: committed offsets and ends summed over all
     input partitions, repartition topics included. ``tasks`` says what the tasks of this instance do
-    (`everflow.runtime.task_status.summary`).
+    (`everflow.runtime.describe.summary`).
     """
 
     at_s: float

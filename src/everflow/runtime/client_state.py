@@ -11,7 +11,7 @@ from everflow.logs import moves
 from everflow.user_program import ListenerGuard
 
 STATE = "state "
-"""How the line of a change begins."""
+"""Prefix of the log line of a change."""
 
 
 #  CREATED ──start──► REBALANCING ◄──tasks──► RUNNING
@@ -36,7 +36,7 @@ class ClientState(enum.Enum):
 
 
 class IllegalStateError(EverflowError):
-    """An instance was asked for what it cannot do in its present state; the message says when it
+    """An instance cannot do this in its present state; the message names the state in which it
     can."""
 
     code = "EF-ILLEGAL-STATE"
@@ -55,7 +55,7 @@ CLIENT_TRANSITIONS: Mapping[ClientState, frozenset[ClientState]] = {
 STOPPING = frozenset({_S.PENDING_SHUTDOWN, _S.NOT_RUNNING, _S.PENDING_ERROR, _S.ERROR})
 ENDED = frozenset({_S.NOT_RUNNING, _S.ERROR})
 LAST_STATES = (f"{STATE}PENDING_SHUTDOWN -> ", f"{STATE}PENDING_ERROR -> ")
-"""How the line of the last change begins."""
+"""Prefixes of the log line of the last change."""
 
 StateListener = Callable[[ClientState, ClientState], None]
 
@@ -102,28 +102,26 @@ class StateMachine:
             return self._changed.wait_for(lambda: self._state in ENDED, timeout_s)
 
 
-# --- pause ----------------------------------------------------------------------------------------
-# Says whether an instance is paused (KIP-834) to its threads, restores and state updater.
+# --- pause (KIP-834) ------------------------------------------------------------------------------
 
 _LOOK_S = 0.1
 
 
 class Pause:
-    """A flag of one instance, from its creation on, whatever becomes of its tasks meanwhile. Safe
-    from any thread."""
+    """Whether an instance is paused (KIP-834), for its threads, restores and state updater. It
+    keeps through rebalances. Safe from any thread."""
 
     def __init__(self) -> None:
         self._resumed = threading.Event()
         self._resumed.set()
         self.wakes: list[threading.Event] = []
-        """Of those who wait for something else while they are paused."""
+        """Set on `resume`: threads that wait for other events while they are paused."""
 
     def pause(self) -> None:
         """From now on nothing new begins; what is in flight ends as usual."""
         self._resumed.clear()
 
     def resume(self) -> None:
-        """Go on where it stopped."""
         self._resumed.set()
         for wake in list(self.wakes):
             wake.set()
@@ -133,7 +131,7 @@ class Pause:
         return not self._resumed.is_set()
 
     def hold(self, stop: threading.Event) -> bool:
-        """Wait while paused, until ``stop`` is set; whether it is."""
+        """Wait while paused. True if ``stop`` is set."""
         while self.paused and not stop.is_set():
             self._resumed.wait(_LOOK_S)
         return stop.is_set()

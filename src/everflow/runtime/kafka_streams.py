@@ -15,10 +15,9 @@ from dataclasses import replace
 from datetime import timedelta
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from everflow import metrics as names
-from everflow.assignment.user_data import digest
 from everflow.clock import Clock, SystemClock, on_thread
 from everflow.config import StreamsConfig, asked_at
 from everflow.errors import ConfigError, EverflowError
@@ -26,13 +25,14 @@ from everflow.foreign_names import Telling
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.client_settings import check_clients
 from everflow.kafka.reading.log_reader import LogReader
+from everflow.kafka.writing.transaction_states import TransactionStates
 from everflow.logs import LogFile, install, moves
 from everflow.membership.own_assignor import check_assignor
 from everflow.memory import share_one_area
 from everflow.metrics import Metrics
 from everflow.operators.optimization import optimized
 from everflow.records import TaskId
-from everflow.runtime.banner import banner
+from everflow.runtime.assembly import ClusterPorts, Dependencies, instance_log, instance_settings
 from everflow.runtime.client_state import (
     ENDED,
     STOPPING,
@@ -41,34 +41,9 @@ from everflow.runtime.client_state import (
     Pause,
     StateListener,
 )
-from everflow.runtime.cluster_ports import ClusterPorts, instance_settings
-from everflow.runtime.front.bounded_run import bounded_run
-from everflow.runtime.front.foreground import Foreground
-from everflow.runtime.instance import RESTORE_THREADS, Instance
-from everflow.runtime.life import DRAIN_SHARE, InstanceLife, close_at_exit, leaves, running_here
-from everflow.runtime.observed.broker_facts import ClusterBrokers
-from everflow.runtime.observed.observer import (
-    Observer,
-    exported,
-    observing,
-    peers_of,
-    rules_of,
-    subject_of,
-    watched,
-)
-from everflow.runtime.observed.topic_letters import letters_of
-from everflow.runtime.query.queries import InteractiveQueries, QueryPorts, store_queries
-from everflow.runtime.restore.changelogs import Changelogs, LeftOutLogs
-from everflow.runtime.restore.listeners import (
-    RestoreListener,
-    RestoreTracker,
-    SilentStandbyListener,
-    StandbyUpdateListener,
-)
-from everflow.runtime.serving.served import tokens_of
-from everflow.runtime.start_up import prepare_cluster, require_tasks, with_existing_topics
-from everflow.runtime.task_status import (
+from everflow.runtime.describe import (
     TaskStatus,
+    banner,
     copies_metrics,
     input_lag,
     progress,
@@ -77,6 +52,26 @@ from everflow.runtime.task_status import (
     summary,
     trouble,
 )
+from everflow.runtime.foreground import Foreground, bounded_run
+from everflow.runtime.instance import RESTORE_THREADS, Instance, ThreadCount
+from everflow.runtime.life import DRAIN_SHARE, InstanceLife, close_at_exit, leaves, running_here
+from everflow.runtime.observer import (
+    Observer,
+    dead_letters_of,
+    exported,
+    peers_of,
+    rules_of,
+    subject_of,
+    watched,
+)
+from everflow.runtime.query.queries import InteractiveQueries, QueryPorts, store_queries
+from everflow.runtime.restore.changelogs import Changelogs, LeftOutLogs
+from everflow.runtime.restore.listeners import (
+    RestoreListener,
+    RestoreTracker,
+    StandbyUpdateListener,
+)
+from everflow.runtime.start_up import prepare_cluster, require_tasks, with_existing_topics
 from everflow.runtime.tasks.blueprint import Blueprint
 from everflow.runtime.tasks.task import TaskState
 from everflow.runtime.thread.retry_policy import (
@@ -85,9 +80,7 @@ from everflow.runtime.thread.retry_policy import (
     ReplacementLimits,
     troubles_of,
 )
-from everflow.runtime.thread.uncaught import Uncaught, UncaughtExceptionHandler
-from everflow.runtime.thread_count import ThreadCount
-from everflow.runtime.wiring import Dependencies, instance_log
+from everflow.runtime.thread.stream_thread import Uncaught, UncaughtExceptionHandler
 from everflow.state.disk import MemoryFolder
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.task_directory import StateDirectory
@@ -95,31 +88,26 @@ from everflow.topology.program import Topology, checked_topology
 from everflow.travel.parcel import InertInstance, in_worker
 from everflow.windows import Duration, duration_ms
 
-if TYPE_CHECKING:
-    from everflow.errors import EverflowError
-    from everflow.topology.program import Topology
-
-
 log = logging.getLogger("everflow")
 
 END_S = 60.0
-"""What an end may take besides the draining."""
+"""Time-out of a shutdown besides the draining."""
 
 
 class KafkaStreams(InteractiveQueries, Telling):
-    """Runs a topology. One object is one instance: one member of the group ``application.id``; it
+    """Runs a topology. One object is one instance: one member of the group ``application.id``. It
     starts once.
 
         KafkaStreams(builder.build(), application_id="delays",
         bootstrap_servers="broker:9092").run()
 
     Args:
-        topology: what `StreamsBuilder.build` gave.
+        topology: the result of `StreamsBuilder.build`.
         config: a `StreamsConfig`, or a mapping of its keys (``{"application.id": "delays"}``); or
         pass them as keywords.
 
     All methods may be called from any thread, except `run` (main thread). Raises ConfigError for
-    wrong settings, TopologyError for what is no topology.
+    wrong settings, TopologyError if ``topology`` is not one.
     """
 
     def __new__(cls, *_: object, **__: object) -> KafkaStreams:
@@ -146,19 +134,19 @@ class KafkaStreams(InteractiveQueries, Telling):
         self._metrics = Metrics()
         self._introduced = False
         self._tracker = RestoreTracker(self._metrics)
-        self._standby_listener: StandbyUpdateListener = SilentStandbyListener()
+        self._standby_listener: StandbyUpdateListener | None = None
         self._uncaught = Uncaught(self._shut_down_all)
         self._spreading: EverflowError | None = None
-        """For which all instances were asked to end."""
+        """The error for which all instances shut down."""
         self._pause = Pause()
         self._joined = False
-        self._told_by_caller = False
-        """Whether somebody waits for `error` and raises it: a log line would tell it twice."""
+        self._caller_raises = False
+        """The caller of `run` raises `error`: a log line would report it twice."""
         self._log_file: LogFile | None = None
         self._observer: Observer | None = None
         self._looked: tuple[float, float] | None = None
-        """When somebody last looked at it in a notebook (s), and how many records had been
-        processed by then."""
+        """When it was last displayed in a notebook (s), and how many records had been processed by
+        then."""
 
     # --- what users see --------------------------------------------------------------------------
 
@@ -195,18 +183,19 @@ class KafkaStreams(InteractiveQueries, Telling):
         timeout: float | str | timedelta | None = None,
         collect: str | Sequence[str] | None = None,
     ) -> Any:
-        """`start`, then block until SIGINT, SIGTERM or SIGHUP ends the instance in order, as
-        `close` does with ``leave_group``, at any moment, the start included. A second signal ends
-        the draining and the batches in flight. Each is told in a line, and the call returns
-        (docs/STOPPING.md). Raises what stopped the instance otherwise. On another thread than the
-        main one it hears no signals, and no SIGHUP that is ignored (``nohup``) or has a handler of
-        the program's own. It also ends, in the same order, once ``count`` records at least were
-        written to the output topics and committed (those of ``collect``, or all that have a name),
-        and ``timeout`` after the start (seconds, ``"30 seconds"`` or a timedelta). ``collect``: an
-        output topic; the call returns the records that it got meanwhile, from others too, as a list
-        of tuples ``key, value, timestamp``, one partition after the other; a list of topics gives a
-        dict of lists.
-        """
+        """`start`, then block until SIGINT, SIGTERM or SIGHUP ends the instance in order, at any
+        moment, the start included, as `close` does with ``leave_group``. A second signal ends the
+        draining and the batches in flight. Each signal is logged, and the call returns
+        (docs/STOPPING.md). Otherwise raises the error that stopped the instance. Signals reach it
+        only on the main thread; a SIGHUP that is ignored (``nohup``) or has a handler of the
+        program's own does not.
+
+        It also ends, in the same order, once at least ``count`` records were written to the output
+        topics and committed (those of ``collect``, or all that have a name), and ``timeout`` after
+        the start (seconds, ``"30 seconds"`` or a timedelta). ``collect``: an output topic; the call
+        returns the records that it got meanwhile, from others too, as a list of tuples ``key,
+        value, timestamp``, one partition after the other; a list of topics gives a dict of
+        lists."""
         try:
             bound = bounded_run(self._topology, self.config, count, timeout, collect)
             if bound is None:
@@ -288,10 +277,10 @@ class KafkaStreams(InteractiveQueries, Telling):
         return None if self._observer is None else self._observer.address
 
     def _introduction(self, program: str = "") -> str:
-        """The banner, for who shows it before `start`, which would say it otherwise; ``program``:
-        where it was loaded from."""
+        """The banner, for a caller that shows it before `start`, which then does not log it;
+        ``program``: where the topology was loaded from."""
         self._introduced = True
-        return banner(self.config, self._topology, program).text()
+        return banner(self.config, self._topology, program)
 
     @property
     def state(self) -> ClientState:
@@ -300,8 +289,8 @@ class KafkaStreams(InteractiveQueries, Telling):
 
     @property
     def error(self) -> EverflowError | None:
-        """Why the instance is in state ERROR; in state NOT_RUNNING, what its end could not do (a
-        batch that hung for longer than is waited for, say)."""
+        """The error behind state ERROR; in state NOT_RUNNING the failure of the shutdown, for
+        example a batch that hung."""
         return self._life.error
 
     # --- operations -------------------------------------------------------------------------------
@@ -330,23 +319,22 @@ class KafkaStreams(InteractiveQueries, Telling):
         most: int = MOST_REPLACEMENTS,
         within: Duration = REPLACED_WITHIN_MS,
     ) -> None:
-        """``handler(error)`` says what becomes of a stream thread that cannot go on (KIP-671).
+        """``handler(error)`` decides what happens to a stream thread that cannot go on (KIP-671).
         Before `start` only.
 
         REPLACE_THREAD: the thread begins anew: its workers are ended and fenced, its tasks
         recovered. The task whose record or batch failed rests meanwhile (1 s, twice as long each
-        time, a minute at most), and its `TaskStatus.trouble` says why; the others go on. Where all
-        of the thread's tasks may be the cause, all of them rest. A thread is replaced ``most``
-        times ``within`` a time (text such as ``"10 minutes"``, ms or a timedelta), and only for
-        causes that may pass; then the instance ends.
-        SHUTDOWN_CLIENT: this instance ends in state ERROR, as without a handler.
-        SHUTDOWN_APPLICATION: all instances end, as after `shut_down_application`.
+        time, a minute at most), and its `TaskStatus.trouble` has the reason; the other tasks go on.
+        If any of the thread's tasks may be the cause, all of them rest. A thread is replaced
+        ``most`` times ``within`` a time (text such as ``"10 minutes"``, ms or a timedelta), and
+        only for causes that may pass; then the instance ends. SHUTDOWN_CLIENT: this instance ends
+        in state ERROR, as without a handler. SHUTDOWN_APPLICATION: all instances end, as after
+        `shut_down_application`.
 
-        It is called on the failing thread. What it raises is logged, and the instance ends. Other
-        failures than a stream thread's (of the group's membership, of a missing topic) do not
-        reach it. Raises IllegalStateError after the start, ConfigError where ``most`` is below 1,
-        TopologyError for what is no duration.
-        """
+        The handler is called on the failing thread. If it raises, the error is logged and the
+        instance ends. Only failures of stream threads reach it, not those of the group's membership
+        or of a missing topic. Raises IllegalStateError after the start, ConfigError if ``most`` is
+        below 1, TopologyError for a wrong duration."""
         self._require_created("an uncaught exception handler is set")
         if most < 1:
             raise ConfigError(
@@ -372,47 +360,43 @@ class KafkaStreams(InteractiveQueries, Telling):
         self._pause.resume()
 
     def is_paused(self) -> bool:
-        """Whether `pause` holds."""
+        """True between `pause` and `resume`."""
         return self._pause.paused
 
     def add_stream_thread(self) -> str | None:
-        """One stream thread more (KIP-663): its name once it has its share of this instance's
+        """Add a stream thread (KIP-663). Returns its name once it has its share of this instance's
         tasks, or is about to get it.
 
-        Returns when its workers run, some seconds later; until then it has no task. Tasks that come
-        to it are handed over between two batches, without a restore; those that stay where they are
-        do not pause. The group counts it from the next rebalance on, asked for at once. Not
-        remembered by the next process: that is ``num.stream.threads``. None where the instance ends
-        meanwhile, or the workers did not start within a minute.
+        Returns when its workers run, some seconds later; until then it has no task. Tasks that go
+        to it are handed over between two batches, without a restore; other tasks do not pause. The
+        group counts the thread from the next rebalance on, which is requested at once. The next
+        process starts with ``num.stream.threads`` again. None if the instance ends meanwhile, or
+        the workers did not start within a minute.
 
-        Raises IllegalStateError where the instance does not run, or Spark has no task slot left for
-        it.
-        """
+        Raises IllegalStateError if the instance does not run, or Spark has no task slot left."""
         return self._counted().add()
 
     def remove_stream_thread(self, timeout: float | None = None) -> str | None:
-        """One stream thread less (KIP-663), the one added last: its name when it has ended; None
-        where the instance ends meanwhile.
+        """Remove the stream thread that was added last (KIP-663). Returns its name when it has
+        ended; None if the instance ends meanwhile.
 
-        Its tasks go to the other threads after the batch in flight, without a restore; the group
-        counts it no more from the next rebalance on. The last one cannot be removed.
+        Its tasks go to the other threads after the batch in flight, without a restore; the group no
+        longer counts it from the next rebalance on. The last thread cannot be removed.
 
-        Raises IllegalStateError where the instance does not run or has one thread only;
-        TaskTimeoutError if the batch in flight takes longer than ``timeout`` seconds (None: any
-        time): the thread stays then.
-        """
+        Raises IllegalStateError if the instance does not run or has one thread only;
+        TaskTimeoutError if the batch in flight takes longer than ``timeout`` seconds (None: no
+        limit): the thread then stays."""
         return self._counted().remove(timeout)
 
     def shut_down_application(self) -> None:
         """End every instance of the application, this one too, for a fault that no restart mends
         (KIP-671).
 
-        The request goes to the others with the next rebalance, which this one asks for at once.
-        Each finishes as after a failure: state ERROR, ``error`` a ShutdownRequestedError that names
-        who asked; nothing is drained, all leave the group. Does not wait for that. Instances that
-        are started later run. Raises IllegalStateError where the instance is not a member of the
-        group.
-        """
+        The request goes to the others with the next rebalance, which this instance asks for at
+        once. Each ends as after a failure: in state ERROR, its ``error`` a ShutdownRequestedError
+        that names this instance; none drains, all leave the group. Does not wait for them.
+        Instances that are started later run. Raises IllegalStateError if the instance is not a
+        member of the group."""
         instance = self._life.instance
         if instance is None or self.state not in (ClientState.REBALANCING, ClientState.RUNNING):
             raise IllegalStateError(
@@ -440,7 +424,18 @@ class KafkaStreams(InteractiveQueries, Telling):
                 f"In state {self.state.name} the stores are in use: clean up before the start, or "
                 f"after close()."
             )
-        remove_stores(Path(self.config.state_dir).expanduser(), self.config.application_id)
+        state_dir = Path(self.config.state_dir).expanduser()
+        if not (state_dir / self.config.application_id).is_dir():
+            return
+        directory = StateDirectory.open(state_dir, self.config.application_id)
+        try:
+            for task in directory.tasks():
+                for store in directory.stores(task):
+                    LmdbStore.close_at(directory.store_path(task, store))
+                directory.remove_task(task)
+            log.info("Deleted the stores in %s", directory.path)
+        finally:
+            directory.close()
 
     def _counted(self) -> ThreadCount:
         instance = self._life.instance
@@ -526,13 +521,13 @@ class KafkaStreams(InteractiveQueries, Telling):
         return f"<div>{''.join(f'<div>{line}</div>' for line in lines)}{_table(tasks)}{graph}</div>"
 
     def _flow(self) -> Sequence[str]:
-        """How much was processed, how fast since the last look, and what waits."""
+        """Records processed, their rate since the last display, and the lag."""
         now, records = time.monotonic(), self._number(names.RECORDS_CONSUMED)
         before, self._looked = self._looked, (now, records)
         found = [f"{records:,.0f} records processed"]
         if before is not None and now - before[0] >= 0.1:
             found.append(
-                f"{(records - before[1]) / (now - before[0]):,.0f} records/s since the last look"
+                f"{(records - before[1]) / (now - before[0]):,.0f} records/s since the last display"
             )
         return found if self.state in ENDED else [*found, self._lag()]
 
@@ -548,14 +543,14 @@ class KafkaStreams(InteractiveQueries, Telling):
     def _start(self) -> None:
         """The order matters: see each step."""
         close_at_exit(self)
-        config, held, stop = self.config, self._life.held, self._life.stop
+        config, opened, stop = self.config, self._life.opened, self._life.stop
         for warning in config.warnings():
             log.warning(warning)
         check_clients(config)
         check_assignor(config.task_assignor_class)
         config.handlers().require_nodes({node.name for node in self._topology.nodes})
         self._launch_spark_ahead()
-        # 1. This process alone works on the state folder.
+        # 1. Lock the state folder.
         path = Path(config.state_dir).expanduser()
         directory = StateDirectory.open(
             path,
@@ -565,21 +560,22 @@ class KafkaStreams(InteractiveQueries, Telling):
                 Path(config.state_memory_dir).expanduser(), self._topology.in_memory
             ),
         )
-        held.push(lambda kind, *_: self._release(directory, clean=kind is None))
+        opened.push(lambda kind, *_: self._release(directory, clean=kind is None))
         self._log_file = instance_log(config)
-        # From now on: a start may take its time, and is looked at.
+        # From here on the start is observed, for it may take long.
         if config.http_listen or config.otel_exporter_otlp_metrics_endpoint:
             self._observer = self._observed(directory.process_id)
         if config.query_listen:
             config = self.config = asked_at(config, self._served())
-        # 2-7. The cluster is there, earlier writers are fenced, topics exist and fit, and so does
-        # what is stored.
+        # 2-7. Check the cluster, fence earlier writers, create and check topics and stores.
         admin = ClusterAdmin(config.admin(), stop=stop)
-        held.callback(admin.close)
+        opened.callback(admin.close)
         topology = with_existing_topics(self._topology, config, admin)
         blueprint = prepare_cluster(topology, config, admin, directory, self._clock, stop)
         require_tasks(blueprint)
-        self._let_watch(blueprint, admin)
+        if self._observer is not None:
+            transactions = TransactionStates(config.producer()) if config.exactly_once else None
+            self._observer.know(blueprint, admin, transactions)
         dependencies = Dependencies(
             config=config,
             clock=self._clock,
@@ -597,10 +593,10 @@ class KafkaStreams(InteractiveQueries, Telling):
             ),
         )
         context = self._spark()  # 8.
-        # 9-12. The instance, which joins last.
+        # 9-12. The instance, which joins the group last.
         instance = self._life.instance = self._wired(
             ClusterPorts(
-                dependencies, context, lambda: self._standby_listener, held, self._let_watch_more
+                dependencies, context, lambda: self._standby_listener, opened, self._show_growth
             )
         )
         instance.uncaught = self._uncaught
@@ -611,22 +607,14 @@ class KafkaStreams(InteractiveQueries, Telling):
         instance.start()
         self._joined = True
 
-    def _let_watch(self, blueprint: Blueprint, admin: ClusterAdmin) -> None:
-        """The cluster is known: who watches can be told of it."""
-        if self._observer is None:
-            return
-        config = self.config
-        brokers = ClusterBrokers(admin, config.producer()) if config.exactly_once else None
-        topology = digest(blueprint.fingerprint)
-        members = lambda: len(admin.client_ids(config.application_id))  # noqa: E731
-        self._observer.know(blueprint, topology, members, brokers)
-
-    def _let_watch_more(self, blueprint: Blueprint) -> None:
-        """A topic came that a pattern names: there may be more tasks."""
+    def _show_growth(self, blueprint: Blueprint) -> None:
+        """New topics may mean more tasks."""
         if self._observer is not None:
-            self._observer.know(blueprint, digest(blueprint.fingerprint))
+            self._observer.know(blueprint)
 
     def _observed(self, process_id: str) -> Observer:
+        from everflow.runtime.serving.routes import tokens_of  # a third of a second
+
         observer = Observer(
             streams=self,
             instance=lambda: self._life.instance,
@@ -635,29 +623,35 @@ class KafkaStreams(InteractiveQueries, Telling):
             rules=rules_of(self.config),
             subject=subject_of(self.config, self._topology, process_id, self._clock.now_ms()),
         )
-        held = self._life.held
+        opened = self._life.opened
         limit_s = self.config.drain_timeout_ms / 1000 + END_S
-        drain = lambda: self._begin_close(limit_s, leave_group=True)  # noqa: E731
         tokens = tokens_of(self.config) if self.config.query_token_file else ()
         address = self.config.http_listen
-        held.enter_context(observing(observer))
+        opened.callback(observer.stop)
+        observer.start()
         if self.config.otel_exporter_otlp_metrics_endpoint:
-            held.enter_context(exported(observer, self.config))
+            opened.callback(exported(observer, self.config).close)
         if address:
             peers = peers_of(self.config, tokens, lambda: self.config.application_server)
-            desks = letters_of(self.config), peers
-            names = self.config.application_server, *self.config.allowed_hosts
-            held.enter_context(
-                watched(observer, self._topology, address, drain, tokens, *desks, names)
+            server = watched(
+                observer,
+                self._topology,
+                address,
+                lambda: self._begin_close(limit_s, leave_group=True),
+                tokens,
+                dead_letters_of(self.config),
+                peers,
+                (self.config.application_server, *self.config.allowed_hosts),
             )
+            opened.callback(server.close)
         return observer
 
     def _served(self) -> str:
         """The stores over HTTP; the address at which they are reached."""
-        from everflow.runtime.serving.served import served
+        from everflow.runtime.serving.routes import served
 
         status = None if self._observer is None else self._observer.status
-        return self._life.held.enter_context(served(self, self._asked, self.config, status))
+        return self._life.opened.enter_context(served(self, self._asked, self.config, status))
 
     @property
     def query_address(self) -> str | None:
@@ -675,9 +669,9 @@ class KafkaStreams(InteractiveQueries, Telling):
         from everflow.spark.launch import daemon_ahead, jvm_launch
         from everflow.spark.session import launch_ahead
 
-        # Where the start ends before Spark's.
-        self._life.held.callback(jvm_launch.discard)
-        self._life.held.callback(daemon_ahead.discard)
+        # For a start that fails before Spark's.
+        self._life.opened.callback(jvm_launch.discard)
+        self._life.opened.callback(daemon_ahead.discard)
         launch_ahead()
         launch_daemon_ahead()
 
@@ -690,11 +684,17 @@ class KafkaStreams(InteractiveQueries, Telling):
         return get_context(self.config.num_stream_threads + RESTORE_THREADS + 1, self._life.stop)
 
     def _wired(self, ports: ClusterPorts, kind: Callable[..., Instance] = Instance) -> Instance:
-        settings, told = (
+        return kind(
+            ports,
             instance_settings(self.config),
-            (self._life.states, self._on_failed, self._life.stop),
+            self._clock,
+            self._life.states,
+            self._on_failed,
+            self._life.stop,
+            self._pause,
+            self._metrics,
+            self._tracker,
         )
-        return kind(ports, settings, self._clock, *told, self._pause, self._metrics, self._tracker)
 
     def _query_ports(self, dependencies: Dependencies, instance: Instance) -> QueryPorts:
         return QueryPorts(
@@ -706,7 +706,7 @@ class KafkaStreams(InteractiveQueries, Telling):
                 # A thread restores its tasks after a batch that failed.
                 **{
                     task.id: task.stores
-                    for task in instance.held_tasks()
+                    for task in instance.all_tasks()
                     if task.state is TaskState.RESTORING
                 },
             },
@@ -736,7 +736,7 @@ class KafkaStreams(InteractiveQueries, Telling):
         self._metrics.add(names.FAILED_STREAM_THREADS, 1)
         log.debug("How the error that stops the instance came about", exc_info=error)
         log.log(
-            logging.INFO if self._told_by_caller else logging.ERROR,
+            logging.INFO if self._caller_raises else logging.ERROR,
             "The instance stops: [%s] %s",
             error.code,
             error,
@@ -746,21 +746,6 @@ class KafkaStreams(InteractiveQueries, Telling):
     def _on_ended(self) -> None:
         if self._log_file is not None:
             self._log_file.close()
-
-
-def remove_stores(state_dir: Path, application_id: str) -> None:
-    """Remove all tasks' stores of an application's folder; see `KafkaStreams.clean_up`."""
-    if not (state_dir / application_id).is_dir():
-        return
-    directory = StateDirectory.open(state_dir, application_id)
-    try:
-        for task in directory.tasks():
-            for store in directory.stores(task):
-                LmdbStore.close_at(directory.store_path(task, store))
-            directory.remove_task(task)
-        log.info("Deleted the stores in %s", directory.path)
-    finally:
-        directory.close()
 
 
 # --- in a notebook --------------------------------------------------------------------------------
@@ -796,6 +781,3 @@ def _row(task: TaskId, status: TaskStatus) -> str:
 
 def _first_line(error: EverflowError) -> str:
     return (str(error).splitlines() or [""])[0]
-
-
-__all__ = ["ENDED", "ClientState", "KafkaStreams"]

@@ -1,9 +1,9 @@
-"""Starts an instance once and ends it once, whoever asks for that and when.
+"""Starts an instance once and ends it once.
 
-Any thread asks, at any moment: one thread ends the instance, once. While the start is still under
-way that thread only sets the flag that every wait of a start looks at, and begins when the start
-has given up: nothing is then made behind its back. `KafkaStreams` has one of these, and so has
-every simulated instance.
+Any thread may ask for either, at any moment; one thread ends the instance. If the start is still
+under way, that thread sets the flag that every wait of the start checks, and begins once the start
+has given up: the start then makes nothing more. `KafkaStreams` has one of these, and so has every
+simulated instance.
 """
 
 from __future__ import annotations
@@ -43,15 +43,14 @@ class InstanceLife:
         """Why it is in state ERROR, or what its end could not do."""
         self.instance: Instance | None = None
         """Once the cluster was looked at, for good."""
-        self.held = ExitStack()
-        """What a start has opened: closed at the end, the last one first, whatever became of the
-        start."""
+        self.opened = ExitStack()
+        """Closes at the end, last first, what a start has opened, also after a failed start."""
         self.stop = threading.Event()
         """Set once everything has to give up what it waits for."""
         self.hurry = threading.Event()
-        """Set by who does not want to wait for the draining and for batches in flight."""
+        """Set to end the draining and cut off batches in flight."""
         self.ending = ""
-        """What the end is at, in words; empty before it."""
+        """The step of the shutdown, in words; empty before it."""
         self._lock = threading.Lock()
         self._start_over = threading.Event()
         """Set while no start is under way."""
@@ -59,8 +58,8 @@ class InstanceLife:
         self._end_over = threading.Event()
 
     def start(self, begin: Callable[[], None]) -> BaseException | None:
-        """Run ``begin`` in state REBALANCING. What its caller is told: nothing where it went
-        through, or was closed meanwhile."""
+        """Run ``begin`` in state REBALANCING. Returns the error for its caller: None after a start,
+        or if the instance was closed meanwhile."""
         with self._lock:
             if not self.states.to(ClientState.REBALANCING):
                 return None  # closed this moment
@@ -75,7 +74,7 @@ class InstanceLife:
         return None
 
     def close(self, leave_group: bool | None, drain_s: float) -> None:
-        """Begin to end it; both as `InstanceEnd` has them."""
+        """Begin to end the instance; the arguments as in `InstanceEnd`."""
         with self._lock:
             never_ran = self.states.state is ClientState.CREATED
             if never_ran:
@@ -87,22 +86,21 @@ class InstanceLife:
             self._begin_end(ClientState.PENDING_SHUTDOWN, leave_group, drain_s)
 
     def fail(self, error: EverflowError) -> None:
-        """It cannot go on: begin to end it, in state ERROR, unless it ends already."""
+        """The instance cannot go on: begin to end it, in state ERROR, unless it ends already."""
         if self.states.state not in STOPPING:
             self.error = self.error or without_history(error)
             self._begin_end(ClientState.PENDING_ERROR)
 
     def note_end(self, at: str) -> None:
-        """What the end is at."""
         self.ending = at
 
     def _given_up(self, error: BaseException) -> BaseException | None:
         """A start did not go through: end what it has begun."""
-        told: BaseException | None = _interrupt(error) or error
-        if not isinstance(told, Exception):  # Ctrl-C
+        shown: BaseException | None = _interrupt(error) or error
+        if not isinstance(shown, Exception):  # Ctrl-C
             self._begin_end(ClientState.PENDING_SHUTDOWN)
         elif self.stop.is_set():  # the wish of somebody else, or the failure of another thread
-            told = self.error
+            shown = self.error
         else:
             self.error = (
                 error
@@ -111,7 +109,7 @@ class InstanceLife:
             )
             self._begin_end(ClientState.PENDING_ERROR)
         self._clock.wait(self._end_over, START_GIVES_UP_MS)
-        return told
+        return shown
 
     def _begin_end(
         self, state: ClientState, leave_group: bool | None = None, drain_s: float = 0.0
@@ -131,7 +129,7 @@ class InstanceLife:
             self._end_all(leave_group, drain_s)
         except Exception as error:  # the state must still say that it is over
             log.error(
-                "The shutdown did not go through: %s",
+                "The shutdown failed: %s",
                 error,
                 exc_info=not isinstance(error, EverflowError),
             )
@@ -143,8 +141,8 @@ class InstanceLife:
         self._end_over.set()
 
     def _end_all(self, leave_group: bool | None, drain_s: float) -> None:
-        """The instance ends; then connections end, and the folder is released."""
-        with self.held:
+        """End the instance, then its connections, then release the folder."""
+        with self.opened:
             try:
                 if self.instance is not None:
                     InstanceEnd(
@@ -152,7 +150,7 @@ class InstanceLife:
                         leave_group=leave_group,
                         drain_s=drain_s,
                         hurry=self.hurry,
-                        told=self.note_end,
+                        note=self.note_end,
                     ).run()
             finally:
                 self.note_end("closing its connections")
@@ -167,57 +165,56 @@ def _interrupt(error: BaseException) -> BaseException | None:
     return seen
 
 
-# --- the end --------------------------------------------------------------------------------------
-# Ends an instance in one order, each step tried whatever became of those before.
+# --- the shutdown ---------------------------------------------------------------------------------
 
 LOOK_S = 0.1
 HURRY_MS = 1_000.0
-"""For so long a batch in flight may still end by itself where there is no time, or nobody who could
-take its commit."""
+"""A batch in flight may end by itself for so long after `hurry`, or while no broker could take its
+commit."""
 HANGS_MS = 30_000.0
 """A batch in flight that has not ended by then hangs: batches are planned to take a tenth of it,
-and the watchdog of those that hang has ended before."""
+and the watchdog of hanging batches has ended before."""
 GIVEN_UP_MS = 10_000.0
-"""A thread whose batch was cut off ends within a moment, unless nobody knows of a worker to kill:
-Spark has no free place for its job, say."""
+"""A thread whose batch was cut off ends within a moment, unless none of its workers is known: for
+example if Spark has no free slot for its job."""
 STEP_MS = 30_000.0
-"""A step that only waits for others, who were told to stop, takes a second or two."""
+"""A step that only waits for others to stop takes a second or two."""
 LEAVE_S, LEAVE_WITHOUT_BROKER_S = 5.0, 1.0
 
 
 @dataclass(kw_only=True)
 class InstanceEnd:
-    """Ends an instance, started or not. ``leave_group`` as `GroupMember.leave` has it; ``drain_s``
-    0: hand nothing over; ``hurry``: set by who does not want to wait; ``told``: what it is at, in
-    words."""
+    """Ends an instance, started or not. ``leave_group`` as for `GroupMember.leave`; ``drain_s`` 0:
+    no task is handed over; ``hurry``: set to skip the draining and cut batches off; ``note``: gets
+    the name of each step."""
 
     instance: Instance
     leave_group: bool | None
     drain_s: float
     hurry: threading.Event
-    told: Callable[[str], None]
+    note: Callable[[str], None]
     cut_off: bool = False
     """Workers were killed in the middle of a batch: a transaction may be open."""
 
     def run(self) -> None:
-        """Tasks are handed over -> batches end and commit -> offsets held back are committed ->
-        stores are flushed -> the group is left. Raises the first failure, after the last step: a
-        member that did not leave would keep its tasks from the others for as long as this process
-        lives. So a step that waits for others has an end, too, and they are left behind."""
+        """Hand tasks over -> batches end and commit -> commit deferred offsets -> close the stores
+        -> leave the group. Each step is tried whatever happened in the others, and waits only for a
+        limited time: a member that did not leave would keep its tasks from the others for as long
+        as this process lives. Raises the first failure, after the last step."""
         failures: list[Exception] = []
         steps = {
             "handing the tasks over": self._drain,
-            "waiting for what it does this moment": self._end_loop,
+            "finishing the events of its loop": self._end_loop,
             "waiting for the batches in flight": self._end_threads,
             "waiting for restores and copies to stop": self._end_recoveries,
             "ending the transaction of a batch that was cut off": self._abort_cut_off,
-            "committing offsets": self._commit_held,
+            "committing offsets": self._commit_deferred,
             "closing the stores": self._checkpoint,
-            "telling the group that it leaves": self._leave,
+            "leaving the group": self._leave,
         }
         bounded = (self._end_loop, self._end_recoveries, self._checkpoint)
         for name, step in steps.items():
-            self.told(name)
+            self.note(name)
             try:
                 with waiting(name):
                     if step in bounded:
@@ -235,7 +232,7 @@ class InstanceEnd:
             raise failures[0]
 
     def _bounded(self, name: str, step: Callable[[], None]) -> None:
-        """Does the step, which goes on by itself where it takes too long: FatalError, then."""
+        """Run a step with a time limit; FatalError after it, and the step goes on by itself."""
         failures: list[Exception] = []
 
         def work() -> None:
@@ -251,14 +248,14 @@ class InstanceEnd:
             if limit.expired():
                 raise FatalError(
                     f"{name[0].upper()}{name[1:]} has not ended within {STEP_MS / 1000:g} s: the "
-                    f"end goes on without it, and the group is left."
+                    f"shutdown goes on without it, and the instance leaves the group."
                 )
         if failures:
             raise failures[0]
 
     def _drain(self) -> None:
-        """D8: go on processing until every task has gone to a hot copy elsewhere, or nobody could
-        take one."""
+        """D8: go on processing until every task is handed over to an instance with a hot copy, or
+        none could take it."""
         instance, member = self.instance, self.instance.member
         if self.drain_s <= 0 or instance.stop.is_set() or member.metadata().generation < 0:
             return
@@ -281,7 +278,7 @@ class InstanceEnd:
         reason = drained_or_ended(member.await_drained, ended)
         if reason is not None:
             here = some(sorted(instance.book.owned()))
-            moves.warning("Not all tasks were handed over: %s. Still here: %s", reason, here)
+            moves.warning("Not all tasks were handed over: %s. Not handed over: %s", reason, here)
 
     def _brokers_away(self) -> bool:
         return self.instance.ends.failing_ms() > DRAIN_WITHOUT_BROKER_MS
@@ -303,16 +300,16 @@ class InstanceEnd:
         if left:
             raise FatalError(
                 f"Stream threads {some(thread.number for thread in left)} have not ended within "
-                f"{GIVEN_UP_MS / 1000:g} s after their batches were cut off: no worker of theirs "
-                "is known (has Spark a free place for their jobs?), or they wait for something "
-                "else. The end goes on without them; their batches are refused by the commit "
-                "gate, and their records are processed again."
+                f"{GIVEN_UP_MS / 1000:g} s after their batches were cut off: none of their workers "
+                "is known (has Spark a free slot for their jobs?), or they wait for others. "
+                "The shutdown goes on without them; the commit gate refuses their batches, and "
+                "their records are processed again."
             )
 
     def _left_of(self, threads: Sequence[StreamThread]) -> Sequence[StreamThread]:
-        """Waits until their batches in flight have ended; those of which one has not. By force
-        where nobody wants to wait, no broker could take the commit, or a batch hangs: that is a
-        worker's crash, which the next recovery of these tasks makes up for (D6)."""
+        """Wait until the batches in flight have ended; returns the threads whose batch has not. A
+        batch is cut off by force after `hurry`, if no broker could take its commit, or if it hangs:
+        as after a crash of its workers, the next recovery of these tasks makes up for it (D6)."""
         clock = self.instance.clock
         hangs, since_ms = Deadline(clock, HANGS_MS), None
         given_up: Deadline | None = None
@@ -328,7 +325,7 @@ class InstanceEnd:
             over = given_up.expired()
             for thread in threads:
                 if over:
-                    # Before the workers are killed: one that comes after that is sent away.
+                    # Before the workers are killed: later ones are refused.
                     self.instance.book.abandon(thread.number)
                 self._cut_off(thread, why)
             if over:
@@ -336,7 +333,7 @@ class InstanceEnd:
         return threads
 
     def _why_cut_off(self, hangs: Deadline) -> str | None:
-        """Why batches in flight may not end by themselves."""
+        """The reason to cut batches off; None while they may end by themselves."""
         if self.hurry.is_set():
             return "asked to stop now"
         if hangs.expired():
@@ -369,7 +366,7 @@ class InstanceEnd:
             pool.shutdown(wait=True, cancel_futures=True)
 
     def _abort_cut_off(self) -> None:
-        """End what killed workers have left open: others wait for open transactions."""
+        """End the transactions of killed workers: readers wait for open transactions."""
         if not self.cut_off or not self.instance.settings.exactly_once:
             return
         try:
@@ -378,13 +375,12 @@ class InstanceEnd:
             self.instance.ports.fence(own=True)
         except EverflowError as error:
             log.warning(
-                "A transaction of the batch that was cut off may stay open: %s. It ends with the "
-                "next start on this state folder, "
-                "or by its time-out.",
+                "A transaction of the batch that was cut off may stay open: %s. The next start on "
+                "this state folder ends it, or its time-out.",
                 error,
             )
 
-    def _commit_held(self) -> None:
+    def _commit_deferred(self) -> None:
         quietly(lambda: self.instance.deferred.commit([]))
 
     def _checkpoint(self) -> None:
@@ -396,23 +392,22 @@ class InstanceEnd:
         )
 
 
-# --- handing over ---------------------------------------------------------------------------------
-# Says how long a closing instance goes on until others have hot copies (D8), and why.
+# --- handing tasks over (D8) ----------------------------------------------------------------------
 
 DRAIN_SHARE = 0.8
-"""Of a close's time-out; the rest is for ending."""
+"""The part of the time-out of `close` for draining; the rest is for ending."""
 DRAIN_WITHOUT_BROKER_MS = 3_000.0
 
 
 def leaves(leave_group: bool | None, *, static: bool) -> bool:
-    """Whether a member that ends leaves its group (KIP-812): None as is usual, a static one
+    """True if a member that ends leaves its group (KIP-812). By default (None) a static member
     stays."""
     return not static if leave_group is None else leave_group
 
 
 def drain_limit(drain_s: float, drain_timeout_s: float) -> str:
-    """What ends a drain after ``drain_s`` seconds: ``drain.timeout.ms``, or the share of a close's
-    time-out where that is less."""
+    """The limit that ends a drain after ``drain_s`` seconds: ``drain.timeout.ms``, or its part of
+    the time-out of `close` if that is less."""
     return (
         "drain.timeout.ms"
         if drain_s >= drain_timeout_s
@@ -423,8 +418,8 @@ def drain_limit(drain_s: float, drain_timeout_s: float) -> str:
 def drained_or_ended(
     await_drained: Callable[[float], bool], ended: Mapping[str, Callable[[], bool]]
 ) -> str | None:
-    """Wait until ``await_drained`` (seconds) says that all is handed over; the first reason that
-    applies meanwhile, else None."""
+    """Wait until ``await_drained`` (seconds) returns True; the first reason that applies before,
+    else None."""
     while not await_drained(LOOK_S):
         for reason, applies in ended.items():
             if applies():
@@ -432,30 +427,25 @@ def drained_or_ended(
     return None
 
 
-# --- what a program has not closed ----------------------------------------------------------------
-# Closes what a program that ends has not closed.
-#
-# `atexit` comes too late, behind the end of all executors, whose submits then fail in the middle
+# --- instances that a program does not close ------------------------------------------------------
+# `atexit` comes too late: all executors have ended by then, and their submits fail in the middle
 # of a batch. So would a thread that waits for the main one. `threading._register_atexit`, by
-# which `concurrent.futures` ends, calls in the opposite order of registration: before that. It is
-# not public; where it is missing, nothing is closed.
+# which `concurrent.futures` ends, calls in reverse order of registration: before that. It is not
+# public; without it nothing is closed.
 #
-# A notebook's kernel that is shut down ends its child processes first, the JVM of a Spark session
-# of the user's among them. So its ``do_shutdown``, by which a kernel is told to, closes before
-# that.
+# A notebook's kernel ends its child processes first when it is shut down, also the JVM of the
+# user's Spark session. So ``do_shutdown``, which shuts it down, closes before that.
 
 HURRIED_S = 10.0
 
 
 class Closable(Protocol):
-    """What a running instance is here."""
+    """The part of `KafkaStreams` that is needed here."""
 
     @property
-    def state(self) -> ClientState:
-        """The state now."""
+    def state(self) -> ClientState: ...
 
-    def close(self) -> bool:
-        """End in order."""
+    def close(self) -> bool: ...
 
     def _hurry_up(self, timeout_s: float) -> bool:
         """Wait for an end that has begun, and cut off what can be."""
@@ -489,7 +479,7 @@ class _Unclosed:
         """On the main thread, which has nothing else to do any more, or a kernel's for control."""
         for instance in self.running():
             log.warning(
-                "The program ends and has not closed its instance: it is closed now "
+                "The program ends without closing its instance: it is closed now "
                 "(call close() or run(), or write `with KafkaStreams(...) as streams:`)"
             )
             try:
@@ -522,5 +512,5 @@ def close_at_exit(instance: Closable) -> None:
 
 
 def running_here() -> list[Closable]:
-    """What was started in this process and has not begun to end."""
+    """The instances that were started in this process and have not begun to end."""
     return _unclosed.running()

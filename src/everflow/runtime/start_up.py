@@ -1,4 +1,5 @@
-"""Prepares an instance before it joins: look at the cluster, fence, check, create, in this order.
+"""Prepares an instance before it joins: check the cluster, fence, check and create topics, in this
+order.
 
 Nothing here starts a thread; every error is raised to the caller of `KafkaStreams.start`.
 """
@@ -53,7 +54,7 @@ log = logging.getLogger("everflow")
 
 FENCE_TIMEOUT_S = 30.0
 FENCE_ATTEMPT_S = 5.0
-"""At the start, which may be told to stop meanwhile."""
+"""Of the start, which may be stopped meanwhile."""
 START_METADATA = "start"
 WARM_UP_WAIT_S = 60.0
 LOOK_S = 0.1
@@ -69,14 +70,13 @@ def prepare_cluster(
     stop: threading.Event,
 ) -> Blueprint:
     """Steps 2-7 of a start (step 1, the lock on the state folder, is the caller's). ``stop``, set
-    meanwhile, ends it with some EverflowError; ``admin`` looks at it too.
+    meanwhile, ends it with an EverflowError; ``admin`` checks it, too.
 
-    Raises TaskTimeoutError (no broker, or none that answers), TopologyError (topics missing,
-    partition counts that do not fit), InternalTopicError, OffsetsExpiredError, StoreLayoutError,
-    StateFormatError.
-    """
+    Raises TaskTimeoutError (no broker answers), TopologyError (missing topics, partition counts
+    that do not fit), InternalTopicError, OffsetsExpiredError, StoreLayoutError,
+    StateFormatError."""
     topology = _with_times(topology, config)
-    # 2. A broker answers, or says for how long it has not.
+    # 2. Wait until a broker answers.
     cluster_id = _reached(admin, config)
     # 3. Earlier processes on this folder may have left transactions open; they hide committed
     #    offsets until fenced (D6).
@@ -157,13 +157,13 @@ def with_existing_topics(
     for source in pattern_sources(found):
         assert source.reading.pattern is not None
         moves.info(
-            "The pattern %s is that of %s", source.reading.pattern.pattern, some(source.topics, 12)
+            "The pattern %s matches %s", source.reading.pattern.pattern, some(source.topics, 12)
         )
     return found
 
 
 def extended(blueprint: Blueprint, growth: TopicGrowth, config: StreamsConfig) -> Blueprint:
-    """What an instance runs that has taken up topics which came meanwhile (note 037)."""
+    """The blueprint of an instance that has taken up new topics (note 037)."""
     subs = cut(growth.topology)
     return replace(
         blueprint,
@@ -196,7 +196,6 @@ def _prepare_internal(
     admin: ClusterAdmin,
     ids: InputIds,
 ) -> frozenset[str]:
-    """See `prepare`."""
     _require_readable(topology, config, admin, counts)
     specs = [TopicSpec(n, p, dict(c), "repartition") for n, (p, c) in needed.repartition.items()]
     specs += [
@@ -209,12 +208,12 @@ def _prepare_internal(
 
 
 def _note_inputs(directory: StateDirectory, cluster_id: str, ids: InputIds) -> None:
-    """Say which inputs are others than at the last start, and note what they are now."""
+    """Log the inputs that were created again since the last start, and note the present ids."""
     for name in ids.recreated:
         log.warning(
             "Topic %s was deleted and created again while the application was stopped (topic id %s "
-            "-> %s). It is read from where its committed offsets are, without any as "
-            "auto.offset.reset says; what was counted of the old one stays",
+            "-> %s). It is read from its committed offsets, or by auto.offset.reset without any; "
+            "results of the old topic stay",
             name,
             ids.before[name],
             ids.now[name],
@@ -240,8 +239,8 @@ def _require_readable(
 def _committed(
     admin: ClusterAdmin, config: StreamsConfig, partitions: Sequence[TopicPartition]
 ) -> Mapping[TopicPartition, CommittedOffset]:
-    """What was committed last, whatever is pending. Stable offsets of all partitions at once are
-    only to be had while no transaction is open on any of them: under load never."""
+    """The last committed offsets, whatever is pending. Stable offsets of all partitions at once
+    exist only while no transaction is open on any of them: under load never."""
     group, timeout_s = config.application_id, COMMITTED_TIMEOUT_S
     return admin.committed(group, partitions, timeout_s, stable=False)
 
@@ -253,8 +252,8 @@ def _compared_layouts(
     partitions: Mapping[str, int],
     repartition: Iterable[str],
 ) -> str:
-    """What is written beside offsets from now on, of the stores and of which ``repartition`` topics
-    there are; StoreLayoutError (note 013)."""
+    """The text that is committed beside offsets: the stores' layouts and the ``repartition``
+    topics. StoreLayoutError (note 013)."""
     committed = _committed(admin, config, _partitions_of(partitions))
     found = [from_json(parse_metadata(offset.metadata).layouts) for offset in committed.values()]
     kept = layouts_to_keep(config.application_id, topology, found)
@@ -263,10 +262,8 @@ def _compared_layouts(
     text = to_text(beside_topics(kept, topics), room) or to_text(kept, room)
     if kept and not text:
         log.warning(
-            (
-                "The %d stores are too many for a check of their layouts at the next start "
-                "(docs/design/013)"
-            ),
+            "The layouts of %d stores are too long to be kept: the next start does not check them "
+            "(docs/design/013)",
             len(kept),
         )
     return text
@@ -289,12 +286,12 @@ def _require_outputs(
 
 
 def transactional_id(config: StreamsConfig, process_id: str, thread: int) -> str:
-    """One id per stream thread, the same after a restart on the same state folder (D6)."""
+    """The transactional id of a stream thread, the same after a restart on the same state folder
+    (D6)."""
     return f"{config.application_id}-{process_id}-{thread}"
 
 
 def _reached(admin: ClusterAdmin, config: StreamsConfig) -> str:
-    """The cluster's id, once a broker answers."""
     return admin.wait_until_reachable(
         config.task_timeout_ms / 1000,
         lambda line: log.warning("%s", line),
@@ -318,7 +315,7 @@ def _fence_recorded(
 
 
 def offset_resets(subs: SubTopologies, config: StreamsConfig) -> dict[str, str]:
-    """Topic -> where it begins without a committed offset: as its source says, else as
+    """Topic -> where it begins without a committed offset: by its source, else by
     ``auto.offset.reset``."""
     policies: dict[str, str] = {}
     for node in subs.topology.nodes:
@@ -338,7 +335,6 @@ class ClusterTopics:
         self._admin, self._config = admin, config
 
     def topics(self, names: Iterable[str]) -> Mapping[str, TopicFacts]:
-        """Existing topics with their effective config."""
         found = self._admin.describe_topics(names)
         configs = self._admin.topic_configs(found)
         return {
@@ -347,21 +343,18 @@ class ClusterTopics:
         }
 
     def create(self, topics: Iterable[TopicSpec]) -> None:
-        """Create and wait."""
         wanted = {spec.name: (spec.partitions, spec.config) for spec in topics}
         self._admin.create_topics(wanted, self._config.replication_factor)
 
     def spans(
         self, partitions: Iterable[TopicPartition]
     ) -> Mapping[TopicPartition, tuple[int, int]]:
-        """Log start and log end."""
         asked = list(partitions)
         starts = self._admin.list_offsets(asked, "earliest", "read_uncommitted")
         ends = self._admin.end_offsets(asked, "read_uncommitted")
         return {tp: (starts[tp], ends[tp]) for tp in asked}
 
     def ran(self, partitions: Iterable[TopicPartition]) -> Ran:
-        """What the group's offsets of them say."""
         committed = _committed(self._admin, self._config, list(partitions))
         parsed = {tp: parse_metadata(offset.metadata) for tp, offset in committed.items()}
         ours = [one for one in parsed.values() if one.batch_id is not None]
@@ -371,7 +364,6 @@ class ClusterTopics:
         return Ran(bool(ours or java), frozenset(tp.topic for tp in foreign), known)
 
     def topics_with_offsets(self) -> frozenset[str]:
-        """Of whichever topics the group has offsets."""
         offsets = self._admin.all_committed(self._config.application_id)
         return frozenset(tp.topic for tp in offsets)
 
@@ -407,10 +399,10 @@ def commit_starts(
 
 
 def await_warm(threads: Sequence[threading.Event], clock: Clock, stop: threading.Event) -> None:
-    """Wait, a minute for each at most, until the stream threads have their Spark jobs and workers;
-    an operator is told. StoppedError when ``stop`` is set."""
+    """Wait until the stream threads have their Spark jobs and workers, at most a minute for each.
+    StoppedError when ``stop`` is set."""
     moves.info(
-        "Preparing the Spark jobs and Python workers of %s", counted(len(threads), "stream thread")
+        "Preparing Spark jobs and Python workers for %s", counted(len(threads), "stream thread")
     )
     with waiting("preparing Spark jobs and Python workers"):
         for warm in threads:
@@ -420,6 +412,6 @@ def await_warm(threads: Sequence[threading.Event], clock: Clock, stop: threading
     if stop.is_set():
         raise StoppedError("stopped while stream threads were prepared")
     moves.info(
-        "Joining the group (it would wait for a member that was killed until that one's session is "
-        "over: session.timeout.ms)"
+        "Joining the group (which waits for a killed member until its session times out: "
+        "session.timeout.ms)"
     )

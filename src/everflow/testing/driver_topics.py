@@ -10,7 +10,7 @@ import pyarrow as pa
 from everflow.columns.key_partitions import MURMUR2
 from everflow.errors import TopologyError
 from everflow.records import OffsetRange, TaskId, TopicPartition
-from everflow.runtime.topics.idle_sources import IdleSources, Moves
+from everflow.runtime.thread.planning import IdleSources, IdleTimes
 from everflow.serdes import Serde
 from everflow.testing.store_views import Home
 from everflow.testing.topics import Places
@@ -159,21 +159,21 @@ class DriverSilence:
     def forget(self) -> None:
         self._idle_sources = IdleSources(self._plan.idle, lambda topics: True)
 
-    def due(self, subtopology: int, now_ms: int) -> Moves:
+    def due(self, subtopology: int, now_ms: int) -> IdleTimes:
         """New stream times of idle sources in the tasks of a sub-topology."""
         found = self._due((), now_ms)
         return {task: names for task, names in found.items() if task.subtopology == subtopology}
 
-    def read(self, read: Collection[TopicPartition], moved: Moves, now_ms: int) -> None:
+    def read(self, read: Collection[TopicPartition], moved: IdleTimes, now_ms: int) -> None:
         """After a micro-batch: ``read`` had records, and ``moved`` are the times that it
         advanced."""
         if not self.subtopologies:
             return
         self._due(read, now_ms)
-        self._idle_sources.moved(self._tasks(), moved, now_ms)
+        self._idle_sources.advanced(self._tasks(), moved, now_ms)
         self._due((), now_ms)
 
-    def _due(self, read: Collection[TopicPartition], now_ms: int) -> Moves:
+    def _due(self, read: Collection[TopicPartition], now_ms: int) -> IdleTimes:
         tasks = self._tasks()
         available = {tp: OffsetRange(0, int(tp in read)) for task in tasks for tp in task.inputs}
         return self._idle_sources.due(tasks, available, now_ms)

@@ -56,12 +56,10 @@ from everflow.runtime.commit.batch import (
 from everflow.runtime.step.failures import DescribedFailure, RecordFailure, UndecodableRecord
 from everflow.runtime.step.functions import BY_KEY
 from everflow.runtime.step.task_step import SinkOutput, StepResult, TaskStep
-from everflow.runtime.thread.batch_counts import misplaced_keys
-from everflow.runtime.thread.columns import prepared_columns
+from everflow.runtime.thread.batch_counts import misplaced_keys, tables
+from everflow.runtime.thread.columns import packed, prepared_columns
 from everflow.runtime.thread.failure_text import ending
-from everflow.runtime.thread.packing import packed
-from everflow.runtime.thread.table_printer import tables
-from everflow.runtime.topics.idle_sources import Moves
+from everflow.runtime.thread.planning import IdleTimes
 from everflow.runtime.worker.columns import ColumnClient
 from everflow.runtime.worker.decode import LogDecoder
 from everflow.runtime.worker.global_records import GlobalRecords
@@ -363,7 +361,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
             [record for topic, listed in records.items() for record in topic.written(listed)]
         )
 
-    def _pipe(self, records: Sequence[RawRecord], idle_times: Moves | None = None) -> None:
+    def _pipe(self, records: Sequence[RawRecord], idle_times: IdleTimes | None = None) -> None:
         """Run ``records`` as one micro-batch, then whatever they put into repartition topics. Those
         of global tables' topics are in the tables before. ``idle_times``: stream times of idle
         sources in the first of them."""
@@ -371,7 +369,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         with in_utc():
             self._run(records, idle_times or {})
 
-    def _run(self, records: Sequence[RawRecord], idle_times: Moves) -> None:
+    def _run(self, records: Sequence[RawRecord], idle_times: IdleTimes) -> None:
         pending = [self._tables.filled(records)]
         while pending:
             taken = pending.pop(0)
@@ -382,7 +380,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
             if looped:
                 pending.append(looped)
 
-    def _micro_batch(self, records: Sequence[RawRecord], idle_times: Moves) -> list[RawRecord]:
+    def _micro_batch(self, records: Sequence[RawRecord], idle_times: IdleTimes) -> list[RawRecord]:
         rows, ends = [], dict(self._offsets)
         for record in records:
             tp = TopicPartition(record.topic, record.partition)
@@ -416,7 +414,9 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         tables.flush()
         return self._deliver(result)
 
-    def _new_request(self, ends: Mapping[TopicPartition, int], idle_times: Moves) -> BatchRequest:
+    def _new_request(
+        self, ends: Mapping[TopicPartition, int], idle_times: IdleTimes
+    ) -> BatchRequest:
         return BatchRequest(
             batch_id="test.0.0",
             thread=0,

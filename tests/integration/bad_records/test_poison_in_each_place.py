@@ -245,7 +245,7 @@ def test_what_enters_no_global_table_is_counted_and_told(
     (letter,) = cluster.read(dead)
     assert dict(letter.headers)["__streams.errors.topic"] == table.encode()
     assert (figures[DEAD_LETTERS], figures[DROPPED_RECORDS]) == (1, 1)
-    assert f"left out of a global table: {table}-0@0" in caplog.text
+    assert f"skipped by a global table: {table}-0@0" in caplog.text
     assert "dropped 1 record without a key" in caplog.text
 
 

@@ -6,17 +6,17 @@ import pytest
 
 from everflow import StreamsConfig
 from everflow.observe.page.letters import LetterCause
-from everflow.runtime.observed import topic_letters
-from everflow.runtime.observed.topic_letters import TopicLetters, letters_of
+from everflow.runtime import observer
+from everflow.runtime.observer import DeadLetterTopic, dead_letters_of
 from integration.bad_records.test_dlq_commands import Dlq, letter
 from integration.lifecycle.lifecycle_cluster import Cluster, Record
 
 pytestmark = pytest.mark.broker
 
 
-def desk_of(cluster: Cluster, topic: str) -> TopicLetters:
+def desk_of(cluster: Cluster, topic: str) -> DeadLetterTopic:
     keys = {"application.id": "a", "bootstrap.servers": cluster.bootstrap}
-    found = letters_of(StreamsConfig({**keys, "errors.dead.letter.queue.topic.name": topic}))
+    found = dead_letters_of(StreamsConfig({**keys, "errors.dead.letter.queue.topic.name": topic}))
     assert found is not None
     return found
 
@@ -31,7 +31,7 @@ def test_they_are_replayed_once_and_the_command_knows(
     assert (values.letters, values.open, lookup.open) == (2, 2, 1)
     assert "b'v4'" in values.sample
     with monkeypatch.context() as patched:
-        patched.setattr(topic_letters, "MOST_REPLAYED", 1)
+        patched.setattr(observer, "MOST_REPLAYED", 1)
         first = desk.replay(values.cause, None)
     assert (first.replayed, first.left, first.error) == (1, 1, "")
     assert desk.replay(values.cause, None).replayed == 1
@@ -72,7 +72,7 @@ def test_only_the_end_of_a_large_topic_is_looked_at(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dlq = Dlq(cluster)
-    monkeypatch.setattr(topic_letters, "MOST_LOOKED", 1)
+    monkeypatch.setattr(observer, "MOST_LOOKED", 1)
     found = desk_of(cluster, dlq.topic).look()
     assert found.earlier > 0
     assert sum(one.letters for one in found.causes) <= 1

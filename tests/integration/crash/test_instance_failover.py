@@ -73,7 +73,7 @@ def test_the_gap_after_a_kill_is_the_session_time_out_not_the_transactions(
     gap = time.monotonic() - killed
     print(f"gap {gap:.1f} s with a session time-out of {SESSION_MS / 1000:g} s")
     assert gap <= SESSION_MS / 1000 + TAKEOVER_S, app.history()
-    ended = "Ended the open transactions of instances that are gone"
+    ended = "Ended open transactions of instances that have left"
     wait_until(
         lambda: ended in app.said(), 10, "the log to say who ended the transactions", app.history
     )

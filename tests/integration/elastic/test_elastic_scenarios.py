@@ -290,7 +290,7 @@ def test_a_batch_that_hangs_is_ended_by_the_watchdog_and_run_again(
         app.check()
         assert app.running
         assert not psutil.pid_exists(worker)
-        assert "a batch hangs, ending its workers" in app.said()
+        assert "a batch hangs" in app.said()
     finally:
         app.close()
 

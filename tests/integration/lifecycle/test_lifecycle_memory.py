@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 
 from everflow import StreamsBuilder, memory, serdes
 from everflow.memory import MIB, WORKER_BYTES, BatchMemory, MemoryBudget, least_budget
-from everflow.runtime import cluster_ports, kafka_streams
+from everflow.runtime import assembly, kafka_streams
 from integration.lifecycle.lifecycle_cluster import Application, Cluster, in_json
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
@@ -31,7 +31,7 @@ def test_a_backlog_is_worked_off_in_batches_that_fit(
     given_back, shared = list[int](), list[bool]()
     monkeypatch.setattr(kafka_streams, "share_one_area", lambda: shared.append(True))
     monkeypatch.setattr(memory, "EVERY_S", 0.0)
-    monkeypatch.setattr(cluster_ports, "trim_of_libc", lambda: given_back.append)
+    monkeypatch.setattr(assembly, "trim_of_libc", lambda: given_back.append)
     source, output = cluster.topic("in"), cluster.topic("out")
     written = [in_json(f"k{n % 7}", {"n": n, "text": TEXT}, n, n % 2) for n in range(RECORDS)]
     cluster.write(source, written)

@@ -18,7 +18,7 @@ from everflow.kafka.group_commands import commit_offsets
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.client_state import ClientState
 from everflow.runtime.commit.batch import parse_metadata
-from everflow.runtime.copies import state_keeper
+from everflow.runtime.copies import known_copies
 from everflow.runtime.restore.listeners import RestoreProgress
 from everflow.snapshots.query_errors import InvalidStateStoreError, StateElsewhereError
 from everflow.state.lmdb_store import LmdbStore
@@ -196,8 +196,8 @@ def test_a_quiet_store_stays_fresh_and_state_without_a_role_is_removed(
     app: Application, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Scenario 13: no record comes, and still the stores say that they follow their changelogs."""
-    monkeypatch.setattr(state_keeper, "NOTE_PERIOD_MS", 500.0)
-    monkeypatch.setattr(state_keeper, "LOOK_PERIOD_MS", 100.0)
+    monkeypatch.setattr(known_copies, "NOTE_PERIOD_MS", 500.0)
+    monkeypatch.setattr(known_copies, "COLLECT_PERIOD_MS", 100.0)
     source, output = cluster.topic("in"), cluster.topic("out")
     cluster.write(source, words(70))
     topology = counting(source, output)

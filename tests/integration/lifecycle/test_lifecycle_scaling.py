@@ -18,8 +18,8 @@ from confluent_kafka import TopicPartition as ClientTopicPartition
 from everflow import InvalidStateStoreError, KafkaStreams, StreamsBuilder, Topology, serdes
 from everflow.records import TaskId
 from everflow.runtime.client_state import ClientState
+from everflow.runtime.describe import TaskStatus
 from everflow.runtime.restore.listeners import RestoreProgress
-from everflow.runtime.task_status import TaskStatus
 from everflow.runtime.tasks.task import TaskRole
 from everflow.testing import wait_until
 from integration.lifecycle.lifecycle_cluster import (

@@ -217,7 +217,7 @@ EVENTS = [
         at_ms=NOW_MS - 60_000,
         level="WARNING",
         times=4,
-        text="left out of a batch: orders-2@88121 (ValueError: no item in '{}')",
+        text="records skipped in a batch: orders-2@88121 (ValueError: no item in '{}')",
     ),
 ]
 

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 
 from everflow import KafkaStreams, StreamsBuilder, Topology, TopologyError, serdes
 from everflow.records import TaskId
-from everflow.runtime.extension import Extension
+from everflow.runtime.instance import Extension
 from everflow.runtime.topics import topic_watch
 from everflow.testing import wait_until
 from integration.lifecycle.lifecycle_cluster import (
@@ -125,9 +125,9 @@ def test_two_instances_take_a_topic_up_one_after_the_other(
     out, counts, other = cluster.topic("out", 1), cluster.topic("counts", 2), cluster.topic("x", 4)
     first = cluster.topic("in.a", 2)
     late: list[object] = []
-    look = Extension.look
+    check = Extension.check
     monkeypatch.setattr(
-        Extension, "look", lambda self: None if self.instance in late else look(self)
+        Extension, "check", lambda self: None if self.instance in late else check(self)
     )
     with ExitStack() as held:
         running = [

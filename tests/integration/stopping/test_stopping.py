@@ -231,7 +231,7 @@ def creating_topics(world: World) -> Iterator[StopProcess]:
 def preparing(world: World) -> Iterator[StopProcess]:
     on_shared_broker(world)
     with world.run() as child:
-        child.until("Preparing the Spark jobs")
+        child.until("Preparing Spark jobs")
         yield child
 
 
@@ -240,7 +240,7 @@ def joining(world: World) -> Iterator[StopProcess]:
     broker = world.own_broker()
     world.program()
     with world.run() as child:
-        child.until("Preparing the Spark jobs")
+        child.until("Preparing Spark jobs")
         broker.kill()
         child.until("Still joining the group")
         yield child
@@ -269,7 +269,7 @@ def rebalancing(world: World) -> Iterator[StopProcess]:
 def restoring(world: World) -> Iterator[StopProcess]:
     on_shared_broker(world)
     with world.run() as child:
-        child.until("Preparing the Spark jobs")
+        child.until("Preparing Spark jobs")
         held = Producer(
             {"bootstrap.servers": world.servers, "transactional.id": f"held-{world.app}"}
         )

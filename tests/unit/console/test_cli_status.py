@@ -10,7 +10,7 @@ from rich.console import Console
 
 from everflow.console.status import StatusLine
 from everflow.runtime.commit.batch import Printed
-from everflow.runtime.thread.table_printer import TablePrinter
+from everflow.runtime.thread.batch_counts import TablePrinter
 from everflow.testing.waiting import wait_until
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
+
 import pyarrow as pa
 import pytest
 
 from everflow import serdes
+from everflow.config import StreamsConfig
 from everflow.console.terminal import (
     Progress,
     Sample,
@@ -15,8 +18,8 @@ from everflow.console.terminal import (
     parse_settings,
 )
 from everflow.operators.table import TableSpec
-from everflow.runtime.banner import Banner, topology_lines
 from everflow.runtime.client_state import ClientState
+from everflow.runtime.describe import banner, topology_lines
 from everflow.state.store import StoreSpec
 from everflow.topology.graph import EdgeType, SinkNode, SourceNode, StatefulNode
 from everflow.topology.program import Topology
@@ -81,27 +84,21 @@ def test_long_lists_are_cut_and_counted() -> None:
 
 
 def test_banner_has_everything_and_the_topology_in_three_lines() -> None:
-    text = Banner(
-        application_id="delays",
-        version="0.1.0",
-        bootstrap_servers="host:9092",
-        guarantee="exactly_once_v2",
-        threads=1,
-        state_folder="/var/x",
-        topology=("reads a", "keeps b", "writes c"),
-        log_file="/var/x/log",
-        computed="Arrow 3 nodes",
+    config = StreamsConfig(
+        application_id="delays", bootstrap_servers="host:9092", state_dir="/var/x"
     )
-    assert text.text().splitlines() == [
-        "application  delays   (everflow 0.1.0)",
+    topology = Topology((source("a", "flights"), sink("f", "delays")))
+    assert banner(config, topology, "app.py").splitlines() == [
+        f"application  delays   (everflow {version('everflow')})",
+        "program      app.py",
         "brokers      host:9092",
-        "guarantee    exactly_once_v2, 1 stream thread",
-        "topology     reads a",
-        "             keeps b",
-        "             writes c",
-        "computed     Arrow 3 nodes",
-        "state        /var/x",
-        "log          /var/x/log",
+        "guarantee    at_least_once, 2 stream threads",
+        "topology     reads  flights",
+        "             keeps  nothing (stateless)",
+        "             writes delays",
+        "computed     Arrow 2 nodes",
+        "state        /var/x/delays",
+        "log          /var/x/delays/logs/everflow.log",
     ]
 
 

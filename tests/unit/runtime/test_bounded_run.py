@@ -11,7 +11,7 @@ import pytest
 
 from everflow import KafkaStreams, StreamsBuilder, StreamsConfig, Topology, TopologyError, serdes
 from everflow.runtime.client_state import ClientState
-from everflow.runtime.front.bounded_run import bounded_run
+from everflow.runtime.foreground import bounded_run
 
 
 def topology(output: str | None = "out") -> Topology:

@@ -15,7 +15,7 @@ from everflow.errors import EverflowError, RetriableError
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.client_state import ClientState
 from everflow.runtime.commit.commit_gate import GateBook
-from everflow.runtime.extension import Extension
+from everflow.runtime.instance import Extension
 from everflow.runtime.tasks.task import ActiveTask
 from everflow.topology.graph import Graph
 from everflow.topology.patterns import TopicGrowth
@@ -115,7 +115,7 @@ def world() -> World:
 
 
 def test_where_a_topic_begins_is_committed_before_tasks_go_over(world: World) -> None:
-    world.extension.look()
+    world.extension.check()
     assert world.done == ["prepare", "exchange", {NEW[0]: 5}, "grown"]
     assert {task: one.positions for task, one in world.begun.items()} == {
         A: {NEW[0]: 5},
@@ -135,17 +135,17 @@ def test_a_task_that_was_lost_meanwhile_and_all_where_nothing_is_committed_are_r
         return found
 
     world.recover = lost  # type: ignore[assignment,method-assign]
-    world.extension.look()
+    world.extension.check()
     assert (world.begun, world.done[-1]) == ({}, "grown")
     again = World()
     again.commits = False
-    again.extension.look()
+    again.extension.check()
     assert (again.begun, again.done[-1]) == ({}, "grown")
 
 
 def test_an_instance_that_does_not_run_waits(world: World) -> None:
     world.state = ClientState.REBALANCING
-    world.extension.look()
+    world.extension.check()
     assert world.done == []
 
 
@@ -154,11 +154,11 @@ def test_what_brokers_do_not_answer_is_tried_again(
 ) -> None:
     world.error = RetriableError("no leader yet")
     with caplog.at_level(logging.WARNING, "everflow"):
-        world.extension.look()
+        world.extension.check()
         assert world.done == ["prepare", "undo"]
         assert caplog.text == ""
     world.error = None
-    world.extension.look()
+    world.extension.check()
     assert world.done[-1] == "grown"
 
 
@@ -168,8 +168,8 @@ def test_without_slots_the_topic_waits_for_another_start(
 ) -> None:
     world.replaces, world.alive = False, not ends
     with caplog.at_level(logging.WARNING, "everflow"):
-        world.extension.look()
-        world.extension.look()
+        world.extension.check()
+        world.extension.check()
     assert world.done == ["prepare", "undo"] * (2 if ends else 1)
     assert caplog.text.count("Topic new of the source at program.py:3 is not read") == (
         0 if ends else 1
@@ -179,7 +179,7 @@ def test_without_slots_the_topic_waits_for_another_start(
 def test_what_is_left_out_is_told_once(world: World, caplog: pytest.LogCaptureFixture) -> None:
     world.found = TopicGrowth(Graph(()), {}, {"odd": "it has 3 partitions"}, {"odd": "p.py:4"})
     with caplog.at_level(logging.WARNING, "everflow"):
-        world.extension.look()
-        world.extension.look()
+        world.extension.check()
+        world.extension.check()
     (record,) = caplog.records
     assert "at p.py:4 is not read: it has 3 partitions. An instance" in record.getMessage()

@@ -64,7 +64,7 @@ def test_a_batch_of_which_no_worker_is_known_holds_no_end_up(
 
 
 HANGING: dict[str, tuple[type, str]] = {
-    "Waiting for what it does this moment": (_Loop, "end"),
+    "Finishing the events of its loop": (_Loop, "end"),
     "Waiting for restores and copies to stop": (FiberPool, "shutdown"),
     "Closing the stores": (SimulatedPorts, "checkpoint"),
 }

@@ -13,8 +13,8 @@ from everflow.errors import FatalError
 from everflow.membership.member import Assigned, Failed, Lost, MemberEvent, Revoked, Roles
 from everflow.records import MemberMetadata, TaskId, TopicPartition
 from everflow.runtime import kafka_streams
+from everflow.runtime.assembly import QueueLoop
 from everflow.runtime.client_state import ClientState
-from everflow.runtime.cluster_ports import QueueLoop
 from everflow.runtime.instance import Instance, InstanceSettings
 from everflow.topology.program import Topology
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from everflow.config import StreamsConfig
-from everflow.runtime.wiring import Dependencies
+from everflow.runtime.assembly import Dependencies
 
 
 def dependencies(**settings: Any) -> Dependencies:

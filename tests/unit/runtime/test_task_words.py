@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from everflow.records import TaskId
-from everflow.runtime.task_status import TaskStatus, duration, statuses, summary, task_lines
+from everflow.runtime.describe import TaskStatus, duration, statuses, summary, task_lines
 from everflow.runtime.tasks.task import TaskRole, TaskState
 from everflow.runtime.thread.retry_policy import Trouble
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +14,8 @@ import pytest
 from everflow.clock import SystemClock
 from everflow.errors import TaskTimeoutError
 from everflow.records import TaskId
-from everflow.runtime.client_state import IllegalStateError
-from everflow.runtime.thread_count import ThreadCount, ThreadCountPorts
+from everflow.runtime.client_state import ClientState, IllegalStateError
+from everflow.runtime.instance import ThreadCount
 from everflow.testing.waiting import wait_until
 
 
@@ -57,19 +58,27 @@ class World:
         self.opened: list[Thread] = []
         self.threads: list[Any] = [Thread(number, self.done) for number in range(2)]
         self.events: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        ports = ThreadCountPorts(
+        instance: Any = SimpleNamespace(
+            threads=self.threads,
             open_thread=self.open,
-            slots=lambda: self.slots,
-            post=self.events.put,
-            deal=lambda without: self.done.append(
-                f"deal to {sorted({t.number for t in self.threads} - without)}"
+            ports=SimpleNamespace(slots=lambda: self.slots),
+            loop=SimpleNamespace(post=self.events.put),
+            manager=SimpleNamespace(
+                deal_without=lambda without: self.done.append(
+                    f"deal to {sorted({t.number for t in self.threads} - without)}"
+                )
             ),
-            tell=lambda count: self.done.append(f"tell {count}"),
-            running=lambda: self.running,
+            member=SimpleNamespace(set_threads=lambda count: self.done.append(f"tell {count}")),
+            states=self,
+            clock=SystemClock(),
         )
-        self.count = ThreadCount(self.threads, ports, SystemClock())
+        self.count = ThreadCount(instance)
         self.loop = threading.Thread(target=self.run, daemon=True)
         self.loop.start()
+
+    @property
+    def state(self) -> ClientState:
+        return ClientState.RUNNING if self.running else ClientState.PENDING_SHUTDOWN
 
     def run(self) -> None:
         while (event := self.events.get()) is not None:

@@ -12,11 +12,10 @@ from everflow import KafkaStreams
 from everflow.metrics import Metrics
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime import kafka_streams
+from everflow.runtime.assembly import ClusterPorts, Dependencies
 from everflow.runtime.client_state import ClientState, Pause, StateMachine
-from everflow.runtime.cluster_ports import ClusterPorts
 from everflow.runtime.copies.state_updater import StateUpdater
 from everflow.runtime.restore.listeners import RestoreProgress, RestoreTracker, SuspendReason
-from everflow.runtime.wiring import Dependencies
 from everflow.topology.program import Topology
 from everflow.user_program import ListenerGuard
 
@@ -114,7 +113,11 @@ def test_the_standby_update_listener_reaches_the_state_updater(
         dependencies: Dependencies, context: object, standbys: object, *_: object
     ) -> None:
         ports: Any = SimpleNamespace(
-            _dependencies=dependencies, _standbys=standbys, doubt_topics=lambda _: None
+            _dependencies=dependencies,
+            _standbys=standbys,
+            _prepare_copy=lambda *_: None,
+            _distrust=None,
+            doubt_topics=lambda _: None,
         )
         instance: Any = SimpleNamespace(tracker=RestoreTracker(Metrics()), pause=Pause())
         updaters.append(ClusterPorts.updater(ports, instance))
@@ -137,9 +140,11 @@ def test_the_standby_update_listener_reaches_the_state_updater(
     with pytest.raises(EnoughError):
         streams.start()
     (updater,) = updaters
-    updater._standbys.update_start(PROGRESS)
-    updater._standbys.batch_loaded(PROGRESS, 5)
-    updater._standbys.update_suspended(PROGRESS, SuspendReason.PROMOTED)
+    updater._tell_standby("update_start", lambda user: user.update_start(PROGRESS))
+    updater._tell_standby("batch_loaded", lambda user: user.batch_loaded(PROGRESS, 5))
+    updater._tell_standby(
+        "update_suspended", lambda user: user.update_suspended(PROGRESS, SuspendReason.PROMOTED)
+    )
     assert listener.told == [
         ("update_start", PROGRESS),
         ("batch_loaded", PROGRESS, 5),

@@ -19,9 +19,9 @@ import pytest
 from everflow import sockets
 from everflow.errors import RetriableError
 from everflow.records import MemberMetadata
-from everflow.runtime.commit.batch import BatchFailedError, BatchFailure
+from everflow.runtime.commit.batch import BatchFailedError
 from everflow.runtime.commit.commit_gate import CommitGate, GateBackend, GateBook
-from everflow.runtime.thread.resident_job import ResidentJob
+from everflow.runtime.thread.thread_job import ResidentJob
 from everflow.runtime.worker import ports
 from everflow.runtime.worker.columns import ColumnClient, ColumnsFailed, Ticket
 from everflow.runtime.worker.ports import GateClient
@@ -164,7 +164,7 @@ def test_a_batch_whose_answer_is_too_large_has_failed() -> None:
         workers[0].start()
         return Job()
 
-    job = ResidentJob(serve, lambda _: BatchFailedError(BatchFailure(kind="worker", error="?")))
+    job = ResidentJob(serve)
     request: Any = "a request"
     with pytest.raises(BatchFailedError) as failed:
         job.run(request)

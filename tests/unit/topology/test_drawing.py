@@ -16,7 +16,7 @@ from everflow.metrics import RECORDS_CONSUMED
 from everflow.operators.table import TableSpec
 from everflow.records import TaskId
 from everflow.runtime.client_state import ClientState
-from everflow.runtime.task_status import TaskStatus
+from everflow.runtime.describe import TaskStatus
 from everflow.runtime.tasks.task import TaskRole, TaskState
 from everflow.runtime.thread.retry_policy import Trouble
 from everflow.state.store import StoreSpec

@@ -1,8 +1,8 @@
 """Global tables on an instance: a task for each partition of their topics, followed as copies are.
 
-The tasks are nobody's to assign, and their stores' changelog is the topic itself (note 026). What
-batches look up is never a store that is being filled: while one is, at the start or because the
-topic lost what it would have to read, they are told of the one before, or wait.
+The group does not assign these tasks, and the changelog of their stores is the topic itself (note
+026). Batches never read a store that is being filled: while it is, at the start or because the
+topic no longer has the next records, they read the store before it, or wait.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from everflow.metrics import Labels, Metrics
 from everflow.operators.lookups.loaded_rows import LoadedRows, loaded_rows
 from everflow.records import TaskId
 from everflow.retry import StoppedError, waiting
-from everflow.runtime.copies.stalled_copies import StalledCopy
-from everflow.runtime.copies.state_updater import FollowedTask, StateUpdater
+from everflow.runtime.copies.state_updater import FollowedTask, StalledCopy, StateUpdater
 from everflow.runtime.tasks.task import StandbyTask, TaskRole, TaskStore, context_of
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store_snapshot import KEY_VALUE
@@ -35,13 +34,13 @@ if TYPE_CHECKING:
     from everflow.runtime.worker.global_records import LeftOut
 
 
-LOOK_MS = 50.0
+POLL_MS = 50.0
 
 
 class GlobalTables:
-    """See the module. ``updater`` follows nothing but ``tasks``; None where there are none;
-    ``loaded``: those that Spark loads.
-    ``failed``: the instance cannot go on. From any thread, but for `prepared`."""
+    """The global tables of an instance. ``updater``: follows only ``tasks``; None without tasks.
+    ``loaded``: the tables that Spark loads. ``failed``: called when the instance cannot go on. From
+    any thread, except `prepared`."""
 
     def __init__(
         self,
@@ -52,14 +51,14 @@ class GlobalTables:
         loaded: LoadedTables | None = None,
     ) -> None:
         self.tasks: Collection[TaskId] = frozenset(task.id for task in tasks)
-        self._given = tasks
+        self._follows = tasks
         self._updater = updater
         self._failed = failed
         self._clock = clock
-        self._loaded = loaded
+        self._loaded = loaded or LoadedTables((), Path(), tuple, clock)
         self._lock = threading.Lock()
         self._targets: dict[TaskId, tuple[Path, int]] = {}
-        """Where each store was opened last, and the end of its topic's partition then."""
+        """Each store's last path, and the end of its topic's partition then."""
         self._filled: dict[TaskId, tuple[TaskStore, ...]] = {}
         """The stores that were read up to that end."""
         self._started = False
@@ -69,41 +68,38 @@ class GlobalTables:
     # --- the updater's side ----------------------------------------------------------------------
 
     def prepared(self, task: TaskId, path: Path, end: int) -> None:
-        """A store was opened, to be read up to ``end`` before anybody looks things up in it."""
+        """A store was opened. Lookups in it begin once it was read up to ``end``."""
         with self._lock:
             self._targets[task] = path, end
 
     def refused(self, error: EverflowError) -> None:
-        """A record cannot be taken: the instance stops, or does not start."""
+        """A record is refused: the instance stops, or does not start."""
         with self._lock:
-            told = self._started
+            started = self._started
             self._failure = self._failure or error
-        if told:
+        if started:
             self._failed(error)
 
     def waits(self, error: EverflowError) -> None:
-        """A record cannot be taken now: it is tried again."""
+        """A record cannot be processed now: it is tried again."""
         with self._lock:
             self._waits = error
 
     # --- the instance's side ---------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to read, and to load."""
-        if self._loaded is not None:
-            self._loaded.start()
+        self._loaded.start()
         if self._updater is not None:
-            self._updater.add(self._given)
+            self._updater.add(self._follows)
             self._updater.start()
 
     def await_filled(self, stop: threading.Event, patience_ms: float) -> None:
         """Wait until every table was read up to the end that its topic had at the start, or loaded.
-        Raises what refused a record, TaskTimeoutError without any progress of reading for
-        ``patience_ms``, TableLoadError, StoppedError."""
+        Raises the error of a refused record; TaskTimeoutError if reading makes no progress for
+        ``patience_ms``; TableLoadError, StoppedError."""
         if self._updater is not None:
             self._await_read(stop, patience_ms)
-        if self._loaded is not None:
-            self._loaded.await_loaded(stop)
+        self._loaded.await_loaded(stop)
 
     def _await_read(self, stop: threading.Event, patience_ms: float) -> None:
         moves.info("Reading global tables: %s", counted(len(self.tasks), "partition"))
@@ -116,7 +112,7 @@ class GlobalTables:
                     raise StoppedError("stopped while global tables were read")
                 if deadline.expired():
                     raise self._too_late(patience_ms)
-                self._clock.wait(stop, LOOK_MS)
+                self._clock.wait(stop, POLL_MS)
                 read = sum(one.offset_sum for one in self.followed().values())
                 if read != before:
                     deadline, before = Deadline(self._clock, patience_ms), read
@@ -129,7 +125,7 @@ class GlobalTables:
         with self._lock:
             waits = self._waits
         text = (
-            f"Nothing more of the topics of global tables came for {patience_ms / 1000:g} s "
+            f"No more records of the global tables' topics came for {patience_ms / 1000:g} s "
             f"(task.timeout.ms): "
         )
         if waits is None:
@@ -140,11 +136,11 @@ class GlobalTables:
 
     @property
     def filled(self) -> bool:
-        """Whether every table may be looked up in as it is followed now."""
-        return self._read() and (self._loaded is None or self._loaded.ready)
+        """True if lookups may read every table."""
+        return self._read() and self._loaded.ready
 
     def _read(self) -> bool:
-        self._look()
+        self._note_filled()
         with self._lock:
             return all(
                 task in self._targets
@@ -153,36 +149,31 @@ class GlobalTables:
             )
 
     def contexts(self) -> list[TaskContext]:
-        """What batches look up, as their workers see it, by partition."""
+        """The tables for a batch's workers, by partition."""
         return [context_of(task, stores) for task, stores in sorted(self.stores().items())]
 
     def stores(self) -> Mapping[TaskId, tuple[TaskStore, ...]]:
-        """The stores that may be read."""
-        self._look()
-        loaded = {} if self._loaded is None else self._loaded.stores()
+        self._note_filled()
+        loaded = self._loaded.stores()
         with self._lock:
             return {**self._filled, **loaded}
 
     def followed(self) -> Mapping[TaskId, FollowedTask]:
-        """Figures of each task."""
-        loaded = {} if self._loaded is None else self._loaded.followed()
+        loaded = self._loaded.followed()
         return loaded if self._updater is None else {**self._updater.followed(), **loaded}
 
     def stalled(self) -> Mapping[TaskId, StalledCopy]:
-        """Those that do not get on, and why."""
         return {} if self._updater is None else self._updater.stalled()
 
     def close(self) -> None:
-        """End with following; the stores are closed."""
         if self._updater is not None:
             self._updater.close()
-        if self._loaded is not None:
-            self._loaded.close()
+        self._loaded.close()
 
-    def _look(self) -> None:
+    def _note_filled(self) -> None:
         if self._updater is None:
             return
-        # In this order: whoever sees a new place sees figures of it, too.
+        # In this order: a new path has its measurements, too.
         stores = self._updater.stores()
         followed = self._updater.followed()
         with self._lock:
@@ -193,12 +184,10 @@ class GlobalTables:
                     self._filled[task] = opened
 
 
-# --- loaded tables --------------------------------------------------------------------------------
-# Global tables that Spark loads: a folder for each generation, swapped as a whole (note 033).
-#
-# A batch is told the newest one when it begins, and reads that until it ends, over all its
-# attempts' retries anew; who was replaced is removed when no batch that has begun before is under
-# way.
+# --- tables that Spark loads (note 033) -----------------------------------------------------------
+# Each generation has a folder and is swapped as a whole. A batch reads the newest one as of its
+# begin; each attempt takes the newest anew. A replaced generation is removed once no batch runs
+# that began before.
 
 CHECKED_EVERY_MS = 1_000.0
 CLOSE_S = 5.0
@@ -206,8 +195,8 @@ CLOSE_S = 5.0
 
 @dataclass(kw_only=True)
 class _Loaded:
-    """What is known of one table. ``due_ms``: when it is loaded again, by the monotonic clock;
-    ``behind``: its last refresh failed."""
+    """One table. ``due_ms``: when it is loaded again, by the monotonic clock; ``behind``: its last
+    refresh failed."""
 
     table: LoadedTable
     path: Path | None = None
@@ -218,9 +207,8 @@ class _Loaded:
 
 
 class LoadedTables:
-    """``folder``: what belongs to these tables alone, emptied at the start; ``busy_since``: when
-    the batches that run have begun, by the monotonic clock, before they asked for `stores`. From
-    any thread."""
+    """``folder``: belongs to these tables alone, emptied at the start; ``busy_since``: when the
+    running batches began, by the monotonic clock, before they called `stores`. From any thread."""
 
     def __init__(
         self,
@@ -241,17 +229,15 @@ class LoadedTables:
 
     @property
     def ready(self) -> bool:
-        """Whether every table was loaded once."""
         return not self._tables or self._ready.is_set()
 
     def start(self) -> None:
-        """Begin to load."""
         if self._tables:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._running = self._spawn("everflow-loaded-tables", self._run)
 
     def await_loaded(self, stop: threading.Event) -> None:
-        """Wait until every table was loaded once; however long Spark takes. TableLoadError,
+        """Wait until every table was loaded once, without a time limit. TableLoadError,
         StoppedError."""
         if self.ready:
             return
@@ -265,7 +251,6 @@ class LoadedTables:
                 self._clock.wait(self._ready, 50.0)
 
     def stores(self) -> Mapping[TaskId, tuple[TaskStore, ...]]:
-        """Where each table lies now."""
         with self._lock:
             return {
                 task: (TaskStore(one.table.store.name, one.path, None),)
@@ -274,7 +259,7 @@ class LoadedTables:
             }
 
     def followed(self) -> Mapping[TaskId, FollowedTask]:
-        """Figures of each: the rows that it has; no lag is known where the last refresh failed."""
+        """Measurements of each: its rows; the lag is unknown after a failed refresh."""
         with self._lock:
             return {
                 task: FollowedTask(TaskRole.GLOBAL, one.rows, None if one.behind else 0)
@@ -283,8 +268,8 @@ class LoadedTables:
             }
 
     def close(self) -> None:
-        """End with loading; the stores are closed and removed. What Spark is computing meanwhile is
-        not waited for."""
+        """Stop loading; the stores are closed and removed. Does not wait for a computation of
+        Spark."""
         self._stop.set()
         if self._running is not None:
             self._running.join(CLOSE_S)
@@ -321,8 +306,8 @@ class LoadedTables:
             one.behind = True
             age_s = (self._clock.now_ms() - one.at_ms) / 1000
             moves.warning(
-                "Global table %s could not be loaded again: %s. Records go on meeting what was "
-                "loaded %.0f s ago; it is tried again in %g s",
+                "Global table %s could not be loaded again: %s. Joins go on with the rows loaded "
+                "%.0f s ago; the next try is in %g s",
                 one.table.store.name,
                 error_text(error),
                 age_s,
@@ -330,7 +315,7 @@ class LoadedTables:
             )
 
     def _load(self, one: _Loaded) -> None:
-        """The next generation, written as a whole before anybody is told."""
+        """Load the next generation; it is complete before a batch may read it."""
         # From the begin of one to the begin of the next, and a pause where it takes longer.
         one.due_ms = self._clock.monotonic_ms() + (one.table.node.refresh_ms or 0)
         rows = loaded_rows(one.table.node)
@@ -338,7 +323,7 @@ class LoadedTables:
             return
         if rows.without_key:
             moves.warning(
-                "Global table %s: %s without a key left out",
+                "Global table %s: skipped %s without a key",
                 one.table.store.name,
                 counted(rows.without_key, "row"),
             )
@@ -351,7 +336,6 @@ class LoadedTables:
             one.path, one.rows, one.at_ms, one.behind = path, len(rows.keys), at_ms, False
 
     def _remove_replaced(self) -> None:
-        """Those that no batch can read any more."""
         oldest = min((since for since in self._busy_since() if since is not None), default=None)
         with self._lock:
             free = [one for one in self._replaced if oldest is None or oldest > one[1]]
@@ -375,19 +359,18 @@ def _refusal(table: LoadedTable, error: Exception) -> TableLoadError:
     )
 
 
-# --- global counts --------------------------------------------------------------------------------
-# Counts what does not enter a global table, as stream threads count what they leave out.
+# --- metrics of records that enter no table -------------------------------------------------------
 
 GLOBAL = "global"
 """In the place of a stream thread's number."""
 _WHY = {
-    "failed": "that failed, as their exception handler said",
+    "failed": "that failed, as their exception handler decided",
     "null-key": "without a key",
 }
 
 
 def count_left_out(metrics: Metrics, left_out: LeftOut) -> None:
-    """Add to the metrics, and tell people."""
+    """Add to the metrics, and log."""
     dropped: dict[Labels, float] = {
         (GLOBAL, node, reason): float(count)
         for node, reasons in left_out.dropped.items()
@@ -400,7 +383,7 @@ def count_left_out(metrics: Metrics, left_out: LeftOut) -> None:
     metrics.add_series(names.LEFT_OUT, {cause: one.records for cause, one in causes.items()})
     metrics.note(names.LEFT_OUT, {cause: one.sample for cause, one in causes.items()})
     if left_out.lines:
-        moves.warning("left out of a global table: %s", "; ".join(left_out.lines))
+        moves.warning("records skipped by a global table: %s", "; ".join(left_out.lines))
     for node, reasons in left_out.dropped.items():
         for reason, number in reasons.items():
             moves.warning("%s dropped %s %s", node, counted(number, "record"), _WHY[reason])

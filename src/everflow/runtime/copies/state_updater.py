@@ -1,8 +1,8 @@
 """The state updater: copies follow their changelogs on one thread, each role with a budget (D9).
 
-It never waits for a restore of an active task and none waits for it. Nothing beyond the last stable
-offset is read. Promotion: the updater lets go of the open stores and recovery replays the tail;
-demotion is the reverse (`task.StandbyTask`).
+The updater and the restores of active tasks do not wait for each other. It reads up to the last
+stable offset. To promote a task, the updater releases its open stores and recovery replays the
+tail; demotion is the reverse (`task.StandbyTask`).
 """
 
 from __future__ import annotations
@@ -11,42 +11,163 @@ import logging
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from everflow.clock import Clock, Running, Spawn, on_thread
-from everflow.errors import EverflowError, RetriableError
+from everflow.errors import EverflowError, RetriableError, TaskTimeoutError
 from everflow.logs import ABOUT_ASSIGNMENT, moves
 from everflow.records import TaskId, TopicPartition
-from everflow.runtime.copies.stalled_copies import StalledCopies, StalledCopy, concerned
 from everflow.runtime.restore.listeners import (
-    GuardedStandbyListener,
     RestoreListener,
     RestoreProgress,
-    SilentStandbyListener,
+    SilentListener,
     StandbyUpdateListener,
     SuspendReason,
 )
-from everflow.runtime.restore.restoration import FoldedChunk, PreparedStore, named_keys
+from everflow.runtime.restore.restoration import FoldedChunk, PreparedStore, named_keys, progress_of
 from everflow.runtime.restore.restore_plan import ChangelogState
-from everflow.runtime.tasks.task import StandbyTask, TaskRole, TaskState, TaskStore
-from everflow.runtime.tasks.task_timeouts import TaskTimeouts
+from everflow.runtime.tasks.task import (
+    StalledTask,
+    StandbyTask,
+    TaskRole,
+    TaskState,
+    TaskStore,
+    TaskTimeouts,
+)
 from everflow.state.lmdb_store import LmdbStore
+from everflow.user_program import ListenerGuard
 
 log = logging.getLogger("everflow")
+
+
+# --- stalled copies (note 051) --------------------------------------------------------------------
+
+STALLED_MS = 10_000.0
+"""If no record of a log with more records comes within this time, its leader does not answer."""
+SAY_EVERY_MS = 10_000.0
+
+
+class StalledCopy(NamedTuple):
+    """A copy that makes no progress; times are monotonic ms."""
+
+    role: TaskRole
+    stalled: StalledTask
+
+
+class StalledCopies:
+    """The copies that make no progress, and why: each waits by itself, and the others go on. Owned
+    by the updater's thread; any thread may call `stalled`.
+
+    Kafka Streams ends a client whose standby task makes no progress for ``task.timeout.ms``. Here
+    the instance goes on processing: the log has an error, and the copy goes on waiting.
+    """
+
+    def __init__(self, timeouts: TaskTimeouts, clock: Clock) -> None:
+        self._timeouts = timeouts
+        self._clock = clock
+        self._roles: dict[TaskId, TaskRole] = {}
+        self._moved_ms: dict[TaskId, float] = {}
+        """When each copy last made progress, or was last found to be stalled."""
+        self._over: set[TaskId] = set()
+        """Copies whose time-out has been logged."""
+        self._said_ms: dict[TaskId, float] = {}
+        self._stalled: Mapping[TaskId, StalledCopy] = {}
+
+    def failed(
+        self, tasks: Mapping[TaskId, TaskRole], cause: str, *, rests_after_ms: float | None = None
+    ) -> None:
+        """One more attempt failed for each task. ``rests_after_ms``: for how long it delayed the
+        other tasks; these rest for a while. None: they are tried again at once."""
+        now_ms = self._clock.monotonic_ms()
+        for task, role in tasks.items():
+            self._roles[task] = role
+            try:
+                self._timeouts.failed([task], cause, now_ms)
+            except TaskTimeoutError as error:
+                if task not in self._over:
+                    self._over.add(task)
+                    log.error("%s. The instance goes on without this copy", error)
+            if now_ms - self._said_ms.get(task, float("-inf")) >= SAY_EVERY_MS:
+                self._said_ms[task] = now_ms
+                log.warning(
+                    "Task %s (%s) cannot follow its changelogs: %s", task, role.value, cause
+                )
+        if rests_after_ms is not None:
+            self._timeouts.rest(tasks, now_ms, rests_after_ms)
+        self._publish()
+
+    def progressed(self, task: TaskId) -> None:
+        """The copy was opened, got records, or has reached the end."""
+        self._moved_ms[task] = self._clock.monotonic_ms()
+        if task in self._roles:
+            self._forget(task)
+            self._publish()
+
+    def behind(self, task: TaskId, role: TaskRole, where: str, cause: str = "") -> None:
+        """The copy lags and got nothing in this round. ``where``: a log; ``cause``: the reason, if
+        it is known."""
+        now_ms = self._clock.monotonic_ms()
+        if now_ms - self._moved_ms.setdefault(task, now_ms) >= STALLED_MS:
+            self._moved_ms[task] = now_ms
+            silent = f"{where} has more records, but its leader does not send them"
+            self.failed({task: role}, cause or silent)
+
+    def stand_still(self) -> None:
+        """The instance is paused: time does not count."""
+        now_ms = self._clock.monotonic_ms()
+        self._moved_ms = dict.fromkeys(self._moved_ms, now_ms)
+
+    def keep(self, tasks: Collection[TaskId]) -> None:
+        gone = [task for task in {*self._roles, *self._moved_ms} if task not in tasks]
+        for task in gone:
+            self._forget(task)
+            self._moved_ms.pop(task, None)
+        if gone:
+            self._publish()
+
+    def resting(self) -> Set[TaskId]:
+        return self._timeouts.resting(self._clock.monotonic_ms())
+
+    def stalled(self) -> Mapping[TaskId, StalledCopy]:
+        """Copies that make no progress, as of the last round."""
+        return self._stalled
+
+    def _forget(self, task: TaskId) -> None:
+        self._timeouts.progressed(task)
+        self._roles.pop(task, None)
+        self._said_ms.pop(task, None)
+        self._over.discard(task)
+
+    def _publish(self) -> None:
+        self._stalled = {
+            task: StalledCopy(self._roles[task], stalled)
+            for task, stalled in self._timeouts.stalled().items()
+            if task in self._roles
+        }
+
+
+def concerned(
+    roles: Mapping[TaskId, TaskRole],
+    silent: Iterable[object],
+    logs: Mapping[TaskId, Iterable[object]],
+) -> dict[TaskId, TaskRole]:
+    """The tasks of ``roles`` that have one of the ``silent`` logs."""
+    gone = set(silent)
+    return {task: role for task, role in roles.items() if gone.intersection(logs.get(task, ()))}
+
 
 ENDS_PERIOD_MS = 200.0
 TOUCH_PERIOD_MS = 300_000.0
 IDLE_WAIT_MS = 1_000.0
 FAULT_PAUSE_MS = 500.0
-SAY_EVERY_MS = 10_000.0
 HOT_AGAIN_MS = 10_000.0
-"""A warm-up hot for so long that still is one says so again: on a busy log the leader may have seen
-it a little behind."""
+"""A warm-up that is still one after this time reports again that it has caught up: on a busy log
+the leader of the group may have seen it a little behind."""
 HOT_AGAIN_AT_MOST_MS = 600_000.0
-"""A standby that fell behind says again that it is hot, each time after twice the silence: one that
-is always about to fall behind must not cost the group a rebalance each time."""
+"""A standby that fell behind reports again that it has caught up, each time after twice the wait: a
+standby that often falls behind must not cost the group a rebalance each time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,23 +176,20 @@ class UpdaterServices:
 
     Attributes:
         open_follower: a reader over no partition yet; each role has one.
-        states: what the cluster says of changelog partitions now (`restore_plan.restore_plan`
-        judges by it).
+        states: the present state of changelog partitions (for `restore_plan.restore_plan`).
         stable_ends: last stable offsets, of logs whose leaders answer.
-        prepare: (task, store, state, incarnation) -> the opened, claimed and judged store
-        (`restore.restoration.prepare_store`).
-        distrust: (task, store, reason): the next ``prepare`` rebuilds it.
+        prepare(task, store, state, incarnation): the opened, claimed and judged store
+        (`restoration.prepare_store`).
+        distrust(task, store, reason): the next ``prepare`` rebuilds the store.
         became_hot: a warm-up (or a standby that began cold or fell behind) has reached
-        ``acceptable.recovery.lag``; a
-            warm-up says so again after a while, a standby that falls behind again and again ever
-            more seldom.
-        restores: told of warm-ups; must not raise (`restore_progress.RestoreTracker` sees to it).
-        standbys: the user's listener; what it raises is logged.
-        paused: the copies stand still; figures and commands go on.
-        taken: (task, its changelog, where the store is, records read) -> what of them enters the
-            store.
-        doubt_topics: logs of these topics have not what was to be read next: they may be of others
-            by now.
+        ``acceptable.recovery.lag``; a warm-up reports it again after a while, a standby that falls
+        behind often ever more seldom.
+        restores: gets the progress of warm-ups; must not raise (`listeners.RestoreTracker`).
+        standbys: the user's listener, if any; its errors are logged.
+        paused: no copy reads; measurements and commands go on.
+        taken(task, changelog, position, chunk): the records of a chunk that enter the store.
+        doubt_topics: logs of these topics lack the records to be read next, so the topics may have
+        been created again.
     """
 
     open_follower: Callable[[], Follower]
@@ -79,9 +197,9 @@ class UpdaterServices:
     stable_ends: Callable[[Collection[TopicPartition]], Mapping[TopicPartition, int]]
     prepare: Callable[[TaskId, str, ChangelogState, str], PreparedStore]
     distrust: Callable[[TaskId, str, str], None]
-    became_hot: Callable[[TaskId], None]
-    restores: RestoreListener
-    standbys: Callable[[], StandbyUpdateListener] = SilentStandbyListener
+    became_hot: Callable[[TaskId], None] = lambda task: None
+    restores: RestoreListener = field(default_factory=SilentListener)
+    standbys: Callable[[], StandbyUpdateListener | None] = lambda: None
     new_incarnation: Callable[[], str] = lambda: "standby"
     paused: Callable[[], bool] = lambda: False
     taken: Callable[[TaskId, TopicPartition, int, FoldedChunk], FoldedChunk] = (
@@ -90,19 +208,6 @@ class UpdaterServices:
     doubt_topics: Callable[[Collection[str]], None] = lambda topics: None
     spawn: Spawn = on_thread
     name: str = "everflow-state-updater"
-
-
-@dataclass
-class _Drop:
-    tasks: frozenset[TaskId]
-    reason: SuspendReason
-    done: Callable[[Sequence[StandbyTask]], None]
-
-
-@dataclass
-class _Role:
-    task: TaskId
-    role: TaskRole
 
 
 class StateUpdater:
@@ -120,16 +225,16 @@ class StateUpdater:
         self._services = services
         self._clock = clock
         self._acceptable_lag = acceptable_lag
-        self._commands: queue.SimpleQueue[StandbyTask | _Drop | _Role] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._tasks: dict[TaskId, CopiedTask] = {}
         self._waiting: dict[TaskId, StandbyTask] = {}
         """Not opened yet."""
         self._owner: dict[TopicPartition, TaskId] = {}
         self._lanes = CopyLanes(services.open_follower)
-        self._standbys = GuardedStandbyListener(services.standbys)
+        self._guard = ListenerGuard("standby update listener")
         self._stalled = StalledCopies(TaskTimeouts(task_timeout_ms), clock)
         self._unheard: Set[TaskId] = frozenset()
-        """Those of whose logs the brokers last did not say where one ends."""
+        """Tasks with a log of which the brokers last returned no end."""
         self._ends: Mapping[TopicPartition, int] = {}
         """Last stable offsets as last read."""
         self._followed: Mapping[TaskId, FollowedTask] = {}
@@ -143,9 +248,7 @@ class StateUpdater:
     def add(self, tasks: Sequence[StandbyTask]) -> None:
         """Follow these tasks from now on; they belong to the updater until `drop` gives them
         back."""
-        for task in tasks:
-            self._commands.put(task)
-        self.wake.set()
+        self._command(lambda: self._take(tasks))
 
     def drop(
         self,
@@ -153,26 +256,27 @@ class StateUpdater:
         reason: SuspendReason,
         done: Callable[[Sequence[StandbyTask]], None],
     ) -> None:
-        """Let go of tasks after the present round; ``done`` gets them on the updater's thread,
-        their stores still open. It is called whatever fails meanwhile."""
-        self._commands.put(_Drop(frozenset(tasks), reason, done))
-        self.wake.set()
+        """Release tasks after the present round; ``done`` gets them on the updater's thread, with
+        open stores. It is called in any case."""
+        self._command(lambda: self._let_go(frozenset(tasks), reason, done))
 
     def set_role(self, task: TaskId, role: TaskRole) -> None:
-        """A warm-up stays as standby, or the reverse."""
-        self._commands.put(_Role(task, role))
+        self._command(lambda: self._change_role(task, role))
+
+    def _command(self, command: Callable[[], None]) -> None:
+        self._commands.put(command)
         self.wake.set()
 
     def followed(self) -> Mapping[TaskId, FollowedTask]:
-        """Figures of every task whose stores are open; as of the last round."""
+        """Measurements of every task whose stores are open, as of the last round."""
         return self._followed
 
     def stores(self) -> Mapping[TaskId, tuple[TaskStore, ...]]:
-        """The stores of every followed task; as of the last round."""
+        """The stores of every followed task, as of the last round."""
         return self._places
 
     def stalled(self) -> Mapping[TaskId, StalledCopy]:
-        """Those that do not get on, and why; as of the last round."""
+        """Copies that make no progress, as of the last round."""
         return self._stalled.stalled()
 
     def start(self) -> None:
@@ -203,9 +307,7 @@ class StateUpdater:
             except RetriableError as error:
                 self._say(f"Standby tasks cannot follow their changelogs: {error}")
                 self._clock.wait(self.wake, FAULT_PAUSE_MS)
-            except (
-                Exception
-            ) as error:  # copies are not worth the instance: it goes on without them and says so
+            except Exception as error:  # the instance goes on without copies
                 log.error(
                     "Standby tasks cannot follow their changelogs: %s",
                     error,
@@ -214,8 +316,8 @@ class StateUpdater:
                 self._start_over()
 
     def run_once(self) -> None:
-        """One round: commands, newly given tasks, records, figures. Raises RetriableError where
-        nobody answers."""
+        """One round: commands, new tasks, records, measurements. RetriableError if the brokers do
+        not answer."""
         self.wake.clear()
         self._take_commands()
         self._open_waiting()
@@ -234,7 +336,7 @@ class StateUpdater:
         self._report()
 
     def _start_over(self) -> None:
-        """After a fault of the reader or of a store: open everything anew, after a while; tasks may
+        """After a fault of the reader or of a store: open everything anew, after a while. Tasks may
         be dropped meanwhile."""
         tasks = list(self._tasks.values())
         self._tasks.clear()
@@ -256,35 +358,34 @@ class StateUpdater:
     # --- commands --------------------------------------------------------------------------------
 
     def _take_commands(self) -> None:
-        while True:
-            try:
-                command = self._commands.get_nowait()
-            except queue.Empty:
-                return
-            if isinstance(command, StandbyTask):
-                self._waiting[command.id] = command
-                self._retry_ms = float("-inf")
-            elif isinstance(command, _Role):
-                self._change_role(command)
-            else:
-                self._let_go(command)
-                self._stalled.keep([*self._tasks, *self._waiting])
+        while not self._commands.empty():
+            self._commands.get_nowait()()
 
-    def _let_go(self, command: _Drop) -> None:
-        given = [self._waiting.pop(task) for task in sorted(command.tasks) if task in self._waiting]
-        found = [self._tasks.pop(task) for task in sorted(command.tasks) if task in self._tasks]
+    def _take(self, tasks: Sequence[StandbyTask]) -> None:
+        self._waiting.update({task.id: task for task in tasks})
+        self._retry_ms = float("-inf")
+
+    def _let_go(
+        self,
+        tasks: frozenset[TaskId],
+        reason: SuspendReason,
+        done: Callable[[Sequence[StandbyTask]], None],
+    ) -> None:
+        released = [self._waiting.pop(task) for task in sorted(tasks) if task in self._waiting]
+        found = [self._tasks.pop(task) for task in sorted(tasks) if task in self._tasks]
         for task in found:
             task.task.to(TaskState.SUSPENDED)
-            given.append(task.task)
-        try:  # somebody waits for them, whatever the reader or a disk says
+            released.append(task.task)
+        try:  # the caller waits for the tasks, even if the reader or a disk fails
             for task in found:
                 self._unfollow(task)
                 for store in task.stores.values():
                     self._touch_one(store)
-                    self._tell_suspended(store, command.reason)
+                    self._tell_suspended(store, reason)
             self._publish()
         finally:
-            command.done(given)
+            done(released)
+        self._stalled.keep([*self._tasks, *self._waiting])
 
     def _open_anew(self, task: CopiedTask) -> None:
         task.task.to(TaskState.SUSPENDED)
@@ -297,20 +398,20 @@ class StateUpdater:
             self._owner.pop(tp, None)
         self._lanes.unfollow(list(task.stores))
 
-    def _change_role(self, command: _Role) -> None:
-        if command.task in self._waiting:
-            self._waiting[command.task].role = command.role
-        found = self._tasks.get(command.task)
-        if found is None or found.task.role is command.role:
+    def _change_role(self, task: TaskId, role: TaskRole) -> None:
+        if task in self._waiting:
+            self._waiting[task].role = role
+        found = self._tasks.get(task)
+        if found is None or found.task.role is role:
             return
-        found.task.role = command.role
-        if command.role is TaskRole.WARMUP:  # it is waited for: it says that it is hot
+        found.task.role = role
+        if role is TaskRole.WARMUP:  # the group waits until it reports that it is hot
             found.hot, found.quiet_ms = False, 0.0
         for store in found.stores.values():
             self._tell_suspended(store, SuspendReason.MIGRATED)
-            self._tell_start(store, command.role)
+            self._tell_start(store, role)
         self._lanes.follow(
-            command.role, {tp: store.progress.position for tp, store in found.stores.items()}
+            role, {tp: store.progress.position for tp, store in found.stores.items()}
         )
 
     # --- opening ---------------------------------------------------------------------------------
@@ -349,9 +450,7 @@ class StateUpdater:
         opened: dict[TopicPartition, CopiedStore] = {}
         places: list[TaskStore] = []
         for place in task.stores:
-            if (
-                place.changelog is None
-            ):  # nothing to copy it from: it begins empty wherever its task runs
+            if place.changelog is None:  # it cannot be copied, and begins empty with its task
                 places.append(place)
                 continue
             incarnation = self._services.new_incarnation()
@@ -370,18 +469,7 @@ class StateUpdater:
                 )
             # The stable end comes with the first round.
             end = max(plan.start, states[place.changelog].end)
-            progress = RestoreProgress(
-                task=task.id,
-                store=place.name,
-                changelog=place.changelog,
-                start=plan.start,
-                end=end,
-                position=plan.start,
-                records=0,
-                elapsed_s=0.0,
-                rebuild=plan.rebuild,
-                reason=plan.reason,
-            )
+            progress = replace(progress_of(task.id, place.name, place.changelog, plan), end=end)
             opened[place.changelog] = CopiedStore(
                 store=prepared.store,
                 incarnation=incarnation,
@@ -468,11 +556,12 @@ class StateUpdater:
         if store.restoring:
             self._services.restores.batch_restored(store.progress, records)
         elif records:
-            self._standbys.batch_loaded(store.progress, records)
+            progress = store.progress
+            self._tell_standby("batch_loaded", lambda user: user.batch_loaded(progress, records))
 
     def _rebuild(self, task: CopiedTask, tp: TopicPartition, reason: str) -> None:
-        """The changelog begins behind the store: it missed deletes, so nothing of it can be trusted
-        (scenario 13)."""
+        """The changelog begins behind the store's position: the store missed deletes, so it cannot
+        be trusted (scenario 13)."""
         store = task.stores[tp]
         self._services.distrust(task.task.id, store.progress.store, reason)
         del self._tasks[task.task.id]
@@ -490,7 +579,7 @@ class StateUpdater:
         roles = {task: found.task.role for task, found in self._tasks.items()}
         try:
             ends = self._services.stable_ends(asked) if asked else {}
-        except RetriableError as error:  # nobody answers: all wait, and none longer than another
+        except RetriableError as error:  # no broker answers: all tasks wait
             self._stalled.failed(concerned(roles, asked, logs), str(error))
             raise
         silent = [tp for tp in asked if tp not in ends]
@@ -498,7 +587,7 @@ class StateUpdater:
         self._unheard = (self._unheard & resting) | unheard.keys()
         if silent:
             took_ms = self._clock.monotonic_ms() - now_ms
-            cause = f"the leader of {silent[0]} does not say where that log ends"
+            cause = f"the leader of {silent[0]} does not answer where that log ends"
             self._stalled.failed(unheard, cause, rests_after_ms=took_ms)
         self._ends = {tp: end for tp, end in {**self._ends, **ends}.items() if tp in self._owner}
         self._ends_ms = now_ms
@@ -509,8 +598,8 @@ class StateUpdater:
                     store.progress = replace(
                         store.progress, end=max(ends[tp], store.progress.position)
                     )
-            # Also before its first records: a small copy is at its end after one round, and still
-            # somebody waits to hear of it.
+            # Also before its first records: a small copy is at its end after one round, and the
+            # group still waits for the report.
             task.cold = task.cold or (task.lag() or 0) > self._acceptable_lag
         if now_ms - self._touched_ms >= TOUCH_PERIOD_MS:
             self._touched_ms = now_ms
@@ -534,7 +623,7 @@ class StateUpdater:
         if lag is None:
             return
         if lag > self._acceptable_lag:
-            task.hot = False  # a leader that looks now counts it as cold, and may wait for it
+            task.hot = False  # the group's leader may count it as cold now, and wait for it
             return
         warmup, now_ms = task.task.role is TaskRole.WARMUP, self._clock.monotonic_ms()
         if (task.hot and not warmup) or now_ms - task.said_ms < task.quiet_ms:
@@ -548,7 +637,7 @@ class StateUpdater:
                 else min(max(HOT_AGAIN_MS, 2 * task.quiet_ms), HOT_AGAIN_AT_MOST_MS)
             )
             moves.info(
-                "Task %s (%s) is hot: %d offsets behind",
+                "Task %s (%s) has caught up: %d offsets behind",
                 task_id,
                 task.task.role.value,
                 lag,
@@ -563,16 +652,14 @@ class StateUpdater:
         }
         self._places = {task_id: task.task.stores for task_id, task in self._tasks.items()}
 
-    # --- small things ----------------------------------------------------------------------------
-
     def _touch(self) -> None:
         for task in self._tasks.values():
             for store in task.stores.values():
                 self._touch_one(store)
 
     def _touch_one(self, store: CopiedStore) -> None:
-        """Say in the store that it has followed until now: one that has not for too long is
-        rebuilt."""
+        """Note in the store that it has followed its changelog until now. A store without such a
+        note for too long is rebuilt."""
         if store.end is not None and store.progress.position >= store.end:
             store.store.touch(self._clock.now_ms())
 
@@ -581,30 +668,33 @@ class StateUpdater:
             store.restoring = True
             self._services.restores.restore_start(store.progress)
         else:
-            self._standbys.update_start(store.progress)
+            self._tell_standby("update_start", lambda user: user.update_start(store.progress))
 
     def _tell_suspended(self, store: CopiedStore, reason: SuspendReason) -> None:
         if store.restoring:
             store.restoring = False
             self._services.restores.restore_suspended(store.progress, reason.value)
         else:
-            self._standbys.update_suspended(store.progress, reason)
+            self._tell_standby(
+                "update_suspended", lambda user: user.update_suspended(store.progress, reason)
+            )
+
+    def _tell_standby(self, event: str, call: Callable[[StandbyUpdateListener], object]) -> None:
+        listener = self._services.standbys()
+        if listener is not None:
+            self._guard.tell(event, lambda: call(listener))
 
 
-# --- copy lanes -----------------------------------------------------------------------------------
-# Gives each role of copies a reader and a budget of its own.
-#
-# So standbys never hold up a warm-up, for which the group waits, and a warm-up never starves the
-# standbys.
+# --- a reader and a budget for each role ----------------------------------------------------------
 
 ROUND_WAIT_S = 0.05
 
 
 @dataclass(frozen=True)
 class RoundBudget:
-    """What one role may read in one round: ``records`` near the ends of its changelogs, over all
-    its partitions, and besides ``bulk_bytes`` of keys and values far behind. The chunks are loaded
-    before the next role is read."""
+    """The limits of one role in one round: ``records`` near the ends of its changelogs, over all
+    its partitions, and ``bulk_bytes`` of keys and values far behind. The chunks are loaded before
+    the next role is read."""
 
     records: int
     bulk_bytes: int
@@ -615,7 +705,7 @@ BUDGETS: Mapping[TaskRole, RoundBudget] = {
     TaskRole.WARMUP: RoundBudget(5_000, 1 << 20),
     TaskRole.STANDBY: RoundBudget(5_000, 1 << 18),
 }
-"""In the order of the round. Both far behind, a warm-up has four fifths. A round bounds how long a
+"""In the order of the round. If both lag, a warm-up gets four fifths. A round bounds how long a
 promotion waits; larger slices are no cheaper (measured: 0.9 to 1.1 us of a core for a record from
 256 KiB on, message by message 2.5)."""
 
@@ -648,19 +738,18 @@ class Follower(Protocol):
 
 
 class CopyLanes:
-    """One `Follower` per role, opened with its first partition; owned by one thread."""
+    """One `Follower` per role, opened with its first partition; owned by one thread. So standbys
+    never delay a warm-up, for which the group waits, and a warm-up never starves the standbys."""
 
     def __init__(self, open_follower: Callable[[], Follower]) -> None:
         self._open_follower = open_follower
         self._followers: dict[TaskRole, Follower] = {}
         self._role: dict[TopicPartition, TaskRole] = {}
         self._moved = False
-        """Whether the last round brought something: then the next one does not wait for its first
-        record."""
+        """True if the last round brought records: then the next one does not wait for its first."""
 
     def follow(self, role: TaskRole, starts: Mapping[TopicPartition, int]) -> None:
-        """Begin with these partitions, at these offsets; what another role follows is taken from
-        it."""
+        """Follow these partitions from these offsets; another role that follows one gives it up."""
         self.unfollow(starts)
         if not starts:
             return
@@ -670,7 +759,6 @@ class CopyLanes:
         self._role.update(dict.fromkeys(starts, role))
 
     def unfollow(self, partitions: Collection[TopicPartition]) -> None:
-        """Stop with these partitions; those that are not followed are ignored."""
         for role, follower in self._followers.items():
             gone = [tp for tp in partitions if self._role.get(tp) is role]
             for tp in gone:
@@ -679,8 +767,8 @@ class CopyLanes:
                 follower.unfollow(gone)
 
     def rounds(self, ends: Mapping[TopicPartition, int]) -> Iterator[FollowedRound]:
-        """One round, role by role; ``ends`` are the last stable offsets as far as known. Raises
-        what `Follower.poll` raises; what may pass, once the other roles had their turn."""
+        """One round, role by role; ``ends`` are the known last stable offsets. Raises what
+        `Follower.poll` raises; a RetriableError after the other roles' turns."""
         roles = [role for role in BUDGETS if role in self._role.values()]
         self.rest()
         wait_s = 0.0 if self._moved else ROUND_WAIT_S / max(1, len(roles))
@@ -699,34 +787,33 @@ class CopyLanes:
             raise fault
 
     def far_behind(self) -> Set[TopicPartition]:
-        """Those that are read in bulk, or wait for it behind others."""
+        """Partitions that are read in bulk, or wait for it."""
         return {tp for follower in self._followers.values() for tp in follower.far_behind}
 
     def rest(self) -> None:
-        """Let the readers of roles without copies give back what they hold for long reads."""
+        """Let the readers of roles without copies free their buffers for long reads."""
         for role, follower in self._followers.items():
             if role not in self._role.values():
                 follower.rest()
 
     def close(self) -> None:
-        """Give up everything that is followed; may be used again afterwards."""
+        """Stop following everything; may be used again afterwards."""
         followers, self._followers = self._followers, {}
         self._role.clear()
         for follower in followers.values():
             follower.close()
 
 
-# --- copied tasks ---------------------------------------------------------------------------------
-# What the state updater knows of a task whose stores it follows.
+# --- the tasks that are followed ------------------------------------------------------------------
 
 RATE_WINDOW_MS = 5_000.0
 
 
 @dataclass(frozen=True)
 class FollowedTask:
-    """Figures of one followed task: ``offset_sum`` over its changelogs, ``lag`` in offsets against
-    the last stable offsets (None: not measured yet), ``rate`` in records/s over the last seconds,
-    ``remaining_s`` until the end at that rate."""
+    """Measurements of one followed task: ``offset_sum`` over its changelogs, ``lag`` in offsets
+    against the last stable offsets (None: not measured yet), ``rate`` in records/s over the last
+    seconds, ``remaining_s`` until the end at that rate."""
 
     role: TaskRole
     offset_sum: int
@@ -737,8 +824,7 @@ class FollowedTask:
 
 @dataclass(kw_only=True)
 class CopiedStore:
-    """One store being followed. ``progress`` is the present figures; ``restoring``: the restore
-    listener follows it."""
+    """One store being followed; ``restoring``: the restore listener gets its progress."""
 
     store: LmdbStore
     incarnation: str
@@ -757,11 +843,11 @@ class CopiedTask:
     said_ms: float = float("-inf")
     """When it was last reported as hot."""
     quiet_ms: float = 0.0
-    """How long not to report it again."""
+    """For how long it is not reported again."""
     loaded: deque[tuple[float, int]] = field(default_factory=deque)
 
     def lag(self) -> int | None:
-        """Offsets to the last stable ends; None while one of them is unknown."""
+        """Offsets to the last stable ends; None while one end is unknown."""
         if any(store.end is None for store in self.stores.values()):
             return None
         return sum(
@@ -770,7 +856,6 @@ class CopiedTask:
 
 
 def figures_of(task: CopiedTask, now_ms: float) -> FollowedTask:
-    """Its figures now."""
     while task.loaded and now_ms - task.loaded[0][0] > RATE_WINDOW_MS:
         task.loaded.popleft()
     began_ms = max(

@@ -45,19 +45,17 @@ class StoreSite:
     partitions: int
     decode: Callable[[bytes], Any]
     everywhere: bool = False
-    """Whether every instance has it: the store of a global table."""
+    """True for the store of a global table, which every instance has."""
     results: ResultDecoder | None = None
     """`PhysicalPlan.value_results`; None: those of the serde."""
     partitioner: Partitioner | None = None
-    """By which the keys of its topics are spread; None: `default_partitioner`."""
+    """Partitioner of its topics' keys; None: `default_partitioner`."""
 
     @cached_property
     def value_reader(self) -> Callable[[bytes], Any] | None:
-        """See `everflow.serdes.base.value_reader`."""
         return value_reader(self.results or self.spec.value_serde)
 
     def task(self, partition: int) -> TaskId:
-        """The task that has the store's content of a partition."""
         return TaskId(self.subtopology, partition)
 
 
@@ -81,8 +79,8 @@ class KeyQueryMetadata:
 
 @dataclass(frozen=True)
 class StreamsMetadata:
-    """What one instance has, as of the last rebalance: stores and input partitions of its active
-    tasks, the same of its standbys."""
+    """The stores and input partitions of one instance's active tasks, and those of its standbys, as
+    of the last rebalance."""
 
     host: str
     store_names: frozenset[str] = frozenset()
@@ -103,7 +101,7 @@ def _hashed(key: bytes) -> int:
 
 
 def store_partitioner(by: KeyPartitioner | None, topic: str, serde: Serde) -> Partitioner | None:
-    """What a program says of a topic's keys, for queries; None: `default_partitioner`."""
+    """The program's partitioner for a topic's keys; None: `default_partitioner`."""
     if by is None or by == MURMUR2:
         return None
     return lambda key, partitions: int(
@@ -152,10 +150,9 @@ def metadata_of_hosts(
     )
 
 
-# --- host map -------------------------------------------------------------------------------------
-# The host map of the last rebalance: as the leader sent it, or read from the group (note 005).
-#
-# The leader leaves it out where it is too large to send.
+# --- the hosts of the last rebalance (note 005) ---------------------------------------------------
+# The leader sends them, or leaves them out if they are too large to send: then they are read from
+# the group.
 
 RETRY_MS = 1_000.0
 
@@ -165,7 +162,7 @@ class HostMap:
     thread."""
 
     group: GroupSettings | None = None
-    """Which group to ask; set before the first rebalance."""
+    """The group to ask; set before the first rebalance."""
 
     def __init__(
         self,
@@ -179,21 +176,20 @@ class HostMap:
         self._hosts: Mapping[str, HostTasks] | None = None
         self._next_read_ms = 0.0
 
-    def told(self, generation: int, hosts: Mapping[str, HostTasks] | None) -> None:
+    def replace(self, generation: int, hosts: Mapping[str, HostTasks] | None) -> None:
         """A rebalance has ended; None: the map was left out. Returns at once."""
         self._generation, self._hosts, self._next_read_ms = generation, hosts, 0.0
 
     def known(self) -> Mapping[str, HostTasks]:
-        """What is known already: nobody is asked."""
+        """The hosts that are known already, without I/O."""
         return self._hosts or {}
 
     def hosts(self) -> Mapping[str, HostTasks] | None:
         """Tasks by end point; None: not known (before the first rebalance, during one, or the
         brokers do not answer).
 
-        Reads a map that was left out once for each generation, while others who ask wait; after a
-        failure at most once a second.
-        """
+        A map that was left out is read once for each generation, while other callers wait; after a
+        failure at most once a second."""
         group = self.group
         if self._hosts is not None or self._generation < 0 or group is None:
             return self._hosts
@@ -204,7 +200,7 @@ class HostMap:
             try:
                 found = hosts_of(self._describe(group))
             except EverflowError as error:
-                log.warning("The host map cannot be read from the group: %s", error)
+                log.warning("The hosts of the stores cannot be read from the group: %s", error)
                 found = {}
             if generation == self._generation and self._hosts is None:
                 self._hosts = found or None

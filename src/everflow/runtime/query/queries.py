@@ -1,7 +1,8 @@
-"""Queries stores while tasks come and go: which copies may be read, who has others (KIP-67, 535).
+"""Queries stores while tasks come and go: the replicas that may be read here, and the hosts of
+others (KIP-67, KIP-535).
 
-`InteractiveQueries` is the user's side of it, a part of `KafkaStreams`; `StoreQueries` decides,
-over ports.
+`InteractiveQueries` has the user's methods, a part of `KafkaStreams`; `StoreQueries` decides, over
+ports.
 """
 
 from __future__ import annotations
@@ -62,14 +63,14 @@ STORE_KINDS: Mapping[str, type[ReadOnlyStore]] = {
 }
 """Queries by `StoreSpec.kind`."""
 ENDS_AGE_MS = 1_000.0
-"""How old the end of a changelog may be that a query's ``max_lag`` is measured against."""
+"""Maximal age of a changelog's end that a query's ``max_lag`` is compared with."""
 
 TaskStores = Mapping[TaskId, Sequence[TaskStore]]
 
 
 class LagInfo(NamedTuple):
-    """How far a copy follows its changelog, in offsets: ``position`` is the next one it has not
-    seen, ``lag`` = ``end`` - ``position``, never negative."""
+    """Progress of a replica, in offsets of its changelog: ``position`` is the next one to read,
+    ``lag`` = ``end`` - ``position``, never negative."""
 
     position: int
     end: int
@@ -78,15 +79,13 @@ class LagInfo(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class QueryPorts:
-    """What the queries need of the instance; called from the users' threads, at every query.
+    """The instance as queries need it; called from the users' threads, with every query.
 
     ``running``: stores of the active tasks that process here. ``global_stores``: those of global
-    tables. ``copies``: those of standbys,
-    warm-ups and tasks that are being restored here. ``hosts``: the host map of the last rebalance,
-    None = not known. ``ends``: log ends of changelog partitions, a request to the brokers
-    (RetriableError without an answer). ``draining``: of an instance that is being closed, whether
-    its stream threads still work.
-    """
+    tables. ``copies``: those of standbys, warm-ups and tasks that are being restored here.
+    ``hosts``: the hosts of the last rebalance, None = not known. ``ends``: log ends of changelog
+    partitions, a request to the brokers (RetriableError without an answer). ``draining``: the
+    stream threads of an instance that is being closed still work."""
 
     state: Callable[[], ClientState]
     running: Callable[[], TaskStores]
@@ -127,7 +126,6 @@ class StoreQueries:
         max_lag: int | None,
         partitioner: Partitioner | None,
     ) -> ReadOnlyStore:
-        """See `InteractiveQueries.store`."""
         site = self.site(name)
         given: Any = partition
         if isinstance(given, str) and not given.isdigit():
@@ -163,7 +161,6 @@ class StoreQueries:
 
     @property
     def sites(self) -> dict[str, StoreSite]:
-        """The stores there are, by name."""
         return self._sites
 
     def site(self, name: str) -> StoreSite:
@@ -177,7 +174,6 @@ class StoreQueries:
     def key_metadata(
         self, name: str, key: Any, partitioner: Partitioner | None
     ) -> KeyQueryMetadata:
-        """See `InteractiveQueries.query_metadata_for_key`."""
         site = self.site(name)
         partition = partition_of(site, key_bytes(site.spec, key), partitioner)
         if site.everywhere:  # whoever is asked has it
@@ -189,7 +185,7 @@ class StoreQueries:
         )
 
     def streams_metadata(self, name: str | None = None) -> tuple[StreamsMetadata, ...]:
-        """Of all instances, or of those that have the store, active or as a standby."""
+        """The instances, or those that have the store, active or as a standby."""
         if name is not None:
             self.site(name)
         found = metadata_of_hosts(self._ports.hosts(), self._sites.values(), self._inputs)
@@ -198,7 +194,6 @@ class StoreQueries:
         )
 
     def lags(self) -> dict[str, dict[int, LagInfo]]:
-        """See `InteractiveQueries.all_local_store_partition_lags`."""
         self.require_serving()
         running, copies = self._ports.running(), self._ports.copies()
         here = [
@@ -243,11 +238,11 @@ class StoreQueries:
         return _of_store(site, here)
 
     def copies(self, site: StoreSite) -> dict[int, TaskStore]:
-        """All other copies here, by partition."""
+        """Other replicas here, by partition."""
         return _of_store(site, self._ports.copies())
 
     def refuse(self, site: StoreSite, partition: int) -> InvalidStateStoreError:
-        """Why a partition cannot be read here, and what to do."""
+        """The error for a partition that cannot be read here, with the cure."""
         place = f"Partition {partition} of store {site.spec.name!r}"
         found = metadata_for_key(site, partition, self._ports.hosts())
         copy = partition in self.copies(site)
@@ -270,7 +265,7 @@ class StoreQueries:
         )
 
     def refuse_all(self, site: StoreSite) -> InvalidStateStoreError:
-        """Why nothing of a store can be read here."""
+        """The error for a store of which nothing can be read here."""
         message = f"No task with store {site.spec.name!r} runs on this instance now"
         if self.copies(site) or self._ports.state() is ClientState.REBALANCING:
             return StateMovingError(
@@ -303,8 +298,8 @@ class StoreQueries:
             )
 
     def lag_here(self, site: StoreSite, partition: int) -> int | None:
-        """Of the copy on this instance, in offsets; None without one, or without an answer of the
-        brokers."""
+        """The lag of the replica on this instance, in offsets; None without one, or without an
+        answer of the brokers."""
         running = self.running(site)
         if partition in running and not site.everywhere:
             return 0
@@ -467,7 +462,6 @@ class InteractiveQueries:
 def store_queries(
     topology: Topology, blueprint: Blueprint, own_host: str, ports: QueryPorts, clock: Clock
 ) -> StoreQueries:
-    """The queries of a started instance."""
     topics = topics_into_stores(topology, blueprint.application_id)
     spread = key_partitioners(topology)
 

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 PAGE_ENTRIES = 1_000
 PAGE_BYTES = 1 << 20
 ATTEMPTS = 3
-"""How often a read that found its store closed or removed looks for it anew."""
+"""A read retries so often if its store was closed or removed."""
 
 Entry = tuple[bytes, bytes]
 _Read = TypeVar("_Read")
@@ -65,20 +65,20 @@ _Store = TypeVar("_Store", bound="ReadOnlyStore")
 
 
 class EntryPlace(NamedTuple):
-    """Where an entry lies: its partition, and its key as the store has it."""
+    """The place of an entry: its partition, and its key as stored."""
 
     partition: int
     key: bytes
 
 
 class StoreScan(Iterator[tuple[Any, Any]]):
-    """A longer result, entry by entry. ``place``: of the last one that was given, None before the
-    first; `ReadOnlyStore.behind` goes on from there."""
+    """A longer result, entry by entry. ``place``: of the last entry that was returned, None before
+    the first; `ReadOnlyStore.behind` goes on from there."""
 
     def __init__(
         self, found: Iterator[tuple[EntryPlace, bytes]], decode: Callable[[bytes, bytes], Any]
     ) -> None:
-        """``decode``: a stored key and what is stored, to what the user sees."""
+        """``decode``: turns a stored key and value into the user's."""
         self._found, self._decode = found, decode
         self.place: EntryPlace | None = None
 
@@ -88,17 +88,17 @@ class StoreScan(Iterator[tuple[Any, Any]]):
 
 
 class CopyAccess(Protocol):
-    """Which copies of one store a query may read at this moment. Safe from any thread."""
+    """The replicas of one store that a query may read now. Safe from any thread."""
 
     def readable(self) -> Sequence[int]:
         """Partitions with a readable copy here, sorted; empty if there is none."""
 
     def require_some(self) -> None:
-        """InvalidStateStoreError says why there is none."""
+        """Raises InvalidStateStoreError, with the reason, if there is none."""
 
     def path(self, partition: int) -> Path:
-        """Folder of a partition's copy; InvalidStateStoreError says why there is none, or that it
-        lags too far."""
+        """Folder of a partition's replica; InvalidStateStoreError, with the reason, if there is
+        none or it lags too far."""
 
     def active_paths(self) -> Mapping[int, Path]:
         """Folders of the active tasks' copies, by partition."""
@@ -108,18 +108,18 @@ class CopyAccess(Protocol):
 
     @property
     def stale(self) -> bool:
-        """Whether copies that lag are read too."""
+        """True if replicas that lag are read, too."""
 
     def lag(self, partition: int) -> int | None:
-        """How many offsets the partition's copy is behind its changelog; None: not known."""
+        """Offsets that the partition's replica is behind its changelog; None: not known."""
 
 
 @dataclass(frozen=True)
 class StoreReader:
-    """Pages of one store; follows a store that is rebuilt at a new path, fails where the task has
-    moved away.
+    """Pages of one store. It follows a store that is rebuilt at a new path, and fails once the task
+    has moved away.
 
-    ``page_entries`` and ``page_bytes`` bound what one transaction copies; a single entry may be
+    ``page_entries`` and ``page_bytes`` bound the copy of one transaction; a single entry may be
     larger.
     """
 
@@ -134,8 +134,8 @@ class StoreReader:
     def read(
         self, partition: int, body: Callable[[StoreSnapshot], _Read], path: Path | None = None
     ) -> _Read:
-        """``body`` on a snapshot of the partition's copy. InvalidStateStoreError. ``path``: where
-        it was a moment ago, None: not known."""
+        """``body`` on a snapshot of the partition's replica. InvalidStateStoreError. ``path``: its
+        last known path, None: not known."""
 
         def shown(store: LmdbStore) -> _Read:
             with store.snapshot() as view:
@@ -146,25 +146,17 @@ class StoreReader:
     def of_copy(
         self, partition: int, body: Callable[[LmdbStore], _Read], path: Path | None = None
     ) -> _Read:
-        """``body`` on the partition's copy, once more where that goes away under it. See `read`.
-        InvalidStateStoreError."""
+        """``body`` on the partition's replica, again if that is removed meanwhile. See `read`."""
         failure: Exception | None = None
         for _ in range(ATTEMPTS):
             where = path or self.access.path(partition)
             try:
                 return body(LmdbStore.open(where))
-            except (
-                StoreMismatchError,
-                StoreClosedError,
-            ) as error:  # removed or closed since the path was asked for
+            except (StoreMismatchError, StoreClosedError) as error:  # removed or closed meanwhile
                 failure, path = error, None
         raise StateMovingError(
             f"Partition {partition} of the store is being rebuilt: retry shortly. ({failure})"
         ) from failure
-
-    def lag(self, partition: int) -> int | None:
-        """See `CopyAccess`."""
-        return self.access.lag(partition)
 
     def entries(
         self, partition: int, start: bytes | None, end: bytes | None, reverse: bool = False
@@ -197,12 +189,12 @@ class StoreReader:
 
 
 class ReadOnlyStore:
-    """A store as this instance has it: by default the active tasks that run here. Safe from any
-    thread.
+    """The part of a store on this instance: by default of the active tasks that run here. Safe from
+    any thread.
 
-    `KafkaStreams.store` gives one by the store's kind: `ReadOnlyKeyValueStore`,
+    `KafkaStreams.store` returns one by the store's kind: `ReadOnlyKeyValueStore`,
     `ReadOnlyWindowStore` or `ReadOnlySessionStore`; keys and values are decoded as in the table.
-    Nothing is cached: each call sees the tasks and the committed content of its moment, so an
+    Nothing is cached: each call reads the tasks and the committed content of its moment, so an
     object may be kept as long as the instance. Results that are iterators read pages as they are
     consumed; each page is committed content of one moment, no key comes twice, and partitions
     follow one another.
@@ -228,15 +220,15 @@ class ReadOnlyStore:
         self._behind: EntryPlace | None = None
 
     def behind(self: _Store, place: EntryPlace | None) -> _Store:
-        """The same store, of which longer results (iterators) begin behind this place; None: at
-        their begin. What was asked before has to be asked again, from the same copy."""
+        """The same store, whose longer results (iterators) begin behind this place; None: at their
+        begin. The query has to be the same as before, on the same replica."""
         found = copy.copy(self)
         found._behind = place
         return found
 
     @property
     def partitions(self) -> tuple[int, ...]:
-        """Partitions that can be read here now; none is no error here, unlike in a query."""
+        """Partitions that can be read here now. Without any, queries raise an error."""
         return tuple(self._reader.access.readable())
 
     def all(self) -> Iterator[tuple[Any, Any]]:
@@ -248,8 +240,8 @@ class ReadOnlyStore:
         return self._scan(None, None, reverse=True)
 
     def approximate_num_entries(self) -> int:
-        """How many entries the readable partitions hold; windows and sessions that are expired but
-        not yet removed count."""
+        """The number of entries of the readable partitions. Expired windows and sessions count
+        until they are removed."""
         return sum(
             self._reader.read(partition, StoreSnapshot.entries) for partition in self._ready()
         )
@@ -257,26 +249,27 @@ class ReadOnlyStore:
     def to_dataframe(
         self, spark: SparkSession | None = None, *, folder: str | Path | None = None
     ) -> DataFrame:
-        """All that is here as a DataFrame: `everflow.read_state` says its columns. With
-        ``stale=True`` of `KafkaStreams.store` the column ``lag`` says how many offsets each row's
-        copy is behind its changelog (0: the active task, null: not known).
+        """All entries here as a DataFrame, with the columns of `everflow.read_state`. With
+        ``stale=True`` of `KafkaStreams.store` the column ``lag`` has the offsets that each row's
+        replica is behind its changelog (0: the active task, null: not known).
 
-        Each partition is the committed content of one moment: its store is copied, which takes the
-        disk's time and no batch's, and the copy is read, whatever is written meanwhile. Rows are
-        written as Parquet files, which stay until this process ends, and their store's copy until
-        they are written; ``folder`` says where, by default TMPDIR.
+        Each partition is the committed content of one moment: its store is copied, without a pause
+        of any batch, and the copy is read. Rows are written to ``folder`` (by default TMPDIR) as
+        Parquet files, which stay until this process ends; a store's copy stays until its rows are
+        written.
 
         Args:
             spark: by default everflow's session.
             folder: an existing folder on a local disk.
 
         Raises InvalidStateStoreError as every query; SerdeError for bytes that the serdes do not
-        read; StateDiskError where the disk has no room; SetupError for a Spark that is not
-        local.
+        read; StateDiskError where the disk has no room; SetupError for a Spark that is not local.
         """
+        from everflow.snapshots.frames import to_dataframe
+
         columns = EntryColumns(self.spec, self._results, lag=self._reader.access.stale)
         where = None if folder is None else Path(folder)
-        return dataframe_of(columns, self._reader, self._ready(), spark, where)
+        return to_dataframe(rows_of(columns, self._reader, self._ready(), where), spark, where)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -316,7 +309,7 @@ class ReadOnlyStore:
     def _entries(
         self, partition: int, start: bytes | None, end: bytes | None, reverse: bool
     ) -> Iterator[Entry]:
-        """Those of a partition that are behind where an earlier result ended."""
+        """The entries of a partition behind the end of an earlier result."""
         behind = self._behind
         if behind is not None and behind.partition == partition:
             if reverse:
@@ -326,11 +319,11 @@ class ReadOnlyStore:
         return self._reader.entries(partition, start, end, reverse)
 
     def _ready(self) -> Sequence[int]:
-        """The readable partitions; refuses at the call, not at the first entry, what cannot be
+        """The readable partitions. Raises at the call, not at the first entry, if one cannot be
         read."""
         self._reader.access.require_some()
         partitions = self.partitions
-        if self._behind is not None:  # or half a result would be passed off as a whole one
+        if self._behind is not None:  # else half a result would seem complete
             self._reader.access.path(self._behind.partition)
         for partition in partitions:
             self._reader.access.path(partition)
@@ -349,8 +342,7 @@ class ReadOnlyStore:
     def _entries_of(
         self, key: bytes, asked: KeyRange, reverse: bool
     ) -> Iterator[tuple[EntryPlace, bytes]]:
-        """Entries of one key whose windows lie in a range, from the first partition that has
-        some."""
+        """Entries of one key whose windows are in a range, from the first partition with some."""
         places = self._places_of(key) if self._behind is None else [self._behind.partition]
         for partition in places:
             found = False
@@ -365,9 +357,9 @@ class ReadOnlyStore:
         return self._decode_key(key), self._value(stored)
 
     def _places_of(self, key: bytes) -> Iterator[int]:
-        """Where to look for a key: its own partition, then the others here that can be read, as
-        whoever wrote the topic may have partitioned it otherwise. If its own is not here the last
-        step raises: "not found" would be a guess."""
+        """The partitions to read for a key: its own, then the others that can be read here, for the
+        topic's writer may partition otherwise. If its own is not here, the last step raises: "not
+        found" would be a guess."""
         home = self._reader.access.home(key)
         here = self.partitions
         if home in here:
@@ -380,8 +372,8 @@ class ReadOnlyStore:
             yield home  # it has arrived meanwhile
 
     def _can_be_read(self, partition: int) -> bool:
-        """False for a copy that lags too far (or nobody says how far) or has just gone: no reason
-        to refuse a key of another partition."""
+        """False for a replica that lags too far, or by an unknown number, or was just closed: no
+        reason to refuse a key of another partition."""
         try:
             self._reader.access.path(partition)
         except (InvalidStateStoreError, RetriableError):
@@ -435,10 +427,10 @@ def values_at_home(
     keys: Sequence[tuple[bytes, bytes]],
     decode: Callable[[bytes], Any] | None = None,
 ) -> list[Any]:
-    """The values of many keys (as bytes, and as the store has them), each partition read at one
-    moment. None where the active task of the key's own partition has nothing or is not here: a
-    query of that key alone looks further, or says why. ``decode`` reads one value; None: they are
-    decoded together."""
+    """The values of many keys (as bytes, and as stored), each partition read at one moment. None if
+    the active task of the key's own partition has no value or is not here: a query of that key
+    alone tries the other partitions, or raises the reason. ``decode`` reads one value; None: they
+    are decoded together."""
     reader = store._reader
     paths, asked = reader.access.active_paths(), defaultdict[int, list[int]](list)
     for number, (key, _) in enumerate(keys):
@@ -482,41 +474,20 @@ def whole_number(value: Any, what: str) -> int:
     raise TypeError(f"{what} must be a whole number, not {value!r}.")
 
 
-# --- store frame ----------------------------------------------------------------------------------
-# The stores of an instance as a DataFrame: copied, then read (note 055).
+# --- a store as a DataFrame: copied, then read (note 055) -----------------------------------------
 
 _Found = TypeVar("_Found")
 
 
-class CopyReader(Protocol):
-    """The part of `StoreReader` that is needed here."""
-
-    def of_copy(self, partition: int, body: Callable[[LmdbStore], _Found]) -> _Found: ...
-    def lag(self, partition: int) -> int | None: ...
-
-
-def dataframe_of(
-    columns: EntryColumns,
-    reader: CopyReader,
-    partitions: Sequence[int],
-    spark: SparkSession | None,
-    folder: Path | None,
-) -> DataFrame:
-    """See `ReadOnlyStore.to_dataframe`."""
-    from everflow.snapshots.frames import to_dataframe
-
-    return to_dataframe(rows_of(columns, reader, partitions, folder), spark, folder)
-
-
 def rows_of(
-    columns: EntryColumns, reader: CopyReader, partitions: Sequence[int], folder: Path | None
+    columns: EntryColumns, reader: StoreReader, partitions: Sequence[int], folder: Path | None
 ) -> Rows:
     """The rows of these partitions, each of the moment in which it is begun."""
 
     def parts() -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:
         with room(folder) as home:
             for partition in partitions:
-                lag = reader.lag(partition) if columns.lag else None
+                lag = reader.access.lag(partition) if columns.lag else None
                 with opened(_copied(reader, partition, home)) as copy:
                     blame = partial(_place_of, columns=columns, partition=partition)
                     yield partition, batches(copy, columns, partition, blame, lag)
@@ -524,7 +495,7 @@ def rows_of(
     return Rows(columns.schema, parts())
 
 
-def _copied(reader: CopyReader, partition: int, home: Path) -> LmdbStore:
+def _copied(reader: StoreReader, partition: int, home: Path) -> LmdbStore:
     def copied(store: LmdbStore) -> LmdbStore:
         place = home / f"{partition}-{sum(1 for _ in home.iterdir())}"
         place.mkdir()
@@ -537,8 +508,7 @@ def _place_of(key: bytes, *, columns: EntryColumns, partition: int) -> str:
     return f"the key {key!r:.200} in partition {partition} of store {columns.spec.name!r}"
 
 
-# --- session query --------------------------------------------------------------------------------
-# Queries of session stores (KIP-94, KIP-617).
+# --- session stores (KIP-94, KIP-617) -------------------------------------------------------------
 
 Session = tuple[Windowed, Any]
 """Key with its session, and value."""
@@ -548,11 +518,10 @@ class ReadOnlySessionStore(ReadOnlyStore):
     """Queries of a session store, as Kafka Streams' ReadOnlySessionStore has them. See
     `ReadOnlyStore`.
 
-    Results are ``(Windowed(key, start, end), value)``, in the order of the store's bytes:
-    those of the key, and behind them end and start.
-    ``find_sessions`` and its like give sessions that end at ``earliest_end`` or later and start at
-    ``latest_start`` or earlier: those that touch the interval of time. Sessions whose retention is
-    over are not shown.
+    Results are ``(Windowed(key, start, end), value)``, in the order of the store's bytes: those of
+    the key, and behind them end and start. ``find_sessions`` and its like give sessions that end at
+    ``earliest_end`` or later and start at ``latest_start`` or earlier: those that touch the
+    interval of time. Sessions whose retention is over are not shown.
     """
 
     def fetch_session(self, key: Any, start: int, end: int) -> Any:
@@ -631,8 +600,7 @@ def _bounds(earliest_end: Any, latest_start: Any) -> tuple[int, int]:
     )
 
 
-# --- window query ---------------------------------------------------------------------------------
-# Queries of window stores (KIP-67, KIP-617).
+# --- window stores (KIP-67, KIP-617) --------------------------------------------------------------
 
 Window = tuple[Windowed, Any]
 """Key with its window, and value."""
@@ -716,20 +684,19 @@ def _interval(time_from: Any, time_to: Any) -> tuple[int, int]:
     return whole_number(time_from, "time_from (ms)"), whole_number(time_to, "time_to (ms)")
 
 
-# --- versioned query ------------------------------------------------------------------------------
-# Queries of versioned stores (KIP-889, KIP-960, KIP-968).
+# --- versioned stores (KIP-889, KIP-960, KIP-968) -------------------------------------------------
 
 
 class ReadOnlyVersionedStore(ReadOnlyKeyValueStore):
-    """Queries of a versioned store: what Kafka Streams answers to VersionedKeyQuery and
-    MultiVersionedKeyQuery. What `ReadOnlyKeyValueStore` has shows the latest versions.
+    """Queries of a versioned store, as Kafka Streams' VersionedKeyQuery and MultiVersionedKeyQuery.
+    The methods of `ReadOnlyKeyValueStore` return the latest versions.
 
     Times are ms since the epoch. A version that ended before the history retention is not shown.
     """
 
     def get_as_of(self, key: Any, as_of: int) -> VersionedRecord | None:
-        """What ``key`` was at a time; None where it was nothing, or where that is older than the
-        history retention and not the latest."""
+        """The version of ``key`` at a time; None if it had no value then, or if that version is
+        older than the history retention and not the latest."""
         data, time = self._key_bytes(key), whole_number(as_of, "as_of (ms)")
         history_ms = self.spec.retention_ms or 0
         return self._first(
@@ -739,13 +706,10 @@ class ReadOnlyVersionedStore(ReadOnlyKeyValueStore):
     def versions(
         self, key: Any, time_from: int = 0, time_to: int = TIME_MAX - 1
     ) -> list[VersionedRecord]:
-        """What ``key`` was at some time from ``time_from`` to ``time_to``, both included, in order
-        of time; deletions are left out."""
+        """The versions of ``key`` from ``time_from`` to ``time_to``, both included, in order of
+        time, without deletions."""
         data = self._key_bytes(key)
-        first, last = (
-            whole_number(time, f"{what} (ms)")
-            for time, what in ((time_from, "time_from"), (time_to, "time_to"))
-        )
+        first, last = _interval(time_from, time_to)
         return (
             self._first(
                 data,

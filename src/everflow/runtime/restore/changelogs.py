@@ -1,4 +1,4 @@
-"""Asks the cluster about changelog partitions, for `restore_plan.restore_plan`."""
+"""Reads the state of changelog partitions from the cluster, for `restore_plan.restore_plan`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Protocol
 
 from everflow.errors import InternalTopicError, RetriableError
 from everflow.kafka.admin import ClusterAdmin
@@ -19,9 +19,9 @@ from everflow.state.left_out import Chunk, KeptEntry, unpacked
 class Changelogs:
     """One per instance; any thread may ask. ``delete.retention.ms`` is read once per topic.
 
-    ``reused``: topics of the user that are changelogs of tables. Copies follow them to where the
-    group has read them, and no further: a table holds what was processed. ``left_out``: what
-    of each was not (note 065).
+    ``reused``: topics of the user that are changelogs of tables. Copies follow them up to the
+    committed offset, for a table has only processed records. ``left_out``: the records that
+    processing skipped (note 065).
     """
 
     def __init__(
@@ -44,18 +44,17 @@ class Changelogs:
         return self._admin.end_offsets(partitions, "read_uncommitted")
 
     def stable_ends(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        """Last stable offsets."""
         return self._admin.end_offsets(partitions, "read_committed")
 
     def followed_ends(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        """As far as copies follow: last stable offsets, of reused topics the committed ones (0:
-        there is none)."""
+        """The ends up to which copies follow: last stable offsets; of reused topics committed
+        offsets (0: none)."""
         own = [tp for tp in partitions if tp.topic not in self.reused]
         ends = self.stable_ends(own) if own else {}
         return ends | self._followed(partitions)
 
     def answered_ends(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        """As `followed_ends`, of the logs whose leaders answer within a second."""
+        """As `followed_ends`, for the logs whose leaders answer within a second."""
         own = [tp for tp in partitions if tp.topic not in self.reused]
         ends = self._admin.known_ends(own, "read_committed") if own else {}
         return ends | self._followed(partitions)
@@ -65,9 +64,9 @@ class Changelogs:
         return committed if self._left_out is None else self._left_out.covered(committed)
 
     def left_out(self, tp: TopicPartition, end: int | None = None) -> Mapping[bytes, KeptEntry]:
-        """What processing left out of a changelog before ``end`` (None: before the end that
-        `answered_ends` last gave); nothing of one that is no reused topic. RetriableError while
-        that is not known."""
+        """The records before ``end`` that processing skipped (None: before the end that
+        `answered_ends` last returned); none for a topic that is not reused. RetriableError while
+        they are not known."""
         return {} if self._left_out is None else self._left_out.before(tp, end)
 
     def _read_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
@@ -80,14 +79,13 @@ class Changelogs:
         partitions: Collection[TopicPartition],
         ends: Mapping[TopicPartition, int] | None = None,
     ) -> dict[TopicPartition, ChangelogState]:
-        """State of every partition; ``ends`` are log ends taken before (None: now).
-        InternalTopicError for a missing topic, RetriableError where nobody answers."""
+        """The state of every partition; ``ends`` are log ends read before (None: read now).
+        InternalTopicError for a missing topic, RetriableError if the brokers do not answer."""
         if not partitions:
             return {}
         asked = sorted(partitions)
-        with ThreadPoolExecutor(
-            1
-        ) as beside:  # a task that is handed over stands still meanwhile: both questions at once
+        # Both questions at once: a task that is handed over is not processed meanwhile.
+        with ThreadPoolExecutor(1) as beside:
             describing = beside.submit(self._admin.describe_topics, {tp.topic for tp in asked})
             starts = self._admin.list_offsets(asked, "earliest", "read_uncommitted")
             found = self._ends(asked) if ends is None else ends
@@ -111,8 +109,8 @@ class Changelogs:
         return {**(self.log_ends(own) if own else {}), **self._read_offsets(partitions)}
 
     def known_delete_retention_ms(self, topic: str) -> int:
-        """``delete.retention.ms`` of a changelog, without asking: as `states` has read it, else the
-        brokers' default."""
+        """``delete.retention.ms`` of a changelog as `states` has read it, else the brokers'
+        default; without I/O."""
         with self._lock:
             return self._delete_retention.get(topic, DEFAULT_DELETE_RETENTION_MS)
 
@@ -127,24 +125,7 @@ class Changelogs:
         return known
 
 
-# --- left out logs --------------------------------------------------------------------------------
-# Reads what processing has left out of topics that are changelogs, too (note 065).
-
-
-class EndsAdmin(Protocol):
-    """The part of `ClusterAdmin` that is needed."""
-
-    def end_offsets(
-        self,
-        partitions: Iterable[TopicPartition],
-        isolation: Literal["read_committed", "read_uncommitted"],
-    ) -> Mapping[TopicPartition, int]: ...
-    def list_offsets(
-        self,
-        partitions: Iterable[TopicPartition],
-        which: Literal["earliest", "latest"],
-        isolation: Literal["read_committed", "read_uncommitted"],
-    ) -> Mapping[TopicPartition, int]: ...
+# --- records that processing skipped (note 065) ---------------------------------------------------
 
 
 class RangeReader(Protocol):
@@ -155,8 +136,8 @@ class RangeReader(Protocol):
 
 @dataclass
 class _Log:
-    """One partition. ``covered``: all that was left out of the reused topic before this offset is
-    in ``found``."""
+    """One partition. ``covered``: all skipped records of the reused topic before this offset are in
+    ``found``."""
 
     covered: int = 0
     position: int | None = None
@@ -164,17 +145,17 @@ class _Log:
 
 
 class LeftOutLogs:
-    """One per instance; any thread may ask. ``topics``: reused topic -> the topic that says what
-    was left out of it.
+    """One per instance; any thread may ask. ``topics``: reused topic -> the log of its skipped
+    records.
 
-    A batch writes there in the transaction that commits its offsets. So who knows a committed
-    offset first, and finds no open transaction in the log after that, has all that was left out
-    before the offset (markers of a transaction become visible partition by partition, KAFKA-10167).
+    A batch writes to that log in the transaction that commits its offsets. So the log is complete
+    up to a committed offset if it has no open transaction after the offset was read (the markers of
+    a transaction become visible partition by partition, KAFKA-10167).
     """
 
     def __init__(
         self,
-        admin: EndsAdmin,
+        admin: ClusterAdmin,
         topics: Mapping[str, str],
         open_reader: Callable[[], AbstractContextManager[RangeReader]],
     ) -> None:
@@ -183,7 +164,7 @@ class LeftOutLogs:
         self._logs: dict[TopicPartition, _Log] = {}
 
     def covered(self, committed: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """How far partitions of reused topics may be followed that are ``committed`` up to there:
+        """How far copies may follow partitions of reused topics that are ``committed`` up to there:
         less while a transaction is open."""
         with self._lock:
             behind = {
@@ -196,7 +177,6 @@ class LeftOutLogs:
             }
 
     def before(self, tp: TopicPartition, end: int | None) -> Mapping[bytes, KeptEntry]:
-        """See `Changelogs.left_out`. ``end``: of committed offsets."""
         if tp.topic not in self._topics:
             return {}
         if end is not None and self.covered({tp: end})[tp] < end:

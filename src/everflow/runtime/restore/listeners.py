@@ -1,11 +1,10 @@
-"""What a user is told of restores (KIP-988 for standby tasks: `standby_listener`)."""
+"""Reports restores, and the progress of standby tasks (KIP-988), to the user's listeners."""
 
 from __future__ import annotations
 
 import enum
 import logging
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,7 +19,8 @@ log = logging.getLogger("everflow")
 
 @dataclass(frozen=True, kw_only=True)
 class RestoreProgress:
-    """One store's restore, as far as it is; offsets of the changelog, seconds since it began."""
+    """The progress of one store's restore, in offsets of the changelog, and seconds since it
+    began."""
 
     task: TaskId
     store: str
@@ -31,17 +31,17 @@ class RestoreProgress:
     records: int
     elapsed_s: float
     rebuild: bool = False
-    """Whether the store was not trusted and begins empty; ``reason`` (`RestorePlan`) says why."""
+    """True if the store was not trusted and begins empty; ``reason`` (`RestorePlan`) says why."""
     reason: str = ""
 
     @property
     def done(self) -> bool:
-        """Whether the whole range is in the store."""
+        """True if the whole range is in the store."""
         return self.position >= self.end
 
     @property
     def fraction(self) -> float:
-        """Share of the offsets that are done, 0 to 1."""
+        """Share of the offsets that are restored, 0 to 1."""
         return (
             1.0
             if self.end <= self.start
@@ -50,12 +50,12 @@ class RestoreProgress:
 
     @property
     def rate(self) -> float:
-        """Records a second so far; 0 before the first chunk."""
+        """Records per second so far; 0 before the first chunk."""
         return self.records / self.elapsed_s if self.elapsed_s > 0 else 0.0
 
     @property
     def remaining_s(self) -> float | None:
-        """Expected seconds to the end by the offsets done so far; None before the first chunk."""
+        """Expected seconds until the end, at the present rate; None before the first chunk."""
         if self.done:
             return 0.0
         if self.position <= self.start or self.elapsed_s <= 0:
@@ -64,20 +64,17 @@ class RestoreProgress:
 
 
 class RestoreListener(Protocol):
-    """Told in this order: start, batch (per chunk), then end or suspended (KIP-988 gave the last
-    its name).
-
-    Called on the restoring thread; return at once.
-    """
+    """Called in this order for each restore: start, batch (per chunk), then end or suspended.
+    Called on the restoring thread: return at once."""
 
     def restore_start(self, progress: RestoreProgress) -> None:
-        """Restoring begins; ``position`` is the start."""
+        """A restore begins; ``position`` is the start."""
 
     def batch_restored(self, progress: RestoreProgress, records: int) -> None:
         """A chunk of ``records`` records has been stored."""
 
     def restore_end(self, progress: RestoreProgress) -> None:
-        """The store holds its changelog up to the end that `restore_start` told."""
+        """The store has its changelog up to the end that `restore_start` reported."""
 
     def restore_suspended(self, progress: RestoreProgress, reason: str) -> None:
         """It ended early: the task went away, or reading failed. The store keeps what it has."""
@@ -86,26 +83,18 @@ class RestoreListener(Protocol):
 class SilentListener:
     """A `RestoreListener` that does nothing."""
 
-    def restore_start(self, progress: RestoreProgress) -> None:
-        """Nothing."""
+    def restore_start(self, progress: RestoreProgress) -> None: ...
 
-    def batch_restored(self, progress: RestoreProgress, records: int) -> None:
-        """Nothing."""
+    def batch_restored(self, progress: RestoreProgress, records: int) -> None: ...
 
-    def restore_end(self, progress: RestoreProgress) -> None:
-        """Nothing."""
+    def restore_end(self, progress: RestoreProgress) -> None: ...
 
-    def restore_suspended(self, progress: RestoreProgress, reason: str) -> None:
-        """Nothing."""
-
-
-# --- restore progress -----------------------------------------------------------------------------
-# Restores under way, added up for the progress line, and passed on to the user's listener.
+    def restore_suspended(self, progress: RestoreProgress, reason: str) -> None: ...
 
 
 class RestoreTracker:
-    """A `RestoreListener` called from the restore threads and the state updater; the user's
-    ``listener`` cannot end either."""
+    """Adds up the restores under way, and calls the user's ``listener``, whose errors it logs.
+    Called from the restore threads and the state updater."""
 
     def __init__(self, metrics: Metrics) -> None:
         self.listener: RestoreListener = SilentListener()
@@ -115,7 +104,7 @@ class RestoreTracker:
         self._active: dict[tuple[TaskId, str], RestoreProgress] = {}
 
     def fraction(self) -> float | None:
-        """Share of the offsets that are done, over all restores under way; None when none is."""
+        """Share of the offsets that are restored, of all restores under way; None without any."""
         with self._lock:
             active = list(self._active.values())
         total = sum(p.end - p.start for p in active)
@@ -136,8 +125,6 @@ class RestoreTracker:
         return {task: sum(p.position for p in listed) for task, listed in self.progress().items()}
 
     def restore_start(self, progress: RestoreProgress) -> None:
-        """See `RestoreListener`. A store that is not trusted is rebuilt from all of its changelog:
-        that is shown (D5)."""
         if progress.rebuild:
             log.warning(
                 "Rebuilding %s of task %s from its changelog: %s",
@@ -187,23 +174,17 @@ class RestoreTracker:
         )
 
 
-# --- standby listener -----------------------------------------------------------------------------
-# What a user is told of standby tasks (KIP-988).
-
-
 class SuspendReason(enum.Enum):
-    """Why a standby stopped following: its task went elsewhere, or becomes active here."""
+    """Why a standby stopped: its task migrated to another instance, or becomes active here."""
 
     MIGRATED = "MIGRATED"
     PROMOTED = "PROMOTED"
 
 
 class StandbyUpdateListener(Protocol):
-    """Told per store of a standby: start, batch after batch, suspended. Called on the state
-    updater's thread: return at once.
-
-    In ``progress`` ``end`` is the changelog's last stable offset as far as known.
-    """
+    """Called for each store of a standby: start, batch after batch, suspended. Called on the state
+    updater's thread: return at once. ``progress.end`` is the changelog's last known stable
+    offset."""
 
     def update_start(self, progress: RestoreProgress) -> None:
         """The store begins to follow its changelog at ``progress.position``."""
@@ -212,41 +193,4 @@ class StandbyUpdateListener(Protocol):
         """``records`` records have been stored."""
 
     def update_suspended(self, progress: RestoreProgress, reason: SuspendReason) -> None:
-        """It follows no more; the store keeps what it has."""
-
-
-class SilentStandbyListener:
-    """A `StandbyUpdateListener` that does nothing."""
-
-    def update_start(self, progress: RestoreProgress) -> None:
-        """Nothing."""
-
-    def batch_loaded(self, progress: RestoreProgress, records: int) -> None:
-        """Nothing."""
-
-    def update_suspended(self, progress: RestoreProgress, reason: SuspendReason) -> None:
-        """Nothing."""
-
-
-class GuardedStandbyListener:
-    """A `StandbyUpdateListener` that passes everything on to the user's and survives what that
-    raises."""
-
-    def __init__(self, listener: Callable[[], StandbyUpdateListener]) -> None:
-        """``listener``: the user's, as it is set now."""
-        self._listener = listener
-        self._guard = ListenerGuard("standby update listener")
-
-    def update_start(self, progress: RestoreProgress) -> None:
-        """Passed on."""
-        self._guard.tell("update_start", lambda: self._listener().update_start(progress))
-
-    def batch_loaded(self, progress: RestoreProgress, records: int) -> None:
-        """Passed on."""
-        self._guard.tell("batch_loaded", lambda: self._listener().batch_loaded(progress, records))
-
-    def update_suspended(self, progress: RestoreProgress, reason: SuspendReason) -> None:
-        """Passed on."""
-        self._guard.tell(
-            "update_suspended", lambda: self._listener().update_suspended(progress, reason)
-        )
+        """The store stops following; it keeps what it has."""

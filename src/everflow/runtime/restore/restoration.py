@@ -58,7 +58,7 @@ class KnowsOffsets(Protocol):
     """A chunk that knows where its records are."""
 
     def offset_of(self, key: bytes) -> int | None:
-        """Of the last record that has this key."""
+        """The offset of the last record with this key."""
 
 
 class ChangelogReader(Protocol):
@@ -126,16 +126,15 @@ def prepare_store(
     if changelog is not None:
         store.bind(changelog.cluster_id, changelog.topic_id)
         if store.position is None:
-            # What is read from now on misses no delete for as long as that: a first restore that is
-            # cut off is not begun anew.
+            # Records that are read from now on miss no delete for so long: a first restore that is
+            # cut off does not begin anew.
             store.touch(now_ms)
     return PreparedStore(store, plan)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RestoreJob:
-    """One store to be restored; the restore ends with an error if ``incarnation`` is not its owner
-    any more."""
+    """One store to restore; the restore fails if ``incarnation`` is no longer its owner."""
 
     task: TaskId
     store_name: str
@@ -146,7 +145,25 @@ class RestoreJob:
     reused: StoreSpec | None = None
     """The store's, where the changelog is a reused topic."""
     left_out: Mapping[bytes, KeptEntry] = field(default_factory=dict)
-    """What processing left out of that, up to the plan's end."""
+    """The records of that topic that processing skipped, up to the plan's end."""
+
+
+def progress_of(
+    task: TaskId, store: str, changelog: TopicPartition, plan: RestorePlan
+) -> RestoreProgress:
+    """The progress of a restore that begins."""
+    return RestoreProgress(
+        task=task,
+        store=store,
+        changelog=changelog,
+        start=plan.start,
+        end=plan.end,
+        position=plan.start,
+        records=0,
+        elapsed_s=0.0,
+        rebuild=plan.rebuild,
+        reason=plan.reason,
+    )
 
 
 def restore(
@@ -157,32 +174,20 @@ def restore(
     listener: RestoreListener | None = None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> RestoreProgress:
-    """Load the job's range into its store, a transaction a chunk; blocks the calling thread.
+    """Load the job's range into its store, one transaction per chunk; blocks.
 
-    The position ends at the plan's end, transaction markers at the tail included. ``stopped`` is
-    asked between chunks: then the result is not ``done``. Whatever the reader or the store raises
-    goes through after the listener was told (StoreMismatchError if another owner claimed the
-    store); DamagedEntryError for a record that is no entry of the store.
-    """
-    told: RestoreListener = SilentListener() if listener is None else listener
+    The position ends at the plan's end, behind transaction markers at the tail. ``stopped`` is
+    called between chunks: after True the result is not ``done``. Errors of the reader or the store
+    are raised after the listener was called (StoreMismatchError if another owner claimed the
+    store); DamagedEntryError for a record that is no entry of the store."""
+    user = listener or SilentListener()
     plan, began_ms = job.plan, clock.monotonic_ms()
-    progress = RestoreProgress(
-        task=job.task,
-        store=job.store_name,
-        changelog=job.changelog,
-        start=plan.start,
-        end=plan.end,
-        position=plan.start,
-        records=0,
-        elapsed_s=0.0,
-        rebuild=plan.rebuild,
-        reason=plan.reason,
-    )
-    told.restore_start(progress)
+    progress = progress_of(job.task, job.store_name, job.changelog, plan)
+    user.restore_start(progress)
     try:
         for chunk in _chunks(job, reader):
             if stopped():
-                told.restore_suspended(progress, "stopped")
+                user.restore_suspended(progress, "stopped")
                 return progress
             position = min(chunk.next_position, plan.end)
             with named_keys(job.task, job.store_name, job.store, job.changelog, chunk):
@@ -193,17 +198,16 @@ def restore(
                 records=progress.records + chunk.records,
                 elapsed_s=(clock.monotonic_ms() - began_ms) / 1000,
             )
-            told.batch_restored(progress, chunk.records)
-        # Also where nothing was read: an empty range still says how far the store is, and that it
-        # is fresh.
+            user.batch_restored(progress, chunk.records)
+        # Also without records: it notes how far the store is, and that it is fresh.
         _load(job, (), (), _NO_TIMESTAMPS, plan.end, clock)
     except BaseException as error:
-        told.restore_suspended(progress, f"{type(error).__name__}: {error}")
+        user.restore_suspended(progress, f"{type(error).__name__}: {error}")
         raise
     progress = replace(
         progress, position=plan.end, elapsed_s=(clock.monotonic_ms() - began_ms) / 1000
     )
-    told.restore_end(progress)
+    user.restore_end(progress)
     return progress
 
 

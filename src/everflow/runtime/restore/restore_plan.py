@@ -16,12 +16,11 @@ deletes."""
 
 @dataclass(frozen=True, kw_only=True)
 class ChangelogState:
-    """What the cluster says of one changelog partition when the plan is made.
+    """The state of one changelog partition when the plan is made.
 
     ``start`` and ``end`` are its log start and log end, the end by read_uncommitted (D5).
-    ``topic_id`` is None where the brokers know none. ``limit`` is the committed offset where the
-    changelog is a reused source topic: the store must not be ahead of it.
-    """
+    ``topic_id`` is None if the brokers know none. ``limit`` is the committed offset if the
+    changelog is a reused source topic: the store must not be ahead of it."""
 
     start: int
     end: int
@@ -31,7 +30,7 @@ class ChangelogState:
     limit: int | None = None
 
     def __post_init__(self) -> None:
-        # What is no offset must never decide that a store is thrown away.
+        # A wrong offset must never decide that a store is thrown away.
         if self.start < 0 or self.end < 0 or (self.limit is not None and self.limit < 0):
             raise ValueError(
                 f"no offsets of a log: start {self.start}, end {self.end}, limit {self.limit}"
@@ -63,12 +62,11 @@ def restore_plan(
     retention_ms: int | None = None,
     distrusted: str | None = None,
 ) -> RestorePlan:
-    """Where to go on with a store, or why it must not be trusted and is rebuilt.
+    """Decides where to go on with a store, or why it must not be trusted and is rebuilt. Pure.
 
-    ``meta`` is None where no store exists; ``kind`` and ``retention_ms`` are what the topology
-    wants now; ``distrusted`` is the state folder's own doubt. Rules: design D5, failure scenarios
-    13 and 14.
-    """
+    ``meta`` is None if no store exists; ``kind`` and ``retention_ms`` are those of the topology;
+    ``distrusted`` is the state folder's own doubt. Rules: design D5, failure scenarios 13 and
+    14."""
     end = changelog.end if changelog.limit is None else min(changelog.end, changelog.limit)
     end = max(end, changelog.start)
     if distrusted is not None:
@@ -127,9 +125,9 @@ def _doubt(
     away_ms = now_ms - meta.updated_ms
     if position < changelog.end and -away_ms > _margin_ms(changelog.delete_retention_ms):
         return (
-            f"it says that it followed its changelog until {instant(meta.updated_ms)}, which is "
-            f"ahead of this host's clock ({instant(now_ms)}): how long it has not followed it is "
-            f"not known"
+            f"by its own note it followed its changelog until {instant(meta.updated_ms)}, which is "
+            f"ahead of this host's clock ({instant(now_ms)}): for how long it has not followed it "
+            f"is not known"
         )
     if position < changelog.end and now_ms > trusted_until_ms(
         meta.updated_ms, changelog.delete_retention_ms

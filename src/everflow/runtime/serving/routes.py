@@ -1,18 +1,21 @@
-"""The paths of the query service, over starlette.
-
-Which method answers which, and what an error becomes.
-"""
+"""Opens the query service of an instance over HTTP, and describes its paths (design note 052)."""
 
 from __future__ import annotations
 
 import hmac
+import ipaddress
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+import socket
+import ssl
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from html import escape
-from typing import Any, Protocol
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
 from urllib.parse import unquote_to_bytes
 
 from starlette.applications import Starlette
@@ -22,15 +25,20 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
-from everflow.errors import EverflowError, RetriableError
-from everflow.runtime.serving.answers import ServedStores
-from everflow.runtime.serving.parameters import (
+from everflow.config import StreamsConfig
+from everflow.errors import ConfigError, EverflowError, RetriableError
+from everflow.logs import moves
+from everflow.observe.host_names import ANY, OwnNames
+from everflow.observe.http_server import HttpServer
+from everflow.runtime.query.queries import InteractiveQueries, StoreQueries
+from everflow.runtime.serving.answers import (
     ENTRIES,
     MOST_BODY_BYTES,
     MOST_ENTRIES,
     MOST_PAGE_BYTES,
     Parameters,
     RefusedRequest,
+    ServedStores,
     as_json,
     malformed,
     shortened,
@@ -51,9 +59,8 @@ Answer = Callable[..., Any]
 
 @dataclass(frozen=True)
 class ServicePath:
-    """A path of the service: its parameters in braces are given to ``answer``, behind the query's
-    parameters. ``words``: one sentence for its description; ``asks``: names of query
-    parameters."""
+    """A path of the service. Its parameters in braces are given to ``answer``, behind the query's
+    parameters. ``words``: one sentence for its description; ``asks``: names of query parameters."""
 
     path: str
     answer: str
@@ -69,9 +76,9 @@ PATHS: Sequence[ServicePath] = (
     ServicePath(
         "/stores/{store}", "described", "One store, and about how many entries it has.", COPIES
     ),
-    ServicePath("/instances", "instances", "Who has what, as of the last rebalance."),
-    ServicePath("/status", "status", "How the instance does, where it has http.listen."),
-    ServicePath("/stores/{store}/owner/{key:path}", "owner", "Who has a key."),
+    ServicePath("/instances", "instances", "The hosts and their stores, as of the last rebalance."),
+    ServicePath("/status", "status", "The instance's status, if it has http.listen."),
+    ServicePath("/stores/{store}/owner/{key:path}", "owner", "The host of a key."),
     ServicePath(
         "/stores/{store}/entries",
         "entries",
@@ -81,7 +88,7 @@ PATHS: Sequence[ServicePath] = (
     ServicePath(
         "/stores/{store}/entries",
         "entries_of",
-        "The values of many keys; of one that is not here, who has it.",
+        "The values of many keys; the host of a key that is not here.",
         COPIES,
         "POST",
     ),
@@ -94,7 +101,7 @@ PATHS: Sequence[ServicePath] = (
     ServicePath(
         "/stores/{store}/versions/{key:path}",
         "versions",
-        "What a key of a versioned store was, in order of time.",
+        "The versions of a key of a versioned store, in order of time.",
         (*COPIES, "from", "to"),
     ),
     ServicePath(
@@ -170,8 +177,8 @@ def _endpoint(
     async def endpoint(request: Request) -> Response:
         authorization = request.headers.get("authorization", "")
         if not guard(authorization):
-            told = {"WWW-Authenticate": "Bearer"}
-            return _json(_error("EF-QUERY-TOKEN", _token_refused(authorization)), 401, told)
+            asks = {"WWW-Authenticate": "Bearer"}
+            return _json(_error("EF-QUERY-TOKEN", _token_refused(authorization)), 401, asks)
         try:
             _require_text(request)
             arguments: dict[str, Any] = dict(request.path_params)
@@ -188,7 +195,7 @@ def _endpoint(
 
 
 def allowed(tokens: Sequence[bytes], authorization: str) -> bool:
-    """Whether one of the tokens is in the header's value; without tokens everybody may ask."""
+    """True if the header has one of the tokens, or there is no token."""
     if not tokens:
         return True
     kind, _, given = authorization.partition(" ")
@@ -228,7 +235,7 @@ async def _body(request: Request) -> bytes:
 
 
 def _refusal(error: Exception, request: Request, scheme: str) -> Response:
-    """What an error becomes: where to ask, whether to come again, or what to mend."""
+    """The response to an error: another host, a later retry, or the fault."""
     if isinstance(error, RefusedRequest):
         return _json(_error(error.code, str(error)), error.status)
     if isinstance(error, StateElsewhereError):
@@ -247,7 +254,7 @@ def _refusal(error: Exception, request: Request, scheme: str) -> Response:
         return _json(_error(error.code, str(error)), 400)
     log.exception("The query %s failed", request.url.path)
     code = error.code if isinstance(error, EverflowError) else "EF-ERROR"
-    return _json(_error(code, f"{type(error).__name__}: the instance's log says more."), 500)
+    return _json(_error(code, f"{type(error).__name__}: see the instance's log."), 500)
 
 
 def _raw_path(request: Request) -> str:
@@ -272,24 +279,23 @@ def _json(content: Any, status: int = 200, headers: Mapping[str, str] | None = N
     return Response(as_json(content), status, headers, media_type="application/json")
 
 
-# --- openapi --------------------------------------------------------------------------------------
-# The query service described as OpenAPI 3.1, and as a page without anything from elsewhere.
+# --- its description, as OpenAPI 3.1 and as a page ------------------------------------------------
 
 PARAMETERS: Mapping[str, tuple[str, str]] = {
     "stale": ("boolean", "Also from a copy: a standby, or one that is being restored."),
-    "max_lag": ("integer", "How many offsets such a copy may be behind at the most."),
+    "max_lag": ("integer", "The maximal lag of such a copy, in offsets."),
     "partition": ("integer", "Only this partition of the store."),
     "limit": (
         "integer",
-        f"How many entries at the most, {ENTRIES} by default, {MOST_ENTRIES} at most; fewer where "
-        f"they are more than {MOST_PAGE_BYTES >> 20} MiB.",
+        f"The maximal number of entries, by default {ENTRIES}, at most {MOST_ENTRIES}; fewer if "
+        f"they are larger than {MOST_PAGE_BYTES >> 20} MiB.",
     ),
-    "after": ("string", "`next` of the page before; everything else has to be asked as then."),
+    "after": ("string", "`next` of the page before; all other parameters have to be the same."),
     "first": ("string", "Keys from this one on, by key bytes."),
     "last": ("string", "Keys up to this one, included."),
     "prefix": ("string", "Keys whose bytes begin with those of this one."),
     "reverse": ("boolean", "In falling order."),
-    "as_of": ("integer", "What it was at this time, ms since the epoch."),
+    "as_of": ("integer", "The version at this time, ms since the epoch."),
     "from": ("integer", "From this time on, ms since the epoch."),
     "to": ("integer", "Up to this time, included, ms since the epoch."),
     "store": ("string", "The store's name."),
@@ -299,29 +305,15 @@ PARAMETERS: Mapping[str, tuple[str, str]] = {
 _STATUS: Mapping[str, str] = {
     "200": "The answer.",
     "307": "Another instance has it: ask there (Location).",
-    "400": "The request is not understood: the message says what to mend.",
+    "400": "The request is wrong: the message has the cure.",
     "401": "The token is missing or wrong.",
     "404": "No such store, or nothing under this key.",
     "413": "Too large.",
-    "503": "It moves, is restored, lags too far, or the brokers do not answer: ask again.",
+    "503": "The partition moves, is restored or lags too far, or no broker answers: ask again.",
 }
 
 
-class Described(Protocol):
-    """What is told of a path (`routes.Path`)."""
-
-    @property
-    def path(self) -> str: ...
-    @property
-    def words(self) -> str: ...
-    @property
-    def asks(self) -> Sequence[str]: ...
-    @property
-    def method(self) -> str: ...
-
-
-def document(paths: Sequence[Described], version: str, *, secured: bool) -> dict[str, Any]:
-    """The OpenAPI document."""
+def document(paths: Sequence[ServicePath], version: str, *, secured: bool) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for path in paths:
         shown = re.sub(r"\{(\w+)(?::\w+)?\}", r"{\1}", path.path)
@@ -337,7 +329,7 @@ def document(paths: Sequence[Described], version: str, *, secured: bool) -> dict
     return content
 
 
-def _operation(path: Described, shown: str) -> dict[str, Any]:
+def _operation(path: ServicePath, shown: str) -> dict[str, Any]:
     inside = re.findall(r"\{(\w+)\}", shown)
     parameters = [
         {
@@ -361,7 +353,6 @@ def _operation(path: Described, shown: str) -> dict[str, Any]:
 
 
 def page(described: Mapping[str, Any]) -> str:
-    """A table of the paths."""
     rows = [
         f"<tr><td>{method.upper()}</td><td><code>{escape(path)}</code></td>"
         f"<td>{escape(operation['summary'])}</td><td>"
@@ -381,3 +372,101 @@ def page(described: Mapping[str, Any]) -> str:
         f"<h1>{title}</h1><p>As <a href=openapi.json>OpenAPI</a>.</p>"
         f"<table>{''.join(rows)}</table></html>"
     )
+
+
+# --- opening it: address, tokens, certificate -----------------------------------------------------
+
+NO_TOKEN = "none"
+LEAST_TOKEN = 16
+"""Characters."""
+
+
+@contextmanager
+def served(
+    stores: InteractiveQueries,
+    queries: Callable[[], StoreQueries],
+    config: StreamsConfig,
+    status: Callable[[], dict[str, Any]] | None = None,
+) -> Iterator[str]:
+    """Serve the stores over HTTP until the end of the block. Returns the address at which other
+    instances and clients reach it (``application.server``). ``status``: the instance's status, if
+    it is observed. ConfigError if it cannot listen, or would be open to everybody."""
+    tokens = tokens_of(config)
+    files = _certificate(config)
+    scheme = "http" if files is None else "https"
+    answers = ServedStores(stores, queries, status)
+    app = application(answers, tokens, scheme, version("everflow"))
+    # With a token any host name is allowed: no foreign site's page has a token.
+    own = [ANY] if tokens else [config.application_server, *config.allowed_hosts]
+    names = OwnNames(config.query_listen, own)
+    server = HttpServer(config.query_listen, app, "query.listen", files, names=names)
+    address = config.application_server or reached_at(server.address, socket.getfqdn())
+    moves.info("Stores are served at %s://%s", scheme, address)
+    try:
+        yield address
+    finally:
+        server.close()
+
+
+def tokens_of(config: StreamsConfig) -> list[str]:
+    """The lines of ``query.token.file``; with several of them a new token can be given out before
+    the old one goes. ConfigError for a file that cannot be read, a token that is guessed easily, or
+    none at an address that others reach."""
+    name = config.query_token_file
+    if name == NO_TOKEN:
+        return []
+    if not name:
+        if _loopback(config.query_listen):
+            return []
+        raise ConfigError(
+            f"query.listen = {config.query_listen!r} lets everybody who reaches this address read "
+            f"the stores. Name a file that holds a token (query.token.file), or say that none is "
+            f"wanted: query.token.file = {NO_TOKEN}."
+        )
+    try:
+        lines = Path(name).expanduser().read_text().split()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"query.token.file = {name!r} cannot be read ({reason}).") from error
+    short = [len(line) for line in lines if len(line) < LEAST_TOKEN]
+    if not lines or short:
+        raise ConfigError(
+            f"query.token.file = {name!r} holds {'no token' if not lines else 'a short token'}: "
+            f"write at least {LEAST_TOKEN} characters, as `openssl rand -hex 32` makes them."
+        )
+    return lines
+
+
+def reached_at(address: str, name: str) -> str:
+    """``address`` as others can reach it: where it stands for all addresses of the machine, the
+    machine's ``name``."""
+    host, _, port = address.rpartition(":")
+    return f"{name}:{port}" if host in ("0.0.0.0", "[::]") else address
+
+
+def _loopback(address: str) -> bool:
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _certificate(config: StreamsConfig) -> tuple[str, str] | None:
+    """Files of certificate and key; ConfigError where one is missing or they do not fit."""
+    certificate, key = config.query_ssl_certificate_location, config.query_ssl_key_location
+    if not certificate and not key:
+        return None
+    if not certificate or not key:
+        raise ConfigError(
+            "query.ssl.certificate.location and query.ssl.key.location go together: the first "
+            "names the certificate (PEM, with its chain), the second its key."
+        )
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(
+            f"query.ssl.certificate.location = {certificate!r} and query.ssl.key.location = "
+            f"{key!r} cannot be used ({error})."
+        ) from error
+    return certificate, key

@@ -1,9 +1,8 @@
 """The life of a task on an instance.
 
-`task`: its states, and how tasks are dealt to stream threads. `blueprint`: what the tasks of this
-program are. `task_manager`:
-what a rebalance gives and takes. `recovery`: the order in which a task becomes able to run, over
-ports, which `task_recovery` implements on the cluster. `lost_writers`: transactional ids that
-nobody will fence any more. May import layers 0 and 1, `commit`, `restore` and `topics`; only
-`task_recovery` touches kafka and state. It runs in the driver.
+`task`: its states, its time-out, and how tasks are dealt to stream threads. `blueprint`: the tasks
+of this program. `task_manager`: applies the assignments and revocations of a rebalance. `recovery`:
+the order in which a task becomes able to run, over ports that `task_recovery` implements on the
+cluster; and the fencing of instances that vanished. May import layers 0 and 1, `commit`, `restore`
+and `topics`; only `task_recovery` touches kafka and state. It runs in the driver.
 """

@@ -1,4 +1,4 @@
-"""What an instance runs, as its start has found and fixed it."""
+"""The plan, topics and stores that an instance runs with, fixed at its start."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Blueprint:
-    """What the instance runs, fixed at start.
+    """The plan, topics and stores of an instance, fixed at its start.
 
     Attributes:
-        inputs: sub-topology -> full names of the topics it reads.
+        inputs: sub-topology -> full names of its input topics.
         partitions: full name of every input topic -> partition count.
         offset_reset: full topic name -> policy.
         repartition: full names of the repartition topics.
-        kept: those of them from which nobody but everflow deletes records.
-        fingerprint: what must be the same in all instances (`topology.fingerprint`).
+        kept: the repartition topics of which only everflow deletes records.
+        fingerprint: must be equal in all instances (`topology.fingerprint`).
         global_partitions: topic of each global table -> partition count.
-        topology: the program, with the topics that its patterns have found.
-        layouts: what is written beside committed offsets of all stores (`topology.store_layouts`).
+        topology: the program, with the topics that match its patterns.
+        layouts: the text beside committed offsets about all stores (`topology.store_layouts`).
     """
 
     application_id: str
@@ -78,19 +78,19 @@ class Blueprint:
         return found
 
     def purged(self) -> list[TopicPartition]:
-        """Partitions from which everflow deletes what was read, and nobody else anything."""
+        """Partitions from which only everflow deletes records, once they were read."""
         topics = sorted(self.kept)
         return [TopicPartition(name, n) for name in topics for n in range(self.partitions[name])]
 
     @property
     def reused(self) -> frozenset[str]:
-        """The topics of the user that are changelogs of tables."""
+        """Topics of the user that are changelogs of tables."""
         specs = self.store_specs().values()
         return frozenset(spec.source_topic for spec in specs if spec.source_topic is not None)
 
     @property
     def left_out(self) -> dict[str, str]:
-        """The topic that says what was left out, of each of them."""
+        """Reused topic -> the log of its skipped records."""
         specs = self.store_specs().values()
         return {
             spec.source_topic: left_out_topic(self.application_id, spec.name)

@@ -9,6 +9,7 @@ scenarios 1, 2 and 4.
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from everflow.clock import Clock, Deadline
 from everflow.errors import (
+    EverflowError,
     FatalError,
     OffsetsExpiredError,
     OffsetsWentBackError,
@@ -37,28 +39,27 @@ _T = TypeVar("_T")
 STABLE_POLL_MS = 10.0
 _NAMED = 5
 ATTEMPT_MS = 10_000.0
-"""How long tasks are tried to be recovered together, and those behind them wait: then each by
-itself."""
+"""Tasks are recovered together for so long, while others wait; then each by itself."""
 
 
 class _Patience(Deadline):
-    """How long a recovery goes on."""
+    """The deadline of a recovery."""
 
     def __init__(self, clock: Clock, timeout_ms: float, given_up: Callable[[], bool]) -> None:
         super().__init__(clock, timeout_ms)
         self._given_up = given_up
 
     def check(self) -> None:
-        """TaskMigratedError where waiting is in vain."""
+        """TaskMigratedError if the recovery is given up."""
         if self._given_up():
             raise TaskMigratedError("a task was lost while it was recovered")
 
 
 class RecoveryPorts(Protocol):
-    """What recovery needs from Kafka and from the stores. Every call may raise RetriableError."""
+    """Recovery's access to Kafka and to the stores. Every call may raise RetriableError."""
 
     def fence(self, transactional_ids: Collection[str]) -> None:
-        """End whatever still writes under these ids."""
+        """End all transactions of these ids; no writer can use them any more."""
 
     def committed(
         self, partitions: Sequence[TopicPartition]
@@ -68,10 +69,10 @@ class RecoveryPorts(Protocol):
     def committed_last(
         self, partitions: Sequence[TopicPartition]
     ) -> Mapping[TopicPartition, CommittedOffset]:
-        """As `committed`, but without what open transactions hold: nobody is waited for."""
+        """As `committed`, but without waiting for open transactions."""
 
     def purged(self) -> Sequence[TopicPartition]:
-        """Partitions that nobody deletes records from but everflow, behind committed offsets."""
+        """Partitions of which only everflow deletes records, behind committed offsets."""
 
     def log_ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
         """Log ends, read_uncommitted."""
@@ -88,32 +89,26 @@ class RecoveryPorts(Protocol):
     def offsets_since(
         self, partitions: Sequence[TopicPartition], time_ms: int
     ) -> Mapping[TopicPartition, int]:
-        """First offset of a record of this time or later; -1 where there is none."""
+        """First offset of a record of this time or later; -1 without one."""
 
     def restore(
         self, task: ActiveTask, incarnation: str, targets: Mapping[TopicPartition, int]
     ) -> tuple[TaskStore, ...]:
         """Open the task's stores, make ``incarnation`` their owner with no batch applied, rebuild
-        those that must not be trusted, and replay ``[position, target)`` of their changelogs. Gives
-        the stores with their (maybe new) paths. May be called again after a RetriableError."""
-
-
-@dataclass(frozen=True)
-class RecoveryRules:
-    """``offset_reset``: policy per input topic (``earliest``, ``latest``, ``none``);
-    ``application_id`` for messages."""
-
-    application_id: str
-    offset_reset: Mapping[str, str]
+        stores that must not be trusted, and replay ``[position, target)`` of their changelogs.
+        Returns the stores with their (maybe new) paths. May be called again after a
+        RetriableError."""
 
 
 @dataclass(kw_only=True)
 class Recovery:
     """Recovers tasks; used by one thread at a time. ``stop`` ends every wait with StoppedError.
-    ``timeout_ms``: how long one attempt may be in vain. ``lower_bounds``: of the instance."""
+    ``offset_reset``: policy per input topic (``earliest``, ``latest``, ``none``). ``timeout_ms``:
+    time limit of one attempt. ``lower_bounds``: of the instance."""
 
     ports: RecoveryPorts
-    rules: RecoveryRules
+    application_id: str
+    offset_reset: Mapping[str, str]
     lower_bounds: CommittedLowerBounds
     clock: Clock
     timeout_ms: float
@@ -128,16 +123,14 @@ class Recovery:
     ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, CommittedOffset]]:
         """Bring ``tasks`` to where the log is: positions, stream times, stores, a new incarnation.
 
-        ``fence`` are the transactional ids that may still write for them. Gives the starting
+        ``fence`` are the transactional ids that may still write for them. Returns the starting
         offsets of partitions that had no committed offset (the caller commits them before anything
         is processed, so that a later start is never taken for a first one), and the committed
-        offsets that were found.
+        offsets.
 
-        Raises RetriableError for an attempt that was in vain, OffsetsWentBackError among them;
+        Raises RetriableError for a failed attempt, OffsetsWentBackError among them;
         OffsetsExpiredError, StoppedError; FatalError for an offset out of range with policy
-        ``none``; TaskMigratedError as soon as something has to be waited for and ``given_up()``
-        says that it is in vain.
-        """
+        ``none``; TaskMigratedError once it has to wait although ``given_up()`` returns True."""
         deadline = _Patience(self.clock, self.timeout_ms, given_up)
         inputs = sorted({tp for task in tasks for tp in task.inputs})
         changelogs = sorted(
@@ -156,7 +149,7 @@ class Recovery:
             lambda: self.ports.log_ends(own), "reading ends of changelogs", deadline
         )
         ends = self._stable_ends(inputs, targets, deadline)
-        # A topic that is read and is a changelog, too, has been applied as far as it was read.
+        # A topic that is input and changelog has been applied up to its committed offset.
         read = {tp: committed[tp].offset if tp in committed else 0 for tp in reused}
         targets = {**targets, **read}
         starts = self._retry(
@@ -183,15 +176,15 @@ class Recovery:
         return attempting(attempt, what, clock=self.clock, deadline=deadline, stop=self.stop)
 
     def _committed(self, inputs: Sequence[TopicPartition]) -> dict[TopicPartition, CommittedOffset]:
-        """Stable committed offsets. OffsetsWentBackError where the coordinator tells less of any
-        partition of the application than is known: then it is believed in nothing."""
-        # Starts first: another instance may commit and purge between the two questions.
+        """Stable committed offsets. OffsetsWentBackError if the coordinator returns less than the
+        lower bound for any partition of the application: then none of its answer is used."""
+        # Starts first: another instance may commit and delete records between the two requests.
         starts = self._starts_of_purged(inputs)
         self.lower_bounds.raised({tp: start for tp, start in starts.items() if start > 0}, PURGED)
         committed = dict(self.ports.committed(inputs))
         others = sorted(set(self.lower_bounds.settled()).difference(inputs))
-        told = self.ports.committed_last(others) if others else {}
-        back = self.lower_bounds.others_went_back(told, others)
+        last = self.ports.committed_last(others) if others else {}
+        back = self.lower_bounds.others_went_back(last, others)
         back.update(self.lower_bounds.went_back(committed, inputs))
         if back:
             raise OffsetsWentBackError(_refused(back))
@@ -199,8 +192,8 @@ class Recovery:
         return committed
 
     def _starts_of_purged(self, inputs: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        """All that are to be had: a partition of another task may be without a leader for long, and
-        holds up only that task."""
+        """The known starts: a partition of another task may have no leader for long, which delays
+        only that task."""
         purged = self.ports.purged()
         others = sorted(set(purged).difference(inputs))
         own = sorted(set(purged).difference(others))
@@ -208,7 +201,7 @@ class Recovery:
         try:
             starts.update(self.ports.known_starts(others) if others else {})
         except RetriableError as error:
-            log.debug("Where other tasks' repartition topics begin is not known: %s", error)
+            log.debug("The starts of other tasks' repartition topics are not known: %s", error)
         return starts
 
     def _stable_ends(
@@ -283,14 +276,14 @@ class Recovery:
                         f"The group still has offsets of {some(others, _NAMED)}, so it was not "
                         f"deleted: those of {names} were, by themselves or with their topic."
                         if others
-                        else "The brokers do not say why: the offsets expired "
+                        else "The brokers do not report the reason: the offsets expired "
                         "(offsets.retention.minutes), they were deleted with their topic or by "
                         "themselves, or the group was deleted."
                     )
                     raise OffsetsExpiredError(
                         f"Task {task.id} has no committed offsets of {names}, but its changelog "
                         f"{store.changelog} holds records. {why} Starting would count the input "
-                        f"twice. {start_over(self.rules.application_id)}"
+                        f"twice. {start_over(self.application_id)}"
                     )
 
     def _restore(
@@ -329,13 +322,13 @@ class Recovery:
             else:
                 # Committed offsets never lie beyond the end of an unharmed log.
                 raise FatalError(
-                    f"{tp}: committed offset {found.offset} lies beyond the end of the log "
-                    f"({end}): the topic was re-created "
-                    f"or truncated. {start_over(self.rules.application_id)}"
+                    f"{tp}: committed offset {found.offset} is beyond the end of the log "
+                    f"({end}): the topic was re-created or truncated. "
+                    f"{start_over(self.application_id)}"
                 )
 
     def _reset(self, tp: TopicPartition, span: tuple[int, int], why: str) -> int:
-        policy = self.rules.offset_reset.get(tp.topic, "earliest")
+        policy = self.offset_reset.get(tp.topic, "earliest")
         if policy == "none":
             raise FatalError(
                 f"{tp}: {why}, and auto.offset.reset is none. Set earliest or latest, or commit an "
@@ -357,59 +350,57 @@ class Recovery:
 
 
 def _refused(back: Mapping[TopicPartition, WentBack]) -> str:
-    """Of the partition that went back farthest, what is told and what is known."""
-    worst = max(sorted(back), key=lambda tp: back[tp].bound.offset - (back[tp].told or 0))
-    told, (bound, witness) = back[worst]
-    others = f"; it tells too little of {len(back)} partitions in all" if len(back) > 1 else ""
+    worst = max(sorted(back), key=lambda tp: back[tp].bound.offset - (back[tp].offset or 0))
+    offset, (bound, witness) = back[worst]
+    others = f"; {len(back)} partitions are concerned" if len(back) > 1 else ""
+    answer = "no committed offset" if offset is None else f"the committed offset {offset}"
     return (
-        f"{worst}: the group's coordinator tells "
-        f"{'no committed offset' if told is None else f'the committed offset {told}'}, but {bound} "
-        f"was committed before: {witness}{others}. Going on there would process records twice, so "
-        f"tasks wait until it tells the truth. Restart the broker that leads the group's partition "
-        f"of __consumer_offsets, or make another one its leader: it loads the offsets again. If "
-        f"they were set back on purpose, see EF-OFFSETS-WENT-BACK."
+        f"{worst}: the group's coordinator returns {answer}, but {bound} was committed before: "
+        f"{witness}{others}. Going on there would process records twice, so tasks wait until the "
+        f"coordinator returns the newer offset. Restart the broker that leads the group's "
+        f"partition of __consumer_offsets, or make another one its leader: it loads the offsets "
+        f"again. If they were set back on purpose, see EF-OFFSETS-WENT-BACK."
     )
 
 
-# --- committed bounds -----------------------------------------------------------------------------
-# Knows how far the group has committed at least: a coordinator that tells less is not believed.
-#
-# Committed offsets only grow while the group lives. A coordinator that lost some (a load that was
-# cut off, an unclean election of its log) tells old ones, and whoever begins there processes
-# twice what lies between (note 064).
+# --- lower bounds of committed offsets (note 064) -------------------------------------------------
+# Committed offsets only grow while the group lives. A coordinator that lost some (by an
+# interrupted load, or an unclean election of its log) returns old ones; a task that began there
+# would process the records between twice.
 
 HERE = "this instance has seen that"
 ON_DISK = "a store in the state folder has applied it"
 PURGED = "records are deleted only behind what is committed"
 SETTLED_MS = 10_000.0
-"""By then the markers of a transaction have landed: an offset that was committed so long ago is
-told without waiting for those that are pending, and records are deleted behind that one only."""
+"""The markers of a transaction have arrived by then. An offset that was committed so long ago is
+used without waiting for pending ones, and records are deleted only behind such offsets."""
 
 
 class LowerBound(NamedTuple):
-    """At least ``offset`` is committed; ``witness``: who knows that."""
+    """At least ``offset`` is committed; ``witness``: the source of that knowledge."""
 
     offset: int
     witness: str
 
 
 class WentBack(NamedTuple):
-    """``told``: what the coordinator says, None for nothing; ``bound``: what was committed."""
+    """``offset``: the coordinator's answer, None without one; ``bound``: a committed offset above
+    it."""
 
-    told: int | None
+    offset: int | None
     bound: LowerBound
 
 
 @dataclass
 class _Known:
-    """Of one partition: the bound, and the one that was it `SETTLED_MS` ago or longer."""
+    """The bound of one partition, and the bound of `SETTLED_MS` ago or longer."""
 
     latest: LowerBound
     settling: LowerBound
     since_ms: float
     settled: LowerBound | None = None
 
-    def look(self, now_ms: float) -> None:
+    def settle(self, now_ms: float) -> None:
         if now_ms - self.since_ms >= SETTLED_MS:
             self.settled = _higher(self.settled or self.settling, self.settling)
             self.settling, self.since_ms = self.latest, now_ms
@@ -417,7 +408,8 @@ class _Known:
 
 @dataclass
 class CommittedLowerBounds:
-    """Of one process; any thread may call. Bounds only rise, but by `replaced`."""
+    """The lower bounds of one process; any thread may call. Bounds only rise, except by
+    `replaced`."""
 
     clock: Clock
     _known: dict[TopicPartition, _Known] = field(default_factory=dict)
@@ -430,7 +422,7 @@ class CommittedLowerBounds:
             for tp, offset in offsets.items():
                 bound = LowerBound(offset, witness)
                 known = self._known.setdefault(tp, _Known(bound, bound, now_ms))
-                known.look(now_ms)
+                known.settle(now_ms)
                 known.latest = _higher(known.latest, bound)
                 if witness != HERE:  # it was committed long ago
                     known.settled = _higher(known.settled or bound, bound)
@@ -446,45 +438,111 @@ class CommittedLowerBounds:
         self.raised(offsets)
 
     def settled(self) -> dict[TopicPartition, LowerBound]:
-        """Those of which no marker is on its way any more."""
+        """The bounds whose markers have arrived."""
         now_ms = self.clock.monotonic_ms()
         with self._lock:
             for known in self._known.values():
-                known.look(now_ms)
+                known.settle(now_ms)
             found = {tp: known.settled for tp, known in self._known.items()}
         return {tp: bound for tp, bound in found.items() if bound is not None}
 
     def went_back(
-        self, told: Mapping[TopicPartition, CommittedOffset], asked: Collection[TopicPartition]
+        self, committed: Mapping[TopicPartition, CommittedOffset], asked: Collection[TopicPartition]
     ) -> dict[TopicPartition, WentBack]:
-        """Those of ``asked`` whose stable offset lies below its bound, or is gone although this
-        process saw it committed: a group with members loses none. Between two lives of a process
-        offsets may have expired, or were deleted."""
+        """The partitions of ``asked`` whose stable offset is below its bound, or is gone although
+        this process saw it committed: a group with members loses none. Between two runs of a
+        process offsets may have expired, or were deleted."""
         with self._lock:
             lower_bounds = {tp: self._known[tp].latest for tp in asked if tp in self._known}
-        return _below(lower_bounds, told)
+        return _below(lower_bounds, committed)
 
     def others_went_back(
-        self, told: Mapping[TopicPartition, CommittedOffset], asked: Collection[TopicPartition]
+        self, committed: Mapping[TopicPartition, CommittedOffset], asked: Collection[TopicPartition]
     ) -> dict[TopicPartition, WentBack]:
         """As `went_back`, of offsets that may have later ones pending: below what has settled."""
-        return _below({tp: bound for tp, bound in self.settled().items() if tp in asked}, told)
+        return _below({tp: bound for tp, bound in self.settled().items() if tp in asked}, committed)
 
 
 def _higher(one: LowerBound, other: LowerBound) -> LowerBound:
-    """Of two with the same offset, the one that is of this life says more."""
+    """Of two with the same offset, the one of this process."""
     return max(one, other, key=lambda bound: (bound.offset, bound.witness == HERE))
 
 
 def _below(
     lower_bounds: Mapping[TopicPartition, LowerBound],
-    told: Mapping[TopicPartition, CommittedOffset],
+    committed: Mapping[TopicPartition, CommittedOffset],
 ) -> dict[TopicPartition, WentBack]:
-    """Gone ones included, where they were seen in this life."""
+    """With bounds without any offset, if this process saw one committed."""
     found = {}
     for tp, bound in lower_bounds.items():
-        if tp in told and told[tp].offset < bound.offset:
-            found[tp] = WentBack(told[tp].offset, bound)
-        elif tp not in told and bound.witness == HERE:
+        if tp in committed and committed[tp].offset < bound.offset:
+            found[tp] = WentBack(committed[tp].offset, bound)
+        elif tp not in committed and bound.witness == HERE:
             found[tp] = WentBack(None, bound)
     return found
+
+
+# --- transactions of instances that vanished (D6) -------------------------------------------------
+# An open transaction blocks committed offsets and readers until its time-out, 10 to 20 s after a
+# kill. So an instance that takes over a task lists the open transactions and the processes that
+# live, and re-initialises the ids of the others. A member's client id ends with its process id
+# (`assembly.group_settings`); if one does not, nothing is done.
+
+_PROCESS = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
+
+
+def lost_writers(
+    application_id: str, open_ids: Iterable[str], clients: Collection[str], own_process: str
+) -> list[str]:
+    """The ``open_ids`` of processes of the application that are no longer members.
+
+    ``clients``: client ids of the group's members, read after ``open_ids``: a present member that
+    opened one of them is among the clients. A member with an unknown process could own any of them:
+    then none counts as lost."""
+    live = {own_process}
+    for client in clients:
+        found = _PROCESS.search(client)
+        if found is None:
+            return []
+        live.add(found.group())
+    lost = []
+    for transactional_id in open_ids:
+        owner, _, thread = transactional_id.rpartition("-")
+        process = owner.removeprefix(f"{application_id}-")
+        ours = (
+            owner.startswith(f"{application_id}-")
+            and thread.isdigit()
+            and _PROCESS.fullmatch(process) is not None
+        )
+        if ours and process not in live:
+            lost.append(transactional_id)
+    return sorted(lost)
+
+
+def fence_lost_writers(
+    application_id: str,
+    own_process: str,
+    open_ids: Callable[[], Collection[str]],
+    clients: Callable[[], Collection[str]],
+    fence: Callable[[Collection[str]], None],
+) -> list[str]:
+    """Fence every lost writer. The ids, if all were fenced; else the error is logged, and the
+    transactions end by their time-out. Blocks: the callables ask the brokers."""
+    fenced: list[str] = []
+    try:
+        found = open_ids()
+        lost = lost_writers(application_id, found, clients() if found else (), own_process)
+        if lost:
+            fence(lost)
+            fenced = lost
+    except EverflowError as error:
+        log.warning(
+            "Open transactions of instances that have left the group could not be ended; their "
+            "time-out ends them: %s",
+            error,
+        )
+    if fenced:
+        log.info(
+            "Ended open transactions of instances that have left the group: %s", ", ".join(fenced)
+        )
+    return fenced

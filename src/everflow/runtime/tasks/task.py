@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapp
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from everflow.errors import IllegalTransitionError
+from everflow.errors import IllegalTransitionError, TaskTimeoutError
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.commit.batch import BatchResult, StorePlace, TaskContext
 
@@ -33,9 +33,9 @@ class TaskState(enum.Enum):
 
 
 class TaskRole(enum.Enum):
-    """What a task is on this instance. A warm-up is a standby that waits to become active here
-    (KIP-441). A global one follows a partition of a global table's topic, as every instance does:
-    nobody assigns it."""
+    """The role of a task on this instance. A warm-up is a standby that waits to become active here
+    (KIP-441). A global task follows a partition of a global table's topic on every instance; it is
+    not assigned."""
 
     ACTIVE = "active"
     STANDBY = "standby"
@@ -97,9 +97,8 @@ class ActiveTask:
     """One active task of this instance; owned by one thread at a time (first the recovery's, then
     its stream thread's).
 
-    ``positions``: next offset to read per input partition. ``incarnation`` and ``last_batch``: what
-    the stores carry (D5).
-    """
+    ``positions``: next offset to read per input partition. ``incarnation`` and ``last_batch``: as
+    noted in the stores (D5)."""
 
     id: TaskId
     inputs: tuple[TopicPartition, ...]
@@ -131,8 +130,8 @@ class ActiveTask:
         return moved
 
     def grow(self, inputs: tuple[TopicPartition, ...], begun: ActiveTask) -> None:
-        """It has these inputs from now on: its own, and those of ``begun``, which says where they
-        begin (note 037). Between two batches."""
+        """Add the inputs of ``begun``, which has their positions (note 037). Between two
+        batches."""
         self.inputs = inputs
         self.positions.update(begun.positions)
         self.ends.update(begun.ends)
@@ -146,7 +145,6 @@ class ActiveTask:
         return StandbyTask(self.id, self.stores, role, TaskState.SUSPENDED)
 
     def context(self) -> TaskContext:
-        """The task as a batch's workers see it."""
         return TaskContext(
             task=self.id,
             incarnation=self.incarnation,
@@ -159,9 +157,9 @@ class ActiveTask:
 def fitted(
     task: ActiveTask, wanted: tuple[TopicPartition, ...], begun: MutableMapping[TaskId, ActiveTask]
 ) -> bool:
-    """Whether a task between two batches has the inputs ``wanted``, after it was given those that
-    ``begun`` knows the beginning of in the same ownership (`ActiveTask.grow`). Another one has to
-    be recovered."""
+    """True if a task between two batches has the inputs ``wanted``. It first gets those of
+    ``begun``, if that is of the same ownership (`ActiveTask.grow`). After False it has to be
+    recovered."""
     if task.inputs == wanted:
         return True
     found = begun.pop(task.id, None)
@@ -174,7 +172,7 @@ def fitted(
 def concerning(
     tasks: Iterable[ActiveTask], partitions: Collection[TopicPartition]
 ) -> list[ActiveTask]:
-    """Those of ``tasks`` that read one of ``partitions`` or have it as a changelog."""
+    """The tasks that read one of ``partitions`` or have it as a changelog."""
     return [
         task
         for task in tasks
@@ -184,7 +182,6 @@ def concerning(
 
 
 def positions_of(tasks: Iterable[ActiveTask]) -> dict[TopicPartition, int]:
-    """Next offsets to read of all their inputs."""
     return {tp: offset for task in tasks for tp, offset in task.positions.items()}
 
 
@@ -228,11 +225,10 @@ def deal(
 ) -> dict[TaskId, int]:
     """Stream thread of every task: balanced (loads differ by at most one) and stable.
 
-    As many of those ``running`` stay on their thread as the balance allows: another thread means a
-    pause. What is left of the threads goes to tasks that were there before, so one that comes back
-    drives nobody away. Sub-topologies are spread too, because tasks of one sub-topology cost about
-    the same. The same input gives the same result. ValueError without threads.
-    """
+    As many ``running`` tasks stay on their thread as the balance allows, because a move is a pause.
+    Free places go to tasks that were there before, so a task that comes back displaces none.
+    Sub-topologies are spread, too, because tasks of one sub-topology cost about the same.
+    Deterministic. ValueError without threads."""
     if not threads:
         raise ValueError("no stream threads to deal tasks to")
     ordered = sorted(set(tasks))
@@ -267,10 +263,7 @@ def deal(
     return dealt
 
 
-# --- thread commands ------------------------------------------------------------------------------
-# What other threads want of a stream thread: to take tasks over, to give them up.
-#
-# It looks between two batches only, so that a batch never loses a task under its feet.
+# --- commands to a stream thread ------------------------------------------------------------------
 
 
 @dataclass
@@ -285,27 +278,26 @@ class _Drop:
 
 
 class ThreadCommands:
-    """`take` and `refuse` are the stream thread's; any thread may call the others."""
+    """Commands to take tasks over and to give them up. The stream thread carries them out between
+    two batches only, so that no batch loses a task while it runs. `take` and `refuse` are the
+    stream thread's; any thread may call the others."""
 
     def __init__(self) -> None:
         self._waiting: queue.SimpleQueue[_Add | _Drop] = queue.SimpleQueue()
         self._arriving: dict[TaskId, ActiveTask] = {}
 
     def add(self, tasks: Sequence[ActiveTask]) -> None:
-        """See `StreamThread.add`."""
         self._arriving.update({task.id: task for task in tasks})
         self._waiting.put(_Add(tasks))
 
     def drop(self, tasks: Collection[TaskId], done: Callable[[Sequence[ActiveTask]], None]) -> None:
-        """See `StreamThread.drop`."""
         self._waiting.put(_Drop(frozenset(tasks), done))
 
     def arriving(self) -> list[ActiveTask]:
-        """Given to the thread, not taken over yet."""
         return list(self._arriving.values())
 
     def take(self, tasks: dict[TaskId, ActiveTask]) -> bool:
-        """Carry all of them out on ``tasks``; whether those have changed."""
+        """Carry out all commands on ``tasks``; True if those have changed."""
         changed = False
         while (command := self._next()) is not None:
             if isinstance(command, _Add):
@@ -320,7 +312,7 @@ class ThreadCommands:
         return changed
 
     def refuse(self, known: dict[TaskId, ActiveTask]) -> None:
-        """The thread ends: whoever waits for tasks to be given up must not wait for ever."""
+        """The thread ends: answer all callers that wait for tasks to be given up."""
         while (command := self._next()) is not None:
             if isinstance(command, _Drop):
                 command.done([known.pop(task) for task in sorted(command.tasks) if task in known])
@@ -330,3 +322,115 @@ class ThreadCommands:
             return self._waiting.get_nowait()
         except queue.Empty:
             return None
+
+
+# --- time-outs of tasks (KIP-572) -----------------------------------------------------------------
+
+FIRST_REST_MS = 500.0
+SHARE_OF_OTHERS = 3.0
+"""Tasks that make progress get so much more time than attempts of one that does not."""
+PART_OF_LIMIT = 0.25
+"""No rest is longer than that, or there would be too few attempts in the time."""
+
+
+@dataclass
+class StalledTask:
+    """A task without progress. ``since_ms``: its first failure since the last progress; ``count``:
+    the failures since then; ``cause``: of the last one."""
+
+    since_ms: float
+    count: int = 0
+    cause: str = ""
+    until_ms: float = 0.0
+    """It rests until then."""
+    alone: bool = False
+    """It is not known whether this task or another of its batch fails: it is tried by itself."""
+
+
+@dataclass
+class TaskTimeouts:
+    """Decides how long a task may go without progress (KIP-572), and when it is tried again. Pure;
+    times are monotonic ms. Owned by one thread; any thread may call `stalled`.
+
+    A task's time begins with its first failure and ends with its first progress. Meanwhile it rests
+    between two attempts, so that other tasks make progress: the longer an attempt delayed them, the
+    longer it rests. ``limit_ms``: ``task.timeout.ms``; a first failure is never too late, as in
+    Kafka Streams."""
+
+    limit_ms: float
+    _stalled: dict[TaskId, StalledTask] = field(default_factory=dict)
+    _others_until_ms: float = 0.0
+    """Until then only tasks that make progress run."""
+
+    def failed(self, tasks: Iterable[TaskId], cause: str, now_ms: float) -> None:
+        """One more attempt of each task failed. TaskTimeoutError once a task's time is over."""
+        for task in tasks:
+            stalled = self._stalled.setdefault(task, StalledTask(now_ms))
+            stalled.count += 1
+            stalled.cause = cause
+            self._require(task, now_ms)
+
+    def waits(self, task: TaskId, cause: str, now_ms: float) -> None:
+        """The task waits for a broker, without an attempt. TaskTimeoutError once its time is
+        over."""
+        stalled = self._stalled.setdefault(task, StalledTask(now_ms))
+        stalled.cause = stalled.cause or cause
+        self._require(task, now_ms)
+
+    def _require(self, task: TaskId, now_ms: float) -> None:
+        stalled = self._stalled[task]
+        if now_ms - stalled.since_ms > self.limit_ms:
+            raise TaskTimeoutError(
+                f"Task {task} made no progress for {(now_ms - stalled.since_ms) / 1000:.0f} s "
+                f"(task.timeout.ms: {self.limit_ms / 1000:g} s); the last failure: {stalled.cause}",
+                task,
+            )
+
+    def rest(self, tasks: Iterable[TaskId], now_ms: float, took_ms: float) -> None:
+        """Failed tasks rest for a while; ``took_ms``: for how long their last attempt delayed the
+        others."""
+        most_ms = self.limit_ms * PART_OF_LIMIT
+        self._others_until_ms = now_ms + min(SHARE_OF_OTHERS * took_ms, most_ms)
+        for task in tasks:
+            stalled = self._stalled[task]
+            growing_ms = FIRST_REST_MS * 2.0 ** min(stalled.count - 1, 16)
+            wanted = max(growing_ms, SHARE_OF_OTHERS * took_ms)
+            stalled.until_ms, stalled.alone = now_ms + min(wanted, most_ms), True
+
+    def rest_until(self, tasks: Iterable[TaskId], until_ms: float) -> None:
+        for task in tasks:
+            self._stalled[task].until_ms = until_ms
+
+    def set_apart(self, tasks: Iterable[TaskId]) -> None:
+        """The tasks failed together and one of them may be the cause: try each by itself."""
+        for task in tasks:
+            self._stalled[task].alone = True
+
+    def progressed(self, task: TaskId) -> None:
+        """The task made progress, or has nothing to do: its time begins anew."""
+        self._stalled.pop(task, None)
+
+    def keep(self, tasks: Collection[TaskId]) -> None:
+        for task in self._stalled.keys() - set(tasks):
+            del self._stalled[task]
+
+    def resting(self, now_ms: float) -> frozenset[TaskId]:
+        return frozenset(
+            task for task, stalled in self._stalled.items() if now_ms < stalled.until_ms
+        )
+
+    def chosen(self, tasks: Collection[TaskId], now_ms: float) -> Collection[TaskId]:
+        """The ``tasks``, none of which rests, that are in the next batch: all; or one of those that
+        are tried by themselves; or the others."""
+        alone = [task for task in tasks if task in self._stalled and self._stalled[task].alone]
+        others = [task for task in tasks if task not in alone]
+        if not alone or (others and now_ms < self._others_until_ms):
+            return others
+        return [min(alone, key=lambda task: (self._stalled[task].until_ms, task))]
+
+    @property
+    def any(self) -> bool:
+        return bool(self._stalled)
+
+    def stalled(self) -> dict[TaskId, StalledTask]:
+        return dict(self._stalled)

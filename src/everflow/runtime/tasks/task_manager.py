@@ -1,9 +1,9 @@
-"""Holds, recovers, follows, moves and gives up tasks as the group decides, one event at a time.
+"""Recovers, follows, moves and gives up tasks as the group decides, one event at a time.
 
-Runs on the instance's loop only (`KafkaStreams`); threads, recoveries and the state updater answer
-through ``post``, which queues an event. A task is always in one place at most: recovering, on one
-stream thread, being given up by it, followed by the state updater (standby, warm-up), or being let
-go of by that. `reconcile` moves it on from there. What is in no place but was here a moment ago is
+Runs on the instance's loop only; threads, recoveries and the state updater answer through ``post``,
+which queues an event. A task is always in at most one place: recovering, on one stream thread,
+being given up by it, followed by the state updater (standby, warm-up), or being released by that.
+`reconcile` moves it on from there. A task that is in no place but was here a moment ago is
 suspended, its stores open: it may come back in another role (reference 5.1).
 """
 
@@ -28,16 +28,16 @@ from everflow.runtime.tasks.task import (
     TaskRole,
     TaskState,
     TaskStore,
+    TaskTimeouts,
     concerning,
     deal,
 )
-from everflow.runtime.tasks.task_timeouts import TaskTimeouts
 
 log = logging.getLogger("everflow")
 
 MIGRATED_PAUSE_MS = 200.0
 NAMED = 16
-"""Tasks that a line of the log names; the others are counted."""
+"""A log line names so many tasks and counts the others."""
 
 
 class TaskHolder(Protocol):
@@ -70,18 +70,18 @@ class TaskServices:
 
     Attributes:
         create: a task in state CREATED.
-        recover: recovers tasks and commits their starting offsets; blocks; ends with StoppedError
-        when the event is set.
+        recover: recovers tasks and commits their starting offsets; blocks; StoppedError once the
+        event is set.
         submit: runs a function on a restore thread; True: it replays a tail only, and must not wait
-        behind whole restores.
-        post: queues a function for the instance's loop; callable from any thread.
-        before_release: commits what is still deferred of these tasks, before they are given up.
-        release: tells the member that the revoked tasks are closed.
+        for whole restores.
+        post: queues a function for the instance's loop; from any thread.
+        before_release: commits the deferred offsets of these tasks, before they are given up.
+        release: the revoked tasks are closed: the member may rejoin.
         failed: the instance has to stop.
-        changed: called after every event with "all owned tasks run".
-        fits: whether a running task has all its inputs; it may be given those that it lacks.
-        rest: a task ended here (for now) and left these stores: note how far they are.
-        close: close these stores, nobody uses them here any more.
+        changed: called after every event; True: all owned tasks run.
+        fits: True if a running task has all its inputs, after it got those that it lacks.
+        rest: a task ended here and left these stores: note how far they are.
+        close: close these stores.
     """
 
     create: Callable[[TaskId], ActiveTask]
@@ -108,18 +108,18 @@ class TaskManager:
     updater: CopyHolder
     services: TaskServices
     timeouts: TaskTimeouts
-    """Of recoveries."""
+    """The time-outs of recoveries."""
     owned: set[TaskId] = field(default_factory=set)
     copies: dict[TaskId, TaskRole] = field(default_factory=dict)
     """Standbys and warm-ups."""
     running: dict[TaskId, int] = field(default_factory=dict)
     recovering: dict[TaskId, threading.Event] = field(default_factory=dict)
     leaving: set[TaskId] = field(default_factory=set)
-    """On their way from a thread: moved to another, or given up."""
+    """Leaving a thread: to another one, or given up."""
     following: dict[TaskId, TaskRole] = field(default_factory=dict)
     """With the state updater."""
     letting_go: set[TaskId] = field(default_factory=set)
-    """On their way from the state updater."""
+    """Being released by the state updater."""
     suspended: dict[TaskId, ActiveTask] = field(default_factory=dict)
     retiring: frozenset[int] = frozenset()
     """Numbers of threads that give up what they have and get nothing (`thread_count`); never all of
@@ -132,7 +132,7 @@ class TaskManager:
     # --- events from the group -------------------------------------------------------------------
 
     def assigned(self, tasks: Collection[TaskId]) -> None:
-        """These tasks became ours (the gate's book knows already)."""
+        """The group assigned these tasks; the gate's book has them already."""
         if tasks:
             moves.info(
                 "Assigned %s: %s",
@@ -158,11 +158,10 @@ class TaskManager:
         self.reconcile()
 
     def lost(self, tasks: Collection[TaskId]) -> None:
-        """Others may own these already: close them without a commit (the gate refuses it since the
-        moment of the loss). Standbys and warm-ups go on: they write nothing that others could
-        see."""
+        """Others may own these already: close them without a commit, which the gate refuses since
+        the loss. Standbys and warm-ups go on: they write nothing outside this instance."""
         moves.warning(
-            "Lost %s (the group took them: no answer in time?): %s",
+            "Lost %s (this instance left the group without a rebalance): %s",
             counted(len(tasks), "task"),
             _names(tasks),
             extra=ABOUT_ASSIGNMENT,
@@ -173,8 +172,8 @@ class TaskManager:
         self.reconcile()
 
     def roles(self, standby: Collection[TaskId], warmup: Collection[TaskId]) -> None:
-        """The copies that a completed rebalance wants here; what was suspended and is in no role
-        any more is closed."""
+        """A completed rebalance assigns these copies here; suspended tasks without a role are
+        closed."""
         wanted = {
             **dict.fromkeys(standby, TaskRole.STANDBY),
             **dict.fromkeys(warmup, TaskRole.WARMUP),
@@ -194,7 +193,7 @@ class TaskManager:
             self._close(self.suspended.pop(task))
 
     def deal_without(self, retiring: frozenset[int]) -> None:
-        """The threads are others now, or some of them retire: deal the tasks anew."""
+        """The threads have changed, or some of them retire: deal the tasks anew."""
         self.retiring = retiring
         self.reconcile()
 
@@ -206,7 +205,7 @@ class TaskManager:
     # --- moving on -------------------------------------------------------------------------------
 
     def reconcile(self) -> None:
-        """Do what is missing between what is wanted and what is."""
+        """Start what is missing between the wanted and the present places of tasks."""
         if not self._closing:
             self._settle_actives()
         self._release_if_done()
@@ -215,11 +214,10 @@ class TaskManager:
         self.services.changed(self.all_running())
 
     def all_running(self) -> bool:
-        """Whether every owned task runs and none is on its way."""
         return self.owned == set(self.running) and not self.recovering and not self.leaving
 
     def handing_over(self) -> frozenset[TaskId]:
-        """Tasks that were revoked and are not given up yet; from any thread."""
+        """Revoked tasks that are not given up yet; from any thread."""
         return frozenset(self._revoked)
 
     def idle_stores(self) -> dict[TaskId, tuple[TaskStore, ...]]:
@@ -231,8 +229,8 @@ class TaskManager:
         }
 
     def in_use(self) -> set[TaskId]:
-        """Every task that has, had a moment ago or is about to have a role here: its stores are not
-        to be removed."""
+        """Every task that has, just had or is about to have a role here: its stores must not be
+        removed."""
         return {
             *self.owned,
             *self._revoked,
@@ -246,8 +244,8 @@ class TaskManager:
         }
 
     def place_of(self, task: TaskId) -> str | None:
-        """Where the task is: ``running``, ``recovering``, ``leaving``, ``following``, ``letting
-        go``; None: nowhere."""
+        """The task's place: ``running``, ``recovering``, ``leaving``, ``following``, ``letting
+        go``; None: in none."""
         places: dict[str, Collection[TaskId]] = {
             "running": self.running,
             "recovering": self.recovering,
@@ -268,8 +266,8 @@ class TaskManager:
                 for task, number in sorted(dealt.items())
                 if number == thread.number and self.place_of(task) is None
             ]
-            # One task's whole restore must not hold back another that only lacks the tail of its
-            # changelog, nor one whose brokers do not answer any other.
+            # Tasks that lack only the tail of their changelogs do not wait for whole restores, and
+            # none waits for a task whose brokers do not answer.
             stalled = self.timeouts.stalled()
             together = [task for task in fresh if task not in stalled]
             for part in (
@@ -312,8 +310,8 @@ class TaskManager:
         thread.drop(gone, lambda tasks: self.services.post(lambda: self._dropped(gone, tasks)))
 
     def _dropped(self, asked: Iterable[TaskId], tasks: Sequence[ActiveTask]) -> None:
-        """A thread has let go. A task that is still ours goes to its new thread as it is; the
-        others are suspended."""
+        """A thread has given up tasks. A task that is still owned here goes to its new thread as it
+        is; the others are suspended."""
         self.leaving -= set(asked)
         by_id = {task.id: task for task in tasks}
         for task_id in asked:
@@ -321,8 +319,8 @@ class TaskManager:
             if task is None:
                 continue
             # Owned without a break since it ran? A task that was lost and came back must be
-            # recovered, and so must one whose last batch failed with an outcome that its thread had
-            # not learnt yet.
+            # recovered, and so must a task of whose last batch it is not known whether it was
+            # committed.
             whole = task.state is TaskState.RUNNING and not self.gate.broken(task_id, task.epoch)
             ours = whole and task_id in self.owned and task_id in self.gate.owned()
             if ours and self.services.fits(task):
@@ -350,9 +348,8 @@ class TaskManager:
             try:
                 self.services.recover(tasks, stop)
             except TaskMigratedError as raised:
-                # Evicted: the loss is on its way as an event. Where it is not, the recovery starts
-                # again.
-                log.warning("Recovery of tasks %s given up: %s", _names(ids), raised)
+                # Evicted: the event of the loss follows. Without it the recovery starts again.
+                log.warning("The recovery of tasks %s was stopped: %s", _names(ids), raised)
                 self.services.clock.wait(stop, MIGRATED_PAUSE_MS)
                 error = StoppedError(str(raised))
             except EverflowError as raised:
@@ -394,8 +391,8 @@ class TaskManager:
         self.reconcile()
 
     def _tried_in_vain(self, tasks: Sequence[ActiveTask], why: RetriableError) -> EverflowError:
-        """What becomes of tasks whose brokers did not do their part: those of which that is known,
-        or all, are tried again each by itself, until their time is over."""
+        """The recovery of tasks failed because brokers did not answer. The tasks concerned, or all,
+        are tried again each by itself, until their time is over."""
         self.timeouts.keep(self.owned)
         concerned = [task.id for task in concerning(tasks, why.partitions) or tasks]
         try:
@@ -407,8 +404,8 @@ class TaskManager:
         return StoppedError(str(why))
 
     def given_back(self, tasks: Sequence[ActiveTask], why: RetriableError) -> None:
-        """A thread could not recover these after a batch that failed: whoever did not fail goes on
-        there meanwhile."""
+        """A thread could not recover these tasks after a failed batch; its other tasks go on
+        there."""
         for task in tasks:
             self.running.pop(task.id, None)
             self._suspend(task)
@@ -469,7 +466,7 @@ class TaskManager:
         )
 
     def _given_back(self, asked: Iterable[TaskId], tasks: Sequence[StandbyTask]) -> None:
-        """The updater has let go: a promoted task goes to recovery with its stores open."""
+        """The updater has released tasks: a promoted one goes to recovery with open stores."""
         self.letting_go -= set(asked)
         for task in tasks:
             if task.state is TaskState.CREATED:  # it was never opened

@@ -53,7 +53,6 @@ class ClusterRecoveryPorts:
     stopped: Callable[[], bool]
 
     def fence(self, transactional_ids: Collection[str]) -> None:
-        """Raise the epoch of every id."""
         fence_all(self.producer_config, transactional_ids, FENCE_TIMEOUT_S)
 
     def committed(
@@ -69,11 +68,9 @@ class ClusterRecoveryPorts:
         return self.admin.committed(self.group, partitions, COMMITTED_TIMEOUT_S, stable=False)
 
     def log_ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
-        """See `Changelogs.log_ends`."""
         return self.changelogs.log_ends(partitions)
 
     def stable_ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
-        """Last stable offsets."""
         return self.changelogs.stable_ends(partitions)
 
     def log_starts(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
@@ -85,7 +82,6 @@ class ClusterRecoveryPorts:
     def offsets_since(
         self, partitions: Sequence[TopicPartition], time_ms: int
     ) -> Mapping[TopicPartition, int]:
-        """See `RecoveryPorts.offsets_since`."""
         return self.admin.offsets_for_time(partitions, time_ms, "read_uncommitted")
 
     def restore(

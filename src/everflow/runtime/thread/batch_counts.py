@@ -1,13 +1,17 @@
-"""Counts what committed micro-batches read, wrote and left out, and tells people of the last.
+"""Counts the records that committed micro-batches read, wrote and dropped, and logs the dropped
+ones.
 
-Records that an operator left out are told at once and then once a minute: Kafka Streams warns of
-every such record, and of a micro-batch that may be a hundred thousand lines.
+Dropped records are logged at once and then once a minute: Kafka Streams logs a warning for each,
+which may be a hundred thousand lines for one micro-batch.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from everflow import metrics as names
@@ -15,17 +19,131 @@ from everflow.clock import Clock
 from everflow.logs import counted, moves
 from everflow.metrics import Labels, Metrics, Seen
 from everflow.records import LATE_UNMATCHED, KeyPlaces
-from everflow.runtime.commit.batch import RENEWED, BatchResult
-from everflow.runtime.thread.table_printer import tables
+from everflow.runtime.commit.batch import RENEWED, BatchResult, Printed
+
+# --- the rows of print_table ----------------------------------------------------------------------
+
+PRINTED_EVERY_S = 0.5
+"""A table is printed at most so often; each time as many rows as ``print_table`` has set."""
+HEAD_EVERY = 40
+"""After so many rows the head is printed again."""
+
+
+@dataclass
+class TableText:
+    """Lines of tables, with columns that keep their widths as long as they do. Not thread-safe."""
+
+    _last: tuple[str, Sequence[str]] | None = None
+    _since_head: int = 0
+    _widths: list[int] = field(default_factory=list)
+
+    def lines(self, printed: Printed) -> list[str]:
+        """The rows as lines; with a head where another table stood before, or none for long."""
+        needed = [
+            max(len(row[at]) for row in (printed.columns, *printed.rows))
+            for at in range(len(printed.columns))
+        ]
+        this = printed.title, tuple(printed.columns)
+        grown = this == self._last and any(
+            want > have for want, have in zip(needed, self._widths, strict=True)
+        )
+        found = []
+        if this != self._last or grown or self._since_head >= HEAD_EVERY:
+            self._widths = (
+                [max(pair) for pair in zip(needed, self._widths, strict=True)] if grown else needed
+            )
+            self._last, self._since_head = this, 0
+            found = [f"--- {printed.title}", self._line(printed.columns)]
+        found += [self._line(row) for row in printed.rows]
+        self._since_head += len(printed.rows)
+        if printed.left_out:
+            found.append(f"... and {printed.left_out:,} more")
+        return found
+
+    def _line(self, cells: Sequence[str]) -> str:
+        padded = (text.ljust(width) for text, width in zip(cells, self._widths, strict=True))
+        return "  ".join(padded).rstrip()
+
+
+class TablePrinter:
+    """Prints tables from a thread of its own, now and then. `add` may be called from any thread and
+    never waits."""
+
+    def __init__(self, write: Callable[[str], object]) -> None:
+        self._write = write
+        self._text = TableText()
+        self._pending: dict[tuple[str, tuple[str, ...]], Printed] = {}
+        self._guard, self._writing = threading.Lock(), threading.Lock()
+        self._some = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def add(self, printed: Iterable[Printed]) -> None:
+        with self._guard:
+            for one in printed:
+                place = one.title, tuple(one.columns)
+                before = self._pending.get(place)
+                self._pending[place] = one if before is None else before.with_later(one)
+            if self._pending and (self._thread is None or not self._thread.is_alive()):
+                self._thread = threading.Thread(
+                    target=self._run, name="everflow-print-table", daemon=True
+                )
+                self._thread.start()
+        self._some.set()
+
+    def flush(self) -> None:
+        """Print what is there, now; it may wait for the terminal."""
+        with self._writing:
+            with self._guard:
+                pending, self._pending = self._pending, {}
+            lines = [line for one in pending.values() for line in self._text.lines(one)]
+            if lines:
+                self._write("\n".join(lines) + "\n")
+
+    @contextmanager
+    def written_by(self, write: Callable[[str], object]) -> Iterator[None]:
+        """While the block runs, ``write`` writes the rows, because a live line owns the terminal.
+        Pending rows are printed at its end."""
+        before = self._swap(write)
+        try:
+            yield
+        finally:
+            self.flush()
+            self._swap(before)
+
+    def _swap(self, write: Callable[[str], object]) -> Callable[[str], object]:
+        with self._writing:
+            before, self._write = self._write, write
+        return before
+
+    def _run(self) -> None:
+        pause = threading.Event()
+        while True:
+            self._some.wait()
+            self._some.clear()
+            self.flush()
+            pause.wait(PRINTED_EVERY_S)
+
+
+def _to_stdout(text: str) -> None:
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        return  # closed, or nobody reads it any more
+
+
+tables = TablePrinter(_to_stdout)
+"""One printer per process: its instances share one terminal."""
+
 
 COMMIT_PHASES = ("gate", "offsets", "delivery", "commit", "apply")
 ABORTED = "aborted"
 GATE = "gate"
 """The phase that a batch without a commit does not have."""
 
-TOLD_EVERY_MS = 60_000.0
+LOGGED_EVERY_MS = 60_000.0
 MOST_REMARKS = 3
-"""Of one batch."""
+"""Remarks of one batch that are logged."""
 NOTHING: Mapping[str, Mapping[str, int]] = {}
 
 COUNTS = {
@@ -36,47 +154,47 @@ COUNTS = {
 }
 
 WHY = {
-    "failed": "that failed, as their exception handler said",
+    "failed": "that failed, as their exception handler decided",
     LATE_UNMATCHED: (
-        "without a match: they came when the join's window and grace were over, by the newest "
-        "record time its task had seen (docs/guide/joins.md)"
+        "without a match: they came after the join's window and grace, by the newest record time "
+        "of the task (docs/guide/joins.md)"
     ),
     "late": (
-        "too late: the window's grace was over, by the newest record time its task had seen "
+        "too late: the window's grace was over, by the newest record time of the task "
         "(docs/guide/time.md)"
     ),
-    "negative-timestamp": "without a time: theirs, or what timestamp= said, is negative",
+    "negative-timestamp": "without a time: theirs, or the value of timestamp=, is negative",
     "null-foreign-key": "without a foreign key",
     "null-key": "without a key",
     "null-value": "without a value",
-    "punctuation": "that failed, as the processing exception handler said",
+    "punctuation": "that failed, as the processing exception handler decided",
 }
 NOUNS = {"punctuation": "clock's call"}
-"""What was dropped that is no record."""
+"""Nouns for drops that are not records."""
 VERBS = {LATE_UNMATCHED: "emitted"}
-"""What a node did with those that it did not drop."""
+"""Verbs for records that were not dropped."""
 
 
 @dataclass
 class DroppedRecords:
-    """What one stream thread dropped and has not told yet. Pure; times are monotonic ms."""
+    """Drops of one stream thread that have not been logged yet. Pure; times are monotonic ms."""
 
-    _untold: dict[tuple[str, str], int] = field(default_factory=dict)
-    _told_ms: dict[tuple[str, str], float] = field(default_factory=dict)
+    _drops: dict[tuple[str, str], int] = field(default_factory=dict)
+    _logged_ms: dict[tuple[str, str], float] = field(default_factory=dict)
 
     def lines(self, dropped: Mapping[str, Mapping[str, int]], now_ms: float) -> list[str]:
-        """What is to be told after a batch that dropped these: node -> reason -> records."""
+        """The lines to log after a batch with these drops: node -> reason -> records."""
         for node, reasons in dropped.items():
             for reason, count in reasons.items():
-                self._untold[node, reason] = self._untold.get((node, reason), 0) + count
+                self._drops[node, reason] = self._drops.get((node, reason), 0) + count
         due = [
             key
-            for key in self._untold
-            if now_ms - self._told_ms.get(key, -TOLD_EVERY_MS) >= TOLD_EVERY_MS
+            for key in self._drops
+            if now_ms - self._logged_ms.get(key, -LOGGED_EVERY_MS) >= LOGGED_EVERY_MS
         ]
-        self._told_ms.update(dict.fromkeys(due, now_ms))
+        self._logged_ms.update(dict.fromkeys(due, now_ms))
         return [
-            f"{node} {VERBS.get(why, 'dropped')} {_counted(self._untold.pop((node, why)), why)} "
+            f"{node} {VERBS.get(why, 'dropped')} {_counted(self._drops.pop((node, why)), why)} "
             f"{WHY.get(why, why)}"
             for node, why in due
         ]
@@ -87,21 +205,21 @@ def _counted(number: int, why: str) -> str:
 
 
 def misplaced_keys(keys: Iterable[KeyPlaces]) -> dict[str, str]:
-    """What people are told of topics with keys in other partitions than expected, by topic."""
+    """Log lines for topics with keys in other partitions than expected, by topic."""
     return {one.topic: _misplaced(one) for one in keys if one.misplaced}
 
 
 def _misplaced(keys: KeyPlaces) -> str:
     if keys.fits:
-        lie = f"All {keys.checked:,} lie where {keys.fits} puts them. "
+        lie = f"All {keys.checked:,} are where {keys.fits} puts them. "
         cure = f"partitioner={keys.fits!r}"
     else:
         lie = ""
         cure = "partitioner= ('crc32' for confluent-kafka, 'fnv1a', or a function)"
     return (
-        f"{keys.topic}: {keys.misplaced:,} of {keys.checked:,} keys that were looked at are not in "
-        f"the partition that {keys.by} gives them ({keys.sample}). {lie}Equal keys of this topic "
-        f"and of others do not meet in one task: joins lose matches, and a query may ask the wrong "
+        f"{keys.topic}: {keys.misplaced:,} of {keys.checked:,} checked keys are not in the "
+        f"partition where {keys.by} puts them ({keys.sample}). {lie}Equal keys of this topic and "
+        f"of others do not meet in one task: joins lose matches, and a query may ask the wrong "
         f"instance. Give the source {keys.node} {cure}, or put .repartition(name='a-name') behind "
         f"it, or let its producer write by murmur2 (docs/guide/joins.md)"
     )
@@ -109,7 +227,7 @@ def _misplaced(keys: KeyPlaces) -> str:
 
 @dataclass
 class BatchCounts:
-    """Of one stream thread, which alone calls it."""
+    """Owned by one stream thread."""
 
     metrics: Metrics
     clock: Clock
@@ -119,7 +237,6 @@ class BatchCounts:
     _dropped: DroppedRecords = field(default_factory=DroppedRecords)
 
     def begin(self, now_ms: float) -> None:
-        """A batch begins (monotonic ms)."""
         self.began_ms = now_ms
 
     def again(self, kind: str = ABORTED, reason: str = "") -> None:
@@ -133,7 +250,6 @@ class BatchCounts:
             self.metrics.add_series(names.REFUSED_COMMITS, {(str(self.number), cause): 1})
 
     def add(self, result: BatchResult) -> None:
-        """It was committed."""
         self._put_figures(result)
         self.metrics.add(names.COMMITS, 1)
         for key, name in COUNTS.items():
@@ -147,18 +263,18 @@ class BatchCounts:
                 if reason not in VERBS
             ),
         )
-        self.tell(self.clock.monotonic_ms(), result.dropped)
-        self._tell_misplaced(result)
+        self.log_drops(self.clock.monotonic_ms(), result.dropped)
+        self._log_misplaced(result)
         tables.add(result.printed)
         if result.left_out:
-            moves.warning("left out of a batch: %s", "; ".join(result.left_out))
+            moves.warning("records skipped in a batch: %s", "; ".join(result.left_out))
         if result.remarks:
             more = len(result.remarks) - MOST_REMARKS
             and_more = f"; and {more} more" if more > 0 else ""
             moves.warning("%s%s", "; ".join(result.remarks[:MOST_REMARKS]), and_more)
 
-    def _tell_misplaced(self, result: BatchResult) -> None:
-        """Each topic once, whatever thread finds it."""
+    def _log_misplaced(self, result: BatchResult) -> None:
+        """Each topic is logged once per process."""
         found = misplaced_keys(result.figures.keys)
         known = self.metrics.notes(names.KEYS_MISPLACED) if found else {}
         fresh: dict[tuple[str, ...], str] = {
@@ -168,7 +284,7 @@ class BatchCounts:
         for line in fresh.values():
             moves.warning("%s", line)
 
-    def tell(self, now_ms: float, dropped: Mapping[str, Mapping[str, int]] = NOTHING) -> None:
+    def log_drops(self, now_ms: float, dropped: Mapping[str, Mapping[str, int]] = NOTHING) -> None:
         """Tell what was dropped and is due; with ``math.inf`` all that is left, at the end."""
         for line in self._dropped.lines(dropped, now_ms):
             moves.warning("%s", line)
@@ -176,7 +292,6 @@ class BatchCounts:
             tables.flush()
 
     def _put_figures(self, result: BatchResult) -> None:
-        """For `/metrics`."""
         thread, now_ms = str(self.number), self.clock.monotonic_ms()
         elapsed_ms = self._took()
         self.metrics.add_series(names.BATCHES, {(thread,): 1})
@@ -234,7 +349,7 @@ class BatchCounts:
 
 
 def _phases(timings: Mapping[str, float], elapsed_ms: float) -> dict[str, float]:
-    """ms by phase. What nobody measured is the plan's: all in the driver, and the way there and
+    """ms by phase. The unmeasured rest counts as the plan's: in the driver, and to the worker and
     back."""
     found = {name: ms for name, ms in timings.items() if name != "began"}
     found["plan"] = max(0.0, elapsed_ms - sum(found.values()))

@@ -1,7 +1,7 @@
 """Chooses the size of the next micro-batch and its offsets: pure (D1).
 
 Small when caught up (everything there is, at once), up to `BatchLimits` when lagging, and bounded
-in time by what earlier batches took, so that a rebalance never waits long.
+in time by earlier batches, so that a rebalance never waits long.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ from dataclasses import dataclass, field, replace
 from everflow.config import BatchLimits
 from everflow.logs import some
 from everflow.records import OffsetRange, TaskId, TopicPartition
-from everflow.runtime.commit.batch import BadRecord, BatchFailure, BatchResult
-from everflow.runtime.tasks.task import ActiveTask
+from everflow.runtime.commit.batch import BadRecord, BatchFailure
 
 FIRST_RECORDS = 100_000
 """Bound of the first batch of a thread: nothing is known yet of what a record costs."""
 COLD_MS = 1_500
-"""What the first full batch of a thread costs more than the next ones, whatever its size:
-connections, classes, compiled code."""
+"""Extra cost of a thread's first full batch, whatever its size: connections, classes, compiled
+code."""
 SMALLEST_RECORDS = 1_000
 """However slow everything is but the program itself, a batch takes this many records (if there
 are as many)."""
@@ -29,8 +28,8 @@ MERGED_SHARE = 4
 """A merge that reads a fourth of what was planned is bounded by its ranges; one that reads less
 waits for an input, and larger ranges of the others would only be read in vain."""
 REST_SHARE = 0.25
-"""How long a thread that is caught up rests at the least, by what its last batch took: a fifth of
-the batches is saved, and a record comes a quarter of a batch later at the most (note 018)."""
+"""Minimal rest of a thread that has caught up, as a share of its last batch: it saves a fifth of
+the batches, and delays a record by at most a quarter of a batch (note 018)."""
 MANY_TASKS = 8
 """Behind a batch of records of so many tasks it rests for longer than that took: reading, storing
 and committing cost by the task, and more records of each then share it. Behind half as many it
@@ -38,10 +37,10 @@ rests the least."""
 
 
 ENDINGS = 4
-"""A rest for what the broker takes to end a transaction goes by the shortest of so many: one that
-took long, as the broker was busy, says nothing of the next."""
+"""The rest for the end of a transaction goes by the shortest of so many: a long one may be due to a
+busy broker."""
 HELD_SHARE = 0.75
-"""How much of that time is rested (all of it would often be more than it takes), less..."""
+"""The share of that time that is rested (all of it would often be too long), less..."""
 SHORT_HELD_MS = 40.0
 """...so much: what it takes with a few partitions, where a rest only makes a chain of re-keys late.
 """
@@ -53,13 +52,12 @@ class BatchSize:
     """The size of the next batch and the rest behind it, learnt from the batches before.
 
     A bound instead of a measured rate: a batch costs a fixed part and a part per record, and the
-    first full one also the warm-up, so records / time of a small or cold batch says little. The
-    bound shrinks to what fits once a batch took too long, and grows while full batches end early,
-    to what would have fitted and by `GROWTH` at the most. Below `SMALLEST_RECORDS` it grows
-    however long a batch takes, unless its records cost that. ``bytes_per_record`` is smoothed, None
-    where unknown. ``endings``: for how many ms behind a batch the broker was still ending its
-    transaction, at least, of the last ones.
-    """
+    first full one also the warm-up, so the rate of a small or cold batch means little. The bound
+    shrinks to what fits once a batch took too long. It grows while full batches end early, to what
+    would have fitted and by `GROWTH` at most. Below `SMALLEST_RECORDS` it grows however long a
+    batch takes, unless its records cost that. ``bytes_per_record`` is smoothed, None if unknown.
+    ``endings``: for how many ms behind each of the last batches the broker was at least still
+    ending its transaction."""
 
     bound: int = FIRST_RECORDS
     bytes_per_record: float | None = None
@@ -175,63 +173,6 @@ def plan_ranges(
     return {tp: OffsetRange(r.start, r.start + taken.get(tp, 0)) for tp, r in available.items()}
 
 
-def unread(
-    tasks: Iterable[ActiveTask], ends: Mapping[TopicPartition, int], resting: Collection[TaskId]
-) -> dict[TopicPartition, OffsetRange]:
-    """The unprocessed ranges of ``tasks``: all inputs of those that have something and do not rest.
-    Of a thousand tasks few have, and a turn of the thread's loop costs what those do (note 018)."""
-    found: dict[TopicPartition, OffsetRange] = {}
-    for task in tasks:
-        for tp, position in task.positions.items():
-            end = ends.get(tp)
-            if end is None:
-                end = task.ends.get(tp, position)
-            if end > position:
-                break
-        else:
-            continue
-        if task.id not in resting:
-            found |= _unread_of(task, ends)
-    return found
-
-
-def merged(tasks: Mapping[TaskId, ActiveTask]) -> list[Collection[TopicPartition]]:
-    """The inputs of the tasks that have several."""
-    several = sorted(name for name, task in tasks.items() if len(task.inputs) > 1)
-    return [tasks[name].inputs for name in several]
-
-
-def touched(tasks: Mapping[TaskId, ActiveTask], result: BatchResult) -> list[ActiveTask]:
-    """The tasks that a committed batch may have changed."""
-    read, times, stores = result.consumed.keys(), result.stream_times, result.positions
-    return [
-        task
-        for name, task in tasks.items()
-        if not read.isdisjoint(task.inputs) or name in times or name in stores
-    ]
-
-
-def nothing_of(tasks: Iterable[ActiveTask]) -> dict[TopicPartition, OffsetRange]:
-    """An empty range of each of their inputs."""
-    return {
-        tp: OffsetRange(position, position)
-        for task in tasks
-        for tp, position in task.positions.items()
-    }
-
-
-def _unread_of(
-    task: ActiveTask, ends: Mapping[TopicPartition, int]
-) -> dict[TopicPartition, OffsetRange]:
-    found = {}
-    for tp, position in task.positions.items():
-        end = ends.get(tp)
-        found[tp] = OffsetRange(
-            position, max(position, task.ends.get(tp, position) if end is None else end)
-        )
-    return found
-
-
 def is_empty(ranges: Mapping[TopicPartition, OffsetRange]) -> bool:
     """True if there is nothing to read."""
     return all(r.end <= r.start for r in ranges.values())
@@ -249,9 +190,9 @@ class PlannedBatch:
     """The machine's clock when it was planned: whatever goes by it gives the same again in a
     retry."""
     idle: Mapping[TaskId, Mapping[str, int]] = field(default_factory=dict)
-    """To what the times of silent sources are moved (`everflow.runtime.topics.idle_sources`)."""
+    """To what the times of silent sources are moved (`everflow.runtime.thread.batching`)."""
     waits: tuple[TopicPartition, ...] | None = ()
-    """Inputs at whose end the merge stops (`everflow.runtime.thread.task_idling.Look`)."""
+    """Inputs at whose end the merge stops (`planning.ReadableInputs`)."""
 
     @property
     def records(self) -> int:
@@ -263,7 +204,6 @@ class PlannedBatch:
         return all(r.end - r.start <= 1 for r in self.ranges.values())
 
     def only_record(self) -> BadRecord | None:
-        """The one that it reads; None where there are others."""
         found = [(tp, r.start) for tp, r in self.ranges.items() if r.end > r.start]
         if len(found) != 1 or self.records != 1:
             return None
@@ -299,7 +239,6 @@ class PlannedBatch:
         )
 
     def named(self) -> str:
-        """Its records, where they are few."""
         few = [
             f"{tp}@{r.start}"
             for tp, r in sorted(self.ranges.items())

@@ -1,9 +1,10 @@
-"""Prepares the Columns of a plan for its workers, once (notes 014 and 016)."""
+"""Prepares the Columns of a plan, once (notes 014 and 016), and packs what runs in workers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import Column
@@ -45,12 +46,14 @@ from everflow.topology.plan import (
     plan,
 )
 from everflow.topology.subtopologies import cut
+from everflow.travel.parcel import Parcel
+from everflow.travel.refusals import TravelCheck
 
 
 @dataclass(frozen=True)
 class ColumnsOfPlan:
-    """Those of `PhysicalPlan.columns`, one by one, and the socket where the instance's JVM computes
-    some of them (empty: none)."""
+    """The prepared Columns of `PhysicalPlan.columns`, and the socket where the instance's JVM
+    computes some of them (empty: none)."""
 
     prepared: tuple[PreparedColumns, ...]
     path: str = ""
@@ -130,7 +133,6 @@ def spark_columns_at(plan: PhysicalPlan, op: ColumnsOp, number: int | Ticket) ->
 
 
 def column_lines(op: ColumnsOp) -> tuple[str, ...]:
-    """The lines of the user's program whose Columns these are."""
     lines = [one.node.where for one in op.projections if isinstance(one, Choice) or columns_of(one)]
     return tuple(dict.fromkeys(line for line in lines if line is not None))
 
@@ -195,3 +197,17 @@ def _column(given: ColumnExpr | None, name: str) -> Column:
         return F.col(name)
     column: Column = F.expr(given.column) if isinstance(given.column, str) else given.column
     return column
+
+
+def packed(content: Any, plan: PhysicalPlan) -> Parcel:
+    """``content``, whose functions and serdes are the plan's. The DSL has checked each of them, but
+    a variable may hold something else by now. Raises TopologyError naming function, variable and
+    line."""
+    try:
+        return Parcel.of(content)
+    except Exception:
+        check = TravelCheck()
+        for op in (*plan.times, *plan.ops):
+            if not isinstance(op, ColumnsOp):
+                check.require(vars(op), getattr(op, "op", op.name), getattr(op, "where", None))
+        raise

@@ -1,4 +1,4 @@
-"""Failures of micro-batches in words: what happened, where, what to do."""
+"""Words failures of micro-batches: what happened, where, what to do."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _CURES = {
     "column": f"{_NOTHING_WRITTEN}. Use the try_ variant of the function (F.try_divide, "
     f".try_cast), or filter such records out "
     f"before, and {_GOES_ON}.",
-    "worker": "A function that crashes the interpreter (native code, os._exit) or needs more "
-    "memory than there is ends it. "
+    "worker": "A function that crashes the interpreter (native code, os._exit) or needs too "
+    "much memory ends it. "
     f"{_NOTHING_WRITTEN}. Correct the function, or lower max.memory.bytes, and {_GOES_ON}.",
     "hang": "Where the function loops without end or waits for another service, correct it, or "
     "give the call a time-out; where "
@@ -71,7 +71,7 @@ def places(failure: BatchFailure) -> tuple[str, ...]:
 
 
 def short(failure: BatchFailure) -> str:
-    """One line for logs and the progress line: the error, the record, the line of the program."""
+    """One line for logs and the progress line: error, record, line of the program."""
     first = (failure.error.splitlines() or ["unknown"])[0]
     record = failure.record
     named = "" if record is None else f" (record {record.topic}-{record.partition}@{record.offset})"
@@ -88,7 +88,7 @@ def short(failure: BatchFailure) -> str:
 
 
 def in_full(failure: BatchFailure) -> str:
-    """What a user reads: the error, where, what to do; several lines."""
+    """The text for the user: the error, where, what to do; several lines."""
     record = failure.record
     named = "" if record is None else f" (record {record.topic}-{record.partition}@{record.offset})"
     return "\n  ".join([f"{failure.error}{named}", *places(failure), *_cure(failure)])
@@ -115,8 +115,8 @@ def ending(failure: BatchFailure, times: int, records: str) -> FatalError:
     if failure.kind == "spark-gone":
         return FatalError(
             "Spark has ended (its JVM was killed or had no memory, or spark.stop() was called in "
-            "this process), so this instance cannot go on; its log file says more. "
-            f"Nothing is lost: start the instance again. The cause as seen here: {failure.error}"
+            "this process), so this instance cannot go on; see its log file. "
+            f"Nothing is lost: start the instance again. The error: {failure.error}"
         )
     if record is not None:
         records = f"{record.topic}-{record.partition}@{record.offset}"

@@ -62,8 +62,13 @@ from everflow.memory import BatchMemory, WorkerMemory
 from everflow.records import OffsetRange, TaskId, TopicPartition
 from everflow.retry import FIRST_PAUSE_MS, LONGEST_PAUSE_MS
 from everflow.runtime.commit.batch import BatchFailure, BatchResult
-from everflow.runtime.tasks.task import ActiveTask, concerning, positions_of
-from everflow.runtime.tasks.task_timeouts import StalledTask, TaskTimeouts
+from everflow.runtime.tasks.task import (
+    ActiveTask,
+    StalledTask,
+    TaskTimeouts,
+    concerning,
+    positions_of,
+)
 from everflow.runtime.thread.batching import BatchSize, PlannedBatch, plan_ranges
 from everflow.runtime.thread.failure_text import ending, in_full, short
 from everflow.runtime.topics.end_offsets import EndOffsets
@@ -100,8 +105,8 @@ _SMALLER = frozenset({"worker", "hang"})
 """Kinds that fewer records may not meet, and that a single one may have caused: no worker is left
 to search for that record."""
 _CERTAIN = frozenset({"hang", "column", "damaged"})
-"""What waiting does not change: it has waited long enough, or it computes the same again, or the
-store has been rebuilt meanwhile."""
+"""Kinds that waiting does not change: it has waited long enough, or computes the same again, or the
+store has been rebuilt."""
 _REPLACEABLE = (
     RecordError,
     RecordRefusedError,
@@ -117,7 +122,7 @@ _REPLACEABLE = (
 """What another service, another setting of a topic, more memory or room, or a broker that is back
 may mend while the instance runs; a damaged entry, a new one in the changelog."""
 _COMPUTING = ("operators", "columns")
-"""Of a batch's timings, what grows with its records and with nothing else."""
+"""The phases of a batch that grow with its records only."""
 _ADDRESSES = re.compile(
     r"0x[0-9a-f]+|\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b|\d+", re.IGNORECASE
 )
@@ -254,8 +259,8 @@ class StalledTasks:
     timeouts: TaskTimeouts
 
     def check(self, tasks: Tasks, ends: EndOffsets, now_ms: float) -> None:
-        """Before a batch is planned: note tasks whose brokers do not say where their logs end.
-        TaskTimeoutError for one whose time is over."""
+        """Before a batch is planned: note tasks whose brokers do not return where their logs end.
+        TaskTimeoutError once a task's time is over."""
         away = ends.failing_ms() > BROKERS_AWAY_MS
         known, stalled = ends.ends(), self.timeouts.stalled()
         if not (away or stalled or ends.any_silent):
@@ -263,10 +268,10 @@ class StalledTasks:
         for task in tasks.values():
             silent = sorted(ends.silent_ms(task.inputs))
             if silent:
-                where = f"the leader of {silent[0]} does not say where that log ends"
+                where = f"the leader of {silent[0]} does not answer where that log ends"
                 self.timeouts.waits(task.id, where, now_ms)
             elif away:
-                self.timeouts.waits(task.id, "no broker says where the logs end", now_ms)
+                self.timeouts.waits(task.id, "no broker answers where the logs end", now_ms)
             elif task.id in stalled and (
                 not stalled[task.id].count
                 or all(known.get(tp, 0) <= at for tp, at in task.positions.items())
@@ -357,7 +362,7 @@ class StalledTasks:
         ]
         for one in silent:
             where = ", ".join(str(tp) for tp in one.inputs if tp in result.silent)
-            cause = f"no records came of {where}, though the log has some: its leader is silent"
+            cause = f"{where} has more records, but its leader does not send them"
             self.timeouts.failed([one.id], cause, now_ms)
         if silent:
             self.timeouts.rest([one.id for one in silent], now_ms, took_ms)
@@ -398,11 +403,11 @@ class RetryPolicy:
     _repeated: RepeatedFailures = field(default_factory=RepeatedFailures)
     _pause_ms: float = FIRST_PAUSE_MS
     _failed_after_ms: float = 0.0
-    """How long the last batch ran that failed."""
+    """Duration of the last failed batch."""
     _part: int = 0
     """Which task's records were last run alone, to find the one that ends its worker."""
     _skipped: dict[tuple[str, int, int], BatchFailure] = field(default_factory=dict)
-    """By place of the record: earlier attempts failed on it, its handler decides."""
+    """By place of a record on which earlier attempts failed: its handler decides."""
     _replaced_ms: deque[float] = field(default_factory=deque)
 
     # --- what the next batch may have --------------------------------------------------------
@@ -414,7 +419,6 @@ class RetryPolicy:
         return replace(self.limits, max_bytes=fitting)
 
     def resting(self, now_ms: float) -> frozenset[TaskId]:
-        """Tasks that are in no batch now."""
         return self.quarantine.resting(now_ms) | self.stalled.timeouts.resting(now_ms)
 
     def skipped(self, planned: PlannedBatch) -> tuple[BatchFailure, ...]:
@@ -440,7 +444,7 @@ class RetryPolicy:
     # --- events ------------------------------------------------------------------------------
 
     def tasks_changed(self, tasks: Collection[TaskId]) -> None:
-        """The thread has these tasks now, and positions say where they begin."""
+        """The thread's tasks are others now, and begin at their positions."""
         self.quarantine.keep(tasks)
         self.stalled.timeouts.keep(tasks)
         self.search = None
@@ -453,7 +457,6 @@ class RetryPolicy:
         self._forget_failures()
 
     def before_plan(self, tasks: Tasks, ends: EndOffsets, now_ms: float) -> None:
-        """A batch is about to be planned."""
         self.stalled.check(tasks, ends, now_ms)
 
     def batch_failed(
@@ -501,8 +504,8 @@ class RetryPolicy:
         """The tasks are where the log is, after ``planned`` failed. ``owned``: partitions that the
         thread still reads; a bad record of another is its new owner's. ``committed``: the batch had
         been."""
-        # What was committed has just been replayed, and is no progress that makes up for a cause
-        # which the next batch meets, too: Spark has ended, or the disk of the stores is full.
+        # A commit is no progress here: the next batch meets the same cause, for Spark has ended, or
+        # the disk of the stores is full.
         if failure.kind == "spark-gone" or (committed and failure.kind == "fatal"):
             raise ending(failure, 1, "")
         if committed:
@@ -669,7 +672,7 @@ class RetryPolicy:
         self.size = replace(self.size, bound=records)
         alone = failure.kind in _SMALLER and planned.smallest
         if alone and (parts := planned.parts(_inputs(tasks))):
-            # Of one that does not fail the records are committed: the next one's turn.
+            # A part that does not fail is committed: the next part's turn.
             self._part += 1
             return parts[self._part % len(parts)]
         ranges = plan_ranges(planned.ranges, self.size.records(self.bounds))
@@ -727,7 +730,6 @@ class RetryPolicy:
 
 
 def first_size(functions: bool) -> BatchSize:
-    """``functions``: the plan has Python functions."""
     return BatchSize(FIRST_WITH_FUNCTIONS) if functions else BatchSize()
 
 

@@ -21,7 +21,7 @@ POLL_MS = 5.0
 
 
 def alive(pid: int) -> bool:
-    """Whether the process still runs; one that only waits to be reaped does not."""
+    """True if the process still runs; False for one that only waits to be reaped."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -36,8 +36,8 @@ def alive(pid: int) -> bool:
 
 
 def is_worker(pid: int) -> bool:
-    """Whether the process is one of our Python workers, as far as it can be told: Spark ends
-    workers that were idle for a minute, and the number may be another program's by now."""
+    """True if the process is one of our Python workers, or that cannot be known: Spark ends workers
+    that were idle for a minute, and another process may have the number by now."""
     try:
         return b"EVERFLOW_SLOT=" in Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:

@@ -1,8 +1,8 @@
-"""Knows where the input partitions end; wakes the stream threads that have new records (D1).
+"""Reads where the input partitions end, and wakes the stream threads that have new records (D1).
 
-While a stream thread is at work its partitions' ends are asked for when it wants to know them;
-while it waits for records the brokers are asked to tell when there are some (`Growth`), and only
-where that cannot be had, every few ms.
+While a stream thread is at work, it asks for the ends when it needs them. While it waits for
+records, the brokers are asked to report new ones (`Growth`); only if they cannot, the ends are
+polled every few ms.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ log = logging.getLogger("everflow")
 
 FRESH_MS = 3.0
 """An answer that was asked for within this time is as good as another one."""
-TOLD_FRESH_MS = 10.0
-"""As `FRESH_MS`, of what the brokers told by themselves."""
+REPORTED_FRESH_MS = 10.0
+"""As `FRESH_MS`, for ends that the brokers reported by themselves."""
 BUSY_PERIOD_MS = 5_000.0
-"""Where nobody waits for an answer, or all who do are told, the ends are asked for so often..."""
+"""If no thread waits for an answer, or the brokers report new records, the ends are asked for so
+often..."""
 LOG_PERIOD_MS = 20.0
 """...and of each log no oftener than that, as it costs 20 us: 1,000 of them every 20 s. A log that
 has shrunk below what was read of it is noticed by the second question, or at once where brokers
@@ -33,12 +34,12 @@ tell."""
 FOLLOW_AFTER_MS = 1_000.0
 """The start has other work to do first."""
 OTHERS_PAUSE_MS = 10.0
-"""Growth that nobody waits for is not worth more questions than that."""
+"""Pause after new records for which no thread waits."""
 SILENT_PERIOD_MS = 1_000.0
 """Between two questions about logs whose leaders do not answer."""
 NAMED = 5
 FOLLOW_S = 1.0
-"""How long one wait for growth lasts at the most."""
+"""Maximal duration of one wait for new records."""
 
 
 class Growth(Protocol):
@@ -50,21 +51,18 @@ class Growth(Protocol):
         """Ends beyond ``ends``, once there are some. Raises EverflowError."""
         ...
 
-    def close(self) -> None:
-        """Its connections."""
-        ...
+    def close(self) -> None: ...
 
 
 class EndOffsets:
     """Ends of all watched partitions: last stable offsets under exactly-once, high watermarks
     otherwise.
 
-    ``read`` asks the brokers: of logs whose leaders do not answer there is nothing in what it
-    gives; it raises RetriableError where nobody answers. ``check`` None: nobody minds an end before
-    a position. ``stopping``: set once ``read`` may refuse because of the instance's end.
-    ``open_growth`` None: who waits is told by questions every ``period_ms``. `watch`, `unwatch`,
-    `ends` and `idle` may be called from any thread.
-    """
+    ``read`` asks the brokers; its answer lacks logs whose leaders do not answer, and it raises
+    RetriableError if no broker answers. ``check`` None: an end before a position is not an error.
+    ``stopping``: set once ``read`` may fail because the instance ends. ``open_growth`` None: the
+    ends are polled every ``period_ms`` while a thread waits. `watch`, `unwatch`, `ends` and `idle`
+    may be called from any thread."""
 
     def __init__(
         self,
@@ -83,20 +81,20 @@ class EndOffsets:
         self._lock = threading.Lock()
         self._watched: dict[int, tuple[frozenset[TopicPartition], threading.Event]] = {}
         self._all_watched: frozenset[TopicPartition] = frozenset()
-        """Of all threads: with each change of `_watched` it is put together anew."""
+        """The partitions of all threads, rebuilt with each change of `_watched`."""
         self._ends: Mapping[TopicPartition, int] = {}
-        """Replaced by another one, never changed: whoever has it may go on with it."""
+        """Replaced as a whole, never changed, so a reader may keep it."""
         self._idle: set[int] = set()
         self._open_growth = open_growth
-        self._tells = False
-        """The brokers told what there was to tell when they were last asked to."""
+        self._reports = False
+        """The brokers' last report of new records succeeded."""
         self._live = False
-        """They are about to tell of all partitions that are watched."""
+        """The brokers are asked to report new records of all watched partitions."""
         self._grown: dict[TopicPartition, int] = {}
-        """What they told since the last question was asked."""
+        """Ends that the brokers reported since the last question."""
         self._stop = threading.Event()
         self._look = threading.Event()
-        """There is a reason to ask before the period is over."""
+        """Set to ask before the period is over."""
         self._answered = threading.Condition(self._lock)
         self._asked = self._answers = 0
         """Questions so far, and the last one with an answer."""
@@ -122,7 +120,6 @@ class EndOffsets:
         self._look.set()
 
     def unwatch(self, thread: int) -> None:
-        """The stream thread has no partitions any more."""
         with self._lock:
             self._watched.pop(thread, None)
             self._watch_all()
@@ -133,27 +130,26 @@ class EndOffsets:
         self._all_watched = frozenset[TopicPartition]().union(*mine)
 
     def idle(self, thread: int, waiting: bool) -> None:
-        """The stream thread waits (or no longer waits) for records."""
         with self._lock:
             first = not self._idle
             (self._idle.add if waiting else self._idle.discard)(thread)
             self._answered.notify_all()
-        if waiting and first and not self._tells:
+        if waiting and first and not self._reports:
             self._look.set()
 
     @property
-    def tells(self) -> bool:
-        """Whether who waits is told by the brokers, at once, as far as is known."""
-        return self._tells
+    def reports(self) -> bool:
+        """True if the brokers report new records at once, as far as is known."""
+        return self._reports
 
     def ends(self) -> Mapping[TopicPartition, int]:
         """The ends as last read; a partition that was never read is missing."""
         return self._ends
 
     def refresh(self, timeout_ms: float) -> bool:
-        """Have the ends asked for now, unless they were a moment ago or the brokers tell them by
-        themselves, and wait for the answer for at most ``timeout_ms``. Without a poller of its own
-        (`start`) nothing is asked. Returns whether there was a question."""
+        """Have the ends read now, unless they just were or the brokers report them by themselves,
+        and wait for the answer for at most ``timeout_ms``. Without `start` nothing is read. Returns
+        True if there was a question."""
         with self._answered:
             fresh = self._live or self._clock.monotonic_ms() < self._fresh_ms
             if not self._polls or fresh:
@@ -164,23 +160,21 @@ class EndOffsets:
             return True
 
     def failing_ms(self) -> float:
-        """For how long the brokers have not answered; 0 when they do."""
+        """For how long the brokers have not answered; 0 if they do."""
         waiting = [since for since in (self._failing_since_ms, self._asked_ms) if since is not None]
         return self._clock.monotonic_ms() - min(waiting) if waiting else 0.0
 
     @property
     def any_silent(self) -> bool:
-        """Whether there are logs whose leaders do not answer though others do."""
+        """True if the leaders of some logs do not answer though others do."""
         return bool(self._silent)
 
     def silent_ms(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, float]:
-        """Those of ``partitions`` whose leaders do not answer though others do, and for how
-        long."""
+        """The ``partitions`` whose leaders do not answer though others do, and for how long."""
         now_ms, silent = self._clock.monotonic_ms(), dict(self._silent)
         return {tp: now_ms - silent[tp] for tp in partitions if tp in silent}
 
     def poll_silent(self) -> None:
-        """Ask about the logs whose leaders did not answer."""
         with self._lock:
             watched = list(self._watched.values())
             wanted = frozenset[TopicPartition]().union(*(mine for mine, _ in watched))
@@ -195,7 +189,7 @@ class EndOffsets:
         with self._answered:
             self._silent = {tp: since for tp, since in self._silent.items() if tp not in now}
             self._ends = {**self._ends, **now}
-        log.info("The ends of %s are told again", some(sorted(now), NAMED))
+        log.info("The leaders of %s answer again", some(sorted(now), NAMED))
         for mine, wake in watched:
             if not mine.isdisjoint(now):
                 wake.set()
@@ -213,18 +207,18 @@ class EndOffsets:
         if not partitions:
             return
         # Before the ends: what was read until now cannot lie beyond an end that is asked for later.
-        held = {} if self._check is None else self._check.held()
+        positions = {} if self._check is None else self._check.positions()
         self._asked_ms = began_ms = self._clock.monotonic_ms()
         try:
             now = self._read(partitions)
-            if self._check is not None and held:
-                self._check.require(held, now)
+            if self._check is not None and positions:
+                self._check.require(positions, now)
         except RetriableError as error:
-            # An instance that ends is refused by its own client: that says nothing of the brokers
+            # The client of an instance that ends refuses: no sign of trouble with the brokers
             # (a batch in flight was cut off).
             if self._failing_since_ms is None and not self._stopping.is_set():
                 self._failing_since_ms = self._asked_ms
-                log.warning("The brokers do not tell the ends of the input: %s", error)
+                log.warning("The brokers do not answer where the input topics end: %s", error)
             return
         finally:
             self._asked_ms = None
@@ -234,7 +228,7 @@ class EndOffsets:
         silent = [tp for tp in partitions if tp not in now]
         if silent:
             log.warning(
-                "The leaders of %s do not tell their ends; other partitions go on",
+                "The leaders of %s do not answer; other partitions go on",
                 some(silent, NAMED),
             )
         with self._answered:
@@ -244,7 +238,7 @@ class EndOffsets:
                 threading.Thread(
                     target=self._ask_silent, name="everflow-silent-logs", daemon=True
                 ).start()
-            # What was told since is younger.
+            # Ends that were reported since are newer.
             later = {tp: end for tp, end in self._grown.items() if end > now.get(tp, end)}
             kept = {tp: self._ends[tp] for tp in self._silent if tp in self._ends}
             before, self._ends = self._ends, {**kept, **now, **later}
@@ -274,10 +268,12 @@ class EndOffsets:
                 self.poll_once()
             except EverflowError as error:  # not retriable: the stream threads raise it
                 self.failure = error
-                log.error("The ends of the input are no longer asked for: %s", error)
+                log.error("The ends of the input topics cannot be read any more: %s", error)
                 return
             except Exception as error:
-                self.failure = EverflowError(f"The ends of the input cannot be read: {error!r}")
+                self.failure = EverflowError(
+                    f"The ends of the input topics cannot be read: {error!r}"
+                )
                 log.exception("The ends of the input cannot be read")
                 return
             with self._lock:
@@ -306,33 +302,33 @@ class EndOffsets:
             self._clock.wait(self._stop, FOLLOW_AFTER_MS)
             self._follow_growth()
         except Exception:  # a defect: the questions go on without it
-            log.exception("The growth of the input is no longer told")
+            log.exception("Waiting for new input records failed; the ends are polled instead")
             self._ask_instead()
 
     def _follow_growth(self) -> None:
-        """While somebody waits: of all partitions, so that whoever comes to wait is told, too."""
+        """Wait for new records of all partitions while a thread waits for some."""
         assert self._open_growth is not None
         growth: Growth | None = None
         while (ends := self._ends_to_follow()) is not None:
             try:
                 growth = growth or self._open_growth()
-                told = growth.wait(ends, FOLLOW_S)
+                grown = growth.wait(ends, FOLLOW_S)
             except EverflowError as error:
-                log.debug("The growth of the input is not told: %s", error)
+                log.debug("Waiting for new input records failed: %s", error)
                 self._ask_instead()
                 self._clock.wait(self._stop, FOLLOW_AFTER_MS)
             else:
-                if self._take_growth(told):
+                if self._take_growth(grown):
                     self._clock.wait(self._stop, OTHERS_PAUSE_MS)
         if growth is not None:
             growth.close()
 
     def _ask_instead(self) -> None:
-        self._tells = self._live = False
+        self._reports = self._live = False
         self._look.set()
 
     def _ends_to_follow(self) -> Mapping[TopicPartition, int] | None:
-        """All ends, once somebody waits and they are known; None at the end."""
+        """All ends, once a thread waits and they are known; None at the end."""
         with self._answered:
             while not self._stop.is_set():
                 watched = self._all_watched.difference(self._silent)
@@ -344,32 +340,31 @@ class EndOffsets:
                 self._answered.wait()
         return None
 
-    def _take_growth(self, told: Mapping[TopicPartition, int]) -> bool:
-        """Whether there is some that nobody has waited for."""
+    def _take_growth(self, grown: Mapping[TopicPartition, int]) -> bool:
+        """True if there are new records for which no thread waits."""
         with self._answered:
-            self._tells, self._live = True, False
-            new = {tp: end for tp, end in told.items() if end > self._ends.get(tp, -1)}
+            self._reports, self._live = True, False
+            new = {tp: end for tp, end in grown.items() if end > self._ends.get(tp, -1)}
             self._ends = {**self._ends, **new}
             self._grown |= new
             if new:
-                self._fresh_ms = self._clock.monotonic_ms() + TOLD_FRESH_MS
-            grown = {
+                self._fresh_ms = self._clock.monotonic_ms() + REPORTED_FRESH_MS
+            woken = {
                 thread: wake
                 for thread, (mine, wake) in self._watched.items()
                 if not mine.isdisjoint(new)
             }
-            waited = not self._idle.isdisjoint(grown)
-        for wake in grown.values():
+            waited = not self._idle.isdisjoint(woken)
+        for wake in woken.values():
             wake.set()
-        # What is known already came with a fetch that was held back while nobody waited.
+        # An end that is known already came with a delayed fetch.
         return bool(new) and not waited
 
 
-# --- shrunk logs ----------------------------------------------------------------------------------
-# Finds logs that end before what was read of them: another topic, or records that were lost.
+# --- logs that end before the position: of another topic, or with lost records --------------------
 
 PERIOD_MS = 1_000.0
-"""Between two looks: after a change of leader an end may lie behind for a moment."""
+"""Between two checks: after a change of leader an end may be behind for a moment."""
 
 
 class ShrunkLogs:
@@ -399,8 +394,8 @@ class ShrunkLogs:
         self._suspects: frozenset[TopicPartition] = frozenset()
         self._next_ms = 0.0
 
-    def held(self) -> Mapping[TopicPartition, int]:
-        """The positions now, for `require`; none while the last look is not a second old."""
+    def positions(self) -> Mapping[TopicPartition, int]:
+        """The positions now, for `require`; none within a second of the last check."""
         now_ms = self._clock.monotonic_ms()
         if now_ms < self._next_ms:
             return {}
@@ -408,20 +403,19 @@ class ShrunkLogs:
         return self._positions()
 
     def require(
-        self, held: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
+        self, positions: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
     ) -> None:
-        """FatalError for positions that lie beyond the end of their log, now and at the look
-        before."""
-        beyond = _beyond(held, ends)
+        """FatalError for positions beyond the end of their log, now and at the check before."""
+        beyond = _beyond(positions, ends)
         again = sorted(tp for tp in beyond if tp in self._suspects)
         self._suspects = frozenset(beyond)
         if not again:
             return
         log_ends = self._log_ends(again)
-        shrunk = sorted(_beyond({tp: held[tp] for tp in again}, log_ends))
+        shrunk = sorted(_beyond({tp: positions[tp] for tp in again}, log_ends))
         if shrunk:
             listed = "; ".join(
-                f"{tp} ends at {log_ends[tp]}, the position is {held[tp]}" for tp in shrunk[:5]
+                f"{tp} ends at {log_ends[tp]}, the position is {positions[tp]}" for tp in shrunk[:5]
             )
             raise FatalError(
                 f"The log ends before what was read of it: "
@@ -432,13 +426,12 @@ class ShrunkLogs:
             )
 
     def _why(self, topic: str) -> str:
-        """What has become of the topic: its ids tell."""
         try:
             before, now = self._topic_ids(topic)
         except EverflowError as error:
-            return f"The brokers do not say whether {topic} is still the same topic ({error})."
+            return f"The brokers do not report whether {topic} is still the same topic ({error})."
         if not before or not now:
-            return f"The brokers do not say whether {topic} is still the same topic."
+            return f"The brokers do not report whether {topic} is still the same topic."
         if before != now:
             return (
                 f"Topic {topic} was deleted and created again while the application ran (topic id "
@@ -456,8 +449,7 @@ def _beyond(
     return [tp for tp, position in positions.items() if ends.get(tp, position) < position]
 
 
-# --- end sums -------------------------------------------------------------------------------------
-# Ends of the changelogs, summed per task, ready when this member has to assign (note 005).
+# --- ends of the changelogs, summed per task, for the leader (note 005) ---------------------------
 
 SUMS_FRESH_MS = 5_000.0
 """Older figures are none: every member's positions move on, and one beyond the end counts as no
@@ -505,10 +497,12 @@ class EndSums:
             self._changed.notify_all()
 
     def latest(self) -> Mapping[TaskId, int] | None:
-        """End sums read after this call, or at most 5 s old ones where the brokers take longer than
-        0.5 s; None where there are none (X2). Called by the leader once all members have told their
-        positions: ends read before could lie behind those, and a position beyond the end counts as
-        no copy (X1). So this waits, for a request of a ms or two."""
+        """End sums read after this call, or at most 5 s old ones if the brokers take longer than
+        0.5 s; None without any (X2).
+
+        The leader calls it once all members have reported their positions. Ends that were read
+        before could lie behind those, and a position beyond the end counts as no copy (X1). So it
+        waits, for a request of a ms or two."""
         self.refresh()
         with self._changed:
             wanted = self._asked
@@ -549,3 +543,40 @@ class EndSums:
                 if self._closed:
                     return
             self.read_once()
+
+
+# --- racks of the partitions (KIP-925) ------------------------------------------------------------
+
+RACKS_PERIOD_MS = 60_000.0
+
+
+class PartitionRacks:
+    """`membership.assignor.PartitionRacks`. ``read(topics)`` asks the brokers. `refresh` blocks;
+    `racks` does not."""
+
+    def __init__(
+        self,
+        read: Callable[[Collection[str]], Mapping[TopicPartition, frozenset[str]]],
+        topics: Collection[str],
+        clock: Clock,
+    ) -> None:
+        self._read = read
+        self._topics = topics
+        self._clock = clock
+        self._racks: Mapping[TopicPartition, frozenset[str]] = {}
+        self._read_ms = float("-inf")
+
+    def racks(self) -> Mapping[TopicPartition, frozenset[str]]:
+        """As of the last refresh; what is not known is left out."""
+        return self._racks
+
+    def refresh(self) -> None:
+        """Ask anew, if the last answer is older than a minute: replicas move seldom."""
+        now_ms = self._clock.monotonic_ms()
+        if not self._topics or now_ms - self._read_ms < RACKS_PERIOD_MS:
+            return
+        self._read_ms = now_ms
+        try:
+            self._racks = self._read(self._topics)
+        except EverflowError as error:
+            log.warning("The racks of the partitions cannot be read: %s", error)

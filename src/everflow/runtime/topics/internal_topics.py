@@ -1,7 +1,7 @@
 """Creates internal topics at the first start, and checks them at every other (invariant I10).
 
-What a topic should look like comes from the topology (`topology.subtopologies.internal_topics`);
-here is the decision what to do about it, and the calls that do it.
+`topology.subtopologies.internal_topics` has their wanted settings; this module decides what to do,
+and does it.
 """
 
 from __future__ import annotations
@@ -52,14 +52,12 @@ class TopicFacts:
 
 @dataclass(frozen=True)
 class Ran:
-    """What committed offsets say of the programs that have run in the group.
+    """The programs that have run in the group, by its committed offsets.
 
     ``committed``: a Kafka Streams application, everflow or Java, has committed one of them.
-    ``foreign``: topics of which another client has (a consumer, a tool that resets offsets).
-    ``known``: for each kind of internal topic those that the programs had, without the
-    application's id; a kind is left out where that was not kept (Java, an earlier release, more
-    stores than there is room for).
-    """
+    ``foreign``: topics with offsets of another client (a consumer, a tool that resets offsets).
+    ``known``: the internal topics of those programs by kind, without the application's id; a kind
+    is missing if it was not kept (Java, an earlier release, too many stores)."""
 
     committed: bool = False
     foreign: frozenset[str] = frozenset()
@@ -76,13 +74,12 @@ class InputIds:
 
     @property
     def recreated(self) -> list[str]:
-        """Those that were deleted and created again meanwhile."""
+        """The inputs that were deleted and created again since the last start."""
         before = self.before
         return [name for name, now in sorted(self.now.items()) if before.get(name, now) != now]
 
     @property
     def same(self) -> list[str]:
-        """Those that are certainly what they were."""
         return [name for name in sorted(self.now) if self.before.get(name) == self.now[name]]
 
 
@@ -105,19 +102,18 @@ class TopicAdmin(Protocol):
         """Log start and log end (read_uncommitted) of partitions."""
 
     def ran(self, partitions: Iterable[TopicPartition]) -> Ran:
-        """What the group's committed offsets of the partitions say."""
+        """The programs that have run, by the group's committed offsets of the partitions."""
 
     def topics_with_offsets(self) -> frozenset[str]:
         """All topics of which the group has a committed offset."""
 
 
 def problems(spec: TopicSpec, facts: TopicFacts) -> list[str]:
-    """What is wrong with an existing topic, for people; empty if it will do.
+    """The fault of an existing topic, in words; empty if it will do.
 
-    Only what would lose or mix data counts: partitions, and a clean-up that deletes what must stay.
-    Other settings are the operator's. What is deleted by age anyway need not be compacted: Kafka
-    Streams does not compact the changelogs of stream joins.
-    """
+    Only settings that would lose or mix data count: partitions, and a clean-up that deletes needed
+    records. Other settings are the operator's. Records that are deleted by age anyway need not be
+    compacted: Kafka Streams does not compact the changelogs of stream joins."""
     found = []
     if facts.partitions != spec.partitions:
         found.append(
@@ -145,8 +141,8 @@ def problems(spec: TopicSpec, facts: TopicFacts) -> list[str]:
 
 
 def keeps_unread(spec: TopicSpec, facts: TopicFacts | None) -> bool:
-    """Whether records stay until everflow deletes them: by age or size the brokers would also
-    delete what was not read (the operator may have set that). ``facts`` None: it is new."""
+    """True if records stay until everflow deletes them: by age or size the brokers would also
+    delete unread ones (the operator may have set that). ``facts`` None: the topic is new."""
     config = {**spec.config, **({} if facts is None else facts.config)}
     return all(config.get(name, "-1") == "-1" for name in ("retention.ms", "retention.bytes"))
 
@@ -157,13 +153,12 @@ def is_first_start(
     spans: Mapping[TopicPartition, tuple[int, int]],
     why_none: Callable[[], str],
 ) -> bool:
-    """First start = no offsets of a Kafka Streams application, nor any record in an internal topic
-    (D5). Offsets of other clients say where to begin, and no more.
+    """Decides whether this is the first start: no offsets of a Kafka Streams application, nor any
+    record in an internal topic (D5). Offsets of other clients only set where to begin.
 
-    Raises OffsetsExpiredError, with the reason ``why_none``, when internal topics hold records but
-    the group has no offsets: counting the input again from the start on top of the present state
-    would be silent double counting (scenario 15).
-    """
+    Raises OffsetsExpiredError, with the reason ``why_none``, if internal topics have records but
+    the group has no offsets: to process the input again from the start, on top of the present
+    state, would silently count twice (scenario 15)."""
     if ran.committed:
         return False
     filled = sorted({tp.topic for tp, (start, end) in spans.items() if end > start})
@@ -202,11 +197,11 @@ def why_no_offsets(
     if ids.same != sorted(ids.now) or not ids.now:
         reasons.insert(0, f"{names} was deleted and created again (offsets go with their topic)")
     known = "; the topic ids are those of the last run" if len(reasons) == 2 else ""
-    return f"The brokers do not say why: {', or '.join(reasons)}{known}."
+    return f"The brokers do not report the reason: {', or '.join(reasons)}{known}."
 
 
 def _other_program(application_id: str) -> str:
-    """The cause to look at first: starting over would then destroy an application that is well."""
+    """The likeliest cause, for starting over would then destroy a healthy application."""
     return (
         f"Most likely another topology (or one with a changed store name) runs or ran under the "
         f"application.id {application_id}: "
@@ -302,7 +297,7 @@ def _require_new(
     if unsure := [spec.name for spec in missing if spec.kind not in ran.known]:
         raise InternalTopicError(
             f"Internal topics are missing: {', '.join(unsure)}. {application_id} has run before, "
-            f"and its committed offsets do not say whether it had them, so they are not created: "
+            f"and its committed offsets do not show whether it had them, so they are not created: "
             f"state could be lost. {_other_program(application_id)} Only if these topics were "
             f"deleted: restore them from a backup; or, without one, give up the state. "
             f"{start_over(application_id)}"
@@ -320,18 +315,16 @@ def _require_new(
             f"Internal topics are missing: {', '.join(said)}. {application_id} has run before, but "
             f"never with them: the program is a new version of it, or another one. "
             f"{_other_program(application_id)} For a new version, start it once with "
-            f"--create-new-topics (create.new.topics=true): what the application keeps stays, and "
-            f"what is new begins empty."
+            f"--create-new-topics (create.new.topics=true): existing state stays, and new stores "
+            f"begin empty."
         )
 
 
 def short_name(application_id: str, topic: str) -> str:
-    """The name of an internal topic without the application's id."""
     return topic.removeprefix(f"{application_id}-")
 
 
-# --- output topics --------------------------------------------------------------------------------
-# The topics an application writes to by name: are they there, before anything runs? Pure.
+# --- output topics (pure) -------------------------------------------------------------------------
 
 
 def fixed_outputs(topology: Topology, dead_letter_topic: str | None) -> dict[str, str | None]:
@@ -350,13 +343,9 @@ def missing_outputs(
     partitions: int,
     dead_letter_topic: str | None = None,
 ) -> TopologyError | None:
-    """The error for output topics (`fixed_outputs`) that nobody is going to create; each is called
-    what it is.
-
-    ``creates_topics``: the brokers' ``auto.create.topics.enable``; None (they do not tell) and True
-    are no reason to stop.
-    ``partitions``: as many as the widest input has, a number to begin with.
-    """
+    """The error for output topics (`fixed_outputs`) that will not be created; each with its kind.
+    ``creates_topics``: the brokers' ``auto.create.topics.enable``; None (unknown) and True are no
+    reason to stop. ``partitions``: as many as the widest input has, as a proposal."""
     if not missing or creates_topics is not False:
         return None
     commands = "\n".join(
@@ -378,8 +367,7 @@ def missing_outputs(
     )
 
 
-# --- reused topics --------------------------------------------------------------------------------
-# Topics of the user that are changelogs of tables: they have to keep what is theirs. Pure.
+# --- topics of the user that are changelogs of tables (pure) --------------------------------------
 
 Configs = Callable[[Iterable[str]], Mapping[str, Mapping[str, str]]]
 

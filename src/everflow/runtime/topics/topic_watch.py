@@ -1,9 +1,9 @@
-"""Watches whether the application's topics are still there, with the same ids and partitions.
+"""Checks that the application's topics still exist, with the same ids and partitions.
 
-Positions, state and the assignment belong to a topic as it was at the start. One that is deleted
-and created again keeps its name, and one that grows keeps its id; nothing else of the runtime would
-notice (a new log that is longer than the position looks like the old one), and who reads one that
-is gone waits for a leader to come.
+Positions, state and the assignment belong to a topic as it was at the start. A topic that is
+deleted and created again keeps its name, and one that grows keeps its id. No other part of the
+runtime would notice: a new log that is longer than the position looks like the old one, and a
+reader of a deleted topic waits for a leader.
 """
 
 from __future__ import annotations
@@ -26,13 +26,12 @@ from everflow.errors import (
 log = logging.getLogger("everflow")
 
 NO_TOPIC_ID = "A" * 22
-"""Brokers before Kafka 2.8 know none."""
+"""The id that brokers before Kafka 2.8 return."""
 PERIOD_MS = 10_000.0
 CONFIRM_MS = 1_000.0
 MISSING_ANSWERS = 5
 """In how many answers in a row a topic must be missing. More than for other changes: a broker that
-has just come back may know no topic at all for a moment, while one that is behind with an id or a
-count is rare."""
+has just started may know no topic at all for a moment."""
 
 
 _GLOBAL_ANEW = (
@@ -44,25 +43,24 @@ class TopicState(Protocol):
     """`kafka.admin.TopicDescription`."""
 
     @property
-    def partitions(self) -> int:
-        """How many there are."""
+    def partitions(self) -> int: ...
 
     @property
     def topic_id(self) -> str:
-        """New with every topic, also under an old name."""
+        """A topic that is created again has another id."""
 
 
 class TopicChanges:
-    """The decision. Pure; one thread at a time.
+    """Decides from the brokers' answers whether a topic has changed. Pure; one thread at a time.
 
     Args:
-        partitions: of the inputs as the application runs with them; what else is watched is noted
-        as it is seen first.
-        inputs: topics that others write; the other ones are internal.
-        topics: all that are watched.
-        global_topics: those of global tables.
-        may_grow: whether more partitions of a topic (partitions of all now, topic, number) are
-        taken up while the application runs: then they are no change.
+        partitions: of the inputs as the application runs with them; other topics count from their
+        first answer.
+        inputs: topics that other programs write; the others are internal.
+        topics: all topics to check.
+        global_topics: the topics of global tables.
+        may_grow(partitions of all, topic, number): the running application takes up the topic's
+        new partitions, so they are no change.
     """
 
     def __init__(
@@ -87,25 +85,24 @@ class TopicChanges:
 
     @property
     def suspected(self) -> bool:
-        """Whether the last answer showed a change, which the next one has to confirm: a broker that
-        is behind tells old things."""
+        """True if the last answer showed a change. The next one has to confirm it, for a broker may
+        be behind."""
         return bool(self._suspects or self._missing)
 
     @property
     def topics(self) -> frozenset[str]:
-        """Those that are watched."""
         return self._topics
 
     @property
     def ids(self) -> Mapping[str, str]:
-        """Topic ids as they were seen first; where the brokers know none, a topic is missing. From
+        """The topic ids of the first answer; without topics of which the brokers know none. From
         any thread."""
         return {
             name: topic_id for name, topic_id in list(self._ids.items()) if topic_id != NO_TOPIC_ID
         }
 
     def grow(self, partitions: Mapping[str, int]) -> None:
-        """More inputs are read, with so many partitions; from any thread."""
+        """The application also reads these topics, with so many partitions; from any thread."""
         self._grown.append(partitions)
 
     def _take_grown(self) -> None:
@@ -117,14 +114,13 @@ class TopicChanges:
     def after(
         self, now: Mapping[str, TopicState], doubted: Collection[str] = ()
     ) -> FatalError | None:
-        """Take an answer of the brokers; the error once a change was seen in two answers one after
-        the other, or in one of a topic that is ``doubted``, since the leader of a log has said
-        that it is another one; or once a topic was missing in `MISSING_ANSWERS`.
-        InternalTopicError or MissingSourceTopicError for one that is missing."""
+        """Take an answer of the brokers. Returns an error once two answers in a row show a change,
+        or one answer for a ``doubted`` topic, of which a leader reported another id; or once a
+        topic was missing in `MISSING_ANSWERS` (InternalTopicError or MissingSourceTopicError)."""
         self._missing = {
             name: self._missing.get(name, 0) + 1 for name in self._topics if name not in now
         }
-        self._take_grown()  # behind it: they were not asked about yet
+        self._take_grown()  # afterwards: the answer is not about them
         gone = [
             name for name, answers in sorted(self._missing.items()) if answers >= MISSING_ANSWERS
         ]
@@ -207,13 +203,13 @@ class TopicChanges:
 
 
 class TopicWatch:
-    """Asks the brokers about every 10 s, and when somebody doubts that a topic is the same, on a
-    thread of its own: neither stream threads nor the instance's loop wait for it.
+    """Asks the brokers about every 10 s, and after `doubt`, on a thread of its own: neither stream
+    threads nor the instance's loop wait for it.
 
     Args:
-        read: describes the existing ones of the topics; blocks.
-        failed: told once, on the watch's thread; then the watch ends.
-        look: takes care of topics that came; blocks for a request.
+        read: describes those of the topics that exist; blocks.
+        failed: called once, on the watch's thread, which then ends.
+        check_new: takes up new topics; blocks for a request.
     """
 
     def __init__(
@@ -222,24 +218,23 @@ class TopicWatch:
         changes: TopicChanges,
         failed: Callable[[EverflowError], None],
         clock: Clock,
-        look: Callable[[], None] = lambda: None,
+        check_new: Callable[[], None] = lambda: None,
     ) -> None:
-        self._look = look
+        self._check_new = check_new
         self._read, self._changes, self._failed, self._clock = read, changes, failed, clock
         self._stop, self._woken = threading.Event(), threading.Event()
         self._lock = threading.Lock()
         self._doubted = frozenset[str]()
 
     def doubt(self, topics: Collection[str]) -> None:
-        """The leaders of logs of these topics say that they are others by now: ask soon. From any
-        thread."""
+        """Leaders of logs of these topics reported other topic ids: ask soon. From any thread."""
         with self._lock:
             self._doubted = self._doubted.union(topics)
         self._woken.set()
 
     def check_once(self) -> bool:
-        """Ask and judge; True when the application must stop. Brokers that do not answer are for
-        others to report."""
+        """Ask and judge; True if the application must stop. Other parts report brokers that do not
+        answer."""
         doubted = self._doubted
         try:
             now = self._read()
@@ -252,23 +247,22 @@ class TopicWatch:
         if changed is not None:
             self._failed(changed)
         else:
-            self._look_for_newcomers()
+            self._check_new_topics()
         return changed is not None
 
-    def _look_for_newcomers(self) -> None:
+    def _check_new_topics(self) -> None:
         try:
-            self._look()
+            self._check_new()
         except EverflowError as error:
-            log.debug("New topics cannot be looked for now: %s", error)
+            log.debug("New topics cannot be listed now: %s", error)
 
     def start(self) -> None:
-        """Note what the topics are, then watch them from a thread until `close`. Blocks for one
-        request."""
+        """Note the present state of the topics, then check them on a thread until `close`. Blocks
+        for one request."""
         self.check_once()
         threading.Thread(target=self._run, name="everflow-topic-watch", daemon=True).start()
 
     def close(self) -> None:
-        """End the watch; returns at once."""
         self._stop.set()
         self._woken.set()
 
@@ -278,11 +272,11 @@ class TopicWatch:
                 if self.check_once():
                     return
         except Exception:  # a defect of the watch is no reason to stop the application
-            log.exception("The topics are no longer watched")
+            log.exception("Checking the topics failed; they are not checked any more")
 
     def _rest(self) -> bool:
-        """Until the brokers are to be asked again, whatever is doubted no sooner than `CONFIRM_MS`
-        after the last time; True when the watch ends."""
+        """Wait for the next question, which comes no sooner than `CONFIRM_MS` after the last, even
+        in doubt; True if the thread is to end."""
         if self._clock.wait(self._stop, CONFIRM_MS) or self._changes.suspected:
             return self._stop.is_set()
         self._clock.wait(self._woken, PERIOD_MS - CONFIRM_MS)

@@ -55,7 +55,7 @@ class World:
         """What the store says after the group has confirmed so many more."""
         self.heartbeats += heartbeats
         self.at_ms = self.at_ms if at_ms is None else at_ms
-        self.freshness.look()
+        self.freshness.collect()
         self.freshness.note()
         return self.store.meta().updated_ms
 
@@ -117,7 +117,7 @@ def test_a_store_with_another_owner_or_that_was_rebuilt_is_left_alone(world: Wor
     world.store.close()
     fresh = world.directory.rebuild(A, "counts")
     world.heartbeats += 2
-    world.freshness.look()
+    world.freshness.collect()
     world.freshness.note()
     assert not world.store.path.exists(), "the claim is of the old one"
     assert list(fresh.iterdir()) == []

@@ -145,7 +145,7 @@ def test_a_refresh_that_fails_keeps_the_last_one_and_is_told(
     (told,) = [one.getMessage() for one in caplog.records]
     assert told.startswith("Global table people could not be loaded again: ")
     assert "the lake is away" in told
-    assert "loaded 10 s ago; it is tried again in 10 s" in told
+    assert "10 s ago; the next try is in 10 s" in told
     assert world.held() == {"a": 2}
     assert world.tables.followed()[TASK].lag == 0
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from everflow.errors import RetriableError
+from everflow.runtime.describe import statuses
 from everflow.runtime.restore.listeners import SuspendReason
-from everflow.runtime.task_status import statuses
 from everflow.runtime.tasks.task import TaskRole, TaskState
 from everflow.runtime.thread.retry_policy import troubles_of
 from unit.runtime.copies.updater_world import TASK_TIMEOUT_MS, A, B, World, log_of
@@ -49,7 +49,7 @@ def test_a_leader_that_does_not_say_where_its_log_ends_holds_up_its_own_copy(
     (stalled,) = world.updater.stalled().items()
     assert (stalled[0], stalled[1].role) == (B, TaskRole.STANDBY)
     assert stalled[1].stalled.count == world.asked_of[log_of(B)] - before
-    assert f"the leader of {log_of(B)} does not say where" in stalled[1].stalled.cause
+    assert f"the leader of {log_of(B)} does not answer" in stalled[1].stalled.cause
     assert f"Task {B} (standby) cannot follow its changelogs: the leader of" in caplog.text
     assert str(A) not in caplog.text
     world.silent = set()
@@ -70,7 +70,7 @@ def test_a_log_that_has_records_of_which_none_come_is_named_after_a_while(world:
         world.rounds()
     stalled = world.updater.stalled()[B].stalled
     assert stalled.count == 2
-    assert f"no records came of {log_of(B)}" in stalled.cause
+    assert f"{log_of(B)} has more records" in stalled.cause
     assert world.content(A) == world.expected(A, world.stable[log_of(A)])
     world.mute = set()
     world.rounds()
@@ -167,7 +167,7 @@ def test_a_copy_whose_time_is_over_ends_nothing_and_is_told_once(
     errors = [one.getMessage() for one in caplog.records if one.levelno == logging.ERROR]
     assert len(errors) == 1
     assert f"Task {B} made no progress for" in errors[0]
-    assert "the instance goes on, without this copy" in errors[0]
+    assert "without this copy" in errors[0]
     assert world.content(A) == world.expected(A, world.stable[log_of(A)])
 
 

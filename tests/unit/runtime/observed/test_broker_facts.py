@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Mapping
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from everflow.clock import ManualClock
 from everflow.errors import RetriableError
 from everflow.kafka.writing.transaction_states import TransactionState
 from everflow.records import TopicPartition
-from everflow.runtime.observed.broker_facts import WATCHED_MS, BrokerFacts, Standing, standing
+from everflow.runtime.observer import WATCHED_MS, BrokerFacts, Standing, standing
 
 A, B = TopicPartition("a", 0), TopicPartition("b", 0)
 
@@ -25,15 +26,14 @@ class Brokers:
         self.refuses = self.closed = 0
         self.asked: list[str] = []
 
-    def written(self, asked: Collection[TopicPartition]) -> Mapping[TopicPartition, int]:
-        self.asked.append("written")
-        return {tp: self.ends[tp] for tp in asked}
+    def known_ends(
+        self, asked: Collection[TopicPartition], isolation: str
+    ) -> Mapping[TopicPartition, int]:
+        written = isolation == "read_uncommitted"
+        self.asked.append("written" if written else "stable")
+        return {tp: (self.ends if written else self.stables)[tp] for tp in asked}
 
-    def stable(self, asked: Collection[TopicPartition]) -> Mapping[TopicPartition, int]:
-        self.asked.append("stable")
-        return {tp: self.stables[tp] for tp in asked}
-
-    def states(self, ids: Collection[str]) -> Mapping[str, TransactionState]:
+    def of(self, ids: Collection[str]) -> Mapping[str, TransactionState]:
         self.asked.append("states")
         if self.refuses:
             raise RetriableError("away")
@@ -55,7 +55,14 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def known(brokers: Brokers, clock: ManualClock) -> BrokerFacts:
-    return BrokerFacts(ports=brokers, inputs=lambda: [A], ids=lambda: {"app-0": 0}, clock=clock)
+    transactions: Any = brokers
+    return BrokerFacts(
+        known_ends=brokers.known_ends,
+        transactions=transactions,
+        inputs=lambda: [A],
+        ids=lambda: {"app-0": 0},
+        clock=clock,
+    )
 
 
 def test_an_offset_that_stands_while_records_wait_behind_it_has_an_age() -> None:
@@ -104,7 +111,7 @@ def test_a_transaction_is_open_for_as_long_as_it_was_when_it_was_asked_for(
     known.ask()
     clock.advance(2_200)
     (writer,) = known.writers()
-    assert (writer.open_s, known.told_s(clock.monotonic_ms())) == (0.1, 2.2)
+    assert (writer.open_s, known.age_s(clock.monotonic_ms())) == (0.1, 2.2)
     brokers.refuses = 1
     with pytest.raises(RetriableError):
         known.ask()
@@ -123,7 +130,7 @@ def test_without_an_answer_the_last_one_holds_and_grows_old(
     with pytest.raises(KeyError):
         known.ask()
     now_ms = clock.monotonic_ms()
-    assert known.told_s(now_ms) == 30.0
+    assert known.age_s(now_ms) == 30.0
     assert known.held_back()["a", 0] == (6, 4, 8.0), "it may have moved since"
 
 
@@ -132,7 +139,7 @@ def test_brokers_that_do_not_tell_states_tell_offsets(known: BrokerFacts, broker
     with pytest.raises(RetriableError):
         known.ask()
     assert known.held_back()["a", 0].records == 6
-    assert known.told_s(5_000) == 0.0
+    assert known.age_s(5_000) == 0.0
 
 
 class Turns(threading.Event):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from everflow.runtime.observed.observer import BusyShares
+from everflow.runtime.observer import BusyShares
 
 
 def test_a_thread_in_a_batch_that_has_not_ended_is_busy() -> None:

@@ -17,8 +17,8 @@ from everflow.observe.desired_instances import ScalingRules
 from everflow.observe.page.view import page_view
 from everflow.records import TaskId
 from everflow.runtime.client_state import ClientState
-from everflow.runtime.observed.observer import Observer, Subject
-from everflow.runtime.task_status import TaskStatus
+from everflow.runtime.describe import TaskStatus
+from everflow.runtime.observer import Observer, Subject
 from everflow.runtime.tasks.task import TaskRole, TaskState
 
 RESTORING = TaskStatus(
@@ -104,7 +104,7 @@ def test_an_active_task_has_the_rate_at_which_it_processes(
 
 def test_samples_of_what_failed_are_looked_at(observer: Observer) -> None:
     observer.raw.note(LEFT_OUT, {("E", "n", "t"): "t-0@1 (E: bad)"})
-    assert observer.look().samples == {("E", "n", "t"): "t-0@1 (E: bad)"}
+    assert observer.observe().samples == {("E", "n", "t"): "t-0@1 (E: bad)"}
 
 
 def test_it_says_what_is_left_of_the_disk(observer: Observer, tmp_path: Path) -> None:

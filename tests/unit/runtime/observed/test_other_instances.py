@@ -12,7 +12,7 @@ import trustme
 from everflow.config import StreamsConfig
 from everflow.errors import ConfigError
 from everflow.observe.page.peers import StatusClient
-from everflow.runtime.observed.observer import peers_of
+from everflow.runtime.observer import peers_of
 
 
 def asks(**settings: Any) -> StatusClient:

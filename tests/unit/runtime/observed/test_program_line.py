@@ -7,7 +7,7 @@ from pathlib import Path
 from everflow import StreamsBuilder
 from everflow.assignment.user_data import digest
 from everflow.config import StreamsConfig
-from everflow.runtime.observed.observer import subject_of
+from everflow.runtime.observer import subject_of
 from everflow.topology.store_layouts import fingerprint
 from everflow.topology.subtopologies import cut
 

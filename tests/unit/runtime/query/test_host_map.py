@@ -67,9 +67,9 @@ def group() -> Group:
 def test_a_map_that_was_sent_is_not_read(group: Group) -> None:
     hosts = host_map(group.describe)
     assert hosts.hosts() is None
-    hosts.told(1, HOSTS)
+    hosts.replace(1, HOSTS)
     assert hosts.hosts() == HOSTS
-    hosts.told(2, {})
+    hosts.replace(2, {})
     assert hosts.hosts() == {}
     assert group.asked == 0
 
@@ -77,7 +77,7 @@ def test_a_map_that_was_sent_is_not_read(group: Group) -> None:
 def test_a_map_that_was_left_out_is_read_once_per_generation(group: Group) -> None:
     hosts = host_map(group.describe)
     for generation in (1, 2):
-        hosts.told(generation, None)
+        hosts.replace(generation, None)
         assert hosts.hosts() == hosts.hosts() == HOSTS
         assert group.asked == generation
 
@@ -85,7 +85,7 @@ def test_a_map_that_was_left_out_is_read_once_per_generation(group: Group) -> No
 def test_a_failure_is_not_known_for_a_moment(group: Group) -> None:
     clock = ManualClock()
     hosts = host_map(group.describe, clock)
-    hosts.told(1, None)
+    hosts.replace(1, None)
     group.error = RetriableError("no answer")
     assert hosts.hosts() is hosts.hosts() is None
     assert group.asked == 1
@@ -99,9 +99,9 @@ def test_a_rebalance_during_the_reading_wins(group: Group) -> None:
 
     def overtaken(settings: GroupSettings) -> Iterable[tuple[bytes, bytes]]:
         described = group.describe(settings)
-        hosts.told(2, {"new:1": HostTasks()})
+        hosts.replace(2, {"new:1": HostTasks()})
         return described
 
     hosts = host_map(overtaken)
-    hosts.told(1, None)
+    hosts.replace(1, None)
     assert hosts.hosts() == {"new:1": HostTasks()}

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from everflow import serdes
 from everflow.config import StreamsConfig
 from everflow.runtime.query.key_metadata import StoreSite
-from everflow.runtime.serving.served import served
+from everflow.runtime.serving.routes import served
 from everflow.serdes.windowed import window_store_key
 from unit.builders import store_spec
 from unit.runtime.query.query_stores import COUNTS, WINDOWS, Instance

@@ -21,15 +21,14 @@ from everflow.errors import ConfigError
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.client_state import ClientState
 from everflow.runtime.query.key_metadata import StoreSite, default_partitioner
-from everflow.runtime.serving import parameters
-from everflow.runtime.serving.parameters import (
+from everflow.runtime.serving import answers
+from everflow.runtime.serving.answers import (
     MOST_BODY_BYTES,
     MOST_KEY_BYTES,
     MOST_KEYS,
     MOST_PAGE_BYTES,
 )
-from everflow.runtime.serving.routes import COPIES, PATHS
-from everflow.runtime.serving.served import served
+from everflow.runtime.serving.routes import COPIES, PATHS, served
 from everflow.runtime.tasks.task import TaskStore
 from everflow.serdes.windowed import session_key, window_store_key
 from everflow.state.lmdb_store import LmdbStore
@@ -308,7 +307,7 @@ def test_a_page_is_bounded_by_bytes_too(world: World) -> None:
 def test_an_entry_that_is_larger_than_a_page_stands_alone(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parameters, "MOST_PAGE_BYTES", 1_000)
+    monkeypatch.setattr(answers, "MOST_PAGE_BYTES", 1_000)
     world.settle(dict.fromkeys(range(PARTITIONS), 0))
     page = raw(world, "/stores/pages/entries?limit=1000")[1]
     assert len(page["entries"]) == 1
@@ -357,7 +356,7 @@ BAD = [
     ("/stores/counts/entries?limit=1001", 400, "at most 1000"),
     ("/stores/counts/entries?limit=many", 400, "no whole number"),
     ("/stores/windows/windows/1?from=2026-11-26T10:00:00Z", 400, "no time in ms since the epoch"),
-    ("/stores/counts/entries?frist=a", 400, "frist: no such parameter here"),
+    ("/stores/counts/entries?frist=a", 400, "frist: unknown parameter"),
     ("/stores/counts/entries?first=a&first=b", 400, "first is given twice"),
     ("/stores/counts/entries?prefix=a&reverse=true", 400, "prefix stands alone"),
     ("/stores/counts/entries?after=!", 400, "a page before this one"),

@@ -9,7 +9,7 @@ import pytest
 
 from everflow.config import StreamsConfig
 from everflow.errors import ConfigError
-from everflow.runtime.serving.served import reached_at, served, tokens_of
+from everflow.runtime.serving.routes import reached_at, served, tokens_of
 from unit.runtime.query.query_stores import Instance
 
 

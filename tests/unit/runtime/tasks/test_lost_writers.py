@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from everflow.errors import RetriableError
-from everflow.runtime.tasks.lost_writers import LostWriters, lost_writers
+from everflow.runtime.tasks.recovery import fence_lost_writers, lost_writers
 
 ME, LIVE, DEAD = (f"{digit * 8}-aaaa-bbbb-cccc-{digit * 12}" for digit in "123")
 
@@ -31,12 +31,10 @@ def test_nobody_is_asked_for_members_where_nothing_is_open_and_a_fault_is_no_fai
     def refuse() -> list[str]:
         raise RetriableError("away")
 
-    assert LostWriters("app", ME, list, refuse, fenced.extend).fence_all() == []
-    assert (
-        LostWriters("app", ME, lambda: [f"app-{DEAD}-0"], refuse, fenced.extend).fence_all() == []
-    )
+    assert fence_lost_writers("app", ME, list, refuse, fenced.extend) == []
+    assert fence_lost_writers("app", ME, lambda: [f"app-{DEAD}-0"], refuse, fenced.extend) == []
     assert fenced == []
-    assert LostWriters("app", ME, lambda: [f"app-{DEAD}-0"], list, fenced.extend).fence_all() == [
+    assert fence_lost_writers("app", ME, lambda: [f"app-{DEAD}-0"], list, fenced.extend) == [
         f"app-{DEAD}-0"
     ]
     assert fenced == [f"app-{DEAD}-0"]

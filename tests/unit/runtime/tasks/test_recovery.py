@@ -24,7 +24,6 @@ from everflow.runtime.tasks.recovery import (
     SETTLED_MS,
     CommittedLowerBounds,
     Recovery,
-    RecoveryRules,
 )
 from everflow.runtime.tasks.task import ActiveTask, TaskStore
 from everflow.state.lmdb_store import LmdbStore
@@ -130,10 +129,10 @@ def recovery(
     timeout_ms: float = 1_000,
     lower_bounds: CommittedLowerBounds | None = None,
 ) -> Recovery:
-    rules = RecoveryRules("app", {"in": policy})
     return Recovery(
         ports=ports,
-        rules=rules,
+        application_id="app",
+        offset_reset={"in": policy},
         lower_bounds=lower_bounds or CommittedLowerBounds(ManualClock()),
         clock=ManualClock(),
         timeout_ms=timeout_ms,
@@ -298,7 +297,7 @@ def test_offsets_of_another_task_show_that_the_group_is_still_there() -> None:
     """What the brokers have just said is told; nothing else is said to be the reason."""
     with pytest.raises(OffsetsExpiredError) as nothing:
         recovery(FakePorts({})).recover([task()], [])
-    assert "do not say why" in str(nothing.value)
+    assert "do not report the reason" in str(nothing.value)
     second = ActiveTask(id=TaskId(0, 3), inputs=(OTHER,), stores=())
     ports = FakePorts({OTHER: CommittedOffset(0, "")})
     ports.starts[OTHER] = ports.ends[OTHER] = 0

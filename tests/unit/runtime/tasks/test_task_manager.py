@@ -23,10 +23,10 @@ from everflow.runtime.tasks.task import (
     TaskRole,
     TaskState,
     TaskStore,
+    TaskTimeouts,
     fitted,
 )
 from everflow.runtime.tasks.task_manager import TaskManager, TaskServices
-from everflow.runtime.tasks.task_timeouts import TaskTimeouts
 
 A, B, C, D = (TaskId(0, p) for p in range(4))
 

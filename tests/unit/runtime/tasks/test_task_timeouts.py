@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from everflow.errors import TaskTimeoutError
 from everflow.records import TaskId
-from everflow.runtime.tasks.task_timeouts import PART_OF_LIMIT, TaskTimeouts
+from everflow.runtime.tasks.task import PART_OF_LIMIT, TaskTimeouts
 
 A, B, C = TaskId(0, 0), TaskId(0, 1), TaskId(1, 0)
 ALL = (A, B, C)

@@ -12,10 +12,9 @@ from everflow.metrics import Metrics
 from everflow.records import CommittedOffset, TaskId, TopicPartition
 from everflow.runtime.commit.batch import COMMITTED, EXACTLY_ONCE_V2, BatchRequest, BatchResult
 from everflow.runtime.commit.commit_gate import GateBook
-from everflow.runtime.tasks.recovery import CommittedLowerBounds, Recovery, RecoveryRules
+from everflow.runtime.tasks.recovery import CommittedLowerBounds, Recovery
 from everflow.runtime.tasks.task import ActiveTask, TaskState, TaskStore
-from everflow.runtime.thread.stream_thread import StreamThread
-from everflow.runtime.thread.thread_ports import ThreadServices, ThreadSettings
+from everflow.runtime.thread.stream_thread import StreamThread, ThreadServices, ThreadSettings
 from everflow.runtime.topics.end_offsets import EndOffsets
 from everflow.topology.idle_sources import IdleSource
 
@@ -48,7 +47,8 @@ class World:
         self.incarnations = iter(f"i{n}" for n in range(1_000))
         recovery = Recovery(
             ports=self,
-            rules=RecoveryRules("app", {}),
+            application_id="app",
+            offset_reset={},
             lower_bounds=self.lower_bounds,
             clock=self.clock,
             timeout_ms=10_000,

@@ -14,7 +14,7 @@ from everflow.runtime.commit.batch import COMMITTED, BatchResult
 from everflow.runtime.thread.batch_counts import BatchCounts, DroppedRecords
 
 LATE = (
-    "too late: the window's grace was over, by the newest record time its task had seen "
+    "too late: the window's grace was over, by the newest record time of the task "
     "(docs/guide/time.md)"
 )
 
@@ -67,12 +67,12 @@ def test_the_last_are_told_while_nothing_comes_and_at_the_end(
         clock.advance(1_000)
     with caplog.at_level("WARNING", "everflow"):
         caplog.clear()
-        counts.tell(59_999)
+        counts.log_drops(59_999)
         assert caplog.messages == []
-        counts.tell(60_000)
+        counts.log_drops(60_000)
         clock.advance(59_000)
         counts.add(BatchResult(outcome=COMMITTED, dropped={"a": {"null-key": 1}}))
-        counts.tell(math.inf)
+        counts.log_drops(math.inf)
     assert caplog.messages == [
         "a dropped 2 records without a key",
         "a dropped 1 record without a key",

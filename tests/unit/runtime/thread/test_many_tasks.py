@@ -116,7 +116,7 @@ def test_who_knows_of_nothing_asks_only_where_it_is_not_told(
     monkeypatch.setattr(EndOffsets, "refresh", refresh)
     world = Tasks(FEW)
     asked.clear()
-    world.ends._tells = told
+    world.ends._reports = told
     world.thread.run_once()
     assert len(asked) == (not told)
     world.batch()

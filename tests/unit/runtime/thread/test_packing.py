@@ -12,7 +12,7 @@ import pytest
 from everflow import serdes
 from everflow.dsl.graph_builder import GraphBuilder
 from everflow.errors import TopologyError
-from everflow.runtime.thread.packing import packed
+from everflow.runtime.thread.columns import packed
 from everflow.topology.graph import EdgeType, FunctionNode, SourceNode
 from everflow.topology.plan import PhysicalPlan, plan
 from everflow.topology.program import Topology

@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 from everflow import StreamsBuilder, TimeWindows, TopologyError, serdes
 from everflow.runtime.commit.batch import Printed
 from everflow.runtime.step.functions import cell
-from everflow.runtime.thread.table_printer import HEAD_EVERY, TablePrinter, TableText
+from everflow.runtime.thread.batch_counts import HEAD_EVERY, TablePrinter, TableText
 from everflow.testing import TopologyTestDriver, wait_until
 
 TEXT, LONG = serdes.string(), serdes.long()

@@ -19,8 +19,7 @@ from everflow.errors import (
 from everflow.memory import WorkerMemory
 from everflow.records import UNBOUNDED_BYTES, OffsetRange, TaskId, TopicPartition
 from everflow.runtime.commit.batch import BadEntry, BadRecord, BatchFailure, CodeLine
-from everflow.runtime.tasks.task import ActiveTask, TaskState
-from everflow.runtime.tasks.task_timeouts import TaskTimeouts
+from everflow.runtime.tasks.task import ActiveTask, TaskState, TaskTimeouts
 from everflow.runtime.thread.batching import PlannedBatch
 from everflow.runtime.thread.failure_text import ending
 from everflow.runtime.thread.retry_policy import (

@@ -13,11 +13,10 @@ import pytest
 from everflow import serdes
 from everflow.config import StreamsConfig
 from everflow.dsl.graph_builder import GraphBuilder
-from everflow.runtime.cluster_ports import ClusterPorts
+from everflow.runtime.assembly import ClusterPorts, Dependencies, job_opener
 from everflow.runtime.commit.batch import as_line
 from everflow.runtime.thread.batching import PlannedBatch
-from everflow.runtime.thread.thread_ports import batch_request
-from everflow.runtime.wiring import Dependencies, job_opener
+from everflow.runtime.thread.stream_thread import batch_request
 from everflow.runtime.worker.ports import BatchUnwantedError, clients_of
 from everflow.topology.graph import EdgeType, FunctionNode, SourceNode
 from everflow.topology.plan import PhysicalPlan, plan

@@ -302,11 +302,11 @@ def test_a_task_is_held_from_the_moment_it_is_given_until_it_is_given_up(world: 
     thread's next turn."""
     held: list[list[ActiveTask]] = []
     task = world.give_task()
-    held.append(world.thread.held())
+    held.append(world.thread.all_tasks())
     world.thread.run_once()
-    held.append(world.thread.held())
-    world.thread.drop([TASK], lambda tasks: held.append(world.thread.held()))
-    held.append(world.thread.held())
+    held.append(world.thread.all_tasks())
+    world.thread.drop([TASK], lambda tasks: held.append(world.thread.all_tasks()))
+    held.append(world.thread.all_tasks())
     world.thread.run_once()
     assert held == [[task], [task], [task], []]
 

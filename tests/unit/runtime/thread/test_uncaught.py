@@ -28,15 +28,14 @@ from everflow.runtime.commit.batch import (
     BatchRequest,
     BatchResult,
 )
-from everflow.runtime.tasks.task import ActiveTask, TaskState
-from everflow.runtime.tasks.task_timeouts import TaskTimeouts
+from everflow.runtime.tasks.task import ActiveTask, TaskState, TaskTimeouts
 from everflow.runtime.thread.retry_policy import (
     ReplacementLimits,
     RetryPolicy,
     StalledTasks,
     first_size,
 )
-from everflow.runtime.thread.uncaught import StreamThreadExceptionResponse, Uncaught
+from everflow.runtime.thread.stream_thread import StreamThreadExceptionResponse, Uncaught
 from unit.runtime.thread.stream_thread_world import IN, OTHER, OTHER_TASK, TASK, World
 
 REPLACE = StreamThreadExceptionResponse.REPLACE_THREAD
@@ -119,7 +118,7 @@ def test_a_handler_that_fails_or_answers_nonsense_ends_the_instance(
     assert asked(lambda _: "REPLACE_THREAD") is None
     assert asked(lambda _: REPLACE) == ReplacementLimits()
     assert "handler failed" in caplog.text
-    assert "answered 'REPLACE_THREAD', which is no StreamThreadExceptionResponse" in caplog.text
+    assert "returned 'REPLACE_THREAD'" in caplog.text
 
 
 def test_the_whole_application_is_asked_to_end() -> None:

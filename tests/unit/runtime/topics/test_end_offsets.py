@@ -77,8 +77,8 @@ def test_an_end_before_the_position_twice_is_an_error_that_says_where_and_what_t
     [
         (("a", "b"), "a -> b", "lost records"),
         (("a", "a"), "lost records", "deleted and created again"),
-        (("", "b"), "do not say", "deleted and created again"),
-        (("a", ""), "do not say", "lost records"),
+        (("", "b"), "do not report", "deleted and created again"),
+        (("a", ""), "do not report", "lost records"),
         (RetriableError("nobody answers"), "nobody answers", "lost records"),
     ],
 )

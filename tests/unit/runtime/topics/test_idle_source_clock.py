@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from everflow.records import OffsetRange, TaskId, TopicPartition
-from everflow.runtime.topics.idle_sources import AGAIN_MS, IdleSources, Moves
+from everflow.runtime.thread.planning import AGAIN_MS, IdleSources, IdleTimes
 from everflow.topology.idle_sources import IdleSource
 
 TASK = TaskId(0, 3)
@@ -24,14 +24,14 @@ class Reader:
 
 def look(
     sources: IdleSources, reader: Reader, now_ms: float, waiting: Collection[str] = ()
-) -> Moves:
+) -> IdleTimes:
     ranges = {tp: OffsetRange(7, 7 + (tp.topic in waiting)) for tp in reader.inputs}
     return sources.due([reader], ranges, now_ms)
 
 
-def commit(sources: IdleSources, reader: Reader, moves: Moves, at_ms: float) -> None:
+def commit(sources: IdleSources, reader: Reader, moves: IdleTimes, at_ms: float) -> None:
     reader.stream_times.update(moves[TASK])
-    sources.moved([reader], moves, at_ms)
+    sources.advanced([reader], moves, at_ms)
 
 
 def test_time_goes_on_with_the_clock_once_the_silence_has_lasted() -> None:
@@ -51,7 +51,7 @@ def test_what_was_not_committed_is_asked_for_again() -> None:
     sources, reader = IdleSources({0: {"in": SOURCE}}, lambda topics: True), Reader()
     look(sources, reader, 0)
     moves = look(sources, reader, 5_000)
-    sources.moved([reader], moves, 5_000)  # a record was left: the task's time is what it was
+    sources.advanced([reader], moves, 5_000)  # a record was left: the task's time is what it was
     assert look(sources, reader, 5_100) == {TASK: {"s/idle": 70 + 5_100}}
 
 

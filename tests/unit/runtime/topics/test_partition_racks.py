@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from everflow.clock import ManualClock
 from everflow.errors import RetriableError
 from everflow.records import TopicPartition
-from everflow.runtime.topics.partition_racks import PERIOD_MS, PartitionRacks
+from everflow.runtime.topics.end_offsets import RACKS_PERIOD_MS, PartitionRacks
 
 TP = TopicPartition("in", 0)
 
@@ -27,7 +27,7 @@ def test_racks_are_read_once_a_minute_and_kept_where_nobody_answers() -> None:
     racks.refresh()
     racks.refresh()
     assert len(asked) == 1
-    clock.advance(PERIOD_MS)
+    clock.advance(RACKS_PERIOD_MS)
     racks.refresh()
     assert len(asked) == 2
     assert racks.racks() == {TP: frozenset({"a", "b"})}

@@ -1,4 +1,4 @@
-"""What an operator sees of an instance's tasks: role, state, how far behind, for how long still."""
+"""Describes an instance's tasks, and the instance before its start, for operators."""
 
 from __future__ import annotations
 
@@ -7,13 +7,29 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
 
 from everflow import metrics as names
+from everflow.config import StreamsConfig
+from everflow.logs import log_path
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.copies.state_updater import FollowedTask
 from everflow.runtime.restore.listeners import RestoreProgress
 from everflow.runtime.tasks.task import ActiveTask, TaskRole, TaskState
 from everflow.runtime.thread.retry_policy import Trouble
+from everflow.topology.describe import roads
+from everflow.topology.describe import summary as computed
+from everflow.topology.graph import (
+    GlobalTableNode,
+    SinkNode,
+    SourceNode,
+    StatefulNode,
+    WholeTableNode,
+)
+from everflow.topology.plan import plan
+from everflow.topology.program import Topology
+from everflow.topology.subtopologies import cut
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,18 +37,15 @@ class TaskStatus:
     """One task on this instance.
 
     Attributes:
-        state: CREATED while it is ours and is nowhere yet: it waits for its stream thread, or for
-        the state updater to let go.
-            SUSPENDED while it is handed over: revoked here, and its next owner does not have it
-            yet.
-        lag: a running active task: input records that wait; otherwise offsets between its copy and
-        the end of its changelogs.
-            None: not known yet.
-        rate: records/s of its copy, restoring or following.
-        remaining_s: until its copy is complete at that rate; None: not known, 0: complete.
-        copied: offsets of its changelogs that its copy has, of ``copied + lag``; None for a running
-        active task.
-        trouble: what keeps it from getting on, since when and how often; None for one that does.
+        state: CREATED while an assigned task waits for its stream thread or for the state updater.
+        SUSPENDED while a revoked task is handed over.
+        lag: input records that wait, of a running active task; else the offsets of its changelogs
+        that its replica lacks. None: not known yet.
+        rate: records/s that the replica restores or follows.
+        remaining_s: time until the replica is complete at that rate; None: not known, 0: complete.
+        copied: offsets of its changelogs that the replica has, of ``copied + lag``; None for a
+        running active task.
+        trouble: why it makes no progress, since when and how often; None if it does.
     """
 
     role: TaskRole
@@ -59,7 +72,7 @@ def statuses(
     ``restores``: under way; ``handing_over``: revoked, not given up yet. One whose last batch still
     runs is RUNNING. ``troubles``: of their threads, and of ``stalled_copies``, which make no
     progress and may not be open yet."""
-    told = troubles or {}
+    troubled = troubles or {}
     found = {
         task: TaskStatus(role=TaskRole.ACTIVE, state=TaskState.CREATED, lag=None) for task in owned
     }
@@ -71,12 +84,12 @@ def statuses(
             rate=copy.rate,
             remaining_s=copy.remaining_s,
             copied=copy.offset_sum,
-            trouble=told.get(task),
+            trouble=troubled.get(task),
         )
         for task, copy in followed.items()
     }
     found |= {
-        task: TaskStatus(role=role, state=TaskState.CREATED, lag=None, trouble=told.get(task))
+        task: TaskStatus(role=role, state=TaskState.CREATED, lag=None, trouble=troubled.get(task))
         for task, role in (stalled_copies or {}).items()
         if task not in found
     }
@@ -95,7 +108,7 @@ def statuses(
             lag=lag,
             rate=0.0,
             remaining_s=0.0,
-            trouble=told.get(task.id),
+            trouble=troubled.get(task.id),
         )
     return dict(sorted(found.items()))
 
@@ -129,7 +142,6 @@ def input_lag(tasks: Iterable[TaskStatus]) -> float:
 
 
 def copies_metrics(followed: Mapping[TaskId, FollowedTask]) -> dict[str, float]:
-    """Gauges of standbys and warm-ups."""
     standbys = [f for f in followed.values() if f.role is TaskRole.STANDBY]
     warmups = [f for f in followed.values() if f.role is TaskRole.WARMUP]
     return {
@@ -140,8 +152,7 @@ def copies_metrics(followed: Mapping[TaskId, FollowedTask]) -> dict[str, float]:
     }
 
 
-# --- task words -----------------------------------------------------------------------------------
-# An instance's tasks in words: how many in which role, how far the copies are. Pure.
+# --- tasks in words -------------------------------------------------------------------------------
 
 ACTIVE, STARTING, RESTORING, LEAVING, STANDBY, WARM_UP = (
     "active",
@@ -153,8 +164,9 @@ ACTIVE, STARTING, RESTORING, LEAVING, STANDBY, WARM_UP = (
 )
 FAILING = "failing"
 ROLES = (ACTIVE, FAILING, STARTING, RESTORING, LEAVING, STANDBY, WARM_UP)
-"""What a task is here, for people: an active one that cannot process yet is restoring, or waits for
-its stream thread; one whose batches fail is failing; one that is leaving is being handed over."""
+"""The roles that operators see. An active task that cannot process yet is restoring, or starting
+while it waits for its stream thread; failing if its batches fail; leaving while it is handed
+over."""
 _OF_STATE = {
     TaskState.RUNNING: ACTIVE,
     TaskState.RESTORING: RESTORING,
@@ -165,7 +177,6 @@ _TROUBLE_WIDTH = 120
 
 
 def role_of(status: TaskStatus) -> str:
-    """One of `ROLES`."""
     if status.trouble is not None:
         return FAILING
     if status.role is not TaskRole.ACTIVE:
@@ -176,10 +187,8 @@ def role_of(status: TaskStatus) -> str:
 def summary(tasks: Mapping[TaskId, TaskStatus], now_ms: float | None = None) -> str:
     """``6 active, 2 warm-up · warm-up 43 %, 12,000 records/s, 3 s left``; empty without tasks.
 
-    What somebody waits for has its progress: restores, and warm-ups, added up. Tasks whose batches
-    fail say why: ``2 failing · no leader for out-0 (3 times in 12 s)``. ``now_ms``: wall clock,
-    None for now.
-    """
+    Restores and warm-ups have their progress, added up. Failing tasks have the cause: ``2 failing ·
+    no leader for out-0 (3 times in 12 s)``. ``now_ms``: wall clock, None for now."""
     counts = Counter(role_of(status) for status in tasks.values())
     parts = [", ".join(f"{counts[role]} {role}" for role in ROLES if counts[role])]
     for role in (RESTORING, WARM_UP):
@@ -232,7 +241,7 @@ def duration(seconds: float) -> str:
 
 
 def task_lines(tasks: Mapping[TaskId, TaskStatus]) -> list[str]:
-    """A line for each task, those that somebody waits for first; at most a dozen."""
+    """A line for each task, restoring and failing ones first; at most a dozen."""
     order = {FAILING: 0, RESTORING: 1, STARTING: 2, LEAVING: 3, WARM_UP: 4, ACTIVE: 5, STANDBY: 6}
     ranked = sorted(tasks.items(), key=lambda item: (order[role_of(item[1])], item[0]))
     lines = [
@@ -252,3 +261,68 @@ def _figures(status: TaskStatus) -> str:
 def _percent(copied: int, lag: int) -> str:
     # Rounded down: 100 % is said of what is complete, and of nothing else.
     return f"{100 * copied // (copied + lag)} %" if lag else "100 %"
+
+
+# --- the banner of a start ------------------------------------------------------------------------
+
+_LIST_WIDTH = 76  # topics or stores named before "and n more"
+
+
+def topology_lines(topology: Topology) -> tuple[str, str, str]:
+    """The program in three lines: what it reads, what it keeps, what it writes."""
+    sources = [node for node in topology.nodes if isinstance(node, SourceNode)]
+    sinks = [node for node in topology.nodes if isinstance(node, SinkNode)]
+    read = [topic for node in sources if node.kind != "repartition" for topic in node.topics]
+    stores = [
+        spec.name
+        for node in topology.nodes
+        if isinstance(node, StatefulNode)
+        for spec in node.stores
+    ]
+    written = [
+        node.topic if isinstance(node.topic, str) else "(a topic per record)"
+        for node in sinks
+        if node.kind != "repartition"
+    ]
+    tables = [node for node in topology.nodes if isinstance(node, WholeTableNode)]
+    read += [node.topic for node in tables if isinstance(node, GlobalTableNode)]
+    stores += [node.store.name for node in tables]
+    rekeyed = len(
+        {topic for node in sources if node.kind == "repartition" for topic in node.topics}
+    )
+    keeps = _listed(stores) if stores else "nothing (stateless)"
+    if rekeyed:
+        keeps += f"; re-keys through {rekeyed} repartition topic{'s' * (rekeyed != 1)}"
+    return (f"reads  {_listed(read)}", f"keeps  {keeps}", f"writes {_listed(written) or 'nothing'}")
+
+
+def _listed(names: Sequence[str]) -> str:
+    unique = list(dict.fromkeys(names))
+    shown: list[str] = []
+    width = 0
+    for name in unique:
+        width += len(name) + 2
+        if shown and width > _LIST_WIDTH:
+            return f"{', '.join(shown)} and {len(unique) - len(shown)} more"
+        shown.append(name)
+    return ", ".join(shown)
+
+
+def banner(config: StreamsConfig, topology: Topology, program: str = "") -> str:
+    """Several lines, without a final newline. ``program``: where the topology was loaded from."""
+    planned = plan(topology, cut(topology).index_of, config.application_id)
+    threads = config.num_stream_threads
+    rows = [
+        ("application", f"{config.application_id}   (everflow {version('everflow')})"),
+        *([("program", program)] if program else []),
+        ("brokers", config.bootstrap_servers),
+        (
+            "guarantee",
+            f"{config.processing_guarantee}, {threads} stream thread{'s' * (threads != 1)}",
+        ),
+        *zip(("topology", "", ""), topology_lines(topology), strict=True),
+        ("computed", computed(roads(planned))),
+        ("state", str(Path(config.state_dir) / config.application_id)),
+        ("log", str(log_path(config.state_dir, config.application_id))),
+    ]
+    return "\n".join(f"{label:<12} {text}" for label, text in rows)
