@@ -68,7 +68,7 @@ class RestoreListener(Protocol):
     Called on the restoring thread: return at once."""
 
     def restore_start(self, progress: RestoreProgress) -> None:
-        """Called before the first chunk of a store; ``progress.position`` is the offset it starts from."""
+        """A store begins at the offset ``progress.position``, before its first chunk."""
 
     def batch_restored(self, progress: RestoreProgress, records: int) -> None:
         """A chunk of ``records`` records has been stored."""
