@@ -68,7 +68,7 @@ class RestoreListener(Protocol):
     Called on the restoring thread: return at once."""
 
     def restore_start(self, progress: RestoreProgress) -> None:
-        """A restore begins; ``position`` is the start."""
+        """The store begins to read its changelog at ``progress.position``."""
 
     def batch_restored(self, progress: RestoreProgress, records: int) -> None:
         """A chunk of ``records`` records has been stored."""
