@@ -124,7 +124,7 @@ def _prepared(
         **inputs,
         **{name: partitions for name, (partitions, _) in needed.repartition.items()},
     }
-    # 6. What is stored was written as this program reads it.
+    # 6. The stores' layouts are those of this program.
     names = [short_name(config.application_id, name) for name in needed.repartition]
     layouts = _compared_layouts(topology, config, admin, partitions, names)
     # 7. The physical plan.
@@ -148,8 +148,8 @@ def _prepared(
 def with_existing_topics(
     topology: Topology, config: StreamsConfig, admin: ClusterAdmin
 ) -> Topology:
-    """The topology whose patterns are replaced by the topics there are. TaskTimeoutError (no
-    broker), TopologyError (none matches, or one that another source reads)."""
+    """The topology with existing topics in place of patterns. TaskTimeoutError (no broker),
+    TopologyError (none matches, or one that another source reads)."""
     if not pattern_sources(topology):
         return topology
     _reached(admin, config)
@@ -181,8 +181,8 @@ def _planned(topology: Graph, subs: SubTopologies, config: StreamsConfig) -> Phy
 
 
 def _with_times(topology: Topology, config: StreamsConfig) -> Topology:
-    """The topology with ``default.timestamp.extractor``; TopologyError if what that keeps beside
-    offsets does not fit."""
+    """The topology with ``default.timestamp.extractor``; TopologyError if the data that it keeps
+    beside offsets does not fit."""
     found = with_default_extractor(topology, extractor_named(config.default_timestamp_extractor))
     require_room(found)
     return found
@@ -196,14 +196,17 @@ def _prepare_internal(
     admin: ClusterAdmin,
     ids: InputIds,
 ) -> frozenset[str]:
-    _require_readable(topology, config, admin, counts)
+    inputs = _partitions_of(counts)
+    # Where Kafka Streams ran the application last, everflow has to read what it stored (note 034).
+    committed = _committed(admin, config, inputs)
+    if any(of_kafka_streams(offset.metadata) for offset in committed.values()):
+        require_readable(config.application_id, topology)
     specs = [TopicSpec(n, p, dict(c), "repartition") for n, (p, c) in needed.repartition.items()]
     specs += [
         TopicSpec(n, p, dict(c), LEFT_OUT if n in needed.left_out else "changelog")
         for n, (p, c) in needed.changelog.items()
     ]
-    topics, inputs = ClusterTopics(admin, config), _partitions_of(counts)
-    create_new = config.create_new_topics
+    topics, create_new = ClusterTopics(admin, config), config.create_new_topics
     return prepare(topics, config.application_id, specs, inputs, ids=ids, create_new=create_new)
 
 
@@ -224,16 +227,6 @@ def _note_inputs(directory: StateDirectory, cluster_id: str, ids: InputIds) -> N
 
 def _partitions_of(counts: Mapping[str, int]) -> list[TopicPartition]:
     return [TopicPartition(name, p) for name, count in sorted(counts.items()) for p in range(count)]
-
-
-def _require_readable(
-    topology: Topology, config: StreamsConfig, admin: ClusterAdmin, inputs: Mapping[str, int]
-) -> None:
-    """StoreLayoutError where Kafka Streams ran the application last, and everflow cannot go on with
-    what it kept (note 034)."""
-    committed = _committed(admin, config, _partitions_of(inputs))
-    if any(of_kafka_streams(offset.metadata) for offset in committed.values()):
-        require_readable(config.application_id, topology)
 
 
 def _committed(
@@ -276,11 +269,9 @@ def _require_outputs(
     outputs = fixed_outputs(topology, dead_letters)
     found = admin.describe_topics(outputs)
     missing = {name: where for name, where in outputs.items() if name not in found}
-    error = (
-        missing_outputs(missing, admin.creates_topics(), partitions, dead_letters)
-        if missing
-        else None
-    )
+    if not missing:
+        return
+    error = missing_outputs(missing, admin.creates_topics(), partitions, dead_letters)
     if error is not None:
         raise error
 
@@ -383,9 +374,9 @@ def commit_starts(
     clock: Clock,
     stop: threading.Event,
 ) -> None:
-    """Commit where new partitions begin, before anything of them is processed: records in internal
-    topics without any committed offset then always mean that offsets were lost (D5). ``commit``:
-    `GroupMember.commit`. RetriableError where that is in vain for so long."""
+    """Commit where new partitions begin, before they are processed: then records in internal topics
+    without any committed offset always mean that offsets were lost (D5). ``commit``:
+    `GroupMember.commit`. RetriableError once ``timeout_ms`` is over."""
     if not started:
         return
     offsets = {tp: (offset, format_metadata(START_METADATA, {})) for tp, offset in started.items()}

@@ -124,7 +124,7 @@ def test_a_shutdown_does_not_wait_for_a_job_that_spark_has_no_place_for(
         assert streams.close(timeout=60)
         assert time.monotonic() - began < 40
         assert streams.state is ClientState.NOT_RUNNING
-        assert "has Spark a free place for their jobs?" in str(streams.error)
+        assert "has Spark a free slot for their jobs?" in str(streams.error)
         assert cluster.members(app.id) == 0
     assert thread.join(60), "its job runs when there is a place, and its worker is sent away"
     assert [record.value for record in cluster.read(output)] == [b"FIRST"]

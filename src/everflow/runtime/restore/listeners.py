@@ -1,18 +1,17 @@
 """Reports restores, and the progress of standby tasks (KIP-988), to the user's listeners."""
 
 from __future__ import annotations
-
-import enum
-import logging
-import threading
 from dataclasses import dataclass
-from typing import Protocol
-
 from everflow import metrics as names
 from everflow.logs import moves
 from everflow.metrics import Metrics
-from everflow.records import TaskId, TopicPartition
+from everflow.records import TaskId
+from everflow.records import TopicPartition
 from everflow.user_program import ListenerGuard
+from typing import Protocol
+import enum
+import logging
+import threading
 
 log = logging.getLogger("everflow")
 
@@ -68,7 +67,7 @@ class RestoreListener(Protocol):
     Called on the restoring thread: return at once."""
 
     def restore_start(self, progress: RestoreProgress) -> None:
-        """A store begins at the offset ``progress.position``, before its first chunk."""
+        """The store begins to read its changelog at ``progress.position``."""
 
     def batch_restored(self, progress: RestoreProgress, records: int) -> None:
         """A chunk of ``records`` records has been stored."""
