@@ -32,8 +32,8 @@ MOST_REST_S = 300.0
 @dataclass(frozen=True)
 class InstanceSeen:
     """An instance as it was seen last. ``settled``: it is RUNNING and processes all that is its
-    own; ``desired``: what it says that there should be, None: nothing yet; ``ending``: it was told
-    to end."""
+    own; ``desired``: the number of instances that it asks for, None: not yet; ``ending``: it was
+    ordered to end."""
 
     settled: bool
     desired: int | None

@@ -44,7 +44,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that moves only when told to, for tests and for the test driver.
+    """A clock that moves only by `advance` and `wait`, for tests.
 
     ``wait`` never blocks: it moves the clock on by the time-out, so that a loop with a deadline
     ends.

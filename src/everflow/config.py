@@ -91,8 +91,8 @@ _MEMBERS_OWN = (
 # what holds instead.
 WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
     {
-        "request_timeout_ms": "a client is told with its prefix, as in producer.request.timeout.ms",
-        "retry_backoff_ms": "a client is told with its prefix, as in producer.retry.backoff.ms",
+        "request_timeout_ms": "set it with a client's prefix, as in producer.request.timeout.ms",
+        "retry_backoff_ms": "set it with a client's prefix, as in producer.retry.backoff.ms",
         "statestore_cache_max_bytes": (
             "the updates of a key within one micro-batch are one, unless emit.every.update is set"
         ),
@@ -425,7 +425,7 @@ class StreamsConfig:
         return tuple(name.strip() for name in self.http_allowed_hosts.split(",") if name.strip())
 
     def tags(self) -> Mapping[str, str]:
-        """This instance's tags (``client.tag.zone=...``, KIP-708), told to the group; by tag
+        """This instance's tags (``client.tag.zone=...``, KIP-708), sent to the group; by tag
         key."""
         return MappingProxyType(
             {key: str(value) for key, value in self.clients.get("client.tag", {}).items()}

@@ -131,8 +131,7 @@ class OffsetsExpiredError(FatalError):
 
 
 class BufferFullError(FatalError):
-    """A suppressed table has more updates to hold back than its buffer may have, and is told to
-    stop then.
+    """The buffer of a suppressed table is full, and its setting says to stop then.
 
     Cure: a larger buffer, a shorter grace, or ``BufferConfig...emit_early_when_full()``.
     """

@@ -34,8 +34,7 @@ NEEDED = (
     "typer",
     "uvicorn",
 )
-"""What everflow itself imports: a file of such a name that is loaded in its place is told before it
-does harm."""
+"""Packages that everflow imports: a file of such a name that is loaded in its place is refused."""
 
 
 _SITES = ("site-packages", "dist-packages")

@@ -141,8 +141,7 @@ class LogFile(RotatingFileHandler):
             self.stream.write(line + "\n")
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """A full disk is told by the stores; a log that cannot be written is no reason to say
-        more."""
+        """Close the log silently: the stores report a full disk."""
         _files.remove(self)
 
     def close(self) -> None:
@@ -286,7 +285,7 @@ class _People(logging.Handler):
                 sys.stderr.write(f"{time_of_day()} {line}\n")
                 sys.stderr.flush()
         except (OSError, ValueError):
-            pass  # whoever listened has gone
+            pass  # the reader has ended
 
 
 def _on_screen(handler: logging.Handler) -> bool:

@@ -133,7 +133,7 @@ class Seen(NamedTuple):
 
 
 HALF_MS = 30_000.0
-"""What was seen is told for one to two halves, as Kafka's own windowed statistics do."""
+"""A value counts for one to two halves, as in Kafka's own windowed statistics."""
 
 
 class RecentlySeen:

@@ -111,8 +111,8 @@ class StopSignals:
 
     @contextmanager
     def told_to(self, listener: Callable[[int, int], None]) -> Iterator[None]:
-        """While in the block each signal is told as ``listener(how many there were, number)``, on a
-        thread of its own; behind it signals are only counted. Raises StopRequestedError for one
+        """Inside the block each signal calls ``listener(count of signals, number)`` on a thread of
+        its own; after it signals are only counted. Raises StopRequestedError for one
         that came before."""
         self._raising = False
         self.check()

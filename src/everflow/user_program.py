@@ -69,7 +69,7 @@ UNDECODED = (
     "the value is undecoded bytes; give the stream a serde, e.g. value=serdes.json('a "
     "string, b double')"
 )
-"""For whoever takes a field of a value whose source has no serde."""
+"""The error for a field of a value whose source has no serde."""
 
 
 COLUMN_IN_FUNCTION = (
@@ -77,7 +77,7 @@ COLUMN_IN_FUNCTION = (
     "> 1 and ... in it, or pass the "
     "Column itself, without the function: (F.col('value.amount') > 1) & (...)"
 )
-"""For whoever uses ``F.col`` in a function."""
+"""The error for ``F.col`` in a function."""
 
 
 def writable(text: str) -> str:
@@ -175,7 +175,7 @@ class ListenerGuard:
             line = traceback.extract_tb(error.__traceback__)[-1]
             times = "" if count == 1 else f", for the {count}th time"
             log.error(
-                "The %s failed in %s at %s:%s%s: %s: %s. What it was told of goes on.",
+                "The %s failed in %s at %s:%s%s: %s: %s. Processing goes on.",
                 self._listener,
                 event,
                 line.filename,

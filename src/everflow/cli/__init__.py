@@ -44,8 +44,7 @@ def main() -> None:
 
 
 def _require_text(arguments: list[str]) -> None:
-    """Bytes that are no text in this locale cannot be told to a broker: names and settings are
-    UTF-8 there."""
+    """End the process for an argument that is not UTF-8: names and settings are UTF-8 in Kafka."""
     for argument in arguments:
         if any("\udc80" <= letter <= "\udcff" for letter in argument):
             shown = argument.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")

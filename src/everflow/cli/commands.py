@@ -234,7 +234,7 @@ def errors_for_people(debug: bool) -> Iterator[list[str]]:
     except KeyboardInterrupt as interrupt:
         number = getattr(interrupt, "number", signal.SIGINT)
         typer.echo(
-            f"stopping: nothing runs yet that has to end in order ({signal.Signals(number).name})",
+            f"stopping: nothing was running yet ({signal.Signals(number).name})",
             err=True,
         )
         raise typer.Exit(EXIT_BASE + number) from None

@@ -260,7 +260,7 @@ def require_name(module: str, path: str) -> None:
     """TopologyError where there is no such module, a file of the program has the name of a library
     in its place, its source is no Python, or it does not bind the first name of ``path``.
 
-    What cannot be told without running it passes: a module without source, or one that binds names
+    What is unknown without running it passes: a module without source, or one that binds names
     by star imports and the like.
     """
     _require_own_name(module, path)

@@ -39,7 +39,7 @@ log = logging.getLogger("everflow")
 WATCH_INTERVAL_S = 1.0
 LONGEST_INTERVAL_S = 10.0
 LONGEST_RUNNING_S = 30.0
-"""While it runs nobody waits for the next line."""
+"""The longest interval while the instance runs."""
 WATCH_PAUSES = 300.0
 """A sample of 1,000 partitions takes long, a tenth of a second of a core: the pause behind it is so
 many times as long."""
@@ -104,8 +104,7 @@ def run_program(
 
 
 def _ask_brokers(config: StreamsConfig, status: StatusLine) -> None:
-    """Before the seconds that Spark takes: a wrong address is told. Where nobody answers,
-    `KafkaStreams.start` waits later."""
+    """Warn of a wrong address before Spark starts. `KafkaStreams.start` waits for brokers later."""
     servers = config.bootstrap_servers
     with (
         closing(ClusterAdmin(config.admin())) as admin,

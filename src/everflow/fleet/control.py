@@ -36,7 +36,7 @@ class _Place:
 
 
 class Places:
-    """Used by the loop's thread and those of the HTTP server. ``say`` gets what is told, on
+    """Used by the loop's thread and those of the HTTP server. ``say`` gets lines, on
     either."""
 
     def __init__(

@@ -15,9 +15,9 @@ written."""
 DRIVER_SILENT_S = 60.0
 """A driver that has not answered for so long is gone."""
 PLACE_S = 20.0
-"""So long an instance may be without a place before it is told."""
+"""Seconds without an executor until that is logged."""
 AGAIN_S = 600.0
-"""So long after it was told it is told again."""
+"""Seconds until it is logged again."""
 MOST_LINES = 200
 """Of an instance, in one report."""
 MOST_CHARACTERS = 4_000

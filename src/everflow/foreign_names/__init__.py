@@ -100,8 +100,8 @@ OWN = frozenset(
         "agg.result_type",
     }
 )
-"""Of public classes and modules what other modules of everflow call: no programs, so nobody is told
-of it."""
+"""Names of public classes and modules that only everflow's own modules call; errors do not offer
+them."""
 
 
 def explain(owner: str, name: str, known: Iterable[str]) -> str:

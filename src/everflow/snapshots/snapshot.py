@@ -1,4 +1,4 @@
-"""A store of its own in a temporary folder, for whoever reads it for long.
+"""A store of its own in a temporary folder, for long reads.
 
 A read of LMDB pins the pages that it sees, and the file grows by what is written meanwhile; a store
 that has to grow waits for the readers of its process. So nobody reads a live store for as long as

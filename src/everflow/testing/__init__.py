@@ -57,8 +57,7 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
-    """The driver needs Spark, the proxy kafka-python; whoever only wants a broker does not wait
-    for their import."""
+    """Import on first use: the driver needs Spark, the proxy kafka-python, a broker neither."""
     if name in _LATER:
         try:
             return getattr(importlib.import_module(_LATER[name]), name)

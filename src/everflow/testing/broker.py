@@ -118,7 +118,7 @@ class EmbeddedBroker:
         security: clients come in with a password over TLS (``bootstrap_servers``) or a
             certificate (``mutual_servers``); see `BrokerSecurity`. None: anybody.
         cluster_id: of the cluster that it is a node of (`EmbeddedCluster`); None: of its own.
-        progress: told one line when jars are downloaded.
+        progress: gets a line when jars are downloaded.
     """
 
     def __init__(
@@ -232,7 +232,7 @@ class EmbeddedBroker:
         return self.start()
 
     def pause(self) -> None:
-        """Freeze the broker (SIGSTOP): its connections stay open and nobody answers."""
+        """Freeze the broker (SIGSTOP): its connections stay open without answers."""
         self._say("STOP")
 
     def resume(self) -> None:
@@ -281,7 +281,7 @@ class EmbeddedBroker:
 
     @property
     def inside_servers(self) -> str:
-        """``host:port`` for whoever made the broker: asks for nothing, and may do all. SetupError
+        """``host:port`` for the broker's owner: without security, with all rights. SetupError
         before the start."""
         if self._ports is None:
             raise SetupError("the embedded broker has no address before start()", code="EF-BROKER")
@@ -513,7 +513,7 @@ class EmbeddedCluster:
             cluster.wait_until_in_sync()
 
     Owned by one thread; some 1 GB of memory. ``heap``: of each broker; ``config``: broker settings
-    over ours; ``progress``: told one line when jars are downloaded.
+    over ours; ``progress``: gets a line when jars are downloaded.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Runs one child and sees to it that the child never outlives whoever started this process.
+"""Runs one child, and ends it when the process that started this one has ended.
 
 A program of its own (``python broker_guard.py FOLDER COMMAND...``), standard library only,
 single-threaded.

@@ -1,4 +1,4 @@
-"""A proxy before Kafka's brokers that loses, holds, delays and refuses what it is told to.
+"""A proxy before Kafka's brokers that drops, holds, delays and refuses chosen requests.
 
 It speaks the protocol as far as it must: it knows which request a frame is, and puts its own
 addresses in the place of the brokers', so that a client that came to it stays with it. Everything

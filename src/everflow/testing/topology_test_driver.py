@@ -32,7 +32,7 @@ from everflow.foreign_names import Telling
 from everflow.handlers import Handlers
 from everflow.kafka.reading.log_chunk import LogChunk
 from everflow.kafka.reading.log_columns import LogColumns
-from everflow.logs import moves as told_moves
+from everflow.logs import moves
 from everflow.operators.lookups.loaded_rows import loaded_rows
 from everflow.records import (
     HEADERS,
@@ -409,7 +409,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         for topic, line in misplaced_keys(result.keys).items():
             if topic not in self._misplaced:
                 self._misplaced.add(topic)
-                told_moves.warning("%s", line)
+                moves.warning("%s", line)
         tables.add(result.printed)
         tables.flush()
         return self._deliver(result)
