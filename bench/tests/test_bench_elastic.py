@@ -12,7 +12,6 @@ from bench.elastic import check_counts
 from bench.events import Event, EventFile, View, balanced, balanced_since, first_restores, restored
 from bench.gaps import longest_gap
 from bench.load.steady_sender import key_index, times_sent
-from bench.restore import progress_line
 from bench.results import Measurement, summarise, write_json
 from bench.topics import key_of
 from bench.verify import WrongOutputError
@@ -170,14 +169,3 @@ def test_of_a_task_warmed_up_and_taken_over_the_warm_up_counts() -> None:
     assert restored(first_restores(events), 2) is None
     events += [event(3.0, "end", 1, 20), event(4.0, "start", 1), event(9.0, "end", 1)]
     assert restored(first_restores(events), 2) == (30, 2.0)
-
-
-def test_progress_is_shown_with_rate_and_remaining_time() -> None:
-    fields = {"partition": 3, "fraction": 0.456, "rate": 1_234_567.8, "remaining_s": 2.34}
-    assert (
-        progress_line(Event(1.0, "restore_progress", fields))
-        == "partition 3 at 46%, 1,234,568 records/s, 2.3 s left"
-    )
-    assert progress_line(Event(1.0, "restore_progress", {**fields, "remaining_s": None})).endswith(
-        "1,234,568 records/s"
-    )

@@ -41,7 +41,6 @@ class Scenario:
     calm_ms: float = 400_000.0
 
     def text(self) -> str:
-        """For people, before a history."""
         rules = self.settings.rules
         head = (
             f"seed {self.seed}: {self.instances} {'static' if self.static else 'dynamic'} "

@@ -133,7 +133,7 @@ def shuffled(cluster: ClusterState, rng: random.Random) -> ClusterState:
     return replace(cluster, members=tuple(members), tasks=tasks, end_sums=ends)
 
 
-@settings(max_examples=1_500)
+@settings(max_examples=500)
 @given(st.integers(0, 2**48))
 def test_every_decision_keeps_the_rules(seed: int) -> None:
     rng = random.Random(seed)
@@ -175,7 +175,7 @@ def test_every_decision_keeps_the_rules(seed: int) -> None:
         assert not draining & {one for _, one in warm}, where
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.integers(0, 2**48))
 def test_the_ideal_is_balanced_per_thread(seed: int) -> None:
     rng = random.Random(seed)
@@ -228,7 +228,7 @@ def owned_as(
     return replace(cluster, members=tuple(members), held_back=frozenset())
 
 
-@settings(max_examples=600)
+@settings(max_examples=250)
 @given(st.integers(0, 2**48), st.sampled_from(STRATEGIES))
 def test_the_ideal_of_the_ideal_is_itself(seed: int, strategy: str) -> None:
     cluster = random_cluster(random.Random(seed))
@@ -260,7 +260,7 @@ def running_well(cluster: ClusterState) -> ClusterState:
     return replace(cluster, members=tuple(members), held_back=frozenset())
 
 
-@settings(max_examples=600)
+@settings(max_examples=250)
 @given(st.integers(0, 2**48), st.sampled_from(["none", "min_traffic"]))
 def test_what_has_state_is_not_given_back_once_let_go(seed: int, strategy: str) -> None:
     """What is dealt on top of other tasks may be: their numbers per member can change meanwhile."""

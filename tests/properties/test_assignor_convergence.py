@@ -122,7 +122,7 @@ def test_who_joins_gets_of_every_subtopology_whatever_its_size(
             )
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.integers(0, 2**48), st.sampled_from(STRATEGIES))
 @example(
     48733, "min_traffic"
@@ -143,7 +143,7 @@ def test_any_perturbation_converges_within_kafkas_bound(seed: int, strategy: str
     perturb(seed, strategy)
 
 
-@settings(max_examples=200)
+@settings(max_examples=120)
 @given(st.integers(0, 2**48), st.sampled_from(STRATEGIES))
 def test_light_tasks_beside_heavy_ones_converge_as_well(seed: int, strategy: str) -> None:
     perturb(seed, strategy, light=True)

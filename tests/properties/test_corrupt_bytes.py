@@ -85,6 +85,13 @@ def drawn(good: bytes) -> list[tuple[int, bytes]]:
         (serdes.long(), -7),
         (serdes.double(), 0.1),
         (serdes.string(), "naïve"),
+        (serdes.boolean(), True),
+        (serdes.short(), -2),
+        (serdes.float_(), 0.1),
+        (serdes.list_(serdes.string()), ["a", None, "é"]),
+        (serdes.list_(serdes.long()), [1, None]),
+        (serdes.list_(serdes.list_(serdes.short())), [[1], None]),
+        (serdes.packed("n bigint, s string, l array<string>"), {"n": 1, "s": "a", "l": ["b"]}),
         (serdes.time_windowed(serdes.string(), 1_000), Windowed("key", 5_000, 6_000)),
         (serdes.session_windowed(serdes.long()), Windowed(5, 5_000, 6_000)),
     ],
@@ -116,7 +123,6 @@ def test_a_corrupt_record_is_a_value_or_a_serde_error_on_both_roads(serde: Any, 
 
 
 def outcome(read: Callable[[Any], Any], given: Any, says: str) -> Any:
-    """What was read, or that it was refused."""
     try:
         return read(given)
     except SerdeError:

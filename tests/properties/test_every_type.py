@@ -19,7 +19,6 @@ from everflow.records import StoreChanges
 from everflow.serdes import Serde
 from everflow.serdes.arrow_types import column_of
 from everflow.serdes.changed import ChangedSerde
-from everflow.serdes.json_writing import write_columns, write_rows
 from everflow.serdes.windowed import python_keys, session_key, window_store_key
 from everflow.snapshots.entry_columns import EntryColumns
 from everflow.state.changelog import fold, pack_value, records
@@ -79,13 +78,6 @@ def test_every_type_round_trips_as_a_windowed_key(data: Any, type_: pa.DataType)
     for inner in (serdes.json(type_), serdes.from_type(type_)):
         through(serdes.time_windowed(inner, SIZE_MS), keyed)
         through(serdes.session_windowed(inner), keyed)
-
-
-@settings(max_examples=40, deadline=None, suppress_health_check=_SLOW)
-@given(data=st.data(), type_=types)
-def test_every_type_is_written_in_columns_as_value_by_value(data: Any, type_: pa.DataType) -> None:
-    column = column_of(drawn(data, type_), type_)
-    assert write_columns(column).to_pylist() == write_rows(column).to_pylist()
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=_SLOW)

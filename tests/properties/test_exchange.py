@@ -34,7 +34,7 @@ racks_of_members = st.lists(st.integers(0, RACKS - 1), min_size=MEMBERS, max_siz
 far = st.lists(st.tuples(*[st.integers(0, 2)] * RACKS), min_size=TASKS, max_size=TASKS)
 
 
-@settings(max_examples=500)
+@settings(max_examples=200)
 @given(
     placements(),
     tags_of_members,
@@ -63,7 +63,6 @@ def one_by_one(
     remote: Mapping[TaskId, tuple[int, ...]],
     costs: tuple[int, int],
 ) -> dict[TaskId, set[int]]:
-    """The same by trying everything."""
     placed = {task: set(standby[task]) for task in sorted(standby)}
     traffic, non_overlap = costs
 

@@ -67,7 +67,7 @@ def check_places(placed: Placed, wishes: list[Wish], seats: Seats) -> None:
         assert there == list(placed.rack.values()).count(rack), (placed, wishes, seats)
 
 
-@settings(max_examples=1_500)
+@settings(max_examples=500)
 @given(st.integers(0, 2**48))
 def test_no_placement_costs_less(seed: int) -> None:
     wishes, seats = random_problem(random.Random(seed))

@@ -18,7 +18,7 @@ def texts(faults: Faults) -> dict[int, str]:
     return {row: str(error) for row, error in faults.items()}
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_what_arrow_reads_is_what_is_read_record_by_record(seed: int) -> None:
     random = Random(seed)
@@ -35,7 +35,7 @@ def test_what_arrow_reads_is_what_is_read_record_by_record(seed: int) -> None:
         assert repr(found[0].to_pylist()) == repr(column.to_pylist())  # 0.0 equals -0.0
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_a_record_means_the_same_alone_and_among_others(seed: int) -> None:
     random = Random(seed)

@@ -83,24 +83,14 @@ class KeyValueMachine(RuleBasedStateMachine):
         self.batches += 1
         self.position += len(changes)
         batch = f"{self.owner.incarnation}.{self.batches}.0"
-        self.store.apply(
-            changes,
-            position=self.position,
-            expected=self.owner,
-            batch=batch,
-        )
+        self.store.apply(changes, position=self.position, expected=self.owner, batch=batch)
         self.model.apply(changes)
         self.owner = Owner(self.owner.incarnation, batch)
 
     @rule(data=st.data())
     def apply_a_large_value(self, data: st.DataObject) -> None:
         changes = self.changes_of([(data.draw(self.keys), b"x" * 40_000)])
-        self.store.apply(
-            changes,
-            position=None,
-            expected=self.owner,
-            batch=self.owner.last_batch,
-        )
+        self.store.apply(changes, position=None, expected=self.owner, batch=self.owner.last_batch)
         self.model.apply(changes)
 
     @rule(data=st.data())
@@ -129,12 +119,7 @@ class KeyValueMachine(RuleBasedStateMachine):
     )
     def a_stalled_orphan_is_refused(self, data: st.DataObject, wrong: Owner) -> None:
         with pytest.raises(StoreMismatchError):
-            self.store.apply(
-                self.draw_changes(data),
-                position=10**9,
-                expected=wrong,
-                batch="late",
-            )
+            self.store.apply(self.draw_changes(data), position=10**9, expected=wrong, batch="late")
 
     @rule(data=st.data())
     def restore_a_chunk(self, data: st.DataObject) -> None:

@@ -51,7 +51,6 @@ def batch_bytes(
 
 
 def summed(made: bytes) -> bytes:
-    """The batch with its checksum."""
     checksum = crc32c(made[21:])
     return made[:17] + checksum.to_bytes(4, "big") + made[21:]
 

@@ -108,7 +108,7 @@ def decode(data: bytes) -> Any:
     return serdes.long().decode(data)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.dictionaries(key, number, max_size=14), st.none() | key, st.none() | key, short, pages)
 def test_keys(
     content: dict[bytes, int], first: bytes | None, last: bytes | None, prefix: bytes, page: int
@@ -128,7 +128,7 @@ def test_keys(
             assert store.get(wanted) == content.get(wanted)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     st.dictionaries(st.tuples(key, start), number, max_size=14),
     key,
@@ -172,7 +172,7 @@ def test_windows(
             assert store.fetch_window(wanted, low) == content.get((wanted, low))
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     st.dictionaries(
         st.tuples(key, st.tuples(start, start).map(sorted).map(tuple)), number, max_size=14

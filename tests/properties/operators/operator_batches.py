@@ -1,4 +1,4 @@
-"""Batches of records for operators."""
+"""Batches of records for operators, and what is aggregated of them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,35 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from hypothesis import strategies as st
 
+from everflow.operators import agg
 from everflow.records import EdgeBatch, StoreChanges
 from everflow.state.store import StoreView
 from everflow.topology.graph import Inputs, TableOperator
+
+AGGREGATES = {
+    "n": agg.count(),
+    "n_x": agg.count("x"),
+    "sum_i": agg.sum("i"),
+    "sum_x": agg.sum("x"),
+    "min_x": agg.min("x"),
+    "max_i": agg.max("i"),
+    "mean": agg.avg("x"),
+    "first_t": agg.first("t"),
+    "last_t": agg.last("t"),
+    "max_t": agg.max("t"),
+    "min_t": agg.min("t"),
+}
+INPUT = pa.struct([("i", pa.int64()), ("x", pa.float64()), ("t", pa.string())])
+values = st.fixed_dictionaries(
+    {
+        "i": st.none() | st.integers(-(2**63), 2**63 - 1),
+        "x": st.none() | st.floats(allow_nan=False, allow_infinity=False, width=32),
+        "t": st.none() | st.text("ab\u00e9", max_size=2),
+    }
+)
+"""Values of `INPUT`."""
 
 
 def edge_batch(
@@ -32,8 +57,6 @@ def edge_batch(
 
 
 class TaskResult(NamedTuple):
-    """What an operator gives for one task."""
-
     output: EdgeBatch
     changes: list[StoreChanges]
     stream_time: int

@@ -23,49 +23,23 @@ from everflow.operators import (
 )
 from everflow.serdes.base import decode_one
 from everflow.serdes.windowed import window_store_key
-from everflow.state.store import InMemoryStore, StoreSpec
+from everflow.state.store import InMemoryStore
 from everflow.windows import TimeWindows
-from properties.operators.operator_batches import done_by_one_task, edge_batch
+from properties.operators.operator_batches import (
+    AGGREGATES,
+    INPUT,
+    done_by_one_task,
+    edge_batch,
+    values,
+)
+from unit.builders import store_spec
 
 Spec = AggregateSpec | PythonAggregateSpec
 Update = tuple[bytes, Any, Any, int]
 """Store key, output key, aggregate, timestamp."""
 
-NAMES = (
-    "n",
-    "n_x",
-    "sum_i",
-    "sum_x",
-    "min_x",
-    "max_i",
-    "mean",
-    "first_t",
-    "last_t",
-    "max_t",
-    "min_t",
-)
-AGGREGATORS = (
-    agg.count(),
-    agg.count("x"),
-    agg.sum("i"),
-    agg.sum("x"),
-    agg.min("x"),
-    agg.max("i"),
-    agg.avg("x"),
-    agg.first("t"),
-    agg.last("t"),
-    agg.max("t"),
-    agg.min("t"),
-)
-INPUT = pa.struct([("i", pa.int64()), ("x", pa.float64()), ("t", pa.string())])
+NAMES = tuple(AGGREGATES)
 
-values = st.fixed_dictionaries(
-    {
-        "i": st.none() | st.integers(-(2**63), 2**63 - 1),
-        "x": st.none() | st.floats(allow_nan=False, allow_infinity=False, width=32),
-        "t": st.none() | st.text("ab\u00e9", max_size=2),
-    }
-)
 records = st.tuples(
     st.none() | st.sampled_from(["", "a", "aa", "b"]), st.none() | values, st.integers(0, 60)
 )
@@ -131,7 +105,7 @@ class Model:
 
 
 def fold(key: Any, value: Any, before: Any) -> dict[str, Any]:
-    """The state of AGGREGATORS after one more record."""
+    """The state of `AGGREGATES` after one more record."""
     value = value or {"i": None, "x": None, "t": None}
     i, x, t = value["i"], value["x"], value["t"]
     if before is None:
@@ -171,13 +145,7 @@ def check(
     kind = "key_value" if retention is None else "window"
     whole = InMemoryStore()
     trimmed = InMemoryStore(
-        StoreSpec(
-            name="s",
-            kind=kind,
-            key_serde=spec.key_serde,
-            value_serde=spec.value_serde,
-            retention_ms=retention,
-        )
+        store_spec("s", kind, key=spec.key_serde, value=spec.value_serde, retention_ms=retention)
     )
     stream_time, seq = -1, 0
     for rows in split:
@@ -210,11 +178,17 @@ def check(
     assert found == model.stored
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(split=batches, window=windows, every=st.booleans())
 def test_built_in_aggregates(split: Any, window: TimeWindows | None, every: bool) -> None:
     spec = AggregateSpec.of(
-        "s", serdes.string(), AGGREGATORS, NAMES, INPUT, window=window, emit_every_update=every
+        "s",
+        serdes.string(),
+        list(AGGREGATES.values()),
+        NAMES,
+        INPUT,
+        window=window,
+        emit_every_update=every,
     )
 
     check(spec, Model(window, fold), split, INPUT, partial(decode_one, spec.results))
@@ -243,8 +217,7 @@ def test_a_bare_count_is_javas_long(split: Any, window: TimeWindows | None, ever
 numbers = st.none() | st.integers(0, 9)
 number_batches = st.lists(
     st.lists(
-        st.tuples(st.none() | st.sampled_from(["a", "b"]), numbers, st.integers(0, 60)),
-        max_size=12,
+        st.tuples(st.none() | st.sampled_from(["a", "b"]), numbers, st.integers(0, 60)), max_size=12
     ),
     max_size=5,
 )

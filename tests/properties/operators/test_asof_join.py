@@ -6,18 +6,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pyarrow as pa
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from everflow import serdes
 from everflow.operators.joins import JoinKind
 from everflow.operators.joins.asof import AsOfJoin
 from everflow.operators.joins.held_back import HeldBack
-from everflow.state.store import InMemoryStore, StoreSpec
+from everflow.state.store import InMemoryStore
 from everflow.topology.graph import Inputs
 from properties.operators.test_joins import (
     CUTS,
     KEY,
+    MANY,
+    ROWS,
     TASKS,
     VALUE,
     Result,
@@ -26,20 +28,8 @@ from properties.operators.test_joins import (
     results,
     side,
 )
+from unit.builders import store_spec
 
-ROWS = st.lists(
-    st.builds(
-        Row,
-        st.booleans(),
-        st.sampled_from(TASKS),
-        st.sampled_from(["a", "b", "a", "ab", None]),
-        st.sampled_from([1, 2, 3, 4, None]),
-        st.integers(0, 40),
-    ),
-    min_size=1,
-    max_size=40,
-)
-MANY = settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 KINDS = st.sampled_from([JoinKind.INNER, JoinKind.LEFT])
 TOLERANCES, GRACES = st.sampled_from([0, 3, 10, 50]), st.sampled_from([0, 1, 5, 20])
 
@@ -47,16 +37,8 @@ TOLERANCES, GRACES = st.sampled_from([0, 3, 10, 50]), st.sampled_from([0, 1, 5, 
 def run(
     kind: JoinKind, tolerance: int, grace: int, rows: Sequence[Row], cuts: Sequence[int]
 ) -> tuple[list[Result], dict[str, int]]:
-    right = StoreSpec(
-        name="r",
-        kind="window",
-        key_serde=KEY,
-        value_serde=VALUE,
-        retention_ms=tolerance + grace + 1,
-    )
-    waits = StoreSpec(
-        name="w", kind="key_value", key_serde=serdes.bytes_(), value_serde=serdes.bytes_()
-    )
+    right = store_spec("r", "window", key=KEY, value=VALUE, retention_ms=tolerance + grace + 1)
+    waits = store_spec("w", key=serdes.bytes_(), value=serdes.bytes_())
     held = HeldBack(store=waits, key_serde=KEY, value_serde=VALUE, grace_ms=grace)
     join = AsOfJoin(
         kind=kind,

@@ -52,8 +52,6 @@ values = st.fixed_dictionaries(
 
 
 class Shown(dict[str, Any]):
-    """What the table shows, and all that it is made of."""
-
     def __init__(self, seen: list[dict[str, Any]]) -> None:
         super().__init__(shown(seen))
         self.seen = seen
@@ -95,7 +93,6 @@ def shown(seen: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def written(value: Any) -> Any:
-    """As its type orders it."""
     return value.encode() if isinstance(value, str) else value
 
 
@@ -160,12 +157,7 @@ def test_lists_of_texts_are_packed_and_unpacked(lists: Any) -> None:
 @pytest.mark.parametrize("every", [False, True])
 def test_a_full_list_fails_at_the_record_that_is_too_much(size: int, every: bool) -> None:
     spec = AggregateSpec.of(
-        "s",
-        serdes.string(),
-        [agg.collect_list("x", 3)],
-        ["item"],
-        INPUT,
-        emit_every_update=every,
+        "s", serdes.string(), [agg.collect_list("x", 3)], ["item"], INPUT, emit_every_update=every
     )
     rows = [(key, NOTHING | {"x": float(at)}, at) for at, key in enumerate("abaabaaa")]
     store = InMemoryStore()

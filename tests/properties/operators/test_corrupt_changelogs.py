@@ -113,8 +113,6 @@ class Changelog:
 
 @dataclass(frozen=True)
 class Access:
-    """One store."""
-
     store: LmdbStore
 
     def view(self, task: TaskContext, spec: StoreSpec) -> AbstractContextManager[Any]:

@@ -55,7 +55,7 @@ def one_by_one(
     return results, {reason: count for reason, count in dropped.items() if count}
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     rows=ROWS,
     within=st.integers(1, 12),

@@ -15,12 +15,7 @@ from hypothesis import strategies as st
 from everflow import serdes
 from everflow.operators.joins import JoinedTable, JoinKind
 from everflow.operators.joins.answers import Answers, AnswersOfRows, AskAgain, StaleNulls
-from everflow.operators.joins.foreign_keys import (
-    SUBSCRIPTION,
-    ForeignKeys,
-    Order,
-    selected_type,
-)
+from everflow.operators.joins.foreign_keys import SUBSCRIPTION, ForeignKeys, Order, selected_type
 from everflow.operators.joins.subscriptions import Subscriptions
 from everflow.operators.table import TableSpec
 from everflow.operators.table_changes import HeldRows, PreviousValues
@@ -75,11 +70,7 @@ class Join:
         self.before = PreviousValues(orders, pa.string())
         self.asking = ForeignKeys(TEXT, ORDER, TEXT, kind, emit_every_update=every)
         self.answering = Subscriptions(
-            store="asks",
-            table=people,
-            entry_serde=TEXT,
-            foreign_serde=TEXT,
-            kept=kind.keeps_left,
+            store="asks", table=people, entry_serde=TEXT, foreign_serde=TEXT, kept=kind.keeps_left
         )
         self.held = HeldRows(table=orders, as_of=False, table_first=True, null_keys=False)
         self.joined = Answers(table=orders, value_serde=ORDER, kind=kind, emit_every_update=every)
@@ -196,7 +187,7 @@ def selected(batch: EdgeBatch) -> EdgeBatch:
     return batch.with_columns(value=pa.array(chosen, WANTED))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     first=st.sampled_from([[], FIRST]),
     steps=STEPS,
@@ -247,7 +238,6 @@ def test_it_comes_to_the_join_of_both_tables(
 
 
 def come_to_rest(join: Join) -> None:
-    """All that is on its way arrives."""
     for _ in range(1_000):
         if not join.answers and not any(join.asks.values()):
             return
@@ -267,7 +257,7 @@ UPDATES = st.tuples(st.sampled_from(["ann", "an"]), st.none() | st.text(max_size
 TASKS = (0, 1)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     rows=st.lists(st.tuples(st.sampled_from(TASKS), ASKS | UPDATES), min_size=1, max_size=20),
     cuts=st.lists(st.integers(1, 8), min_size=1, max_size=5),

@@ -33,7 +33,7 @@ ROWS = st.lists(
     ),
     max_size=25,
 )
-MANY = settings(max_examples=150, deadline=None)
+MANY = settings(max_examples=100, deadline=None)
 
 
 def homes(keys: Sequence[bytes], partitions: int) -> list[int]:

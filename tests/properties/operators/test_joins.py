@@ -59,7 +59,7 @@ ROWS = st.lists(
 )
 CUTS = st.lists(st.integers(1, 12), min_size=1, max_size=12)
 KINDS = st.sampled_from(list(JoinKind))
-MANY = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+MANY = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def batches(rows: Sequence[Row], cuts: Sequence[int]) -> list[list[tuple[int, Row]]]:
@@ -253,7 +253,6 @@ class StreamModel:
         return self.kind.keeps_left if left else self.kind.keeps_right
 
     def over(self, row: Row) -> bool:
-        """Its window and the grace."""
         ahead = self.windows.after_ms if row.left else self.windows.before_ms
         return row.time + ahead + self.windows.grace_ms < self.stream_time
 
@@ -316,8 +315,6 @@ class StreamModel:
 
 
 class StreamJoin:
-    """The operator with its stores."""
-
     def __init__(self, kind: JoinKind, windows: JoinWindows) -> None:
         self.kind, self.windows = kind, windows
         retention = windows.size_ms + windows.grace_ms + 1
@@ -376,7 +373,7 @@ WINDOWS = st.builds(
 )
 
 
-@settings(MANY, max_examples=400)
+@settings(MANY, max_examples=200)
 @given(KINDS, WINDOWS, ROWS, CUTS)
 def test_two_streams_give_what_one_record_after_the_other_gives(
     kind: JoinKind, windows: JoinWindows, rows: list[Row], cuts: list[int]

@@ -144,15 +144,6 @@ def test_a_record_waits_for_its_entry_as_one_record_after_the_other_would(
     assert looked_up(kind, own, records, cuts) == model(kind, own, records)
 
 
-@MANY
-@given(st.sampled_from([0, 3, 10]), ROWS, CUTS, CUTS)
-def test_the_cut_does_not_matter(
-    grace_ms: int, rows: list[Row], cuts: list[int], others: list[int]
-) -> None:
-    own = room(grace_ms, 2)
-    assert looked_up(JoinKind.LEFT, own, rows, cuts) == looked_up(JoinKind.LEFT, own, rows, others)
-
-
 def test_an_empty_batch_gives_nothing() -> None:
     table, own = Table("t"), room(5, None)
     join = LookupJoin(table=table.joined, kind=JoinKind.LEFT, room=own)

@@ -59,7 +59,7 @@ def everything(view: Any) -> list[Any]:
     ]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(committed=PUTS, batch=PUTS)
 def test_a_processor_sees_what_applying_its_puts_gives(committed: Any, batch: Any) -> None:
     below, applied = InMemoryVersions(SPEC), InMemoryVersions(SPEC)
@@ -104,8 +104,6 @@ def test_a_version_before_all_ends_with_the_first_one() -> None:
 
 
 class CountedView:
-    """Counts the versions that are read."""
-
     def __init__(self, view: Any) -> None:
         self._view, self.read = view, 0
 

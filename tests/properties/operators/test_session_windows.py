@@ -26,34 +26,19 @@ from everflow.serdes.base import decode_one
 from everflow.serdes.windowed import session_key
 from everflow.state.store import InMemoryStore, StoreSpec
 from everflow.windows import SessionWindows
-from properties.operators.operator_batches import done_by_one_task, edge_batch
+from properties.operators.operator_batches import (
+    AGGREGATES,
+    INPUT,
+    done_by_one_task,
+    edge_batch,
+    values,
+)
 
-AGGREGATES = {
-    "n": agg.count(),
-    "n_x": agg.count("x"),
-    "sum_i": agg.sum("i"),
-    "sum_x": agg.sum("x"),
-    "min_x": agg.min("x"),
-    "max_i": agg.max("i"),
-    "mean": agg.avg("x"),
-    "first_t": agg.first("t"),
-    "last_t": agg.last("t"),
-    "max_t": agg.max("t"),
-    "min_t": agg.min("t"),
-}
-INPUT = pa.struct([("i", pa.int64()), ("x", pa.float64()), ("t", pa.string())])
 NOTHING = {"i": None, "x": None, "t": None}
 
 BRIDGED = [
     ("a", NOTHING | {"t": t}, time) for t, time in (("later", 10), ("earlier", 0), ("between", 5))
 ]
-values = st.fixed_dictionaries(
-    {
-        "i": st.none() | st.integers(-(2**63), 2**63 - 1),
-        "x": st.none() | st.floats(allow_nan=False, allow_infinity=False, width=32),
-        "t": st.none() | st.text("ab\u00e9", max_size=2),
-    }
-)
 keys = st.none() | st.sampled_from(["", "a", "a\x00\x00\x00\x00\x00\x00\x00\x00", "b"])
 sessions = (
     st.tuples(st.integers(0, 12), st.integers(0, 20))
@@ -184,7 +169,6 @@ def session_of(key: dict[str, Any]) -> tuple[str, int, int]:
 
 
 def state_of(value: Any) -> dict[str, Any]:
-    """The aggregates of one record."""
     i, x, t = (value or NOTHING)["i"], (value or NOTHING)["x"], (value or NOTHING)["t"]
     state = {
         "n": 1,
@@ -226,7 +210,7 @@ def add(key: str, value: Any, before: dict[str, Any] | None) -> dict[str, Any]:
     return state_of(value) if before is None else merged(before, state_of(value))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     split=split_of(st.none() | values),
     windows=sessions,
@@ -246,7 +230,7 @@ def test_built_in_aggregates(
     check(spec, Model(windows, add, merged, more), split, INPUT, partial(decode_one, spec.results))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(split=split_of(st.none() | st.just(True)), windows=sessions, every=st.booleans())
 def test_a_bare_count_counts_null_values_and_is_javas_long(
     split: list[Any], windows: SessionWindows, every: bool
@@ -262,7 +246,7 @@ def test_a_bare_count_counts_null_values_and_is_javas_long(
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(split=split_of(st.none() | st.integers(0, 6)), windows=sessions, every=st.booleans())
 @example(
     split=[[("a", 1, 5), ("a", 1, 9)], [("a", 0, 7)]], windows=SessionWindows(5, 5), every=False
@@ -300,7 +284,7 @@ def test_functions_that_delete_and_change_in_place(
     check(spec, model, split, pa.int64(), spec.value_serde.decode)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     split=split_of(st.none() | st.text("xyz", max_size=1)), windows=sessions, every=st.booleans()
 )

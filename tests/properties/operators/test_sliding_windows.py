@@ -27,7 +27,7 @@ from everflow.serdes.base import decode_one
 from everflow.serdes.windowed import window_store_key
 from everflow.state.store import InMemoryStore, StoreSpec
 from everflow.windows import SlidingWindows
-from properties.operators.operator_batches import done_by_one_task, edge_batch
+from properties.operators.operator_batches import INPUT, done_by_one_task, edge_batch, values
 
 Window = tuple[str, int]
 Update = tuple[Window, Any, int]
@@ -43,14 +43,6 @@ AGGREGATES = {
     "min_t": agg.min("t"),
     "list_i": agg.collect_list("i"),
 }
-INPUT = pa.struct([("i", pa.int64()), ("x", pa.float64()), ("t", pa.string())])
-values = st.fixed_dictionaries(
-    {
-        "i": st.none() | st.integers(-(2**63), 2**63 - 1),
-        "x": st.none() | st.floats(allow_nan=False, allow_infinity=False, width=32),
-        "t": st.none() | st.text("ab\u00e9", max_size=2),
-    }
-)
 keys = st.none() | st.sampled_from(["", "a", "a", "a\x00\x00\x00\x00\x00\x00\x00\x00", "b"])
 sliding = st.builds(SlidingWindows, st.integers(0, 12), st.integers(0, 20)).filter(
     lambda windows: windows.retention_ms > 0
@@ -188,7 +180,6 @@ class Model:
             self.stored[key, start] = (value, time)
 
     def shown(self) -> dict[Window, tuple[Any, int]]:
-        """What the store shows."""
         return {
             window: found
             for window, found in self.stored.items()
@@ -294,7 +285,7 @@ def add(key: str, value: Any, before: dict[str, Any] | None) -> dict[str, Any]:
 CROWDED = [("a", {"i": at, "x": at / 10, "t": None}, 20 + at % 7) for at in range(12)]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     split=split_of(st.none() | values),
     windows=sliding,
@@ -362,7 +353,7 @@ def test_functions_that_delete_and_change_in_place(
         check(spec, model, split, pa.int64(), spec.value_serde.decode)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(split=split_of(st.none() | st.text("xyz", max_size=1)), windows=sliding, every=st.booleans())
 def test_a_reducer_takes_the_first_value_as_it_is(
     split: list[Any], windows: SlidingWindows, every: bool

@@ -102,7 +102,7 @@ def keys_of(rows: list[Any], by_window: bool) -> pa.Array:
     return pa.array(windows, windowed_key_type(pa.string()))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(split=SPLITS, wait_ms=st.integers(0, 30), by_window=st.booleans(), bounds=BOUNDS)
 def test_it_gives_what_one_update_after_the_other_gives(
     split: Any, wait_ms: int, by_window: bool, bounds: BufferBounds

@@ -114,7 +114,7 @@ def inputs(changes: EdgeBatch, side: str) -> EdgeBatch:
     )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(split=SPLITS, every=st.booleans())
 def test_groups_are_those_of_the_entries(split: Any, every: bool) -> None:
     table, content = Table(every), dict[str, Any]()

@@ -17,10 +17,7 @@ from everflow import agg, serdes
 from everflow.operators.aggregate import AggregateSpec
 from everflow.operators.deduplicate import DeduplicateSpec
 from everflow.operators.python_aggregate import PythonAggregateSpec, PythonReducer
-from everflow.operators.session_aggregate import (
-    ReducerMerger,
-    SessionAggregateSpec,
-)
+from everflow.operators.session_aggregate import ReducerMerger, SessionAggregateSpec
 from everflow.operators.table import TableSpec
 from everflow.records import EdgeBatch, TasksResult
 from everflow.state.store import InMemoryStore, StoreSpec
@@ -173,7 +170,6 @@ def told(batch: EdgeBatch) -> list[Any]:
 
 
 def by_partition(batch: EdgeBatch) -> list[EdgeBatch]:
-    """The records of each task."""
     return [
         batch.take(np.flatnonzero(batch.partition == partition))
         for partition in np.unique(batch.partition)

@@ -12,13 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everflow import serdes
-from everflow.operators import (
-    AggregateSpec,
-    PythonAggregateSpec,
-    PythonReducer,
-    TableSpec,
-    agg,
-)
+from everflow.operators import AggregateSpec, PythonAggregateSpec, PythonReducer, TableSpec, agg
 from everflow.operators.time_to_live import TimeToLiveSpec
 from everflow.serdes.base import decode_one
 from everflow.state.store import InMemoryStore
@@ -125,7 +119,7 @@ def check(spec: TimeToLiveSpec, model: Model, split: Any, type_: pa.DataType) ->
 ttls = st.integers(1, 40)
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(split=batches, ttl=ttls, every=st.booleans())
 def test_a_count(split: Any, ttl: int, every: bool) -> None:
     inner = AggregateSpec.of("s", serdes.string(), [agg.count()], None, pa.bool_())
@@ -138,7 +132,7 @@ def test_a_count(split: Any, ttl: int, every: bool) -> None:
     check(spec, Model(ttl, lambda n, _: (n or 0) + 1, latest=False), rows, pa.bool_())
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(split=batches, ttl=ttls, every=st.booleans())
 def test_a_reducer_that_deletes(split: Any, ttl: int, every: bool) -> None:
     def reduced(before: int | None, value: int) -> int | None:
@@ -157,7 +151,7 @@ def test_a_reducer_that_deletes(split: Any, ttl: int, every: bool) -> None:
     check(spec, Model(ttl, reduced, latest=False), split, pa.int64())
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(split=batches, ttl=ttls, every=st.booleans())
 def test_a_table(split: Any, ttl: int, every: bool) -> None:
     spec = TimeToLiveSpec(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from everflow import serdes
@@ -25,6 +25,8 @@ from everflow.topology.graph import Inputs
 from properties.operators.test_joins import (
     CUTS,
     KEY,
+    MANY,
+    ROWS,
     TASKS,
     VALUE,
     Result,
@@ -33,21 +35,9 @@ from properties.operators.test_joins import (
     results,
     side,
 )
+from unit.builders import store_spec
 
 HISTORIES = st.sampled_from([0, 3, 10, 25, 100])
-ROWS = st.lists(
-    st.builds(
-        Row,
-        st.booleans(),
-        st.sampled_from(TASKS),
-        st.sampled_from(["a", "b", "a", "ab", None]),
-        st.sampled_from([1, 2, 3, 4, None]),
-        st.integers(0, 40),
-    ),
-    min_size=1,
-    max_size=40,
-)
-MANY = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @dataclass(frozen=True)
@@ -75,13 +65,7 @@ class Table:
     """A versioned table: its operator, and each task's store."""
 
     def __init__(self, history_ms: int) -> None:
-        spec = StoreSpec(
-            name="t",
-            kind="versioned",
-            key_serde=KEY,
-            value_serde=VALUE,
-            retention_ms=history_ms,
-        )
+        spec = store_spec("t", "versioned", key=KEY, value=VALUE, retention_ms=history_ms)
         self.operator = VersionedTableSpec("t", KEY, VALUE, history_ms)
         self.joined = JoinedTable(spec, self.operator.results, pa.int64())
         self.stores = {task: memory_store(spec) for task in TASKS}
@@ -159,9 +143,7 @@ def stream_table(kind: JoinKind) -> Join:
 
 
 def grace_join(kind: JoinKind, grace_ms: int) -> Join:
-    spec = StoreSpec(
-        name="w", kind="key_value", key_serde=serdes.bytes_(), value_serde=serdes.bytes_()
-    )
+    spec = store_spec("w", key=serdes.bytes_(), value=serdes.bytes_())
     held = HeldBack(store=spec, key_serde=KEY, value_serde=VALUE, grace_ms=grace_ms)
     return lambda joined: (GraceJoin(joined, kind, held), spec)
 

@@ -243,6 +243,16 @@ def test_a_lost_task_that_comes_back_is_recovered_again(world: World) -> None:
     assert world.released == 0
 
 
+@pytest.mark.parametrize("goes", [TaskManager.revoked, TaskManager.lost])
+def test_the_recovery_of_a_task_that_goes_is_given_up(
+    world: World, goes: Callable[..., None]
+) -> None:
+    world.assign(A, C)
+    goes(world.manager, [A])
+    world.settle()
+    assert (world.recovered, world.held()) == ([C], {C})
+
+
 def test_a_recovery_that_fails_stops_the_instance(world: World) -> None:
     world.error = FatalError("disk gone")
     world.assign(A)
