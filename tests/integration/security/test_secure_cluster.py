@@ -348,6 +348,14 @@ def inside(broker: EmbeddedBroker) -> Cluster:
     return Cluster(broker.inside_servers, "")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def closed_inside(secure: EmbeddedBroker) -> Iterator[None]:
+    """No client looks for the broker when it is gone."""
+    yield
+    inside(secure).close()
+    inside.cache_clear()
+
+
 def topics(broker: EmbeddedBroker, *names: str) -> None:
     inside(broker).make(*names, partitions=2)
 

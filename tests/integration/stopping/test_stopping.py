@@ -107,7 +107,9 @@ class World:
     @cached_property
     def cluster(self) -> Cluster:
         """Kept: requests of a client that is gone end with it."""
-        return Cluster(self.servers, self.app)
+        made = Cluster(self.servers, self.app)
+        self.stack.callback(made.close)
+        return made
 
     def program(self, text: str = COUNT) -> None:
         """Both topics, and the module ``program`` over them."""
