@@ -32,7 +32,7 @@ hypothesis.settings.load_profile("everflow")
 # and never pays. Both names are inherited by what a test starts: the first is of Spark's own
 # scripts, the second of Kafka's.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
-os.environ.setdefault("KAFKA_OPTS", "-XX:TieredStopAtLevel=1")
+os.environ.setdefault("KAFKA_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 # A shell starts what runs in its background with SIGINT ignored, for all its children; tests of
 # Ctrl-C would wait for ever.
@@ -73,14 +73,20 @@ def spark() -> SparkSession:
 
 
 @pytest.fixture(scope="session")
-def bootstrap() -> Iterator[str]:
+def broker() -> Iterator[EmbeddedBroker]:
+    """The broker of the run. A test may pause it, and lets it run again."""
+    with EmbeddedBroker() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def bootstrap(request: pytest.FixtureRequest) -> str:
     """``EVERFLOW_TEST_BOOTSTRAP`` names a broker that runs already (quicker while developing)."""
     running = os.environ.get("EVERFLOW_TEST_BOOTSTRAP")
     if running:
-        yield running
-        return
-    with EmbeddedBroker() as broker:
-        yield broker.bootstrap_servers
+        return running
+    started: EmbeddedBroker = request.getfixturevalue("broker")
+    return started.bootstrap_servers
 
 
 @pytest.fixture(scope="session")

@@ -133,23 +133,25 @@ def records(topic: str = "in") -> list[Record]:
     ]
 
 
-@pytest.mark.parametrize("count", [len(ROWS), 1, 0])
-def test_columns_are_what_a_spark_job_makes_of_them(
-    plan: PhysicalPlan, run: Run, count: int
+JOBS: dict[tuple[str, int], dict[int, EdgeBatch]] = {}
+"""Results of Spark jobs, by program and batch."""
+
+
+def test_columns_are_what_a_spark_job_makes_of_them_batch_after_batch(
+    plan: PhysicalPlan, run: Run, request: pytest.FixtureRequest
 ) -> None:
-    given = decoded(plan, records()[:count]).batches
-    same(plan, run(given), by_jobs(plan, given))
-
-
-def test_batch_after_batch_on_one_connection(plan: PhysicalPlan, run: Run) -> None:
-    """Its memory is used again: nothing of a larger batch is seen in a smaller one."""
-    for listed in (records() * 50, records()[:2], records() * 3, records()[:1]):
+    """On one connection, whose memory is used again: nothing of a larger batch is seen in a smaller
+    one."""
+    for at, listed in enumerate((records() * 50, records()[:1], records() * 3, [])):
         numbered = [
             Record((*record.place[:2], offset), record.data, record.time, record.head)
             for offset, record in enumerate(listed)
         ]
         given = decoded(plan, numbered).batches
-        same(plan, run(given), by_jobs(plan, given))
+        job = request.node.callspec.params["plan"].__name__, at
+        if job not in JOBS:
+            JOBS[job] = by_jobs(plan, given)
+        same(plan, run(given), JOBS[job])
 
 
 def later(builder: StreamsBuilder) -> None:

@@ -86,8 +86,6 @@ class LmdbUnderTest:
 
 
 class ColumnsUnderTest(LmdbUnderTest):
-    """Changes come as columns."""
-
     def apply(self, changes: Sequence[Change]) -> None:
         listed = as_changes(changes)
         keys, values = (

@@ -32,37 +32,11 @@ MODULES = (
 """Users import from these, and from nowhere below them. `agg`, `errors` and `serdes` are also names
 of `everflow`."""
 OF_A_NAME = frozenset(
-    [
-        "a",
-        "an",
-        "and",
-        "are",
-        "as",
-        "at",
-        "be",
-        "by",
-        "each",
-        "for",
-        "from",
-        "if",
-        "in",
-        "is",
-        "it",
-        "its",
-        "no",
-        "not",
-        "of",
-        "on",
-        "one",
-        "or",
-        "per",
-        "that",
-        "the",
-        "this",
-        "to",
-        "where",
-        "with",
-    ]
+    re.findall(
+        r"\w+",
+        "a an and are as at be by each for from if in is it its no not of on one or per that the "
+        "this to where with",
+    )
 )
 FEWEST_WORDS = 3
 TIME = re.compile(r"timeout|size|gap|advance|grace|duration|^by$|interval|time(?:stamp)?(?:_|$)")
@@ -104,7 +78,7 @@ def said_around(thing: Any, owner: Any) -> str:
 
 
 def restates(name: str, said: str) -> bool:
-    """Whether a docstring says hardly more than the name does."""
+    """True if a docstring says hardly more than the name does."""
     words = re.findall(r"[a-z]+|`[^`]+`", said.lower())
     of_the_name = set(
         re.findall(r"[a-z]+", re.sub(r"([A-Z])", r" \1", name.replace("_", " ")).lower())

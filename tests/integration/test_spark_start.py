@@ -174,7 +174,11 @@ OWN_SPARK = """
 
 
 @pytest.mark.parametrize(
-    ("program", "expected"), [("", ["True", "True", "2"]), (OWN_SPARK, ["False", "False", "2"])]
+    ("program", "expected"),
+    [
+        ("", ["True", "True", "2"]),
+        pytest.param(OWN_SPARK, ["False", "False", "2"], marks=pytest.mark.slow),
+    ],
 )
 def test_spark_is_found_launched_unless_the_program_starts_its_own(
     program: str, expected: list[str]
@@ -200,6 +204,7 @@ DAEMON = """
 """
 
 
+@pytest.mark.slow  # `test_daemon_ahead` has it without an instance's session
 def test_the_workers_daemon_has_imported_while_spark_started() -> None:
     """Spark's own environment and path make no other daemon of it."""
     done = run(DAEMON)

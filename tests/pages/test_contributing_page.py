@@ -25,16 +25,6 @@ def test_every_path_that_is_named_exists(path: str) -> None:
     assert (ROOT / path).exists()
 
 
-def test_paths_are_found_where_they_are_named() -> None:
-    assert paths(
-        "run `./x`, `.venv/bin/python tests/made_pages.py` and [it](docs/design/README.md#top)"
-    ) == [
-        ".venv/bin/python",
-        "docs/design/README.md",
-        "tests/made_pages.py",
-    ]
-
-
 def test_every_package_has_its_row() -> None:
     table = PAGE.partition("## Where what runs")[2].partition("## Tests")[0]
     packages = {

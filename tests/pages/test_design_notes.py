@@ -84,15 +84,3 @@ def test_every_definition_is_used() -> None:
     assert unused <= {"d12", "i7"}, (
         "the decisions and invariants are a whole; a reference is there to be cited"
     )
-
-
-def test_a_code_is_told_from_what_only_looks_like_one() -> None:
-    assert cited("the apply (D5, I4) of reference 1.6 and 1.4, design section 7 and design 2") == {
-        "d5",
-        "i4",
-        "reference 1.6",
-        "reference 1.4",
-        "design section 7",
-        "design section 2",
-    }
-    assert cited("KIP-D5, 0xD5, D5x, file-D6.md, `D7`") == set()

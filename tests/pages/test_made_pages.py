@@ -18,68 +18,10 @@ from everflow import (
     StreamsBuilder,
 )
 from everflow.dsl.streams import BranchedKStream
-from everflow.foreign_names import KAFKA_STREAMS, PYSPARK, names_of
+from everflow.foreign_names import PYSPARK, names_of
 from made_pages import GUIDE, PAGES, made, marked
 
 # The public methods of Kafka Streams 4.x, by the class here that stands in for theirs.
-JAVA = {
-    "StreamsBuilder": "stream table globalTable addStateStore addGlobalStore build",
-    "KStream": "filter filterNot selectKey map mapValues flatMap flatMapValues print foreach peek "
-    "split merge repartition to "
-    "toTable groupBy groupByKey join leftJoin outerJoin process processValues",
-    "KTable": (
-        "filter filterNot mapValues toStream suppress transformValues groupBy join leftJoin "
-        "outerJoin queryableStoreName"
-    ),
-    "KGroupedStream": "count reduce aggregate windowedBy cogroup",
-    "TimeWindowedKStream": "count aggregate reduce emitStrategy",
-    "SessionWindowedKStream": "count aggregate reduce emitStrategy",
-    "BranchedKStream": "branch defaultBranch noDefaultBranch",
-    "TimeWindows": (
-        "ofSizeWithNoGrace ofSizeAndGrace advanceBy windowsFor size gracePeriodMs of grace"
-    ),
-    "SessionWindows": (
-        "ofInactivityGapWithNoGrace ofInactivityGapAndGrace gracePeriodMs inactivityGap with grace"
-    ),
-    "SlidingWindows": (
-        "ofTimeDifferenceWithNoGrace ofTimeDifferenceAndGrace timeDifferenceMs gracePeriodMs"
-    ),
-    "Materialized": "as withRetention withCachingDisabled withLoggingEnabled withLoggingDisabled",
-    "Stores": "keyValueStoreBuilder timestampedKeyValueStoreBuilder versionedKeyValueStoreBuilder "
-    "windowStoreBuilder timestampedWindowStoreBuilder sessionStoreBuilder persistentKeyValueStore "
-    "persistentTimestampedKeyValueStore persistentVersionedKeyValueStore persistentWindowStore "
-    "persistentTimestampedWindowStore persistentSessionStore inMemoryKeyValueStore "
-    "inMemoryWindowStore inMemorySessionStore lruMap",
-    "ProcessorContext": "forward getStateStore commit schedule taskId applicationId recordMetadata "
-    "currentStreamTimeMs currentSystemTimeMs keySerde valueSerde stateDir metrics appConfigs "
-    "appConfigsWithPrefix",
-    "Topology": (
-        "describe addSource addProcessor addSink addStateStore addGlobalStore "
-        "connectProcessorAndStateStores"
-    ),
-    "KafkaStreams": "start close cleanUp state setStateListener setUncaughtExceptionHandler "
-    "setGlobalStateRestoreListener "
-    "setStandbyUpdateListener metrics addStreamThread removeStreamThread pause resume isPaused "
-    "store query queryMetadataForKey "
-    "streamsMetadataForStore metadataForAllStreamsClients metadataForLocalThreads "
-    "allLocalStorePartitionLags clientInstanceIds",
-    "TopologyTestDriver": "createInputTopic createOutputTopic producedTopicNames "
-    "advanceWallClockTime getKeyValueStore "
-    "getTimestampedKeyValueStore getWindowStore getTimestampedWindowStore getSessionStore "
-    "getVersionedKeyValueStore getStateStore "
-    "getAllStateStores metrics",
-    "InputTopic": "pipeInput pipeKeyValueList pipeRecordList pipeValueList advanceTime",
-    "OutputTopic": "readValue readKeyValue readRecord readRecordsToList readKeyValuesToList "
-    "readKeyValuesToMap readValuesToList "
-    "isEmpty getQueueSize",
-    "serdes": (
-        "String Long Integer Short Double Float Bytes ByteArray ByteBuffer UUID Void ListSerde"
-    ),
-    "everflow": "Materialized Consumed Produced Grouped Repartitioned Named Branched Joined "
-    "StreamJoined TableJoined JoinWindows "
-    "SlidingWindows Suppressed EmitStrategy KGroupedTable CogroupedKStream GlobalKTable Stores "
-    "StoreQueryParameters",
-}
 # Of Structured Streaming: what a DataFrame, its grouping, its writer and its query are asked for.
 SPARK = {
     "KStream": "select selectExpr withColumn where groupBy union join withWatermark dropDuplicates "
@@ -102,13 +44,6 @@ def test_a_page_is_the_one_that_the_code_gives(name: str) -> None:
     assert marked(text) == list(dict.fromkeys(marked(text)))
     assert set(marked(text)) == set(PAGES[name])
     assert text == made(text, PAGES[name]), "run .venv/bin/python tests/made_pages.py"
-
-
-@pytest.mark.parametrize("owner", JAVA)
-def test_no_method_of_kafka_streams_is_missing(owner: str) -> None:
-    assert [
-        name for name in JAVA[owner].split() if name not in names_of(KAFKA_STREAMS)[owner]
-    ] == []
 
 
 @pytest.mark.parametrize("owner", SPARK)

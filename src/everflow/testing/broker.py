@@ -72,6 +72,8 @@ _SETTINGS = {
     # After SIGKILL a broker may register again only when its old session is over.
     "broker.session.timeout.ms": "3000",
     "broker.heartbeat.interval.ms": "500",
+    # No record twice a second that says nothing: there is no other node to hear it.
+    "metadata.max.idle.interval.ms": "0",
     # A mistyped topic must fail, not appear.
     "auto.create.topics.enable": "false",
     # Test data carries old timestamps: nothing may be deleted because its record time is years ago.

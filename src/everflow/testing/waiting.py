@@ -10,6 +10,9 @@ from typing import TypeVar
 T = TypeVar("T")
 
 _POLL_S = 0.02
+_MOST_POLL_S = 0.25
+_REST = 4
+"""A condition that takes long, such as a question to a broker, takes a fifth of a core at most."""
 _HISTORY_SHOWN = 30
 
 
@@ -22,8 +25,8 @@ def wait_until(
     """Poll ``condition`` until it returns something true, and return that.
 
     Args:
-        condition: called about every 20 ms on the calling thread, at least once and once more at
-        the end;
+        condition: called about every 20 ms on the calling thread, less often where it takes long,
+        at least once and once more at the end;
             an exception it raises ends the wait.
         timeout_s: seconds, on the monotonic clock.
         what: the end of the sentence "waited 5 s for ...".
@@ -37,13 +40,15 @@ def wait_until(
     deadline = time.monotonic() + timeout_s
     pause = Event()
     while True:
-        expired = time.monotonic() >= deadline
+        began = time.monotonic()
+        expired = began >= deadline
         value = condition()
         if value:
             return value
         if expired:
             raise AssertionError(_message(timeout_s, what, value, history))
-        pause.wait(_POLL_S)
+        took_s = time.monotonic() - began
+        pause.wait(min(max(_POLL_S, _REST * took_s), _MOST_POLL_S))
 
 
 def _message(

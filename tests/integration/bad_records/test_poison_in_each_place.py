@@ -119,6 +119,18 @@ def times(builder: StreamsBuilder, where: Where) -> None:
     read(builder, where, timestamp=F.col("value.at")).to(where.output)
 
 
+def epoch_in_a_timestamp(builder: StreamsBuilder, where: Where) -> None:
+    value = serdes.json("n bigint, t timestamp")
+    stream = builder.stream(where.source, key=KEY, value=value)
+    stream.map_values(lambda value: value["n"], returns="bigint").to(where.output)
+
+
+def date_beyond_9999(builder: StreamsBuilder, where: Where) -> None:
+    days = F.when(F.col("value.n") == BAD, 5).otherwise(0)
+    late = F.date_add(F.lit("9999-12-31").cast("date"), days)
+    read(builder, where).map_values(F.struct("value.n", late.alias("d"))).to(where.output)
+
+
 def refused_by_the_sink(builder: StreamsBuilder, where: Where) -> None:
     read(builder, where).to(where.output, value=Refusing())  # type: ignore[arg-type]
 
@@ -134,6 +146,10 @@ PLACES = {
         "deserialization",
         (b"bad", b'{"n": 1, "at": 1}'),
     ),
+    "epoch-in-a-timestamp": Place(
+        epoch_in_a_timestamp, "deserialization", (b"bad", b'{"n": 7, "t": 1700000000000}')
+    ),
+    "date-beyond-9999": Place(date_beyond_9999, "production"),
     "function": Place(
         lambda builder, where: (
             read(builder, where).map_values(checked, returns=VALUE).to(where.output)
@@ -175,7 +191,8 @@ def key_of(name: str, number: int) -> str:
 
 def written(cluster: Cluster, name: str, where: Where) -> None:
     records = [in_json(key_of(name, n), {"n": n, "at": 1_000 + n}, 1_000 + n) for n in range(GOOD)]
-    records.insert(BAD_AT, Record(*PLACES[name].bad, 1_000 + BAD_AT))
+    own = (("own", b"header"),)
+    records.insert(BAD_AT, Record(*PLACES[name].bad, 1_000 + BAD_AT, 0, own))
     cluster.write(where.source, records)
     cluster.write(where.other, [in_json(key, {"m": 1}) for key in ("k0", "k1", "k2", "bad")])
 
@@ -208,7 +225,11 @@ def test_each_goes_to_its_handler_alone(app: Application, cluster: Cluster) -> N
         name: GOOD if place.counts else [key_of(name, n).encode() for n in range(GOOD)]
         for name, place in PLACES.items()
     }
-    letters = [dict(letter.headers) for letter in cluster.read(dead)]
+    written_letters = cluster.read(dead)
+    assert {(letter.key, letter.value) for letter in written_letters} == {
+        one.bad for one in PLACES.values()
+    }
+    letters = [dict(letter.headers) for letter in written_letters]
     assert sorted(
         (one["__streams.errors.topic"], one["__streams.errors.offset"], one[STAGE])
         for one in letters
@@ -217,6 +238,7 @@ def test_each_goes_to_its_handler_alone(app: Application, cluster: Cluster) -> N
         for name, where in wheres.items()
     )
     for one in letters:
+        assert one["own"] == b"header"
         assert one["__streams.errors.exception"]
         assert one["__streams.errors.message"]
         assert one["__everflow.errors.node"]

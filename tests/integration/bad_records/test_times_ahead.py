@@ -101,7 +101,6 @@ def test_without_a_topic_it_stops_the_instance_and_names_record_and_cure(
 def test_a_dead_letter_that_is_too_far_ahead_for_its_topic_has_the_present_time(
     app: Application, cluster: Cluster
 ) -> None:
-    """Its source's topic takes any."""
     source = cluster.topic("in", 1, message_timestamp_after_max_ms=str(2**63 - 1))
     output, dead = cluster.topic("out", 1), cluster.topic("dead", 1)
     now = int(time.time() * 1000)

@@ -1,5 +1,5 @@
-"""One broker for the crash tests of a module; every application has topics and a state folder of
-its own."""
+"""Every application has topics and a state folder of its own; one of them is there for all
+tests."""
 
 from __future__ import annotations
 
@@ -14,10 +14,15 @@ from everflow.testing.broker import EmbeddedBroker
 from integration.crash.crash_instance import Application
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker() as running:
-        yield running
+@pytest.fixture(scope="session")
+def standing(
+    broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Application]:
+    """The application of all tests that leave it right: each finds it so, whatever came before."""
+    name = f"standing{uuid.uuid4().hex[:8]}"
+    app = Application(name, broker, tmp_path_factory.mktemp("crash") / name)
+    yield app
+    app.close()
 
 
 @pytest.fixture

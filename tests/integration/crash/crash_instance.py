@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from confluent_kafka import Consumer, Producer
-from confluent_kafka import TopicPartition as ClientPartition
+from confluent_kafka import Producer
 
 from everflow.kafka.admin import ClusterAdmin
 from everflow.records import TopicPartition
@@ -29,6 +28,7 @@ from everflow.state.lmdb_store import LmdbStore
 from everflow.testing.broker import EmbeddedBroker
 from everflow.testing.waiting import wait_until
 from integration.crash.crash_topologies import COUNTS, copies_topic, counts_topic, input_topic
+from integration.lifecycle.lifecycle_cluster import Cluster, Record
 
 HERE = Path(__file__).parent
 PARTITIONS = 2
@@ -37,16 +37,6 @@ DRAIN_S = 60.0
 REACH_S = 60.0
 Pair = tuple[bytes | None, bytes | None]
 """Key and value."""
-
-
-@dataclass(frozen=True)
-class Read:
-    """A record as a reader of the topic sees it."""
-
-    key: bytes | None
-    value: bytes | None
-    timestamp: int
-    offset: int
 
 
 @dataclass
@@ -72,6 +62,7 @@ class Application:
     def __post_init__(self) -> None:
         self.points.mkdir(parents=True)
         self.admin = ClusterAdmin({"bootstrap.servers": self.broker.bootstrap_servers})
+        self.cluster = Cluster(self.broker.bootstrap_servers, self.name)
         for topic in (input_topic(self.name), copies_topic(self.name), counts_topic(self.name)):
             self.broker.create_topic(topic, PARTITIONS)
 
@@ -79,7 +70,6 @@ class Application:
 
     @property
     def points(self) -> Path:
-        """The folder of crash points."""
         return self.folder / "points"
 
     @property
@@ -157,7 +147,6 @@ class Application:
         return self.log.read_text(errors="replace").splitlines()[-60:]
 
     def said(self) -> str:
-        """The instance's whole log."""
         return self.log.read_text(errors="replace")
 
     @property
@@ -166,7 +155,6 @@ class Application:
 
     @property
     def driver(self) -> int:
-        """Pid of the instance."""
         assert self.process is not None
         return self.process.pid
 
@@ -181,7 +169,6 @@ class Application:
         return [p for p in self._family if p.is_running()]
 
     def jvm(self) -> int:
-        """Pid of Spark's JVM."""
         pids: list[int] = [
             p.pid
             for p in psutil.Process(self.driver).children(recursive=True)
@@ -215,6 +202,7 @@ class Application:
                 with suppress(psutil.NoSuchProcess):
                     member.kill()
         self.admin.close()
+        self.cluster.close()
 
     # --- crash points ----------------------------------------------------------------------------
 
@@ -268,36 +256,31 @@ class Application:
     def ends(
         self, partitions: Iterable[TopicPartition], isolation: Any
     ) -> dict[TopicPartition, int]:
-        """Ends of logs."""
         return self.admin.end_offsets(list(partitions), isolation)
 
     def committed(self, *, stable: bool = True) -> dict[TopicPartition, int]:
         """The group's offsets on the input, 0 where there is none; ``stable`` waits for open
         transactions to end."""
-        asked = self.inputs()
         if stable:
-            found = self.admin.committed(self.name, asked, 30.0)
-            return {tp: found[tp].offset if tp in found else 0 for tp in asked}
-        isolation = {
-            "group.id": self.name,
-            "isolation.level": "read_uncommitted",
-            "enable.auto.commit": False,
-        }
-        reader = Consumer({"bootstrap.servers": self.broker.bootstrap_servers, **isolation})
-        try:
-            answers = reader.committed(
-                [ClientPartition(tp.topic, tp.partition) for tp in asked], timeout=30
-            )
-        finally:
-            reader.close()
-        return {TopicPartition(a.topic, a.partition): max(0, a.offset) for a in answers}
+            found = self.admin.committed(self.name, self.inputs(), 30.0)
+            return {tp: found[tp].offset if tp in found else 0 for tp in self.inputs()}
+        offsets = self.cluster.committed(self.name, input_topic(self.name), "read_uncommitted")
+        return {tp: offsets.get(tp.partition, (0, ""))[0] for tp in self.inputs()}
 
     def drain(self) -> None:
         """Wait until all input is committed and the stores have followed."""
         self.drain_committed()
-        wait_until(
-            self.stores_follow, DRAIN_S, "the stores to hold all that is committed", self.history
-        )
+        # Nothing is committed any more: the stores are to have what the changelogs have now.
+        last = {tp.partition: self.read(tp)[-1:] for tp in self.changelogs()}
+
+        def followed() -> bool:
+            return all(
+                (self.position(partition) or 0) > record.offset
+                for partition, listed in last.items()
+                for record in listed
+            )
+
+        wait_until(followed, DRAIN_S, "the stores to hold all that is committed", self.history)
 
     def drain_committed(self) -> None:
         """Wait until all input is committed."""
@@ -311,64 +294,13 @@ class Application:
 
         wait_until(drained, DRAIN_S, "all input to be committed", self.history)
 
-    def stores_follow(self) -> bool:
-        for tp in self.changelogs():
-            records = self.read(tp)
-            position = self.position(tp.partition)
-            if records and (position is None or position <= records[-1].offset):
-                return False
-        return True
-
-    def read(self, tp: TopicPartition, isolation: str = "read_committed") -> list[Read]:
+    def read(self, tp: TopicPartition, isolation: str = "read_committed") -> list[Record]:
         """All records of a partition up to its present end."""
-        end = self.ends([tp], isolation)[tp]
-        settings = {
-            "group.id": f"{self.name}-check",
-            "isolation.level": isolation,
-            "enable.auto.commit": False,
-        }
-        reader = Consumer(
-            {
-                "bootstrap.servers": self.broker.bootstrap_servers,
-                "auto.offset.reset": "earliest",
-                **settings,
-            }
-        )
-        found: list[Read] = []
-        try:
-            reader.assign([ClientPartition(tp.topic, tp.partition, 0)])
-            position = 0
+        return [one for one in self.read_all(tp.topic, isolation) if one.partition == tp.partition]
 
-            def done() -> bool:
-                nonlocal position
-                for message in reader.consume(1000, timeout=0.2):
-                    assert message.error() is None
-                    found.append(
-                        Read(
-                            message.key(),
-                            message.value(),
-                            message.timestamp()[1],
-                            message.offset() or 0,
-                        )
-                    )
-                position = max(
-                    position, reader.position([ClientPartition(tp.topic, tp.partition)])[0].offset
-                )
-                return position >= end
-
-            if end:
-                wait_until(done, 30, f"all of {tp} to be read")
-        finally:
-            reader.close()
-        return [record for record in found if record.offset < end]
-
-    def read_all(self, topic: str, isolation: str = "read_committed") -> list[Read]:
-        """`read` of every partition of a topic."""
-        return [
-            record
-            for p in range(PARTITIONS)
-            for record in self.read(TopicPartition(topic, p), isolation)
-        ]
+    def read_all(self, topic: str, isolation: str = "read_committed") -> list[Record]:
+        """All records of a topic up to its present ends."""
+        return self.cluster.read(topic, isolation)
 
     # --- stores ----------------------------------------------------------------------------------
 
@@ -387,7 +319,6 @@ class Application:
         return LmdbStore.open(folder)
 
     def position(self, partition: int) -> int | None:
-        """The store's own changelog position."""
         return self._store(partition).meta().position
 
     def positions(self) -> dict[int, int | None]:
@@ -399,7 +330,7 @@ class Application:
             return dict(view.range(None, None))
 
     def changelog_fold(self, partition: int) -> dict[bytes, bytes]:
-        """What the committed changelog says that the store holds (I2)."""
+        """The content of the store according to the committed changelog (I2)."""
         folded: dict[bytes, bytes] = {}
         for record in self.read(self.changelogs()[partition]):
             assert record.key is not None

@@ -58,13 +58,11 @@ def shared_store(application: str) -> StreamsBuilder:
 
 
 def count_record(record: Record, context: ProcessorContext) -> None:
-    """The first of `shared_store`."""
     counts = context.store(COUNTS)
     counts.put(record.key, counts.get(record.key, 0) + 1)
 
 
 def tell_count(record: Record, context: ProcessorContext) -> None:
-    """The second of `shared_store`."""
     context.forward(record.with_value(context.store(COUNTS).get(record.key)))
 
 
@@ -92,7 +90,6 @@ def step_that_fails_on_bad(application: str) -> StreamsBuilder:
 
 
 def refuse_bad(value: str) -> str:
-    """The user's function of `step_that_fails_on_bad`."""
     if value == "bad":
         raise ValueError("a bad record")
     return value

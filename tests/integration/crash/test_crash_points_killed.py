@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import signal
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -54,36 +54,22 @@ KEYS = 7
 
 
 @pytest.fixture(scope="module")
-def of_victim(
+def shared(
     broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[[str, str], Application]]:
-    """One application for all cases of a way and a victim: a case finds it running, drained and
-    right, whatever came before."""
-    made: dict[tuple[str, str], Application] = {}
-
-    def get(way: str, victim: str) -> Application:
-        if (way, victim) not in made:
-            name = f"{victim}{uuid.uuid4().hex[:8]}"
-            made[way, victim] = Application(
-                name,
-                broker,
-                tmp_path_factory.mktemp("crash") / name,
-                program=SHARED if way == SHARED else "counts-and-copies",
-            )
-        return made[way, victim]
-
-    yield get
-    for application in made.values():
-        application.close()
+) -> Iterator[Application]:
+    name = f"shared{uuid.uuid4().hex[:8]}"
+    app = Application(name, broker, tmp_path_factory.mktemp("crash") / name, program=SHARED)
+    yield app
+    app.close()
 
 
 @pytest.mark.parametrize(("way", "victim", "point"), CASES)
 def test_nothing_is_lost_doubled_or_wiped(
-    way: str, victim: str, point: str, of_victim: Callable[[str, str], Application]
+    way: str, victim: str, point: str, request: pytest.FixtureRequest
 ) -> None:
     """Scenario 11's kill, and 32's unknown outcome: between send_offsets and commit, and after the
     commit."""
-    app = of_victim(way, victim)
+    app: Application = request.getfixturevalue("shared" if way == SHARED else "standing")
     if not app.running:
         app.start()
     app.produce(records(KEYS, 60, f"{point}-before"))
@@ -125,11 +111,9 @@ def test_nothing_is_lost_doubled_or_wiped(
     )
 
 
-def test_an_undisturbed_run_passes_the_same_check(
-    of_victim: Callable[[str, str], Application],
-) -> None:
+def test_an_undisturbed_run_passes_the_same_check(standing: Application) -> None:
     """Also after a clean stop: the check itself is right, and a stop leaves what a crash leaves."""
-    app = of_victim(OWN, WORKER)
+    app = standing
     if not app.running:
         app.start()
     app.produce(records(KEYS, 50, "undisturbed"))

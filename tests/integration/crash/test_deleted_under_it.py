@@ -14,7 +14,6 @@ KEYS = [f"k{n}" for n in range(20)]
 
 
 def busy(app: Application) -> Application:
-    """Running, with state."""
     app.start()
     app.produce([(key, "one") for key in KEYS])
     app.drain()

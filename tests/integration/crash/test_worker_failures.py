@@ -11,7 +11,7 @@ import signal
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -21,7 +21,6 @@ from confluent_kafka import TopicPartition as ClientPartition
 
 from everflow.runtime.thread.worker_processes import alive
 from everflow.runtime.worker.crash_points import COMMITTED, FIRST_RECORD, OFFSETS_SENT
-from everflow.testing.broker import EmbeddedBroker
 from everflow.testing.waiting import wait_until
 from integration.crash.crash_instance import Application, kill, records
 from integration.crash.crash_topologies import copies_topic, input_topic
@@ -32,24 +31,14 @@ SPARK_IDLE_S = 60.0
 PythonWorkerFactory."""
 
 
-@pytest.fixture(scope="module")
-def shared(
-    broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Application]:
-    name = f"shared{uuid.uuid4().hex[:8]}"
-    app = Application(name, broker, tmp_path_factory.mktemp("crash") / name)
-    yield app
-    app.close()
-
-
 @pytest.fixture
-def app(shared: Application) -> Application:
-    """The shared application, running and drained."""
-    if not shared.running:
-        shared.start()
-    shared.produce(records(KEYS, 20, uuid.uuid4().hex[:4]))
-    shared.drain()
-    return shared
+def app(standing: Application) -> Application:
+    """The application of all tests, running and drained."""
+    if not standing.running:
+        standing.start()
+    standing.produce(records(KEYS, 20, uuid.uuid4().hex[:4]))
+    standing.drain()
+    return standing
 
 
 def test_a_worker_killed_in_a_transaction_delays_other_readers_less_than_two_seconds(
@@ -370,7 +359,7 @@ def test_a_recreated_changelog_is_never_mixed_with_the_old_store(
             filler.produce(changelog, (7).to_bytes(8, "big"), b"other", partition)
     assert filler.flush(10) == 0
     app.start()
-    wait_until(app.stores_follow, 30, "the stores to follow the changelog", app.history)
+    app.drain()
     assert "deleted and created again" in app.said()
     for partition in range(2):
         assert app.store_content(partition) == app.changelog_fold(partition)

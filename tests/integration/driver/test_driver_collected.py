@@ -102,7 +102,7 @@ def test_what_spark_computes_of_the_same_records() -> None:
     assert found["a"]["about"] > 200
 
 
-@pytest.mark.parametrize("counted", [10, 400, 1200, 3000, 20000])
+@pytest.mark.parametrize("counted", [10, 1200, 20000])
 @pytest.mark.parametrize("rsd", [0.39, 0.05, pytest.param(0.01, marks=pytest.mark.slow)])
 def test_an_estimate_is_sparks_to_the_last_digit(counted: int, rsd: float) -> None:
     spark = SparkSession.builder.getOrCreate()

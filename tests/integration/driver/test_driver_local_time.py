@@ -199,7 +199,17 @@ def results(program: Callable[[KStream], Any], zone: str) -> list[TestRecord]:
             return out.read_records()
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+OF_ONE_KIND = {
+    *("map", "flat_map", "flat_map_values", "filter", "select_key", "group_by", "reducer"),
+    *("table groups", "udf on arrow", "pandas_udf of a struct", "returned by a pickled udf"),
+}
+"""Called as another one of the default suite is."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(one, marks=[pytest.mark.slow] * (one in OF_ONE_KIND)) for one in PROGRAMS],
+)
 def test_nothing_depends_on_the_machines_zone(name: str) -> None:
     zone = ("America/New_York", "Asia/Kolkata")[sorted(PROGRAMS).index(name) % 2]
     found = results(PROGRAMS[name], zone)

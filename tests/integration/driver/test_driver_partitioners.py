@@ -22,7 +22,7 @@ def nowhere() -> Any:
 
 
 def written(partitioner: Any, topic: Any = "out", rows: tuple[int, ...] = (0, 1, 2)) -> list[int]:
-    """What is written of these values; every topic of a driver has one partition."""
+    """The values that are written; every topic of a driver has one partition."""
     builder = StreamsBuilder()
     builder.stream("in", key=TEXT, value=LONG).to(topic, partitioner=partitioner)
     with TopologyTestDriver(builder.build()) as driver:

@@ -90,7 +90,7 @@ SPELLINGS: dict[str, Spelling] = {
     "SQL": lambda path: F.expr(quoted(path).upper()),
     "alias": lambda path: F.struct(F.col(path).alias("One")).getField("oNE").alias("other"),
 }
-"""Of a path; a map's keys are no names."""
+"""Spellings of a path; a map's keys are no names."""
 PLAIN = SPELLINGS["plain"]
 
 
@@ -107,8 +107,6 @@ def thrice(numbers: pa.Array) -> pa.Array:
 
 
 class Inputs:
-    """What the places read."""
-
     def __init__(self, builder: StreamsBuilder, c: Spelling) -> None:
         self.builder, self.c = builder, c
         self.stream: KStream = builder.stream("in", key=TEXT, value=VALUE)
@@ -291,7 +289,6 @@ PLACES: dict[str, Place] = {
 
 
 def results(spelling: Spelling) -> Mapping[str, list[Any]]:
-    """What each place writes."""
     builder = StreamsBuilder()
     at = Inputs(builder, spelling)
     for name, place in PLACES.items():

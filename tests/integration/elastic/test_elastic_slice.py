@@ -15,7 +15,7 @@ from chaos.elastic import ElasticRun, Plan
 from chaos.elastic_stage import Report
 from everflow.testing.broker import EmbeddedBroker
 
-pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def check(report: Report) -> None:
@@ -40,7 +40,6 @@ def test_an_instance_joins_is_bounced_and_killed(broker: EmbeddedBroker, tmp_pat
     assert run.report.faults.keys() == {"scale-out", "bounce", "kill-driver"}
 
 
-@pytest.mark.slow
 def test_out_and_back_with_kills_that_others_take_over(
     broker: EmbeddedBroker, tmp_path: Path
 ) -> None:

@@ -66,7 +66,7 @@ def test_offsets_by_time_and_of_an_unknown_group(
 def test_lag_is_told_of_all_that_a_group_has_committed(
     admin: ClusterAdmin, bootstrap: str, topic: Topic, name: str
 ) -> None:
-    """Of topics that nobody names, as `everflow lag` knows none."""
+    """The topics are not named: `everflow lag` knows none."""
     assert admin.all_committed(name) == {}
     one, other = topic(2), topic(1)
     with closing(Producer({"bootstrap.servers": bootstrap})) as producer:
@@ -101,7 +101,7 @@ def _connections_to(bootstrap: str) -> set[int]:
 
 
 def test_a_closed_one_has_no_connection_and_says_so(name: str) -> None:
-    """Of a broker of its own: clients of other tests connect to the common one at any time."""
+    """On a broker of its own: clients of other tests connect to the common one at any time."""
     with EmbeddedBroker() as broker:
         broker.create_topic("closed", 1)
         bootstrap, tp = broker.bootstrap_servers, TopicPartition("closed", 0)
@@ -132,27 +132,28 @@ def test_an_absent_broker_is_retried_visibly_and_given_up() -> None:
     assert all("127.0.0.1:1" in line for line in lines)
 
 
-def test_a_broker_that_does_not_answer_in_time_has_not_told_an_offset() -> None:
+def test_a_broker_that_does_not_answer_in_time_has_not_told_an_offset(
+    broker: EmbeddedBroker, name: str
+) -> None:
     """librdkafka gives -1001 for each partition then, and no error: as the end of a changelog it
     would empty a store."""
-    tps = [TopicPartition("quiet", p) for p in range(2)]
-    with EmbeddedBroker() as broker:
-        broker.create_topic("quiet", 2)
-        admin = ClusterAdmin({"bootstrap.servers": broker.bootstrap_servers})
-        asks: list[Callable[[float], dict[TopicPartition, int]]] = [
-            lambda timeout_s: admin.end_offsets(tps, "read_committed", timeout_s),
-            lambda timeout_s: admin.list_offsets(tps, "earliest", "read_uncommitted", timeout_s),
-            lambda timeout_s: admin.offsets_for_time(tps, 5, "read_committed", timeout_s),
-        ]
-        before = [ask(30) for ask in asks]
-        for ask in asks:
-            broker.pause()
-            try:
-                with pytest.raises(RetriableError, match=r"offsets.*quiet-0"):
-                    _until_refused(ask)
-            finally:
-                broker.resume()
-        assert [ask(30) for ask in asks] == before
+    tps = [TopicPartition(name, p) for p in range(2)]
+    broker.create_topic(name, 2)
+    admin = ClusterAdmin({"bootstrap.servers": broker.bootstrap_servers})
+    asks: list[Callable[[float], dict[TopicPartition, int]]] = [
+        lambda timeout_s: admin.end_offsets(tps, "read_committed", timeout_s),
+        lambda timeout_s: admin.list_offsets(tps, "earliest", "read_uncommitted", timeout_s),
+        lambda timeout_s: admin.offsets_for_time(tps, 5, "read_committed", timeout_s),
+    ]
+    before = [ask(30) for ask in asks]
+    for ask in asks:
+        broker.pause()
+        try:
+            with pytest.raises(RetriableError, match=rf"offsets.*{name}-0"):
+                _until_refused(ask)
+        finally:
+            broker.resume()
+    assert [ask(30) for ask in asks] == before
 
 
 def _until_refused(ask: Callable[[float], object]) -> None:

@@ -83,7 +83,7 @@ def test_a_restarted_coordinator_finds_its_members_where_they_were(name: str) ->
 
 
 def committed(instance: Instance, tp: TopicPartition) -> bool:
-    """Whether a commit went through; errors on the way pass."""
+    """True if a commit went through; errors on the way pass."""
     try:
         return instance.member.commit({tp: (1, "")})
     except RetriableError:

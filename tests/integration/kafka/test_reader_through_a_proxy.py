@@ -29,7 +29,6 @@ def proxy(bootstrap: str) -> Iterator[KafkaProxy]:
 
 @pytest.fixture
 def written(bootstrap: str, topic: Topic) -> TopicPartition:
-    """A log with one record."""
     tp = TopicPartition(topic(1), 0)
     write(RecordWriter({"bootstrap.servers": bootstrap}, None), tp)
     return tp

@@ -61,13 +61,12 @@ both = pytest.mark.parametrize(
 
 
 def values(bootstrap: str, tp: TopicPartition, end: int) -> list[bytes | None]:
-    """Committed ones."""
     with LogReader({"bootstrap.servers": bootstrap}) as reader:
         return [value for chunk in reader.read(tp, 0, end) for value in chunk.values]
 
 
 def stable_end(admin: ClusterAdmin, tp: TopicPartition) -> int:
-    """Of the log, once no transaction is open in it; the markers come a moment after a commit."""
+    """The values of the log, once no transaction is open; markers come a moment after a commit."""
 
     def ends() -> list[int]:
         return [admin.end_offsets([tp], one)[tp] for one in LEVELS]
@@ -356,7 +355,6 @@ def test_each_fault_has_its_reaction(
         writer.commit(2)
 
     def attempt(offset: int) -> EverflowError | None:
-        """As the sink does it."""
         writer = RecordWriter.get(config, name)
         try:
             run(writer, offset)

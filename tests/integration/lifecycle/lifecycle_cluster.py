@@ -86,6 +86,8 @@ class Cluster:
     def close(self) -> None:
         for consumer in self._consumers.values():
             consumer.close()
+        self._consumers.clear()
+        self._topics_changed()
 
     def topic(self, name: str, partitions: int = 2, **config: str) -> str:
         """Create a topic of this test; its full name. ``config``: its settings, dots as

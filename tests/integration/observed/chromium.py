@@ -35,7 +35,6 @@ class Browser:
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def ask(self, method: str, **values: Any) -> dict[str, Any]:
-        """The result of a command."""
         number = next(self._numbers)
         asked: dict[str, Any] = {"id": number, "method": method, "params": values}
         if self.session:
@@ -48,7 +47,6 @@ class Browser:
                 return dict(found["result"])
 
     def value(self, expression: str) -> Any:
-        """Of JavaScript."""
         found = self.ask("Runtime.evaluate", expression=expression, returnByValue=True)
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
@@ -58,11 +56,9 @@ class Browser:
         self.ask("Page.navigate", url=url)
 
     def until(self, expression: str, what: str) -> None:
-        """Until it is true."""
         wait_until(lambda: self.value(expression) is True, WAIT_S, what)
 
     def picture(self, element: str, path: Path) -> None:
-        """A PNG of an element."""
         box = self.value(
             f"(() => {{ const found = document.querySelector({json.dumps(element)})"
             ".getBoundingClientRect(); return {x: found.x, y: found.y + scrollY, "

@@ -44,7 +44,7 @@ pytestmark = pytest.mark.slow
 
 PICTURES = Path(__file__).parents[3] / "docs" / "guide" / "pictures"
 RENEW = os.environ.get("EVERFLOW_PICTURES") == "1"
-"""Whether the pictures in the docs are made anew."""
+"""True if the pictures in the docs are made anew."""
 NOW_MS = 1_790_000_000_000
 ODD = "<img src=x onerror=\"document.body.dataset.broken='yes'\"><b>&amp;'\""
 NO_ITEM = "ValueError: no item in '{}'" if RENEW else ODD
@@ -223,7 +223,6 @@ EVENTS = [
 
 
 def facts_of(old: Observation, seen: Observation) -> Facts:
-    """With an hour before them."""
     begin = NOW_MS - 1_800_000
     spans = {
         "1_0": [RoleSpan(begin, "active")],

@@ -26,7 +26,6 @@ WAIT_S = 90.0
 
 
 def topology(source: str, sink: str) -> Topology:
-    """Of values, "bad" fails."""
     builder = StreamsBuilder()
 
     def checked(value: str) -> str:

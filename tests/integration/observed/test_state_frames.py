@@ -47,7 +47,7 @@ def topology(source: str) -> Topology:
 
 
 def written(round_: int) -> list[Record]:
-    """Of each key ten records of a round, a second long."""
+    """Ten records of each key for a round, a second long."""
     return [
         in_json(f"k{n % KEYS}", {"n": n}, BEGIN_MS + 1_000 * round_ + n // KEYS, n % KEYS % 3)
         for n in range(10 * KEYS)

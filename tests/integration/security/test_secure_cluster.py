@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, quote_plus
@@ -24,7 +25,6 @@ from confluent_kafka.admin import (
     AclOperation,
     AclPermissionType,
     AdminClient,
-    NewTopic,
     ResourcePatternType,
     ResourceType,
 )
@@ -41,6 +41,7 @@ from everflow.kafka.connection_settings import connection_settings
 from everflow.runtime.client_state import ClientState
 from everflow.testing import wait_until
 from everflow.testing.broker import EmbeddedBroker
+from integration.lifecycle.lifecycle_cluster import Cluster, last_by_key, long, text
 from integration.security.conftest import SECRET, USERS
 
 pytestmark = pytest.mark.broker
@@ -341,43 +342,33 @@ def counting(source: str, output: str) -> Any:
     return builder.build()
 
 
+@cache
+def inside(broker: EmbeddedBroker) -> Cluster:
+    """The same cluster through the listener without a password."""
+    return Cluster(broker.inside_servers, "")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def closed_inside(secure: EmbeddedBroker) -> Iterator[None]:
+    """No client looks for the broker when it is gone."""
+    yield
+    inside(secure).close()
+    inside.cache_clear()
+
+
 def topics(broker: EmbeddedBroker, *names: str) -> None:
-    admin = AdminClient({"bootstrap.servers": broker.inside_servers})
-    for made in admin.create_topics([NewTopic(name, 2, 1) for name in names]).values():
-        made.result(30)
+    inside(broker).make(*names, partitions=2)
 
 
 def write(broker: EmbeddedBroker, topic: str, words: list[str]) -> None:
-    producer = Producer({"bootstrap.servers": broker.inside_servers})
-    for at, word in enumerate(words):
-        producer.produce(topic, word, f"k{at}", timestamp=1_000 + at)
-    producer.flush(30)
+    records = [text(f"k{at}", word, 1_000 + at, at % 2) for at, word in enumerate(words)]
+    inside(broker).write(topic, records)
 
 
-def counts(broker: EmbeddedBroker, topic: str) -> dict[str, int]:
+def counts(broker: EmbeddedBroker, topic: str) -> dict[str, int | None]:
     """The last count of each word that can be read committed."""
-    found: dict[str, int] = {}
-    consumer = Consumer(
-        {
-            "bootstrap.servers": broker.inside_servers,
-            "group.id": "open-reader",
-            "auto.offset.reset": "earliest",
-            "enable.auto.commit": False,
-            "enable.partition.eof": True,
-        }
-    )
-    consumer.subscribe([topic])
-    ends = 0
-    deadline = time.monotonic() + 30
-    while ends < 2 and time.monotonic() < deadline:
-        message = consumer.poll(0.2)
-        if message is not None and message.error():
-            ends += 1
-        elif message is not None:
-            key, value = message.key() or b"", message.value() or b""
-            found[key.decode()] = int.from_bytes(value, "big")
-    consumer.close()
-    return found
+    found = last_by_key(inside(broker).read(topic))
+    return {(key or b"").decode(): long(value) for key, value in found.items()}
 
 
 @contextmanager

@@ -126,7 +126,6 @@ class StopProcess:
         os.killpg(self._child.pid, number)
 
     def type(self, keys: bytes) -> None:
-        """At its terminal."""
         self.family()
         os.write(self._controller, keys)
 
@@ -140,7 +139,6 @@ class StopProcess:
         self._controller = -1
 
     def kill(self) -> None:
-        """The process alone, by SIGKILL."""
         self.family()
         self._child.kill()
         self._child.wait()
@@ -150,7 +148,6 @@ class StopProcess:
         self._child.send_signal(signal.SIGSTOP)
 
     def ended(self, timeout_s: float = END_S) -> int:
-        """Its exit code."""
         wait_until(
             lambda: self._child.poll() is not None, timeout_s, "its end", lambda: [self.printed]
         )
@@ -165,7 +162,6 @@ class StopProcess:
         return running + [path.name for path in self.temporary.iterdir()]
 
     def close(self) -> None:
-        """Kill all that is left."""
         self.family()
         self._child.kill()
         self._child.wait()

@@ -20,13 +20,13 @@ from typing import Any
 
 import pytest
 from confluent_kafka import ConsumerGroupState, Producer
-from confluent_kafka.admin import AdminClient, NewTopic
 
 from everflow.errors import StateLockedError
 from everflow.kafka.transactions import open_transactional_ids
 from everflow.state.task_directory import StateDirectory
 from everflow.testing import wait_until
 from everflow.testing.broker import EmbeddedBroker
+from integration.lifecycle.lifecycle_cluster import Cluster, text
 from integration.stopping.stop_process import NEVER_SHOWN, StopProcess, everflow, process
 
 HUP, INT, TERM = signal.SIGHUP, signal.SIGINT, signal.SIGTERM
@@ -105,33 +105,28 @@ class World:
         return self.broker
 
     @cached_property
-    def admin(self) -> AdminClient:
+    def cluster(self) -> Cluster:
         """Kept: requests of a client that is gone end with it."""
-        return AdminClient({"bootstrap.servers": self.servers})
+        made = Cluster(self.servers, self.app)
+        self.stack.callback(made.close)
+        return made
 
     def program(self, text: str = COUNT) -> None:
         """Both topics, and the module ``program`` over them."""
-        source, output = f"{self.app}-in", f"{self.app}-out"
-        for made in self.admin.create_topics(
-            [NewTopic(source, 2, 1), NewTopic(output, 2, 1)], operation_timeout=WAIT_S
-        ).values():
-            made.result(WAIT_S)
+        source, output = self.cluster.topic("in"), self.cluster.topic("out")
         (self.folder / "program.py").write_text(
             text.format(source=source, output=output, mark=str(self.folder / "mark"))
         )
 
-    def write(self, records: int, flush: bool = True) -> None:
-        producer = Producer({"bootstrap.servers": self.servers})
-        for number in range(records):
-            producer.produce(f"{self.app}-in", b"v", f"k{number % 7}".encode(), number % 2)
-            producer.poll(0)
-        assert producer.flush(WAIT_S) == 0
+    def write(self, records: int) -> None:
+        self.cluster.write(
+            f"{self.app}-in", [text(f"k{n % 7}", "v", n + 1, n % 2) for n in range(records)]
+        )
         self.written += records
 
     def run(
         self, *more: str, state: str = "state", terminal: bool = False, **options: Any
     ) -> AbstractContextManager[StopProcess]:
-        """``everflow run`` of the program."""
         given = [
             "--application-id",
             self.app,
@@ -156,20 +151,11 @@ class World:
         return process(["script.py"], self.folder)
 
     def members(self) -> int:
-        return len(self.admin.describe_consumer_groups([self.app])[self.app].result(WAIT_S).members)
+        return self.cluster.members(self.app)
 
     def committed(self) -> int:
         """Records of the input that the application is done with."""
-        from confluent_kafka import Consumer, TopicPartition
-
-        consumer = Consumer({"bootstrap.servers": self.servers, "group.id": self.app})
-        try:
-            found = consumer.committed(
-                [TopicPartition(f"{self.app}-in", p) for p in range(2)], timeout=WAIT_S
-            )
-            return sum(max(0, tp.offset) for tp in found)
-        finally:
-            consumer.close()
+        return sum(at for at, _ in self.cluster.committed(self.app, f"{self.app}-in").values())
 
 
 @pytest.fixture
@@ -256,7 +242,7 @@ def rebalancing(world: World) -> Iterator[StopProcess]:
         child.until("Joining the group")
 
         def waits_for_the_dead() -> bool:
-            group = world.admin.describe_consumer_groups([world.app])[world.app].result(WAIT_S)
+            group = world.cluster.group(world.app)
             return (
                 group.state is ConsumerGroupState.PREPARING_REBALANCING and len(group.members) == 2
             )

@@ -30,7 +30,7 @@ TEXT, LONG = serdes.string(), serdes.long()
 
 
 def results(build: Callable[[StreamsBuilder], Any], steps: dict[int, tuple[str, Any, Any]]) -> Any:
-    """What each step gives: time -> (topic, key, value), one after the other."""
+    """The results of each step: time -> (topic, key, value), one after the other."""
     builder = StreamsBuilder()
     build(builder).to("out", key=TEXT, value=TEXT)
     with TopologyTestDriver(builder.build()) as driver:
