@@ -46,7 +46,7 @@ def _no_address(address: str, why: str) -> ConfigError:
 
 
 def nobody_at(url: str, error: Exception) -> RetriableError:
-    """What to check where no instance has answered."""
+    """A hint for the case that no instance has answered."""
     if timed_out(error):
         return RetriableError(
             f"no instance answered at {url} in time. Its process stands still or hangs, its host "
@@ -119,12 +119,12 @@ def _answer(address: str) -> dict[str, Any] | EverflowError:
 
 
 def answered(status: Mapping[str, Any]) -> bool:
-    """Whether it is a status: see `ask`."""
+    """True if it is a status: see `ask`."""
     return "state" in status
 
 
 def is_well(status: Mapping[str, Any]) -> bool:
-    """Whether it answered, is ready, and hears its brokers."""
+    """True if it answered, is ready, and hears its brokers."""
     return answered(status) and status["ready"]["ok"] and not _brokers_away(status)
 
 
@@ -209,7 +209,7 @@ def tasks_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def warnings(statuses: Iterable[Mapping[str, Any]]) -> list[str]:
-    """What stands below the tasks of instances: who did not answer, and whose brokers do not."""
+    """The lines below the tasks: instances that did not answer, and those without brokers."""
     lines = []
     for status in statuses:
         if not answered(status):

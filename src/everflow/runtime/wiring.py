@@ -21,8 +21,7 @@ from everflow.kafka.writing.fencing import fence_all
 from everflow.kafka.writing.record_writer import RecordWriter
 from everflow.logs import LogFile, log_path
 from everflow.membership.assignor import Identity, LocalCopies, MemberAssignor, PartitionRacks
-from everflow.membership.own_assignor import decision
-from everflow.membership.own_code import patience_s
+from everflow.membership.own_assignor import decision, patience_s
 from everflow.metrics import Metrics
 from everflow.moves import some
 from everflow.records import TaskId, TopicPartition

@@ -38,8 +38,7 @@ from everflow.observe.observation import (
     ObservedTask,
     ObservedThread,
 )
-from everflow.observe.page.events import EventBook
-from everflow.observe.page.history import Facts, LookHistory
+from everflow.observe.page.history import EventBook, Facts, LookHistory
 from everflow.observe.status import status_of
 from everflow.observe.task_rates import with_rates
 from everflow.records import TaskId, TopicPartition
