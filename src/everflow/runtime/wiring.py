@@ -16,9 +16,8 @@ from everflow.errors import SetupError
 from everflow.kafka.admin import ClusterAdmin, Isolation
 from everflow.kafka.connection_settings import security_keywords
 from everflow.kafka.group_channel import GroupSettings
-from everflow.kafka.transactions import open_transactional_ids
-from everflow.kafka.writing.fencing import fence_all
 from everflow.kafka.writing.record_writer import RecordWriter
+from everflow.kafka.writing.transaction import fence_all
 from everflow.logs import LogFile, log_path
 from everflow.membership.assignor import Identity, LocalCopies, MemberAssignor, PartitionRacks
 from everflow.membership.own_assignor import decision, patience_s
@@ -238,11 +237,10 @@ def racks_of(dependencies: Dependencies) -> partition_racks.PartitionRacks:
 def lost_writers_of(dependencies: Dependencies) -> LostWriters:
     """Ends what instances that are gone have left open."""
     config = dependencies.config
-    client = security_keywords(config.admin())
     return LostWriters(
         config.application_id,
         dependencies.directory.process_id,
-        open_ids=lambda: open_transactional_ids(config.bootstrap_servers, client),
+        open_ids=dependencies.admin.open_transactions,
         clients=lambda: dependencies.admin.client_ids(config.application_id),
         fence=lambda transactional_ids: fence_all(
             config.producer(), transactional_ids, FENCE_TIMEOUT_S

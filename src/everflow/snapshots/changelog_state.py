@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from everflow.errors import EverflowError
-from everflow.kafka.reading.log_chunk import Records
+from everflow.kafka.reading.record_columns import Records
 from everflow.records import Int64, TopicPartition
 from everflow.snapshots.entry_columns import EntryError
 from everflow.snapshots.points import Reach

@@ -20,10 +20,11 @@ import kafka.errors as client_errors
 from kafka.protocol.consumer import FetchRequest, IsolationLevel
 
 from everflow.errors import OtherTopicError, RetriableError
-from everflow.kafka.broker_link import BrokerLink, LinkLostError, RefusedError
+from everflow.kafka.broker_link import BrokerLink
 from everflow.kafka.connection_settings import connection_settings
-from everflow.kafka.reading.tail_watch import Carrier
-from everflow.kafka.reading.taps import CONNECT_S
+from everflow.kafka.errors import LinkLostError, RefusedError
+from everflow.kafka.reading.fetch_connection import Carrier
+from everflow.kafka.reading.fetch_tap import CONNECT_S
 from everflow.moves import some
 from everflow.records import TopicPartition
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 from everflow.clock import Clock
 from everflow.kafka.admin import ClusterAdmin
-from everflow.kafka.writing.transaction_states import TransactionState, TransactionStates
+from everflow.kafka.writing.transaction import TransactionState, TransactionStates
 from everflow.observe.observation import ObservedWriter, StableLag
 from everflow.records import TopicPartition
 

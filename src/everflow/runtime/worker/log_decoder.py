@@ -15,7 +15,7 @@ from everflow.errors import EverflowError, RecordTimeError, RetriableError
 from everflow.handlers.given import Handlers
 from everflow.handlers.outages import is_outage
 from everflow.handlers.response import DESERIALIZATION
-from everflow.kafka.reading.log_columns import LogColumns
+from everflow.kafka.reading.record_columns import LogColumns
 from everflow.operators.user_code import require_users
 from everflow.records import EdgeBatch, Int64, TopicPartition
 from everflow.runtime.commit.batch import BadRecord, BatchFailure

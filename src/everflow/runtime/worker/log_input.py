@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from everflow.kafka.reading.log_columns import LogColumns
 from everflow.kafka.reading.range_reader import RangeReader
+from everflow.kafka.reading.record_columns import LogColumns
 from everflow.memory.peak import of_this_process
 from everflow.records import TopicPartition
 from everflow.runtime.commit.batch import BatchRequest
@@ -35,7 +35,6 @@ class LogInput:
         (`WorkerClients.reader`)."""
         return RangeReader(
             client,
-            self.group,
             self.read_committed,
             self.decoder.headers,
             ahead_bytes=self.ahead_bytes,

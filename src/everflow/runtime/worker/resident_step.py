@@ -8,16 +8,13 @@ with the result, and goes on until it is told to stop.
 
 from __future__ import annotations
 
-import select
 import socket
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from typing import Any
 
 from everflow.clock import in_utc
-from everflow.errors import EverflowError
 from everflow.kafka.reading.range_reader import RangeReader
 from everflow.memory.spare import SpareMemory, trim_of_libc
 from everflow.runtime.commit.batch import FAILED, BatchRequest, BatchResult
@@ -32,8 +29,6 @@ from everflow.sockets import read_line
 from everflow.topology.hops import HopInput
 
 STOP = "stop"
-REST_AFTER_MS = 100
-"""Where batches follow one another more closely, what comes meanwhile is here already."""
 
 
 class _Reader:
@@ -50,11 +45,6 @@ class _Reader:
             self._reader = self._log.reader(clients_of(request).reader)
             self._opened.callback(self._reader.close)
         return self._reader
-
-    def rest(self) -> None:
-        """See `RangeReader.rest`; nothing where none is open yet."""
-        if self._reader is not None:
-            self._reader.rest()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +69,7 @@ class ResidentStep:
                 columns = opened.enter_context(closing(ColumnClient(self.columns)))
                 reader = _Reader(self.input, opened)
                 spare = SpareMemory(trim_of_libc())
-                while line := self._request(connection, lines, reader):
+                while line := read_line(lines, "the driver's request for a batch"):
                     text = line.decode()
                     if text.strip() == STOP:
                         break
@@ -89,15 +79,6 @@ class ResidentStep:
                     if not going_on:
                         break
                     spare.look()
-
-    def _request(self, connection: socket.socket, lines: Any, reader: _Reader) -> bytes:
-        """The next one; the reader rests until it comes."""
-        coming = select.poll()
-        coming.register(connection, select.POLLIN)
-        if not coming.poll(REST_AFTER_MS):
-            with suppress(EverflowError):  # the next range meets it
-                reader.rest()
-        return read_line(lines, "the driver's request for a batch")
 
     def _answer(self, text: str, reader: _Reader, columns: ColumnClient) -> tuple[str, bool]:
         try:

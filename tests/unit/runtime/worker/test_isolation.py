@@ -18,7 +18,7 @@ from everflow.errors import (
 )
 from everflow.handlers.given import Handlers
 from everflow.handlers.response import ErrorHandlerContext, Response
-from everflow.kafka.reading.log_columns import LogColumns
+from everflow.kafka.reading.record_columns import LogColumns
 from everflow.records import OffsetRange, StoreChanges, TaskId, TopicPartition
 from everflow.runtime.commit.batch import BadRecord, BatchRequest, StorePlace, TaskContext
 from everflow.runtime.step.step_failure import DescribedFailure

@@ -15,7 +15,7 @@ from everflow import serdes
 from everflow.errors import RecordTooLargeError
 from everflow.handlers.given import Handlers
 from everflow.handlers.response import Response
-from everflow.kafka.reading.log_columns import LogColumns
+from everflow.kafka.reading.record_columns import LogColumns
 from everflow.kafka.writing.record_encoding import RecordColumns, encoded_headers
 from everflow.records import EdgeBatch, OffsetRange, StoreChanges, TaskId, TopicPartition
 from everflow.runtime.commit.batch import (
