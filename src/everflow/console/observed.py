@@ -134,7 +134,6 @@ def _brokers_away(status: Mapping[str, Any]) -> str:
 
 
 def status_lines(statuses: Sequence[Mapping[str, Any]]) -> list[str]:
-    """One line for each instance."""
     return [
         _status_line(status) if answered(status) else _error_line(status) for status in statuses
     ]
@@ -203,7 +202,6 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def tasks_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """See `task_rows`."""
     head = ("task", "role", "state", "lag", "rate", "left", "disk", "instance", "trouble")
     return table([head, *(_task_cells(row) for row in rows)])
 

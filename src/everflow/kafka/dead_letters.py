@@ -95,7 +95,6 @@ class DeadLetter:
 
     @property
     def origin(self) -> str:
-        """The place of its record."""
         about = self.about
         return f"{about.get('topic')}-{about.get('partition')}@{about.get('offset')}"
 
@@ -130,7 +129,6 @@ class DeadLetter:
 
     @property
     def group(self) -> Cause:
-        """See `Cause`."""
         return (
             self.about.get("exception", "?"),
             self.about.get("node", "?") or "?",
@@ -313,7 +311,6 @@ def groups(found: Iterable[DeadLetter]) -> list[tuple[Cause, list[DeadLetter]]]:
 
 
 def line_of(letter: DeadLetter) -> str:
-    """A letter in a line."""
     node = letter.about.get("node") or "-"
     done = "  (replayed)" if letter.replayed else ""
     parts = (str(letter.place), instant(letter.timestamp), letter.origin, node, letter.error)
@@ -460,7 +457,6 @@ class Replayer:
         self._writer = RecordWriter(settings, f"everflow-dlq-{topic}")
 
     def close(self) -> None:
-        """Release the connections."""
         self._writer.close()
 
     def replay(

@@ -294,7 +294,6 @@ class GroupMember:
         return MemberSnapshot(metadata, self._owned)
 
     def owned(self) -> frozenset[TaskId]:
-        """The tasks this member holds."""
         return self._tasks(self._owned)
 
     @property

@@ -102,7 +102,6 @@ class _Call:
             )
 
     def take(self, limit_s: float) -> None:
-        """The present outcome."""
         with self._lock:
             self._given_up = not self.done.is_set()
         if self._given_up:

@@ -60,12 +60,10 @@ def _one(value: Callable[[Observation], float | None]) -> Callable[[Observation]
 
 
 def _total(name: str) -> Callable[[Observation], Values]:
-    """A counter without labels."""
     return _one(lambda seen: seen.counters.get(name, 0.0))
 
 
 def _series(name: str) -> Callable[[Observation], Values]:
-    """Counters with labels."""
     return lambda seen: seen.series.get(name, {}).items()
 
 

@@ -92,7 +92,6 @@ class OwnHostOnly:
         self._app, self._names, self._free = app, names, free
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
         host = next((value for name, value in scope["headers"] if name == b"host"), b"")
         absolute = _ABSOLUTE.fullmatch(scope["raw_path"])
         if absolute is not None:

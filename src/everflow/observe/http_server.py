@@ -199,7 +199,6 @@ class WholeRequestsProtocol(H11Protocol):
 
     @property
     def address(self) -> str:
-        """See `everflow.observe.http_server.Connection`."""
         return self.client[0] if self.client else ""
 
     def waits_since(self) -> float | None:
@@ -210,7 +209,6 @@ class WholeRequestsProtocol(H11Protocol):
         )
 
     def give_way(self) -> None:
-        """See `everflow.observe.http_server.Connection`."""
         self.transport.abort()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]

@@ -157,7 +157,6 @@ class Observation:
 
     @property
     def active(self) -> list[ObservedTask]:
-        """The active tasks."""
         return [task for task in self.tasks if task.role == "active"]
 
     @property

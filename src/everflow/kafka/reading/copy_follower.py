@@ -201,7 +201,6 @@ class CopyFollower:
             self._tap.close()
 
     def close(self) -> None:
-        """Release the connections."""
         self._tap.close()
 
     def _place(self, ends: Mapping[TopicPartition, int]) -> None:

@@ -56,7 +56,6 @@ class KeyCounts:
     last_ms: int = 0
 
     def add(self, columns: LogColumns) -> None:
-        """Count further records."""
         if not len(columns):
             return
         coded = columns.keys.dictionary_encode(null_encoding="encode")
@@ -76,7 +75,6 @@ class KeyCounts:
 
     @property
     def records(self) -> int:
-        """All of them."""
         return sum(count for count, _ in self.counts.values())
 
     def per_s(self, records: int) -> float:
@@ -85,13 +83,11 @@ class KeyCounts:
         return records / max(span_ms, 1) * 1000
 
     def as_row(self) -> PartitionCount:
-        """The partition as a whole."""
         return PartitionCount(
             self.partition, self.records, len(self.counts), self.per_s(self.records)
         )
 
     def as_rows(self) -> list[KeyCount]:
-        """A row for each key."""
         all_ = self.records
         return [
             KeyCount(key, self.partition, count, size, count / all_, self.per_s(count))

@@ -55,7 +55,6 @@ class LogReader:
         self.close()
 
     def close(self) -> None:
-        """Release the connections."""
         self._tap.close()
 
     def read(

@@ -93,7 +93,6 @@ class RangeReader:
         self._ids.require(timeout_s)
 
     def close(self) -> None:
-        """Drop the connections."""
         self._tap.close()
         self._ids.close()
 

@@ -125,7 +125,6 @@ class Columns(NamedTuple):
         return self.of(slice(*np.searchsorted(self.offsets, (start, end)).tolist()))
 
     def of(self, chosen: slice | NDArray[np.bool_]) -> Columns:
-        """The chosen records."""
         return Columns(self.data, *(column[chosen] for column in self[1:]))
 
     def up_to(self, most_bytes: int) -> Columns:
@@ -164,11 +163,9 @@ class Columns(NamedTuple):
         )
 
     def keys(self) -> list[bytes | None]:
-        """The keys, None for null."""
         return _slices(self.data, self.key_at, self.key_sizes)
 
     def values(self) -> list[bytes | None]:
-        """The values, None for null."""
         return _slices(self.data, self.value_at, self.value_sizes)
 
 
@@ -357,12 +354,10 @@ class LogChunk:
 
     @property
     def keys(self) -> list[bytes | None]:
-        """The keys, None for null."""
         return self.held.keys()
 
     @property
     def values(self) -> list[bytes | None]:
-        """The values, None for null."""
         return self.held.values()
 
     @property
@@ -377,7 +372,6 @@ class LogChunk:
 
     @property
     def offsets(self) -> Int64:
-        """The offsets of the records."""
         return self.held.offsets
 
     def columns(self, headers: bool) -> LogColumns:

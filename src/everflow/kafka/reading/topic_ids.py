@@ -193,7 +193,6 @@ class TopicIds:
         return troubles
 
     def _take(self, logs: list[TopicPartition], answer: Any) -> list[str]:
-        """The answer of one leader."""
         if answer.error_code:
             return [f"error code {answer.error_code}"]
         names = {_uuid(self._ids[tp.topic]): tp.topic for tp in logs}

@@ -56,5 +56,4 @@ class WrittenRecords:
         return True
 
     def close(self) -> None:
-        """End the connections."""
         self._tap.close()

@@ -78,7 +78,6 @@ class _Piece(NamedTuple):
     headers: Sequence[Any] | None
 
     def of(self, part: slice) -> _Piece:
-        """A part of it."""
         partitions = self.partitions
         return _Piece(
             self.keys[part],
@@ -514,7 +513,6 @@ class RecordWriter:
 
 
 def _column(parts: Sequence[Bytes]) -> pa.Array:
-    """One binary column."""
     if len(parts) == 1:
         return _as_binary(parts[0])
     if all(not isinstance(part, pa.Array) for part in parts):

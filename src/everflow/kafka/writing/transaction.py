@@ -99,7 +99,6 @@ class GroupMetadata(NamedTuple):
 
     @staticmethod
     def decode(data: bytes) -> GroupMetadata:
-        """Inverse of ``encode``."""
         return GroupMetadata(*json.loads(data))
 
 
@@ -518,7 +517,6 @@ class TransactionStates:
         return found
 
     def close(self) -> None:
-        """The connections."""
         if self._link is not None:
             self._link.close()
             self._link = None

@@ -155,7 +155,6 @@ class Facts:
 
     @property
     def seen(self) -> Observation:
-        """The present."""
         return self.now.seen
 
     @property

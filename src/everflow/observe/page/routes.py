@@ -161,7 +161,6 @@ class Page:
         return bool(self.tokens) and (path == "/page" or path.startswith("/page/"))
 
     def routes(self) -> list[Route]:
-        """See the module."""
         document = (FILES / "page.html").read_text().replace(DRAWING, self.drawing)
         script, style = (FILES / "page.js").read_text(), (FILES / "page.css").read_text()
 

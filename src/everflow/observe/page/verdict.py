@@ -41,7 +41,6 @@ class Backlog(NamedTuple):
 
     @staticmethod
     def of(facts: Facts) -> Backlog:
-        """One instance's backlog."""
         lag, old, shrinks = lag_of(facts.seen), facts.same_inputs, None
         before = None if old is None else lag_of(old.seen)
         passed_s = 0.0 if old is None else (facts.now.monotonic_ms - old.monotonic_ms) / 1000
@@ -50,7 +49,6 @@ class Backlog(NamedTuple):
         return Backlog(lag, facts.total_growth(names.RECORDS_CONSUMED), shrinks)
 
     def also(self, other: Backlog) -> Backlog:
-        """The sum of both."""
         return Backlog(
             None if self.lag is None or other.lag is None else self.lag + other.lag,
             self.rate + other.rate,
