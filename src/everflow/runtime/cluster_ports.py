@@ -15,8 +15,8 @@ from typing import Any, cast
 from everflow.config import StreamsConfig
 from everflow.errors import EverflowError, FatalError, RetriableError
 from everflow.kafka.reading.copy_follower import CopyFollower
+from everflow.kafka.reading.fetch_connection import TailWatch
 from everflow.kafka.reading.record_columns import LogChunk
-from everflow.kafka.reading.tail_watch import TailWatch
 from everflow.kafka.writing.transaction import GroupMetadata, fence_all
 from everflow.kafka.writing.writer_settings import QUEUE
 from everflow.membership.member import GroupMember

@@ -13,7 +13,7 @@ import pytest
 from everflow.errors import RetriableError
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.reading import fetch_connection
-from everflow.kafka.reading.tail_watch import TailWatch
+from everflow.kafka.reading.fetch_connection import TailWatch
 from everflow.kafka.writing.record_writer import RecordWriter
 from everflow.records import TopicPartition
 

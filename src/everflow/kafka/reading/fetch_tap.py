@@ -23,6 +23,7 @@ from everflow.kafka.connection_settings import CHECK_CRCS, connection_settings
 from everflow.kafka.errors import LinkLostError, RefusedError, classify_member
 from everflow.kafka.reading import record_batches
 from everflow.kafka.reading.fetch_connection import (
+    CONNECT_S,
     FETCH_BYTES,
     Answer,
     DivergedError,
@@ -35,7 +36,6 @@ from everflow.records import UNBOUNDED_BYTES, TopicPartition
 
 AHEAD_BYTES = 64 << 20
 UNBOUNDED_RECORDS = 1 << 62
-CONNECT_S = 30.0
 WAIT_MS = 20
 """How long a broker holds a fetch back from the end of a log, where not said otherwise."""
 _LEAST_BYTES = 64 << 10

@@ -23,8 +23,7 @@ from everflow.errors import OtherTopicError, RetriableError
 from everflow.kafka.broker_link import BrokerLink
 from everflow.kafka.connection_settings import connection_settings
 from everflow.kafka.errors import LinkLostError, RefusedError
-from everflow.kafka.reading.fetch_connection import Carrier
-from everflow.kafka.reading.fetch_tap import CONNECT_S
+from everflow.kafka.reading.fetch_connection import CONNECT_S, Carrier
 from everflow.moves import some
 from everflow.records import TopicPartition
 

@@ -12,8 +12,7 @@ import pytest
 
 from everflow.errors import RetriableError
 from everflow.kafka.errors import LinkLostError
-from everflow.kafka.reading.fetch_connection import FetchConnection
-from everflow.kafka.reading.tail_watch import TailWatch
+from everflow.kafka.reading.fetch_connection import FetchConnection, TailWatch
 from everflow.records import TopicPartition
 
 LOGS = [TopicPartition("in", partition) for partition in range(6)]
