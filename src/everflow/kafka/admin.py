@@ -122,7 +122,7 @@ class TopicShape:
     replication_factor: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MemberDescription:
     """Of a group. ``instance_id``: its group.instance.id, if it is a static one; ``subscription``
     and ``assignment``: the user data that it sent to its group and got of it."""
@@ -846,12 +846,12 @@ def _member(one: Any, stable: bool) -> MemberDescription:
     sent = ConsumerProtocolSubscription.decode(one.member_metadata) if stable else None
     got = ConsumerProtocolAssignment.decode(one.member_assignment) if stable else None
     return MemberDescription(
-        str(one.member_id),
-        str(one.client_id),
-        str(one.client_host),
-        one.group_instance_id,
-        bytes(getattr(sent, "user_data", None) or b""),
-        bytes(getattr(got, "user_data", None) or b""),
+        member_id=str(one.member_id),
+        client_id=str(one.client_id),
+        host=str(one.client_host),
+        instance_id=one.group_instance_id,
+        subscription=bytes(getattr(sent, "user_data", None) or b""),
+        assignment=bytes(getattr(got, "user_data", None) or b""),
     )
 
 

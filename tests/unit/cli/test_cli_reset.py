@@ -30,7 +30,7 @@ from everflow.records import TopicPartition
 NOW_MS = 1_800_000_000_000
 ORDERS = [TopicPartition("orders", n) for n in range(2)]
 PAYMENTS = TopicPartition("payments", 0)
-STATIC = MemberDescription("m-1", "shop-1", "/10.0.0.7", "one")
+STATIC = MemberDescription(member_id="m-1", client_id="shop-1", host="/10.0.0.7", instance_id="one")
 
 
 def plan(**changed: object) -> Plan:
