@@ -17,7 +17,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 import grafana_dashboard
-from everflow.observe.exposition import exposition
+from everflow.observe.http_server import exposition
 from unit.observe.observations import FULL
 
 ROOT = Path(__file__).resolve().parents[2]

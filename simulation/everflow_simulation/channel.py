@@ -16,12 +16,12 @@ from dataclasses import dataclass
 import kafka.errors as client_errors
 
 from everflow.errors import RetriableError, TaskMigratedError
+from everflow.kafka.errors import classify_member
 from everflow.kafka.group_channel import (
     Given,
     GroupAssignor,
     GroupListener,
     GroupSettings,
-    classify,
     watch_every,
 )
 from everflow.records import MemberMetadata, TopicPartition
@@ -100,7 +100,9 @@ class SimulatedChannel:
         """See `GroupChannel.poll`; returns at once."""
         if self._error is not None:
             error, self._error = self._error, None
-            raise classify(error, f"being a member of group {self._settings.group_id}") from error
+            raise classify_member(
+                error, f"being a member of group {self._settings.group_id}"
+            ) from error
         if self._rejoin_needed:
             if self._ready is not None:
                 self._complete()
@@ -113,7 +115,7 @@ class SimulatedChannel:
         """See `GroupChannel.keep_alive`."""
         self._last_poll_ms = self._now()
         if self._fenced:
-            raise classify(
+            raise classify_member(
                 client_errors.FencedInstanceIdError(self._settings.instance_id), "being a member"
             )
 

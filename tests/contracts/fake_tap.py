@@ -1,4 +1,4 @@
-"""A `Tap` over logs in memory; it passes the contract of the real ones (`test_tap_contract`)."""
+"""A `FetchTap` over logs in memory; it passes the real one's contract (`test_tap_contract`)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from everflow.errors import FatalError, LogStartMovedError, RetriableError
-from everflow.kafka.reading.log_chunk import LogChunk
-from everflow.kafka.reading.log_columns import LogColumns
-from everflow.kafka.reading.record_batches import UnsupportedBatchError
+from everflow.kafka.reading.record_columns import LogChunk, LogColumns
 from everflow.records import UNBOUNDED_BYTES, TopicPartition
 
 
@@ -23,8 +21,6 @@ class FakeLog:
     records: dict[int, bytes | None]
     end: int
     start: int = 0
-    unsuited_from: int = 1 << 62
-    """From here on only librdkafka can read it."""
     damage: RetriableError | None = None
     """Told instead of its records."""
 
@@ -70,10 +66,7 @@ class FakeRecords:
 
 @dataclass
 class FakeTap:
-    """``client``: whether it stands for librdkafka, which reads every log."""
-
     logs: Mapping[TopicPartition, FakeLog]
-    client: bool = False
     now: float = 0.0
     faults: list[RetriableError] = field(default_factory=list)
     """Raised one by one by what is asked next."""
@@ -103,7 +96,14 @@ class FakeTap:
         self.asked.append({tp: (self._positions[tp], end) for tp, end in ends.items()})
         for tp, end in ends.items():
             self._refuse(tp, end)
-        found = {tp: self._chunk(tp, end, most_bytes, most_records) for tp, end in ends.items()}
+        found = {
+            tp: self._chunk(tp, end, most_bytes, most_records)
+            for tp, end in ends.items()
+            if self.logs[tp].damage is None
+        }
+        damage = next((self.logs[tp].damage for tp in ends if self.logs[tp].damage), None)
+        if damage is not None and not any(found.values()):
+            raise damage
         self._positions.update(
             {tp: chunk.next_position for tp, chunk in found.items() if chunk is not None}
         )
@@ -130,16 +130,12 @@ class FakeTap:
             raise FatalError(f"{tp} does not exist")
         if self.logs[tp].start > at:
             raise LogStartMovedError(f"{tp}: offset {at} is outside the log", tp)
-        if (damage := self.logs[tp].damage) is not None and at < end:
-            raise damage
-        if not self.client and at < end and self.logs[tp].unsuited_from <= at:
-            raise UnsupportedBatchError("message format v1")
 
     def _chunk(
         self, tp: TopicPartition, end: int, most_bytes: int, most_records: int
     ) -> LogChunk | None:
         log, at = self.logs[tp], self._positions[tp]
-        end = min(end, log.end, 1 << 62 if self.client else max(at, log.unsuited_from))
+        end = min(end, log.end)
         if end <= at:
             return None
         found = [

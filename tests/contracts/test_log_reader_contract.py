@@ -4,20 +4,20 @@ their end, nothing waits for ever."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 
 import numpy as np
 import pytest
+from confluent_kafka import Consumer, KafkaError
+from confluent_kafka import TopicPartition as ClientTopicPartition
 
 from contracts.transactional_log import write_transactions
 from everflow.errors import LogStartMovedError, RetriableError
 from everflow.kafka.admin import ClusterAdmin
-from everflow.kafka.reading.client_tap import ClientTap
-from everflow.kafka.reading.fetch_tap import FetchTap
-from everflow.kafka.reading.log_chunk import LogChunk
-from everflow.kafka.reading.log_reader import LogReader, fetching
-from everflow.kafka.reading.taps import Taps
-from everflow.kafka.writing.fencing import fence
+from everflow.kafka.reading.log_reader import LogReader
+from everflow.kafka.reading.record_columns import LogChunk
 from everflow.kafka.writing.record_writer import RecordWriter
+from everflow.kafka.writing.transaction import fence
 from everflow.records import TopicPartition
 from everflow.testing.waiting import wait_until
 
@@ -25,30 +25,37 @@ pytestmark = pytest.mark.broker
 Topic = Callable[..., str]
 
 
-def bulk(bootstrap: str, fetch_bytes: int = 8 << 20) -> LogReader:
-    tap = FetchTap.over({"bootstrap.servers": bootstrap}, fetch_bytes=fetch_bytes)
-    assert tap is not None
-    return LogReader({"bootstrap.servers": bootstrap}, taps=Taps(tap, tap))
+def opened(bootstrap: str, fetch_bytes: int = 8 << 20) -> LogReader:
+    return LogReader({"bootstrap.servers": bootstrap}, fetch_bytes=fetch_bytes)
 
 
-def librdkafka(bootstrap: str) -> LogReader:
-    return LogReader(
-        {"bootstrap.servers": bootstrap},
-        taps=Taps(None, ClientTap({"bootstrap.servers": bootstrap}, "readers", fetching(1 << 20))),
-    )
-
-
-@pytest.fixture(params=["bulk", "bulk in many fetches", "librdkafka", "both"])
+@pytest.fixture(params=[8 << 20, 1], ids=["large fetches", "small fetches"])
 def reader(request: pytest.FixtureRequest, bootstrap: str) -> Iterator[LogReader]:
-    made: dict[str, Callable[[], LogReader]] = {
-        "bulk": lambda: bulk(bootstrap),
-        "bulk in many fetches": lambda: bulk(bootstrap, fetch_bytes=1),
-        "librdkafka": lambda: librdkafka(bootstrap),
-        "both": lambda: LogReader({"bootstrap.servers": bootstrap}),
+    with opened(bootstrap, request.param) as one:
+        yield one
+
+
+def read_by_librdkafka(
+    bootstrap: str, tp: TopicPartition, start: int, end: int
+) -> list[bytes | None]:
+    settings = {
+        "bootstrap.servers": bootstrap,
+        "group.id": "readers",
+        "enable.partition.eof": True,
+        "auto.offset.reset": "error",
     }
-    one = made[request.param]()
-    yield one
-    one.close()
+    found: list[bytes | None] = []
+    with closing(Consumer(settings)) as consumer:
+        consumer.assign([ClientTopicPartition(*tp, start)])
+        while True:
+            message = consumer.poll(30)
+            assert message is not None
+            if (error := message.error()) is not None:
+                assert error.code() == KafkaError._PARTITION_EOF
+                return found
+            if (message.offset() or 0) >= end:
+                return found
+            found.append(message.value())
 
 
 @pytest.fixture
@@ -124,7 +131,7 @@ def test_chunks_are_bounded_and_lose_nothing(
 
 
 def test_every_compression_is_read_in_bulk(bootstrap: str, topic: Topic) -> None:
-    reader = bulk(bootstrap)
+    reader = opened(bootstrap)
     for compression in ("gzip", "snappy", "lz4", "zstd"):
         tp = TopicPartition(topic(1), 0)
         keys = [b"%08d" % i for i in range(2_000)]
@@ -200,22 +207,20 @@ def test_what_compaction_left(
     def compacted() -> bool:
         write_some(1)  # rolls the segment, which is not compacted while it is written to
         end = admin.end_offsets([tp], "read_committed")[tp]
-        with librdkafka(bootstrap) as other:
-            return sum(map(len, other.read(tp, 0, end))) < end - 50
+        return len(read_by_librdkafka(bootstrap, tp, 0, end)) < end - 50
 
     wait_until(compacted, 90, "compaction")
     writer.close()
     end = admin.end_offsets([tp], "read_committed")[tp]
-    with librdkafka(bootstrap) as other:
-        for start in range(0, end, 1 + end // 10):  # many of these offsets are gone
+    for start in range(0, end, 1 + end // 10):  # many of these offsets are gone
 
-            def same(start: int = start) -> bool:
-                before = values(list(other.read(tp, start, end)))
-                chunks = list(reader.read(tp, start, end))
-                if before != values(list(other.read(tp, start, end))):
-                    return False  # compacted again meanwhile
-                assert chunks[-1].next_position == end
-                assert values(chunks) == before, (start, end)
-                return True
+        def same(start: int = start) -> bool:
+            before = read_by_librdkafka(bootstrap, tp, start, end)
+            chunks = list(reader.read(tp, start, end))
+            if before != read_by_librdkafka(bootstrap, tp, start, end):
+                return False  # compacted again meanwhile
+            assert chunks[-1].next_position == end
+            assert values(chunks) == before, (start, end)
+            return True
 
-            wait_until(same, 30, "two equal readings")
+        wait_until(same, 30, "two equal readings")

@@ -1,5 +1,4 @@
-"""A record is the same on every way that reads it, whatever bytes its headers have: the tail of a
-log, a backlog, and what the command line shows. What only one of them can read is isolated."""
+"""A record is the same for a step and for the command line, whatever bytes its headers have."""
 
 from __future__ import annotations
 
@@ -19,10 +18,9 @@ from typer.testing import CliRunner
 
 from contracts.odd_records import FARTHEST, OddRecord, drawn, write
 from everflow.cli.app import app as command
-from everflow.kafka.reading.client_tap import ClientTap
 from everflow.kafka.reading.fetch_tap import FetchTap
-from everflow.kafka.reading.log_columns import LogColumns
-from everflow.kafka.reading.range_reader import FETCHING, RangeReader
+from everflow.kafka.reading.range_reader import RangeReader
+from everflow.kafka.reading.record_columns import LogColumns
 from everflow.kafka.writing.record_writer import RecordWriter
 from everflow.records import OffsetRange, TopicPartition
 
@@ -51,9 +49,8 @@ def rows(found: LogColumns) -> list[Any]:
     return list(zip(*columns, strict=True))
 
 
-@pytest.mark.parametrize("tail", [1 << 40, 0], ids=["tail", "backlog"])
 def test_drawn_records_are_read_as_they_were_written(
-    tail: int, bootstrap: str, topic: Topic, writer: RecordWriter
+    bootstrap: str, topic: Topic, writer: RecordWriter
 ) -> None:
     name = topic(2, **ANY_TIME)
     both = [TopicPartition(name, 0), TopicPartition(name, 1)]
@@ -61,21 +58,19 @@ def test_drawn_records_are_read_as_they_were_written(
         write(writer, tp, written := drawn(random.Random(seed), 120))
         assert any(record.headers for record in written)
     client = {"bootstrap.servers": bootstrap}
-    with closing(RangeReader(client, "r", True, headers=True, tail_records=tail)) as reader:
+    with closing(RangeReader(client, True, headers=True)) as reader:
         read = reader.read(dict.fromkeys(both, OffsetRange(0, 120)), 30)
     for seed, tp in enumerate(both):
         assert rows(read.columns[tp]) == [one.read for one in drawn(random.Random(seed), 120)]
 
 
-@pytest.mark.parametrize("kind", ["librdkafka", "fetches"])
 def test_a_chunk_has_whole_names_however_often_it_is_asked(
-    kind: str, bootstrap: str, topic: Topic, writer: RecordWriter
+    bootstrap: str, topic: Topic, writer: RecordWriter
 ) -> None:
     tp = TopicPartition(topic(1, **ANY_TIME), 0)
     write(writer, tp, ODD)
     client = {"bootstrap.servers": bootstrap}
-    tap = FetchTap.over(client) if kind == "fetches" else ClientTap(client, "r", FETCHING)
-    with closing(tap):
+    with closing(FetchTap.over(client)) as tap:
         tap.go_to({tp: 0})
         found: list[Any] = []
         while tap.positions[tp] < len(ODD):

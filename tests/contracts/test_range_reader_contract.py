@@ -13,44 +13,33 @@ from contracts.transactional_log import write_transactions
 from everflow.errors import FatalError, LogStartMovedError, RetriableError
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.connection_settings import connection_settings
-from everflow.kafka.reading.fetch_connection import FetchConnection
+from everflow.kafka.reading.fetch_connection import FetchConnection, Place
 from everflow.kafka.reading.fetch_tap import FetchTap
 from everflow.kafka.reading.range_reader import RangeReader, Read
-from everflow.kafka.reading.taps import Taps
 from everflow.kafka.writing.record_writer import RecordWriter
 from everflow.records import OffsetRange, TopicPartition
 
 pytestmark = pytest.mark.broker
 Topic = Callable[..., str]
 Opened = Callable[..., RangeReader]
-LARGE = 1 << 40
 
 
 def fetches(
     client: dict[str, str], committed: bool, headers: bool, fetch_bytes: int
 ) -> RangeReader:
     tap = FetchTap.over(client, read_committed=committed, ahead=True, fetch_bytes=fetch_bytes)
-    assert tap is not None
-    return RangeReader(client, "readers", committed, headers, taps=Taps(tap, tap))
+    return RangeReader(client, committed, headers, tap=tap)
 
 
-@pytest.fixture(params=["librdkafka", "fetches", "small fetches", "in turns"])
+@pytest.fixture(params=["fetches", "small fetches"])
 def opened(request: pytest.FixtureRequest, bootstrap: str) -> Iterator[Opened]:
-    """Opens readers; "in turns" takes librdkafka for ranges of up to four offsets, and fetches for
-    the others."""
+    """Opens readers."""
     client = {"bootstrap.servers": bootstrap}
     made: list[RangeReader] = []
 
     def reader(committed: bool = True, headers: bool = False) -> RangeReader:
-        kinds: dict[str, Callable[[], RangeReader]] = {
-            "librdkafka": lambda: RangeReader(
-                client, "readers", committed, headers, tail_records=LARGE
-            ),
-            "fetches": lambda: fetches(client, committed, headers, 8 << 20),
-            "small fetches": lambda: fetches(client, committed, headers, 1),
-            "in turns": lambda: RangeReader(client, "readers", committed, headers, tail_records=4),
-        }
-        made.append(kinds[request.param]())
+        fetch_bytes = 8 << 20 if request.param == "fetches" else 1
+        made.append(fetches(client, committed, headers, fetch_bytes))
         return made[-1]
 
     yield reader
@@ -137,30 +126,12 @@ def test_partitions_come_and_go(opened: Opened, log: list[TopicPartition]) -> No
     assert values_of(reader.read({one: OffsetRange(7, 11)}, 10), one) == [b"d", b"e", None]
 
 
-def test_a_reader_that_rested_goes_on_where_it_is_told(
-    opened: Opened, log: list[TopicPartition]
-) -> None:
-    """On the same log and on another one; a rest behind a rest changes nothing."""
-    one, two = log
-    reader = opened()
-    reader.rest()
-    assert values_of(reader.read({one: OffsetRange(0, 2)}, 10), one) == [b"a", b"b"]
-    reader.rest()
-    reader.rest()
-    assert values_of(reader.read({two: OffsetRange(1, 8)}, 10), two) == [b"b", b"c", b"d"]
-    reader.rest()
-    assert values_of(reader.read({one: OffsetRange(2, 11)}, 10), one) == [
-        *(b"c", b"d", b"e"),
-        None,
-    ]
-
-
 def test_a_warm_up_reads_nothing_and_leaves_nothing_behind(
     bootstrap: str, log: list[TopicPartition], name: str
 ) -> None:
     """Also while records arrive, between two reads, and where one of the topics does not exist."""
     one, two = log
-    reader = RangeReader({"bootstrap.servers": bootstrap}, "readers", True, False, tail_records=100)
+    reader = RangeReader({"bootstrap.servers": bootstrap}, True)
     topics = {one.topic, f"{name}-missing"}
     reader.warm_up(topics, 10)
     writer = RecordWriter({"bootstrap.servers": bootstrap}, None)
@@ -179,7 +150,7 @@ def test_a_warm_up_reads_nothing_and_leaves_nothing_behind(
 
 
 def test_a_warm_up_says_that_no_broker_answers() -> None:
-    reader = RangeReader({"bootstrap.servers": "127.0.0.1:1"}, "readers", True, False)
+    reader = RangeReader({"bootstrap.servers": "127.0.0.1:1"}, True)
     with pytest.raises(RetriableError):
         reader.warm_up({"in"}, 0.5)
     reader.close()
@@ -277,12 +248,19 @@ def test_a_read_ends_early_where_it_has_the_bytes_it_may_have(
 
 
 def test_as_many_logs_as_there_are_are_fetched_at_once(bootstrap: str, topic: Topic) -> None:
-    """With kafka-python's five requests a connection, the others failed and were sent again."""
-    logs = [TopicPartition(topic(12), 0)]
-    logs += [logs[0]._replace(partition=partition) for partition in range(1, 12)]
+    """An answer has news of all logs with records, however many wait for some."""
+    made = topic(12)
+    logs = [TopicPartition(made, partition) for partition in range(12)]
+    writer = RecordWriter({"bootstrap.servers": bootstrap}, None)
+    writer.begin()
+    for tp in logs[6:]:
+        writer.write(made, [b"k"], [b"v"], np.ones(1, np.int64), tp.partition)
+    writer.flush(10)
+    writer.close()
     settings = connection_settings({"bootstrap.servers": bootstrap})
-    with closing(FetchConnection(settings, 1 << 20, 30, "reading")) as connection:
-        for coming in [connection.fetch(tp, 0) for tp in logs]:
-            answer = connection.answer(coming, 30)
-            assert answer is not None
-            assert answer.records == b""
+    with closing(FetchConnection.opened(settings, "reader", 30, 10_000)) as connection:
+        found: dict[TopicPartition, bytes] = {}
+        while not found:
+            connection.fetch(dict.fromkeys(logs, Place(0)))
+            found = {tp: one.records for tp, one in connection.answers(30).items()}
+        assert {tp for tp, records in found.items() if records} == set(logs[6:])

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from everflow import StreamsBuilder, TimeWindows, agg, serdes
 from everflow.handlers import Handlers
-from everflow.kafka.reading.log_columns import LogColumns
+from everflow.kafka.reading.record_columns import LogColumns
 from everflow.records import HEADERS, EdgeBatch, TopicPartition
 from everflow.runtime.step.task_step import PreparedColumns, Records
 from everflow.runtime.thread.columns import prepared_columns, spark_columns_at

@@ -14,12 +14,9 @@ import pytest
 from contracts.fake_tap import FakeLog, FakeTap
 from contracts.transactional_log import write_transactions
 from everflow.errors import FatalError, LogStartMovedError, RetriableError
-from everflow.kafka.reading import range_reader
-from everflow.kafka.reading.client_tap import ClientTap
 from everflow.kafka.reading.fetch_tap import FetchTap
-from everflow.kafka.reading.taps import Tap
-from everflow.kafka.writing.fencing import fence
 from everflow.kafka.writing.record_writer import RecordWriter
+from everflow.kafka.writing.transaction import fence
 from everflow.records import TopicPartition
 
 FAR = 1 << 40
@@ -32,7 +29,7 @@ class Case:
     """Two partitions, each: 0-2 committed, 3 marker, 4-5 aborted, 6 marker, 7-9 committed, 10
     marker, 11-12 aborted, 13 marker."""
 
-    tap: Tap
+    tap: FetchTap
     one: TopicPartition
     two: TopicPartition
     cut: Callable[[TopicPartition, int], None]
@@ -66,7 +63,6 @@ def real(request: pytest.FixtureRequest, kind: str) -> Case:
         "fetches": lambda: FetchTap.over(client),
         "small fetches": lambda: FetchTap.over(client, fetch_bytes=1),
         "fetches ahead": lambda: FetchTap.over(client, ahead=True),
-        "librdkafka": lambda: ClientTap(client, "readers", range_reader.FETCHING),
     }
     return Case(
         kinds[kind](),
@@ -84,12 +80,13 @@ def fake() -> Case:
     def cut(tp: TopicPartition, before: int) -> None:
         logs[tp].start = before
 
-    return Case(FakeTap(logs), one, two, cut, lambda tp: None)
+    stand_in: Any = FakeTap(logs)
+    return Case(stand_in, one, two, cut, lambda tp: None)
 
 
 REAL = [
     pytest.param(kind, marks=pytest.mark.broker)
-    for kind in ("fetches", "small fetches", "fetches ahead", "librdkafka")
+    for kind in ("fetches", "small fetches", "fetches ahead")
 ]
 
 
@@ -101,7 +98,7 @@ def case(request: pytest.FixtureRequest) -> Iterator[Case]:
 
 
 def taken(
-    tap: Tap, ends: dict[TopicPartition, int], most_bytes: int = FAR, most_records: int = FAR
+    tap: FetchTap, ends: dict[TopicPartition, int], most_bytes: int = FAR, most_records: int = FAR
 ) -> dict[TopicPartition, list[bytes | None]]:
     """All up to the ends, in as many takes as it needs; checks each position."""
     found: dict[TopicPartition, list[bytes | None]] = {tp: [] for tp in ends}

@@ -1,7 +1,9 @@
-"""What restore, batch and follow choose: which tap, how far, and what they do where one cannot go
-on. Over the fake tap of the contract."""
+"""What restore, batch and follow choose: how far they read, in which order, and what they do where
+one log cannot go on. Over the fake tap of the contract."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 
@@ -10,7 +12,6 @@ from everflow.errors import ConfigError, RetriableError
 from everflow.kafka.reading.copy_follower import BULK_AGAIN_S, CopyFollower
 from everflow.kafka.reading.log_reader import LogReader
 from everflow.kafka.reading.range_reader import RangeReader
-from everflow.kafka.reading.taps import Taps
 from everflow.records import OffsetRange, TopicPartition
 
 ONE, TWO, THREE = (TopicPartition("log", partition) for partition in range(3))
@@ -18,7 +19,7 @@ FAR = 10
 
 
 class World:
-    """Both taps over the same logs, with one clock."""
+    """A tap over logs, with a clock."""
 
     def __init__(self, *ends: int) -> None:
         partitions = (ONE, TWO, THREE)[: len(ends)]
@@ -26,87 +27,35 @@ class World:
             tp: FakeLog({at: b"%d" % at for at in range(end)}, end)
             for tp, end in zip(partitions, ends, strict=True)
         }
-        self.own = FakeTap(self.logs)
-        self.client = FakeTap(self.logs, client=True)
-        self.taps = Taps(self.own, self.client)
+        self.tap: Any = FakeTap(self.logs)
 
     def ends(self) -> dict[TopicPartition, int]:
         return {tp: log.end for tp, log in self.logs.items()}
-
-
-# --- restore --------------------------------------------------------------------------------------
-
-
-def restored(reader: LogReader, tp: TopicPartition, start: int, end: int) -> list[bytes | None]:
-    return [value for chunk in reader.read(tp, start, end) for value in chunk.values]
 
 
 def numbers(start: int, end: int) -> list[bytes | None]:
     return [b"%d" % at for at in range(start, end)]
 
 
-def test_librdkafka_reads_on_behind_the_last_chunk_and_has_the_log_from_then_on() -> None:
+def test_a_restore_reads_a_range_and_nothing_behind_it() -> None:
     world = World(9, 9)
-    world.logs[ONE].unsuited_from = 4
-    reader = LogReader({}, taps=world.taps)
-    assert restored(reader, ONE, 2, 9) == numbers(2, 9)
-    assert world.client.asked == [{ONE: (4, 9)}]
-    assert restored(reader, ONE, 0, 3) == numbers(0, 3)
-    assert world.client.asked == [{ONE: (4, 9)}, {ONE: (0, 3)}]
-    assert restored(reader, TWO, 0, 9) == numbers(0, 9)
-    assert len(world.client.asked) == 2
-    assert restored(reader, TWO, 9, 9) == []
-    assert world.own.positions == world.client.positions == {}
+    reader = LogReader({}, tap=world.tap)
+    for start, end in ((2, 9), (0, 3), (9, 9)):
+        found = [value for chunk in reader.read(ONE, start, end) for value in chunk.values]
+        assert found == numbers(start, end)
+        assert world.tap.positions == {}
 
 
 def test_security_that_kafka_python_cannot_be_told_is_refused() -> None:
-    world = World(9)
-    with pytest.raises(ConfigError, match=r"ssl\.engine\.id cannot be said"):
+    with pytest.raises(ConfigError, match=r"ssl\.engine\.id"):
         LogReader({"bootstrap.servers": "b:1", "ssl.engine.id": "x"})
-    assert LogReader({"bootstrap.servers": "b:1"})._taps.own() is not None
-    assert restored(LogReader({}, taps=Taps(None, world.client)), ONE, 2, 9) == numbers(2, 9)
 
 
 # --- batch ----------------------------------------------------------------------------------------
 
 
 def reader_of(world: World) -> RangeReader:
-    return RangeReader({}, "g", True, tail_records=2, taps=world.taps)
-
-
-def values(reader: RangeReader, tp: TopicPartition, start: int, end: int) -> list[bytes | None]:
-    return list(reader.read({tp: OffsetRange(start, end)}, 1.0).columns[tp].values.to_pylist())
-
-
-def test_small_ranges_are_librdkafkas_and_the_first_of_them_behind_large_ones_is_not() -> None:
-    world = World(20)
-    reader = reader_of(world)
-    for start, end, own in (
-        (0, 2, False),
-        (2, 7, True),
-        (7, 12, True),
-        (12, 13, True),
-        (13, 15, False),
-    ):
-        asked = len(world.own.asked)
-        assert values(reader, ONE, start, end) == numbers(start, end)
-        assert (len(world.own.asked) > asked) == own, (start, end)
-        assert (world.own.positions == {ONE: end}) == (own and end != 13)
-        assert (world.client.positions == {ONE: end}) == (not own or end == 13), (
-            "it fetches ahead already"
-        )
-
-
-def test_a_large_range_that_only_librdkafka_reads_is_read_by_it_from_its_start() -> None:
-    world = World(20, 20)
-    world.logs[ONE].unsuited_from = 4
-    reader = reader_of(world)
-    assert values(reader, ONE, 0, 9) == numbers(0, 9)
-    assert world.client.asked == [{ONE: (0, 9)}]
-    assert values(reader, ONE, 9, 19) == numbers(9, 19)
-    assert world.client.asked[1:] == [{ONE: (9, 19)}]
-    assert values(reader, TWO, 0, 19) == numbers(0, 19)
-    assert len(world.client.asked) == 2
+    return RangeReader({"bootstrap.servers": "b:1"}, True, tap=world.tap)
 
 
 def test_what_one_partition_does_not_use_of_the_bytes_another_gets() -> None:
@@ -127,7 +76,7 @@ class Followed:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.follower = CopyFollower({}, clock=lambda: world.own.now, bulk_lag=FAR, taps=world.taps)
+        self.follower = CopyFollower({}, clock=lambda: world.tap.now, bulk_lag=FAR, tap=world.tap)
         self.values: dict[TopicPartition, list[bytes | None]] = {}
         self.bulk: list[TopicPartition] = []
         self.gone: dict[TopicPartition, str] = {}
@@ -135,14 +84,11 @@ class Followed:
     def poll(self, rounds: int = 1) -> Followed:
         for _ in range(rounds):
             found = self.follower.poll(100, 1 << 20, self.world.ends(), 0.05)
-            self.bulk += [
-                tp for tp in found.chunks if any(tp in asked for asked in self.world.own.asked)
-            ]
+            self.bulk += [tp for tp, one in found.chunks.items() if len(one) < one.records]
             self.gone.update(found.gone)
             for tp, chunk in found.chunks.items():
                 assert chunk.next_position == self.follower.positions[tp]
                 self.values.setdefault(tp, []).extend(chunk.values)
-            self.world.own.asked.clear()
         return self
 
 
@@ -158,19 +104,16 @@ def test_far_behind_the_shortest_that_begins_is_first_and_nobody_who_waits_is_ov
     followed.poll(3)
     assert followed.bulk == [TWO, ONE, THREE]
     assert followed.follower.far_behind == {}
-    assert world.client.positions == {ONE: 30, TWO: 20, THREE: 15}, (
-        "the consumer goes on behind them"
-    )
+    assert world.tap.positions == {ONE: 30, TWO: 20, THREE: 15}, "it goes on behind them"
 
 
-def test_near_their_ends_the_consumer_has_them_and_one_that_falls_behind_is_read_in_bulk() -> None:
+def test_near_their_ends_they_are_read_together_and_one_that_falls_behind_in_bulk() -> None:
     world = World(5, 5)
     followed = Followed(world)
     followed.follower.follow({ONE: 0, TWO: 3})
     assert followed.poll().values == {ONE: numbers(0, 5), TWO: numbers(3, 5)}
     assert followed.bulk == []
     world.logs[TWO] = FakeLog({at: b"%d" % at for at in range(50)}, 50)
-    world.own.logs = world.client.logs = world.logs
     followed.poll()
     assert followed.bulk == [TWO]
     followed.follower.unfollow([TWO])
@@ -188,38 +131,36 @@ def test_what_is_taken_away_in_the_middle_is_not_read_on() -> None:
     assert followed.follower.positions == {TWO: 30}
 
 
-def test_a_log_with_foreign_batches_is_the_consumers_until_it_is_followed_anew() -> None:
-    world = World(30)
-    world.logs[ONE].unsuited_from = 20
-    followed = Followed(world)
-    followed.follower.follow({ONE: 0})
-    followed.poll(2)
-    assert world.client.positions == {ONE: 20}
-    world.logs[ONE].unsuited_from = 1 << 62
-    followed.follower.unfollow([])
-    assert followed.poll().values[ONE][-10:] == numbers(20, 30)
-    followed.follower.follow({ONE: 2})
-    followed.poll()
-    assert followed.bulk[-1] == ONE, "it is tried again"
-
-
-def test_after_a_fault_the_consumer_has_everything_for_a_while() -> None:
+def test_after_a_fault_in_bulk_all_are_read_together_for_a_while() -> None:
     world = World(30, 40)
     followed = Followed(world)
-    world.own.faults.append(RetriableError("no broker"))
     followed.follower.follow({ONE: 0, TWO: 0})
+    followed.follower.poll(100, 1, world.ends(), 0.05)
+    assert followed.follower.far_behind == {ONE: 1, TWO: 0}
+    world.tap.faults.append(RetriableError("no broker"))
     followed.poll()
     assert followed.follower.far_behind == {}
-    assert world.client.positions == {ONE: 0, TWO: 0}
     followed.poll()
-    assert followed.values == {ONE: numbers(0, 30), TWO: numbers(0, 40)}
+    assert followed.values == {ONE: numbers(1, 30), TWO: numbers(0, 40)}
     followed.follower.follow({ONE: 0})
     followed.poll()
     assert followed.bulk == []
-    world.own.now += BULK_AGAIN_S
+    world.tap.now += BULK_AGAIN_S
     followed.follower.follow({ONE: 0})
     followed.poll()
     assert followed.bulk == [ONE]
+
+
+def test_a_broker_that_cannot_be_reached_loses_no_log() -> None:
+    world = World(30, 5)
+    followed = Followed(world)
+    followed.follower.follow({ONE: 0, TWO: 0})
+    world.tap.faults.append(RetriableError("no broker"))
+    with pytest.raises(RetriableError, match="no broker"):
+        followed.poll()
+    assert followed.follower.positions == {ONE: 0, TWO: 0}
+    followed.poll(2)
+    assert followed.follower.positions == {ONE: 30, TWO: 5}
 
 
 def test_a_log_near_its_end_that_cannot_be_read_does_not_hold_up_those_far_behind() -> None:
@@ -243,13 +184,13 @@ def test_a_broker_that_does_not_answer_is_given_up_after_a_while() -> None:
     followed.follower.follow({ONE: 0})
     followed.follower.poll(100, 1, {ONE: 30}, 0.05)
     world.logs[ONE].end = 1
-    while world.own.now < 9:
+    while world.tap.now < 9:
         assert followed.follower.poll(100, 1 << 20, {ONE: 30}, 0.05).chunks == {}
     assert followed.follower.far_behind == {ONE: 1}
-    world.own.now += 2
+    world.tap.now += 2
     followed.follower.poll(100, 1 << 20, {ONE: 30}, 0.05)
     assert followed.follower.far_behind == {}
-    assert world.client.positions == {ONE: 1}
+    assert followed.follower.positions == {ONE: 1}
 
 
 @pytest.mark.parametrize("ends", [{}, {ONE: 30, TWO: 30}])
@@ -279,18 +220,19 @@ def test_a_connection_that_nobody_uses_is_dropped() -> None:
     followed = Followed(world)
     followed.follower.follow({ONE: 0})
     followed.poll(2)
-    assert world.own.open
-    world.own.now += 31.0
-    followed.poll()
-    assert not world.own.open
+    assert world.tap.open
+    world.tap.now += 31.0
+    followed.follower.rest()
+    assert world.tap.open, "it follows a log"
+    followed.follower.unfollow([ONE])
+    followed.follower.rest()
+    assert not world.tap.open
 
 
-@pytest.mark.parametrize("records", [2, 30], ids=["librdkafka", "own fetches"])
-def test_a_silent_log_ends_a_read_with_what_the_others_had(records: int) -> None:
+def test_a_silent_log_ends_a_read_with_what_the_others_had() -> None:
+    records = 30
     world = World(records, 0, records)
-    taps = world.taps if records > 2 else Taps(None, world.client)
-    tap = world.own if records > 2 else world.client
-    reader = RangeReader({}, "g", True, tail_records=2, taps=taps)
+    tap, reader = world.tap, reader_of(world)
     wanted = {tp: OffsetRange(0, records) for tp in (TWO, ONE, THREE)}
     read = reader.read(wanted, 30.0, quiet_s=3.0)
     assert read.silent == (TWO,)

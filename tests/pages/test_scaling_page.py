@@ -2,11 +2,13 @@
 example."""
 
 from __future__ import annotations
-from everflow import StreamsConfig
-from everflow.logs import LOGGER
-from pathlib import Path
-import pytest
+
 import re
+from pathlib import Path
+
+import pytest
+
+from everflow import StreamsConfig
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "SCALING.md").read_text()

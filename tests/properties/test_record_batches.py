@@ -20,7 +20,6 @@ from kafka.record.default_records import DefaultRecordBatchBuilder
 
 from everflow.errors import FatalError
 from everflow.kafka.reading import record_batches, record_columns
-from everflow.kafka.reading.record_batches import UnsupportedBatchError
 from everflow.kafka.reading.record_columns import CorruptBatchError
 
 HEADER = 61
@@ -400,11 +399,11 @@ def test_a_batch_that_compaction_emptied_still_moves_the_position() -> None:
 def test_what_it_does_not_read_is_told() -> None:
     old = bytearray(batch_bytes(0, [(0, 5, b"k", b"v", [])]))
     old[16] = 1
-    with pytest.raises(UnsupportedBatchError, match="v1"):
+    with pytest.raises(CorruptBatchError, match="v1"):
         record_batches.batches(bytes(old))
     unknown = bytearray(batch_bytes(0, [(0, 5, b"k", b"v", [])]))
     unknown[22] |= 7
-    with pytest.raises(UnsupportedBatchError, match=r"compression.*7.*0"):
+    with pytest.raises(CorruptBatchError, match=r"compression.*7.*0"):
         parsed(bytes(unknown))
     squeezed = bytearray(batch_bytes(0, [(0, 5, b"k", b"v", [])], codec="zstd"))
     squeezed[HEADER:] = b"\xff" * (len(squeezed) - HEADER)

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from everflow import serdes
 from everflow.serdes import SerdeError
-from everflow.serdes.arrow_types import column_of
 from everflow.serdes.base import decode_one, value_reader
 
 longs = st.integers(-(2**63), 2**63 - 1)

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from confluent_kafka import KafkaError, KafkaException
-
 from everflow.cli.reset_plan import (
     Plan,
     Position,
@@ -25,15 +23,16 @@ from everflow.cli.reset_plan import (
 from everflow.clock import Clock, Deadline, SystemClock
 from everflow.config import StreamsConfig
 from everflow.console.status import StatusLine
-from everflow.errors import EverflowError, FatalError, RetriableError
-from everflow.kafka.admin import ClusterAdmin
-from everflow.kafka.admin_answers import classified
-from everflow.kafka.connection_settings import security_keywords
-from everflow.kafka.coordinator_questions import MemberDescription, members_of
-from everflow.kafka.errors import OffsetsUnstableError, kafka_error
-from everflow.kafka.group_commands import commit_offsets, groups_of, remove_members
-from everflow.kafka.transactions import open_transactional_ids
-from everflow.kafka.writing.fencing import fence_all
+from everflow.errors import (
+    EverflowError,
+    FatalError,
+    GenerationChanged,
+    RetriableError,
+    TaskMigratedError,
+)
+from everflow.kafka.admin import ClusterAdmin, MemberDescription
+from everflow.kafka.errors import OffsetsUnstableError
+from everflow.kafka.writing.transaction import fence_all
 from everflow.logs import counted, some
 from everflow.records import TopicPartition
 from everflow.retry import attempting
@@ -53,13 +52,6 @@ STEP_S = 60.0
 """How long each step is tried."""
 REQUEST_S = 10.0
 _LOOK_MS = 100.0
-_IN_USE = frozenset(
-    {
-        KafkaError.UNKNOWN_MEMBER_ID,
-        KafkaError.ILLEGAL_GENERATION,
-        KafkaError.REBALANCE_IN_PROGRESS,
-    }
-)
 T = TypeVar("T")
 
 
@@ -141,17 +133,14 @@ class ClusterReset:
         then checks the offsets that open transactions block)."""
         config = self.config
         try:
-            found = open_transactional_ids(
-                config.bootstrap_servers, security_keywords(config.admin())
-            )
+            found = self.admin.open_transactions()
         except EverflowError as error:
             log.debug("Open transactions are not listed: %s", error)
             return []
         return lost_writers(config.application_id, found, (), "")
 
     def _groups(self) -> frozenset[str]:
-        doing = "listing the groups"
-        return self._retried(lambda: groups_of(self.config.admin(), REQUEST_S), doing)
+        return self.admin.groups(STEP_S)
 
     # --- doing ------------------------------------------------------------------------------------
 
@@ -212,11 +201,7 @@ class ClusterReset:
                 self.clock.wait(self._never, _LOOK_MS)
 
     def _take_out(self, members: Collection[MemberDescription]) -> None:
-        config = self.config
-        self._retried(
-            lambda: remove_members(config.admin(), config.application_id, members, REQUEST_S),
-            "taking members out of the group",
-        )
+        self.admin.remove_members(self.config.application_id, members, STEP_S)
         self.status.say(f"took {counted(len(members), 'member')} out of the group")
 
     def _fence(self, plan: Plan) -> None:
@@ -251,25 +236,17 @@ class ClusterReset:
         """Commit offsets as a first start does, without metadata of stores and stream times."""
         if not offsets:
             return
-        config = self.config
+        group = self.config.application_id
         metadata = format_metadata(START_METADATA, {})
-        doing = f"committing offsets of the group {config.application_id}"
-
-        def once() -> None:
-            try:
-                commit_offsets(config.admin(), config.application_id, offsets, metadata, REQUEST_S)
-            except KafkaException as failure:
-                error = kafka_error(failure)
-                if error is not None and error.code() in _IN_USE:
-                    raise FatalError(
-                        f"Somebody joined the group {config.application_id} during the reset, and "
-                        f"the brokers refuse to set its offsets. Stop all instances, then reset "
-                        f"again: until it has ended a start is refused.",
-                        code="EF-STILL-RUNNING",
-                    ) from failure
-                raise
-
-        self._retried(once, doing)
+        try:
+            self.admin.commit_offsets(group, offsets, metadata, STEP_S)
+        except (TaskMigratedError, GenerationChanged) as failure:
+            raise FatalError(
+                f"Somebody joined the group {group} during the reset, and the brokers refuse to "
+                f"set its offsets. Stop all instances, then reset again: until it has ended a "
+                f"start is refused.",
+                code="EF-STILL-RUNNING",
+            ) from failure
 
     def _create(self, plan: Plan) -> None:
         """Last, as an empty changelog beside old offsets is state that was lost."""
@@ -288,21 +265,11 @@ class ClusterReset:
     # --- asking -----------------------------------------------------------------------------------
 
     def _members(self) -> tuple[MemberDescription, ...]:
-        config = self.config
-        return self._retried(
-            lambda: members_of(config.admin(), config.application_id, REQUEST_S),
-            "asking who is in the group",
-        )
+        return self.admin.members(self.config.application_id, STEP_S)
 
     def _retried(self, once: Callable[[], T], doing: str) -> T:
-        def attempt() -> T:
-            try:
-                return once()
-            except KafkaException as failure:
-                raise classified(failure, doing) from failure
-
         deadline = Deadline(self.clock, STEP_S * 1000)
-        return attempting(attempt, doing, clock=self.clock, deadline=deadline, stop=self._never)
+        return attempting(once, doing, clock=self.clock, deadline=deadline, stop=self._never)
 
 
 def _existing(plan: Plan, names: Collection[str]) -> dict[str, int]:

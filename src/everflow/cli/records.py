@@ -5,26 +5,25 @@ from __future__ import annotations
 import base64
 import json
 import math
+import queue
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from confluent_kafka import KafkaError, Message, Producer
-
 from everflow import exact_texts, serdes
 from everflow.cli.commands import Format, WindowKind
 from everflow.clock import instant, time_of
 from everflow.config import StreamsConfig
 from everflow.console.status import StatusLine
-from everflow.errors import ConfigError
+from everflow.errors import ConfigError, LogStartMovedError
 from everflow.kafka.admin import ClusterAdmin
-from everflow.kafka.client_log import client_log
-from everflow.kafka.errors import classify
-from everflow.kafka.reading.client_tap import ClientTap
-from everflow.kafka.reading.log_chunk import LogChunk
+from everflow.kafka.reading.fetch_tap import FetchTap
+from everflow.kafka.reading.record_columns import LogChunk
+from everflow.kafka.writing.record_writer import RecordWriter
 from everflow.records import TopicPartition
 from everflow.serdes import Serde, SerdeError
 from everflow.serdes.windowed import SESSION_SUFFIX_BYTES, START_BYTES
@@ -49,7 +48,7 @@ _SINGLE: dict[Format, tuple[Serde, Callable[[str], Any]]] = {
 
 
 NOW = 0
-"""To the client a record's time that it is to take from its clock."""
+"""The time of a record that is to get the present one."""
 
 
 @dataclass(frozen=True)
@@ -232,41 +231,51 @@ def _named(record: ReadRecord, half: str) -> Iterator[None]:
 def send(config: StreamsConfig, topic: str, lines_: Iterable[Line], status: StatusLine) -> int:
     """Write them all and wait for the broker; the number written. Raises what the broker
     refused."""
-    refused: list[KafkaError] = []
-    settings = {
-        "partitioner": "murmur2_random",
-        "message.timeout.ms": int(DELIVERY_S * 1000),
-        **config.producer(),
-    }
-    producer = Producer(settings, logger=client_log)
     sent = 0
-
-    def delivered(error: KafkaError | None, _: Message) -> None:
-        if error is not None:
-            refused.append(error)
-
-    try:
-        for line in lines_:
-            while not refused:
-                try:
-                    producer.produce(
-                        topic, line.value, line.key, on_delivery=delivered, timestamp=line.time_ms
-                    )
-                    break
-                except BufferError:
-                    producer.poll(_POLL_S)
-            if refused:
-                break
-            sent += 1
-            producer.poll(0)
-    finally:
-        with status.waiting(
-            f"waiting for Kafka to take the records (for {DELIVERY_S:g} s at most)", after_s=_IDLE_S
-        ):
-            producer.flush(DELIVERY_S + 5.0)
-    if refused:
-        raise classify(refused[0], f"writing to {topic}")
+    with closing(RecordWriter(config.producer(), None)) as writer:
+        for group in _in_groups(lines_):
+            now_ms = int(time.time() * 1000)
+            times = [line.time_ms or now_ms for line in group]
+            writer.begin()
+            writer.write(topic, [line.key for line in group], [line.value for line in group], times)
+            with status.waiting(
+                f"waiting for Kafka to take the records (for {DELIVERY_S:g} s at most)",
+                after_s=_IDLE_S,
+            ):
+                writer.flush(DELIVERY_S)
+            sent += len(group)
     return sent
+
+
+def _in_groups(given: Iterable[Line]) -> Iterator[list[Line]]:
+    """The lines that are there at a time: one that was typed does not wait for the next. An error
+    of ``given`` is raised behind the lines before it."""
+    coming: queue.Queue[Line | Exception | None] = queue.Queue(_AT_ONCE)
+
+    def read() -> None:
+        try:
+            for line in given:
+                coming.put(line)
+            coming.put(None)
+        except Exception as failure:
+            coming.put(failure)
+
+    threading.Thread(target=read, name="everflow-lines", daemon=True).start()
+    end: Line | Exception | None = None
+    while True:
+        group: list[Line] = []
+        end = coming.get()
+        while isinstance(end, Line):
+            group.append(end)
+            if len(group) == _AT_ONCE or coming.empty():
+                break
+            end = coming.get()
+        if group:
+            yield group
+        if isinstance(end, Exception):
+            raise end
+        if end is None:
+            return
 
 
 def records(
@@ -279,30 +288,26 @@ def records(
 ) -> Iterator[ReadRecord]:
     """Committed records from ``starts`` on, as they come, until there were ``count`` or none for
     ``timeout_s`` seconds."""
-    away: list[str] = []
-
-    def failed(error: KafkaError) -> None:
-        if error.code() == KafkaError._ALL_BROKERS_DOWN:
-            away[:] = [f"no answer from Kafka at {config.bootstrap_servers}"]
-
-    own = {"error_cb": failed, "auto.offset.reset": "earliest"}
     ends = dict.fromkeys(starts, sys.maxsize)
-    with closing(ClientTap(config.consumer(), "everflow-consume", own)) as tap:
+    with closing(FetchTap.over(config.consumer())) as tap:
         tap.go_to(starts)
         last = time.monotonic()
         shown = 0
         while count is None or shown < count:
-            found = tap.take(
-                ends, _POLL_S, most_records=_AT_ONCE if count is None else min(_AT_ONCE, count)
-            )
+            most = _AT_ONCE if count is None else min(_AT_ONCE, count)
+            try:
+                found = tap.take(ends, _POLL_S, most_records=most)
+            except LogStartMovedError as moved:  # deleted meanwhile: on from what is still there
+                tap.go_to({**tap.positions, **_beginning(config, moved)})
+                continue
             if not any(chunk.records for chunk in found.values()):
                 idle = time.monotonic() - last
                 if timeout_s is not None and idle >= timeout_s:
                     return
                 if idle >= _IDLE_S:
-                    status.show(f"{away[0] if away else 'waiting for records'}, {idle:.0f} s")
+                    away = f"no answer from Kafka at {config.bootstrap_servers}"
+                    status.show(f"{away if tap.trouble else 'waiting for records'}, {idle:.0f} s")
                 continue
-            away.clear()
             last = time.monotonic()
             status.clear()
             for tp, chunk in found.items():
@@ -311,6 +316,13 @@ def records(
                     shown += 1
                     if shown == count:
                         return
+
+
+def _beginning(config: StreamsConfig, moved: LogStartMovedError) -> dict[TopicPartition, int]:
+    if moved.partition is None:
+        raise moved
+    with closing(ClusterAdmin(config.admin())) as admin:
+        return admin.list_offsets([moved.partition], "earliest", "read_uncommitted")
 
 
 def _listed(tp: TopicPartition, chunk: LogChunk, headers: bool) -> Iterator[ReadRecord]:

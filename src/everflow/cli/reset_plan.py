@@ -16,7 +16,7 @@ from everflow.records import TopicPartition
 from everflow.setting_checks import BY_DURATION, reset_duration_ms
 
 if TYPE_CHECKING:
-    from everflow.kafka.coordinator_questions import MemberDescription
+    from everflow.kafka.admin import MemberDescription
 
 _SUFFIXES = (
     "-changelog",

@@ -259,12 +259,12 @@ def _records(admin: ClusterAdmin, topics: Mapping[str, TopicShape]) -> dict[str,
 
 def _refused(failure: FatalError, wanted: Mapping[str, int]) -> EverflowError:
     """The broker's refusal to create topics, as a ConfigError."""
-    from everflow.kafka.errors import kafka_error
+    from everflow.kafka.errors import RefusedError
 
-    refusal = None if failure.__cause__ is None else kafka_error(failure.__cause__)
-    if refusal is None:
+    refusal = failure.__cause__
+    if not isinstance(refusal, RefusedError):
         return failure
-    said = f"{refusal.str().rstrip('.')} ({refusal.name()})"
+    said = f"{str(refusal).rstrip('.')} ({refusal.name})"
     return ConfigError(
         f"the broker refused to create {', '.join(wanted)}: {said}. See what there is with "
         f"`everflow topic list`."

@@ -18,7 +18,7 @@ MOST_BYTES = 64 << 20
 
 
 class BrokenAnswerError(ConnectionError):
-    """What came is no HTTP, or ended before its end."""
+    """The answer is no HTTP, or ended before its end."""
 
 
 def asked(
@@ -48,12 +48,12 @@ def no_answer(error: Exception) -> str:
 
 
 def timed_out(error: Exception) -> bool:
-    """Whether nobody refused, and nothing came."""
+    """True if nobody refused, and nothing came."""
     return isinstance(getattr(error, "reason", error), TimeoutError)
 
 
 def refused_with(error: urllib.error.HTTPError) -> str:
-    """What an answer that is a refusal says, in a line."""
+    """The reason of a refusal, in a line."""
     try:
         text = error.read(2_000).decode(errors="replace")
         with suppress(ValueError, KeyError, TypeError):  # the form of the servers' own refusals

@@ -1,4 +1,4 @@
-"""What a store's keys are in JSON: the query service refuses others, its client sends none."""
+"""The JSON forms of a store's keys: the query service refuses others, its client sends none."""
 
 from __future__ import annotations
 

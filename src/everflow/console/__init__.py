@@ -1,4 +1,4 @@
-"""What commands and the demo show on a terminal.
+"""The terminal output of commands and the demo.
 
 `terminal`: banner, progress and errors as text. `status`: the line that is written over and over.
 `watch`: how far behind an instance is.

@@ -46,7 +46,7 @@ def _no_address(address: str, why: str) -> ConfigError:
 
 
 def nobody_at(url: str, error: Exception) -> RetriableError:
-    """What to check where no instance has answered."""
+    """A hint for the case that no instance has answered."""
     if timed_out(error):
         return RetriableError(
             f"no instance answered at {url} in time. Its process stands still or hangs, its host "
@@ -119,12 +119,12 @@ def _answer(address: str) -> dict[str, Any] | EverflowError:
 
 
 def answered(status: Mapping[str, Any]) -> bool:
-    """Whether it is a status: see `ask`."""
+    """True if it is a status: see `ask`."""
     return "state" in status
 
 
 def is_well(status: Mapping[str, Any]) -> bool:
-    """Whether it answered, is ready, and hears its brokers."""
+    """True if it answered, is ready, and hears its brokers."""
     return answered(status) and status["ready"]["ok"] and not _brokers_away(status)
 
 
@@ -134,7 +134,6 @@ def _brokers_away(status: Mapping[str, Any]) -> str:
 
 
 def status_lines(statuses: Sequence[Mapping[str, Any]]) -> list[str]:
-    """One line for each instance."""
     return [
         _status_line(status) if answered(status) else _error_line(status) for status in statuses
     ]
@@ -203,13 +202,12 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def tasks_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """See `task_rows`."""
     head = ("task", "role", "state", "lag", "rate", "left", "disk", "instance", "trouble")
     return table([head, *(_task_cells(row) for row in rows)])
 
 
 def warnings(statuses: Iterable[Mapping[str, Any]]) -> list[str]:
-    """What stands below the tasks of instances: who did not answer, and whose brokers do not."""
+    """The lines below the tasks: instances that did not answer, and those without brokers."""
     lines = []
     for status in statuses:
         if not answered(status):

@@ -113,7 +113,7 @@ class StatusLine:
         )
 
     def line(self, text: str) -> None:
-        """What an instance says (`everflow.logs.lines_to`): an `event`, or a `state`."""
+        """Take a line of an instance (`everflow.logs.lines_to`): an `event`, or a `state`."""
         if text.startswith(LAST_STATES):
             with (
                 self._lock

@@ -1,4 +1,4 @@
-"""What the commands print: progress, errors. Text in, text out; times are passed in."""
+"""The output of the commands: progress, errors. Text in, text out; times are passed in."""
 
 from __future__ import annotations
 

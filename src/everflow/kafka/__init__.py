@@ -1,7 +1,6 @@
-"""All that speaks to brokers; of it `group_channel` is driven by membership.
+"""Connections to brokers, over kafka-python's protocol layer; membership drives `group_channel`.
 
-Asking: `admin`, `coordinator_questions`, `group_description`, `transactions`, with `errors`
-for what clients say. Writing: `producer`. A client's set-up:
-`client_settings`, `client_log`. Reading: the room `reading`.
-May import layers 0 and 1, and both Kafka clients. Driver and Python workers both run it.
+Asking: `admin`; `errors` classifies the brokers' codes. Reading: the room `reading`. Writing: the
+room `writing`. Settings, which have librdkafka's names: `client_settings`, `connection_settings`.
+May import layers 0 and 1, and kafka-python. Driver and Python workers both run it.
 """

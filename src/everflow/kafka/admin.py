@@ -1,98 +1,62 @@
-"""Asks the cluster for topics and offsets, for the driver: waits are bounded, errors for people.
-
-Measured against a local broker: ``end_offsets`` of four partitions 0.5-0.8 ms (one ListOffsets
-request per leader), stable committed offsets 0.5 ms.
-"""
+"""Asks the cluster for topics, offsets, groups and transactions: waits are bounded, errors are for
+people."""
 
 from __future__ import annotations
 
+import base64
 import re
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, TypeVar
 
-from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicCollection
-from confluent_kafka import TopicPartition as ClientTopicPartition
-from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec, ResourceType
-
-from everflow.errors import EverflowError, FatalError, RetriableError, TaskTimeoutError
-from everflow.kafka.admin_answers import (
-    ASKING,
-    classified,
-    code_of,
-    metadata_of,
-    of_partition,
-    offset_answers,
-    refusal,
-    stale,
-    unanswered,
+import kafka.errors as codes
+from kafka.protocol.admin import (
+    CreateTopicsRequest,
+    DeleteRecordsRequest,
+    DeleteTopicsRequest,
+    DescribeConfigsRequest,
+    DescribeGroupsRequest,
+    ListGroupsRequest,
+    ListTransactionsRequest,
 )
-from everflow.kafka.client_log import UNPOLLED
-from everflow.kafka.coordinator_questions import client_ids_of, committed_of
-from everflow.kafka.errors import OffsetsUnstableError
+from kafka.protocol.consumer import (
+    IsolationLevel,
+    LeaveGroupRequest,
+    ListOffsetsRequest,
+    OffsetCommitRequest,
+    OffsetFetchRequest,
+)
+from kafka.protocol.consumer.metadata import (
+    ConsumerProtocolAssignment,
+    ConsumerProtocolSubscription,
+)
+from kafka.protocol.metadata import MetadataRequest
+
+from everflow.errors import (
+    EverflowError,
+    FatalError,
+    GenerationChanged,
+    RetriableError,
+    TaskTimeoutError,
+)
+from everflow.kafka.broker_link import BrokerLink
+from everflow.kafka.connection_settings import connection_settings
+from everflow.kafka.errors import (
+    UNKNOWN_MEMBER,
+    UNKNOWN_TOPIC,
+    LinkLostError,
+    OffsetsUnstableError,
+    RefusedError,
+    classify,
+    code_of,
+)
+from everflow.kafka.group_channel import GroupSettings
 from everflow.records import CommittedOffset, TopicPartition
-
-_KEPT = 20
-_NO_TOKEN = "Failed to acquire"
-"""In what librdkafka says of a token endpoint that does not answer: an outage."""
-_CURES = {
-    KafkaError._AUTHENTICATION: "Check sasl.mechanism, the user's name and password (or token).",
-    KafkaError._SSL: "Check that ssl.ca.location holds the authority of the brokers' certificates.",
-}
-_UNREACHED = (KafkaError._RESOLVE, KafkaError._TRANSPORT)
-_NUMBERED = re.compile(r"(\S+:\d+)/\d+: (?:Connect|Failed to resolve|Connection setup)")
-"""How librdkafka calls a broker that it cannot connect to: host, port, number."""
-_PASSES = 1
-"""So often a refusal may be chance: a broker that starts."""
-
-
-class ConnectionTrouble:
-    """``heard`` is a client's ``error_cb``, called on the thread that polls it; `sentence` is for
-    that thread, too."""
-
-    def __init__(self, servers: str) -> None:
-        self._servers = servers
-        self._told: deque[KafkaError] = deque(maxlen=_KEPT)
-        self._last = ""
-        self._refusals: Counter[int] = Counter()
-        self.advertised: set[str] = set()
-        """Where a broker that answered says that brokers are, and where none was reached."""
-
-    def heard(self, error: KafkaError) -> None:
-        """Keep it until the next `sentence`."""
-        self._told.append(error)
-        # Brokers have a number only in what another one has said of them.
-        if error.code() in _UNREACHED and (named := _NUMBERED.match(error.str())):
-            self.advertised |= {named[1]} - set(self._servers.split(","))
-
-    def expect(self) -> None:
-        """Somebody waits for a broker from now on: refusals of before do not count."""
-        self._refusals.clear()
-        self.advertised.clear()
-
-    def sentence(self) -> str:
-        """What was heard last, or before as clients do not repeat themselves; "" for nothing.
-        FatalError where a broker refused this client, or it the broker's certificate, more than
-        once."""
-        said = [error for error in self._told if error.code() != KafkaError._ALL_BROKERS_DOWN]
-        self._told.clear()
-        if not said:
-            return self._last
-        code, text = said[-1].code(), said[-1].str()
-        self._refusals[code] += 1
-        if code in _CURES and _NO_TOKEN not in text and self._refusals[code] > _PASSES:
-            raise FatalError(
-                f"the brokers at {self._servers} and this client do not come together: {text}. "
-                f"{_CURES[code]}"
-            )
-        self._last = f" The client says: {text}"
-        return self._last
-
 
 Isolation = Literal["read_committed", "read_uncommitted"]
 T = TypeVar("T")
@@ -101,16 +65,39 @@ _ISOLATION = {
     "read_committed": IsolationLevel.READ_COMMITTED,
     "read_uncommitted": IsolationLevel.READ_UNCOMMITTED,
 }
-_EARLIEST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
-_LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-_NEWEST: OffsetSpec = OffsetSpec.max_timestamp()  # type: ignore[no-untyped-call]
+_EARLIEST, _LATEST, _NEWEST = -2, -1, -3
+"""In place of a time; KIP-734 has the third."""
+_NEWEST_VERSION = 7
+_TOPIC, _BROKER = 2, 4
+"""Kinds of resources that have a configuration."""
+_DESCRIBE_VERSION = 5
+"""The next one calls a group that has no members an error."""
+_OFFSETS_VERSION = 7
+"""The next one asks for several groups at a time."""
+_COMMIT_VERSION = 8
+"""The tenth has ids in the place of names."""
+_LEAVE_VERSIONS = (3, 5)
+"""From the first one that takes static members out (KIP-345)."""
+_LEAVE_REASON = "the application is reset"
+_ONGOING = "Ongoing"
+_TOPIC_EXISTS = int(codes.TopicAlreadyExistsError.errno)
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 1.0
 _REQUEST_S = 10.0
 _ATTEMPT_S = 1.0
-_COMMITTED_ATTEMPT_S = 2.0
-_LOOK_S = 0.1
+"""An attempt to ask for offsets; the next one asks who leads the logs by then."""
+_ANSWER_MS = 30_000
+_GRACE_S = 1.0
+"""So much longer than a broker may take for its answer an attempt is waited for."""
 _REACH_ATTEMPT_S = 3.0
+_PASSES = 1
+"""So often a refusal may be chance: a broker that starts."""
+_NO_TOKEN = "gave no token"
+"""A token endpoint that does not answer is an outage."""
+_CURES = {
+    "sasl": "Check sasl.mechanism, the user's name and password (or token).",
+    "ssl": "Check that ssl.ca.location holds the authority of the brokers' certificates.",
+}
 _ADVERTISED = (
     "Check advertised.listeners of the brokers: this machine must reach them under these names."
 )
@@ -135,12 +122,26 @@ class TopicShape:
     replication_factor: int
 
 
-class ClusterAdmin:
-    """Requests about topics, offsets and groups. Safe from any thread; ``close`` when done.
+@dataclass(frozen=True, kw_only=True)
+class MemberDescription:
+    """Of a group. ``instance_id``: its group.instance.id, if it is a static one; ``subscription``
+    and ``assignment``: the user data that it sent to its group and got of it."""
 
-    Every method retries passing faults (a topic just created, a leader moving, the broker away)
-    until ``timeout_s`` and then raises RetriableError with the last cause; what retrying cannot
-    cure is raised at once.
+    member_id: str
+    client_id: str
+    host: str
+    instance_id: str | None = None
+    subscription: bytes = b""
+    assignment: bytes = b""
+
+
+class ClusterAdmin:
+    """Requests about topics, offsets, groups and transactions. Safe from any thread; ``close`` when
+    done.
+
+    Every method retries passing faults (a topic just created, a leader that changes, the broker
+    away) until ``timeout_s`` and then raises RetriableError with the last cause; what retrying
+    cannot cure is raised at once.
     """
 
     def __init__(
@@ -150,16 +151,19 @@ class ClusterAdmin:
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
         stop: threading.Event | None = None,
+        connection: Mapping[str, Any] | None = None,
     ) -> None:
-        """``config``: librdkafka keys, ``bootstrap.servers`` at least. No request is sent yet. Once
-        ``stop`` is set every request, also one that is waited for, ends in a RetriableError
-        soon."""
+        """``config``: librdkafka keys, ``bootstrap.servers`` at least; ``connection``: of
+        `connection_settings`, in place of its. Connects at the first request. Once ``stop`` is set
+        every request, also one that is waited for, ends in a RetriableError soon."""
         self._bootstrap = str(config["bootstrap.servers"])
-        self._config = {"socket.connection.setup.timeout.ms": 5000, **config}
-        self._trouble = ConnectionTrouble(self._bootstrap)
-        self._client: AdminClient | None = self._new_client()
-        self._readers: dict[tuple[str, bool], Consumer] = {}
-        self._clients_lock = threading.Lock()
+        self._config = config
+        self._settings = connection_settings(config) if connection is None else connection
+        self._link: BrokerLink | None = None
+        self._addresses: Sequence[str] = ()
+        """Where the brokers say that they are."""
+        self._closed = False
+        self._lock = threading.Lock()
         self._clock = clock
         self._pause = pause
         self.stop = stop or threading.Event()
@@ -195,20 +199,19 @@ class ClusterAdmin:
         """
         deadline = self._clock() + timeout_s
         named = f" ({limit})" if limit else ""
-        self._trouble.expect()
+        refusals: Counter[str] = Counter()
         # So that a short time-out says something too before it is over.
         attempt_s = min(_REACH_ATTEMPT_S, timeout_s / 3)
         while True:
-            left = deadline - self._clock()
+            began, left = self._clock(), deadline - self._clock()
             try:
                 return self.cluster_id(timeout_s=max(0.1, min(attempt_s, left)))
             except RetriableError as failure:
                 if self.stop.is_set():
                     raise
-                self._admin.poll(0)
-                said = self._trouble.sentence()
+                said = self._refusal(failure, refusals)
                 end = f"within {timeout_s:g} s{named}"
-                elsewhere = ", ".join(sorted(self._trouble.advertised))
+                elsewhere = self._advertised()
                 over = deadline <= self._clock()
                 if elsewhere:
                     answered = (
@@ -229,18 +232,32 @@ class ClusterAdmin:
                         f"no answer from Kafka at {self._bootstrap} yet: does a broker run there? "
                         f"Tried for {timeout_s:g} s in all{named}.{said}"
                     )
+                self._pause(max(0.0, min(attempt_s - (self._clock() - began), _LONGEST_PAUSE_S)))
+
+    def _refusal(self, failure: RetriableError, refusals: Counter[str]) -> str:
+        """What the last failed connection says. FatalError where a broker refused this client, or
+        this client the broker's certificate, more than once."""
+        text = str(failure.__cause__ or failure)
+        kind = _kind_of(failure.__cause__, text)
+        refusals[kind] += 1
+        if kind and _NO_TOKEN not in text and refusals[kind] > _PASSES:
+            raise FatalError(
+                f"the brokers at {self._bootstrap} and this client do not come together: {text}. "
+                f"{_CURES[kind]}"
+            )
+        return f" The client says: {text}"
+
+    def _advertised(self) -> str:
+        """Where the brokers say that they are, if one answered and none can be reached there."""
+        return ", ".join(sorted({*self._addresses} - {*self._bootstrap.split(",")}))
 
     def cluster_id(self, timeout_s: float = _REQUEST_S) -> str:
         """The cluster's id; another id under known state means another cluster (D5)."""
-        return self._retry(
-            lambda left: str(
-                self._answer(
-                    self._admin.describe_cluster(request_timeout=left), left + 1
-                ).cluster_id
-            ),
-            timeout_s,
-            f"asking {self._bootstrap} for its cluster id",
-        )
+
+        async def once(link: BrokerLink, left: float) -> str:
+            return str((await _metadata(link, [], left)).cluster_id)
+
+        return self._retry(once, timeout_s, f"asking {self._bootstrap} for its cluster id")
 
     # --- topics -----------------------------------------------------------------------------------
 
@@ -249,50 +266,28 @@ class ClusterAdmin:
     ) -> dict[str, TopicDescription]:
         """The topics among ``names`` that exist; the others are left out."""
         wanted = sorted(set(names))
-        if not wanted:
-            return {}
 
-        def once(left: float) -> dict[str, TopicDescription]:
-            found = {}
-            for name, future in self._admin.describe_topics(
-                TopicCollection(wanted), request_timeout=left
-            ).items():
-                try:
-                    topic = self._answer(future, left + 1)
-                except KafkaException as failure:
-                    if code_of(failure) == KafkaError.UNKNOWN_TOPIC_OR_PART:
-                        continue
-                    raise
-                found[name] = TopicDescription(name, len(topic.partitions), str(topic.topic_id))
-            return found
+        async def once(link: BrokerLink, left: float) -> dict[str, TopicDescription]:
+            topics = _existing(await _metadata(link, wanted, left))
+            return {
+                topic.name: TopicDescription(topic.name, len(topic.partitions), _id_text(topic))
+                for topic in topics
+            }
 
-        return self._retry(once, timeout_s, f"describing topics {', '.join(wanted)}")
+        doing = f"describing topics {', '.join(wanted)}"
+        return self._retry(once, timeout_s, doing) if wanted else {}
 
     def list_topics(self, timeout_s: float = _REQUEST_S) -> dict[str, TopicShape]:
         """Every topic that may be seen, the broker's own included, by name."""
 
-        def once(left: float) -> dict[str, TopicShape]:
+        async def once(link: BrokerLink, left: float) -> dict[str, TopicShape]:
             found = {}
-            for name, topic in self._admin.list_topics(timeout=left).topics.items():
-                replicas = [len(partition.replicas) for partition in topic.partitions.values()]
-                found[str(name)] = TopicShape(len(replicas), replicas[0] if replicas else 0)
+            for topic in (await _metadata(link, None, left)).topics:
+                replicas = [len(one.replica_nodes) for one in topic.partitions]
+                found[str(topic.name)] = TopicShape(len(replicas), replicas[0] if replicas else 0)
             return found
 
         return self._retry(once, timeout_s, "listing topics")
-
-    def client_ids(self, group: str, timeout_s: float = _REQUEST_S) -> frozenset[str]:
-        """Client ids of a group's members, whatever state the group is in."""
-        return self._of_group(client_ids_of, group, timeout_s)
-
-    def all_committed(self, group: str, timeout_s: float = _REQUEST_S) -> dict[TopicPartition, int]:
-        """Every offset that ``group`` has committed, of whichever topics."""
-        return self._of_group(committed_of, group, timeout_s)
-
-    def _of_group(
-        self, ask: Callable[[Mapping[str, Any], str, float], T], group: str, timeout_s: float
-    ) -> T:
-        doing = f"asking the coordinator of group {group}"
-        return self._retry(lambda left: ask(self._config, group, left), timeout_s, doing)
 
     def replica_racks(
         self, names: Iterable[str], timeout_s: float = _REQUEST_S
@@ -300,57 +295,42 @@ class ClusterAdmin:
         """Racks of the brokers that hold a replica of each partition of the existing topics; those
         without a rack are left out."""
         wanted = sorted(set(names))
-        if not wanted:
-            return {}
 
-        def once(left: float) -> dict[TopicPartition, frozenset[str]]:
-            found = {}
-            for name, future in self._admin.describe_topics(
-                TopicCollection(wanted), request_timeout=left
-            ).items():
-                for partition in self._answer(future, left + 1).partitions:
-                    racks = frozenset(str(node.rack) for node in partition.replicas if node.rack)
-                    found[TopicPartition(name, int(partition.id))] = racks
-            return found
+        async def once(link: BrokerLink, left: float) -> dict[TopicPartition, frozenset[str]]:
+            answer = await _metadata(link, wanted, left)
+            racks = {broker.node_id: broker.rack for broker in answer.brokers if broker.rack}
+            return {
+                TopicPartition(topic.name, one.partition_index): frozenset(
+                    racks[node] for node in one.replica_nodes if node in racks
+                )
+                for topic in _existing(answer)
+                for one in topic.partitions
+            }
 
-        return self._retry(once, timeout_s, "asking for the racks of replicas")
+        doing = "asking for the racks of replicas"
+        return self._retry(once, timeout_s, doing) if wanted else {}
 
     def topic_configs(
         self, names: Iterable[str], timeout_s: float = _REQUEST_S
     ) -> dict[str, dict[str, str]]:
         """Effective configuration (defaults included) of existing topics."""
-        resources = [ConfigResource(ResourceType.TOPIC, name) for name in sorted(set(names))]
-        if not resources:
-            return {}
+        wanted = sorted(set(names))
 
-        def once(left: float) -> dict[str, dict[str, str]]:
-            answers = self._admin.describe_configs(resources, request_timeout=left)
-            return {
-                resource.name: {
-                    entry.name: entry.value for entry in self._answer(future, left + 1).values()
-                }
-                for resource, future in answers.items()
-            }
+        async def once(link: BrokerLink, left: float) -> dict[str, dict[str, str]]:
+            return await _configs(link, link.any_node(), _TOPIC, wanted, left)
 
-        return self._retry(once, timeout_s, "reading topic configurations")
+        return self._retry(once, timeout_s, "reading topic configurations") if wanted else {}
 
     def creates_topics(self, timeout_s: float = _REQUEST_S) -> bool | None:
-        """Whether the brokers create a topic when a producer first names it
-        (``auto.create.topics.enable``); None where they do not tell (no permission, a service that
+        """True if the brokers create a topic when a producer first names it
+        (``auto.create.topics.enable``); None where they do not say (no permission, a service that
         hides it)."""
 
-        def once(left: float) -> bool | None:
-            node = self._answer(self._admin.describe_cluster(request_timeout=left), left + 1).nodes[
-                0
-            ]
-            broker = ConfigResource(ResourceType.BROKER, str(node.id))
-            entries = self._answer(
-                self._admin.describe_configs([broker], request_timeout=left)[broker], left + 1
-            )
-            entry = entries.get("auto.create.topics.enable")
-            return (
-                None if entry is None or entry.value is None else str(entry.value).lower() == "true"
-            )
+        async def once(link: BrokerLink, left: float) -> bool | None:
+            node = link.any_node()
+            entries = (await _configs(link, node, _BROKER, [str(node)], left))[str(node)]
+            value = entries.get("auto.create.topics.enable")
+            return None if value is None else value.lower() == "true"
 
         try:
             return self._retry(once, timeout_s, "asking whether topics are created by themselves")
@@ -373,26 +353,38 @@ class ClusterAdmin:
             return set()
         created: set[str] = set()
         deadline = self._clock() + timeout_s
+        new = CreateTopicsRequest.CreatableTopic
 
-        def once(left: float) -> None:
+        async def once(link: BrokerLink, left: float) -> None:
             todo = [
-                NewTopic(name, partitions, replication_factor, config=dict(config))
+                new(
+                    name=name,
+                    num_partitions=partitions,
+                    replication_factor=replication_factor,
+                    assignments=[],
+                    configs=[
+                        new.CreatableTopicConfig(name=key, value=value)
+                        for key, value in config.items()
+                    ],
+                )
                 for name, (partitions, config) in topics.items()
                 if name not in created
             ]
             if not todo:
                 return
-            for name, future in self._admin.create_topics(todo, request_timeout=left).items():
-                try:
-                    self._answer(future, left + 1)
-                    created.add(name)
-                except KafkaException as failure:
-                    if code_of(failure) != KafkaError.TOPIC_ALREADY_EXISTS:
-                        raise
+            request = CreateTopicsRequest(
+                topics=todo, timeout_ms=int(left * 1000), validate_only=False
+            )
+            refused: list[RefusedError] = []
+            for one in (await _of_controller(link, request, left)).topics:
+                if one.error_code == 0:
+                    created.add(str(one.name))
+                elif one.error_code != _TOPIC_EXISTS:
+                    refused.append(RefusedError(one.error_code, one.error_message or ""))
+            if refused:
+                raise refused[0]
 
-        names = ", ".join(sorted(topics))
-        self._retry(once, timeout_s, f"creating topics {names}")
-        self._renew_client()  # the present one may have seen that they did not exist: see _list
+        self._retry(once, timeout_s, f"creating topics {', '.join(sorted(topics))}")
         partitions = [TopicPartition(name, p) for name in created for p in range(topics[name][0])]
         self.end_offsets(partitions, "read_uncommitted", max(1.0, deadline - self._clock()))
         return created
@@ -400,18 +392,20 @@ class ClusterAdmin:
     def delete_topics(self, names: Iterable[str], timeout_s: float = 30.0) -> None:
         """Delete topics; those that do not exist are no error."""
         wanted = sorted(set(names))
-        if not wanted:
-            return
 
-        def once(left: float) -> None:
-            for future in self._admin.delete_topics(wanted, request_timeout=left).values():
-                try:
-                    self._answer(future, left + 1)
-                except KafkaException as failure:
-                    if code_of(failure) != KafkaError.UNKNOWN_TOPIC_OR_PART:
-                        raise
+        async def once(link: BrokerLink, left: float) -> None:
+            state = DeleteTopicsRequest.DeleteTopicState
+            request = DeleteTopicsRequest(
+                topics=[state(name=name) for name in wanted],
+                topic_names=wanted,
+                timeout_ms=int(left * 1000),
+            )
+            for one in (await _of_controller(link, request, left)).responses:
+                if one.error_code not in (0, UNKNOWN_TOPIC):
+                    raise RefusedError(one.error_code)
 
-        self._retry(once, timeout_s, f"deleting topics {', '.join(wanted)}")
+        if wanted:
+            self._retry(once, timeout_s, f"deleting topics {', '.join(wanted)}")
 
     def delete_records(
         self, before: Mapping[TopicPartition, int], timeout_s: float = _REQUEST_S
@@ -420,17 +414,30 @@ class ClusterAdmin:
 
         Only ever below a stable committed offset of the present owner (scenario 27).
         """
-        if not before:
-            return
-        asked = [
-            ClientTopicPartition(tp.topic, tp.partition, offset) for tp, offset in before.items()
-        ]
+        kind = DeleteRecordsRequest.DeleteRecordsTopic
 
-        def once(left: float) -> None:
-            for future in self._admin.delete_records(asked, request_timeout=left).values():
-                self._answer(future, left + 1)
+        async def once(link: BrokerLink, left: float) -> None:
+            def request(logs: Sequence[TopicPartition]) -> Any:
+                topics = [
+                    kind(
+                        name=topic,
+                        partitions=[
+                            kind.DeleteRecordsPartition(
+                                partition_index=tp.partition, offset=before[tp]
+                            )
+                            for tp in mine
+                        ],
+                    )
+                    for topic, mine in _by_topic(logs).items()
+                ]
+                return DeleteRecordsRequest(topics=topics, timeout_ms=int(left * 1000))
 
-        self._retry(once, timeout_s, "purging records")
+            _, refused = await _of_leaders(link, before, request, lambda one: None, left)
+            if refused:
+                raise next(iter(refused.values()))
+
+        if before:
+            self._retry(once, timeout_s, "purging records")
 
     # --- offsets ----------------------------------------------------------------------------------
 
@@ -442,8 +449,8 @@ class ClusterAdmin:
         timeout_s: float = _REQUEST_S,
     ) -> dict[TopicPartition, int]:
         """Start or end of each log; ``latest`` under read_committed is the last stable offset."""
-        spec = _EARLIEST if which == "earliest" else _LATEST
-        return self._list(dict.fromkeys(partitions, spec), isolation, timeout_s)
+        at = _EARLIEST if which == "earliest" else _LATEST
+        return self._list(partitions, at, isolation, timeout_s)
 
     def end_offsets(
         self,
@@ -451,41 +458,32 @@ class ClusterAdmin:
         isolation: Isolation,
         timeout_s: float = _REQUEST_S,
     ) -> dict[TopicPartition, int]:
-        """Ends of the logs in one request per leader, under a millisecond: made to be polled from
+        """Ends of the logs in one request per leader, about a millisecond: made to be polled from
         one thread."""
-        return self._list(dict.fromkeys(partitions, _LATEST), isolation, timeout_s)
+        return self._list(partitions, _LATEST, isolation, timeout_s)
 
     def known_ends(
         self, partitions: Iterable[TopicPartition], isolation: Isolation
     ) -> dict[TopicPartition, int]:
         """Ends of the logs whose leaders answer within a second; as `end_offsets` where none
         does."""
-        asked = dict.fromkeys(partitions, _LATEST)
-        return self._list(asked, isolation, _REQUEST_S, whole=False)
+        return self._list(partitions, _LATEST, isolation, _REQUEST_S, whole=False)
 
     def known_starts(
         self, partitions: Iterable[TopicPartition], timeout_s: float
     ) -> dict[TopicPartition, int]:
         """Starts of the logs whose leaders answer; RetriableError where none does."""
-        asked = dict.fromkeys(partitions, _EARLIEST)
-        return self._list(asked, "read_uncommitted", timeout_s, whole=False)
+        return self._list(partitions, _EARLIEST, "read_uncommitted", timeout_s, whole=False)
 
     def newest_times(
         self, partitions: Iterable[TopicPartition], timeout_s: float = _REQUEST_S
     ) -> dict[TopicPartition, int]:
-        """The latest record time of each log that has one, in ms (KIP-734). Raises what brokers
-        before 3.0 say of a question that they do not know."""
-        asked = {ClientTopicPartition(*tp): _NEWEST for tp in partitions}
-
-        def once(left: float) -> dict[TopicPartition, int]:
-            futures = self._admin.list_offsets(asked, request_timeout=min(left, _ATTEMPT_S))
-            found = {
-                TopicPartition(at.topic, at.partition): self._answer(future, left + 1).timestamp
-                for at, future in futures.items()
-            }
-            return {tp: int(time) for tp, time in found.items() if time >= 0}
-
-        return self._retry(once, timeout_s, ASKING) if asked else {}
+        """The latest record time of each log that has one, in ms (KIP-734). FatalError where the
+        brokers are older than 3.0."""
+        found = self._list(
+            partitions, _NEWEST, "read_uncommitted", timeout_s, value=lambda one: one.timestamp
+        )
+        return {tp: at for tp, at in found.items() if at >= 0}
 
     def offsets_for_time(
         self,
@@ -496,9 +494,58 @@ class ClusterAdmin:
     ) -> dict[TopicPartition, int]:
         """First offset at or after ``time_ms`` per partition; -1 where there is none (the caller
         takes the end)."""
-        return self._list(
-            {tp: OffsetSpec.for_timestamp(time_ms) for tp in partitions}, isolation, timeout_s
-        )
+        return self._list(partitions, time_ms, isolation, timeout_s)
+
+    def _list(
+        self,
+        partitions: Iterable[TopicPartition],
+        at: int,
+        isolation: Isolation,
+        timeout_s: float,
+        *,
+        whole: bool = True,
+        value: Callable[[Any], int] = lambda one: int(one.offset),
+    ) -> dict[TopicPartition, int]:
+        """``whole``: an answer for all of them, or none. A leader that does not answer hides no
+        other's answer."""
+        wanted = list(dict.fromkeys(partitions))
+        kind = ListOffsetsRequest.ListOffsetsTopic
+
+        def request(logs: Sequence[TopicPartition]) -> Any:
+            topics = [
+                kind(
+                    name=topic,
+                    partitions=[
+                        kind.ListOffsetsPartition(
+                            partition_index=tp.partition, current_leader_epoch=-1, timestamp=at
+                        )
+                        for tp in mine
+                    ],
+                )
+                for topic, mine in _by_topic(logs).items()
+            ]
+            return ListOffsetsRequest(
+                replica_id=-1,
+                isolation_level=_ISOLATION[isolation].value,
+                topics=topics,
+                min_version=_NEWEST_VERSION if at == _NEWEST else 2,
+            )
+
+        async def once(link: BrokerLink, left: float) -> dict[TopicPartition, int]:
+            answers, refused = await _of_leaders(
+                link, wanted, request, value, min(left, _ATTEMPT_S)
+            )
+            fault = _unanswered(refused) if refused else None
+            if fault is None or (answers and not whole and isinstance(fault, RetriableError)):
+                return answers
+            raise fault
+
+        if not wanted:
+            return {}
+        more = f" (and {len(wanted) - 1} more)" if len(wanted) > 1 else ""
+        return self._retry(once, timeout_s, f"asking for offsets of {wanted[0]}{more}")
+
+    # --- groups -----------------------------------------------------------------------------------
 
     def committed(
         self,
@@ -515,160 +562,402 @@ class ClusterAdmin:
         """
         if not partitions:
             return {}
-        asked = [ClientTopicPartition(tp.topic, tp.partition) for tp in partitions]
-        reader = self._offset_reader(group, stable)
-
-        def once(left: float) -> dict[TopicPartition, CommittedOffset]:
-            found = {}
-            try:
-                answers = reader.committed(asked, timeout=min(left, _COMMITTED_ATTEMPT_S))
-            except KafkaException as failure:
-                if code_of(failure) == KafkaError._TIMED_OUT:
-                    # librdkafka repeats the question where the group is forbidden, too.
-                    refused = refusal(reader)
-                    if refused is not None:
-                        with self._clients_lock:  # this one says it once
-                            self._readers.pop((group, stable), None)
-                        raise refused from failure
-                raise
-            for answer in answers:
-                if answer.error is not None:
-                    raise of_partition(answer)
-                if answer.offset >= 0:
-                    text = metadata_of(answer)
-                    found[TopicPartition(answer.topic, answer.partition)] = CommittedOffset(
-                        answer.offset, text
-                    )
-            return found
-
         doing = f"reading the committed offsets of group {group}"
         try:
-            return self._retry(once, timeout_s, doing)
-        except RetriableError as failure:
-            cause = failure.__cause__
-            if isinstance(cause, KafkaException) and code_of(cause) == KafkaError._TIMED_OUT:
-                # librdkafka repeats the request while offsets are unstable, so the time-out is all
-                # that is seen of it.
-                raise OffsetsUnstableError(
-                    f"{doing}: no stable answer within {timeout_s:g} s; a transaction may be open"
-                ) from cause
-            raise
+            return self._committed(group, partitions, stable, timeout_s, doing)
+        except OffsetsUnstableError as failure:
+            raise OffsetsUnstableError(
+                f"{doing}: no stable answer within {timeout_s:g} s; a transaction may be open"
+            ) from failure
+
+    def all_committed(self, group: str, timeout_s: float = _REQUEST_S) -> dict[TopicPartition, int]:
+        """Every offset that ``group`` has committed, of whichever topics; what a transaction has
+        open does not count yet."""
+        doing = f"asking the coordinator of group {group}"
+        found = self._committed(group, None, False, timeout_s, doing)
+        return {tp: one.offset for tp, one in found.items()}
+
+    def _committed(
+        self,
+        group: str,
+        partitions: Sequence[TopicPartition] | None,
+        stable: bool,
+        timeout_s: float,
+        doing: str,
+    ) -> dict[TopicPartition, CommittedOffset]:
+        kind = OffsetFetchRequest.OffsetFetchRequestTopic
+        topics = None if partitions is None else _by_topic(partitions)
+        request = OffsetFetchRequest(
+            group_id=group,
+            topics=None
+            if topics is None
+            else [
+                kind(name=topic, partition_indexes=[tp.partition for tp in mine])
+                for topic, mine in topics.items()
+            ],
+            require_stable=stable,
+            max_version=_OFFSETS_VERSION,
+        )
+
+        async def once(link: BrokerLink, left: float) -> dict[TopicPartition, CommittedOffset]:
+            answer = await _of_coordinator(link, group, request, left)
+            if answer.error_code:
+                raise RefusedError(answer.error_code)
+            found = {}
+            for topic in answer.topics:
+                for one in topic.partitions:
+                    tp = TopicPartition(str(topic.name), int(one.partition_index))
+                    if one.error_code:
+                        raise RefusedError(one.error_code, f"{tp}: {RefusedError(one.error_code)}")
+                    if one.committed_offset >= 0:
+                        text = (one.metadata or "").split("\x00", 1)[0]
+                        found[tp] = CommittedOffset(int(one.committed_offset), text)
+            return found
+
+        return self._retry(once, timeout_s, doing, group)
+
+    def members(
+        self, group: str, timeout_s: float = _REQUEST_S, *, settled: bool = False
+    ) -> tuple[MemberDescription, ...]:
+        """A group's members, none for a group that nobody is in. ``settled``: none while it is
+        rebalanced."""
+        request = DescribeGroupsRequest(
+            groups=[group], include_authorized_operations=False, max_version=_DESCRIBE_VERSION
+        )
+
+        async def once(link: BrokerLink, left: float) -> tuple[MemberDescription, ...]:
+            (answer,) = (await _of_coordinator(link, group, request, left)).groups
+            if answer.error_code:
+                raise RefusedError(answer.error_code)
+            stable = answer.group_state == "Stable"
+            if settled and not stable:
+                return ()
+            return tuple(_member(one, stable) for one in answer.members)
+
+        return self._retry(once, timeout_s, f"describing group {group}", group)
+
+    def client_ids(self, group: str, timeout_s: float = _REQUEST_S) -> frozenset[str]:
+        """Client ids of a group's members, whatever state the group is in."""
+        return frozenset(member.client_id for member in self.members(group, timeout_s))
+
+    def groups(self, timeout_s: float = _REQUEST_S) -> frozenset[str]:
+        """The consumer groups of the cluster that may be seen."""
+
+        async def once(link: BrokerLink, left: float) -> frozenset[str]:
+            found: set[str] = set()
+            for node in link.nodes():
+                answer = await link.send(node, ListGroupsRequest(min_version=0), left)
+                if answer.error_code:
+                    raise RefusedError(answer.error_code)
+                found |= {str(one.group_id) for one in answer.groups}
+            return frozenset(found)
+
+        return self._retry(once, timeout_s, "listing the groups")
+
+    def remove_members(
+        self, group: str, members: Collection[MemberDescription], timeout_s: float = _REQUEST_S
+    ) -> None:
+        """Take members out of the group, static ones too (KIP-443); one that has left meanwhile is
+        no error. One that lives joins again."""
+        leaving = [
+            LeaveGroupRequest.MemberIdentity(
+                member_id="" if one.instance_id else one.member_id,
+                group_instance_id=one.instance_id,
+                reason=_LEAVE_REASON,
+            )
+            for one in members
+        ]
+        first, last = _LEAVE_VERSIONS
+        request = LeaveGroupRequest(
+            group_id=group, member_id="", members=leaving, min_version=first, max_version=last
+        )
+
+        async def once(link: BrokerLink, left: float) -> None:
+            answer = await _of_coordinator(link, group, request, left)
+            found = {answer.error_code, *(one.error_code for one in answer.members or ())}
+            if refused := found - {0, UNKNOWN_MEMBER}:
+                raise RefusedError(min(refused))
+
+        self._retry(once, timeout_s, f"taking members out of group {group}", group)
+
+    def commit_offsets(
+        self,
+        group: str,
+        offsets: Mapping[TopicPartition, int],
+        metadata: str,
+        timeout_s: float = _REQUEST_S,
+    ) -> None:
+        """Commit for a group without members, all in one request (KIP-171); ``metadata`` stands
+        beside each. TaskMigratedError or GenerationChanged where somebody is in the group."""
+        kind = OffsetCommitRequest.OffsetCommitRequestTopic
+        topics = [
+            kind(
+                name=topic,
+                partitions=[
+                    kind.OffsetCommitRequestPartition(
+                        partition_index=tp.partition,
+                        committed_offset=offsets[tp],
+                        committed_leader_epoch=-1,
+                        committed_metadata=metadata + "\0",  # for clients that read a C string
+                    )
+                    for tp in mine
+                ],
+            )
+            for topic, mine in _by_topic(sorted(offsets)).items()
+        ]
+        request = OffsetCommitRequest(
+            group_id=group,
+            generation_id_or_member_epoch=-1,
+            member_id="",
+            group_instance_id=None,
+            retention_time_ms=-1,
+            topics=topics,
+            max_version=_COMMIT_VERSION,
+        )
+
+        async def once(link: BrokerLink, left: float) -> None:
+            answer = await _of_coordinator(link, group, request, left)
+            found = {one.error_code for topic in answer.topics for one in topic.partitions} - {0}
+            if found:
+                raise RefusedError(min(found))
+
+        self._retry(once, timeout_s, f"committing offsets of the group {group}", group)
+
+    # --- transactions -----------------------------------------------------------------------------
+
+    def open_transactions(self, timeout_s: float = _REQUEST_S) -> set[str]:
+        """Transactional ids with an ongoing transaction, over all brokers (KIP-664)."""
+        request = ListTransactionsRequest(state_filters=[_ONGOING], producer_id_filters=[])
+
+        async def once(link: BrokerLink, left: float) -> set[str]:
+            found: set[str] = set()
+            for node in link.nodes():
+                answer = await link.send(node, request, left)
+                if answer.error_code:
+                    raise RefusedError(answer.error_code)
+                found |= {str(one.transactional_id) for one in answer.transaction_states}
+            return found
+
+        return self._retry(once, timeout_s, "listing open transactions")
 
     def close(self) -> None:
-        """End the connections, each once no request of another thread uses it; later requests raise
-        RetriableError."""
-        with self._clients_lock:
-            self._client = None  # a client ends with its last reference
-            while self._readers:
-                self._readers.popitem()[1].close()
+        """End the connections; later requests raise RetriableError."""
+        with self._lock:
+            self._closed = True
+            if self._link is not None:
+                self._link.close()
+                self._link = None
 
     # --- inside -----------------------------------------------------------------------------------
 
-    @property
-    def _admin(self) -> AdminClient:
-        client = self._client
-        if client is None:
-            raise RetriableError(f"the connection to {self._bootstrap} is closed")
-        return client
+    def _linked(self, left: float) -> BrokerLink:
+        with self._lock:
+            if self._closed:
+                raise RetriableError(f"the connection to {self._bootstrap} is closed")
+            if self._link is None:
+                self._addresses = []
+                self._link = BrokerLink(
+                    self._settings, _ANSWER_MS, min(left, _REACH_ATTEMPT_S), "everflow-admin", True
+                )
+                self._addresses = self._link.addresses()
+            return self._link
 
-    def _new_client(self) -> AdminClient:
-        settings: dict[str, Any] = {**UNPOLLED, **self._config, "error_cb": self._trouble.heard}
-        return AdminClient(settings)
+    def _drop(self, link: BrokerLink) -> None:
+        """No broker has answered: the next request begins with ``bootstrap.servers`` again."""
+        with self._lock:
+            if self._link is link:
+                self._link = None
+                link.close()
 
-    def _renew_client(self) -> None:
-        with self._clients_lock:
-            if self._client is not None:
-                self._client = self._new_client()
-
-    def _offset_reader(self, group: str, stable: bool) -> Consumer:
-        """A consumer that only reads committed offsets of ``group``: it never subscribes, so it
-        never joins.
-
-        Not the admin client's ListConsumerGroupOffsets: where the coordinator is still loading or
-        has moved, librdkafka 2.16 crashes in its answer (a null group handle, SIGSEGV), for
-        instance on a broker that has just started, and see `coordinator_questions`. read_committed
-        makes it ask for stable offsets.
-        """
-        with self._clients_lock:
-            if (group, stable) not in self._readers:
-                settings = {
-                    "group.id": group,
-                    "isolation.level": "read_committed" if stable else "read_uncommitted",
-                    "enable.auto.commit": False,
-                }
-                both = {**UNPOLLED, **self._config, **settings}
-                self._readers[group, stable] = Consumer(both)
-            return self._readers[group, stable]
-
-    def _list(
+    def _retry(
         self,
-        specs: Mapping[TopicPartition, OffsetSpec],
-        isolation: Isolation,
+        once: Callable[[BrokerLink, float], Awaitable[T]],
         timeout_s: float,
-        *,
-        whole: bool = True,
-    ) -> dict[TopicPartition, int]:
-        """``whole``: an answer for all of them, or none."""
-        if not specs:
-            return {}
-
-        def once(left: float) -> dict[TopicPartition, int]:
-            told, refused = self._asked(specs, isolation, left)
-            fault = unanswered(refused) if refused else None
-            if fault is None or (told and not whole and isinstance(fault, RetriableError)):
-                return told
-            raise fault
-
-        return self._retry(once, timeout_s, ASKING)
-
-    def _asked(
-        self, specs: Mapping[TopicPartition, OffsetSpec], isolation: Isolation, left: float
-    ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, Exception]]:
-        """One attempt of `offset_answers`. A client that has once asked for a topic that did not
-        exist never finds its leaders after it was created, and waits out the request's time-out
-        each time (librdkafka 2.16): short attempts, and then a new client."""
-        left, admin = min(left, _ATTEMPT_S), self._admin
-        level = _ISOLATION[isolation]
-        told, refused = offset_answers(
-            lambda asked: admin.list_offsets(asked, isolation_level=level, request_timeout=left),
-            specs,
-            lambda future: self._answer(future, left + 1),
-        )
-        if stale(refused.values()):
-            self._renew_client()
-        return told, refused
-
-    def _retry(self, once: Callable[[float], T], timeout_s: float, doing: str) -> T:
-        """``once(seconds left)`` until it succeeds; pauses 20 ms, doubling up to 1 s."""
+        doing: str,
+        group: str = "",
+    ) -> T:
+        """``once(link, seconds left)`` until it succeeds; pauses 20 ms, doubling up to 1 s.
+        ``group``: whose coordinator is asked."""
         deadline = self._clock() + timeout_s
         pause = _FIRST_PAUSE_S
         while True:
             if self.stop.is_set():
                 raise RetriableError(f"stopped while {doing}")
+            left = max(0.05, deadline - self._clock())
+            link: BrokerLink | None = None
             try:
-                return once(max(0.05, deadline - self._clock()))
-            except (
-                KafkaException,
-                TimeoutError,
-                FutureTimeoutError,  # two classes until Python 3.11
-            ) as failure:
-                error = classified(failure, doing)
-                if not isinstance(error, RetriableError) or self._clock() + pause >= deadline:
-                    raise error from failure
-            except RetriableError as failure:  # of logs whose leaders may answer the next time
-                if not failure.partitions or self._clock() + pause >= deadline:
-                    raise
+                link = self._linked(left)
+                return link.outcome(partial(once, link, left), left + _GRACE_S, self.stop)
+            except (RefusedError, LinkLostError, TimeoutError, codes.KafkaError) as failure:
+                error: EverflowError = (
+                    RetriableError(f"{doing}: no answer in time")
+                    if isinstance(failure, TimeoutError)
+                    else classify(failure, doing)
+                )
+                error.__cause__ = failure
+            except RetriableError as failure:  # no connection, or logs without a leader for now
+                error = failure if link is not None else RetriableError(f"{doing}: {failure}")
+                error.__cause__ = failure.__cause__
+            stays = not isinstance(error, RetriableError) or isinstance(error, GenerationChanged)
+            if self._closed or stays:
+                raise error
+            if self._clock() + pause >= deadline:
+                if link is not None and code_of(error.__cause__ or error) is None:
+                    self._drop(link)
+                raise error
+            if link is not None and group:
+                link.forget_coordinator("group", group)
             self._pause(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
-    def _answer(self, future: Future[Any], timeout_s: float) -> Any:
-        """What `Future.result` gives, waited for in slices: it may be asked to stop. Raises
-        TimeoutError then, too."""
-        deadline = self._clock() + timeout_s
-        while True:
-            left = deadline - self._clock()
-            try:
-                return future.result(max(0.0, min(left, _LOOK_S)))
-            except FutureTimeoutError:
-                if left <= _LOOK_S or self.stop.is_set():
-                    raise
+
+def user_data_of_group(
+    settings: GroupSettings, timeout_s: float = _REQUEST_S
+) -> list[tuple[bytes, bytes]]:
+    """(subscription, assignment) user data of all members, as of the last completed rebalance;
+    empty while one runs. Connects anew: a fraction of a second."""
+    connection = {**settings.client, "bootstrap_servers": settings.bootstrap_servers}
+    config = {"bootstrap.servers": settings.bootstrap_servers}
+    with closing(ClusterAdmin(config, connection=connection)) as admin:
+        members = admin.members(settings.group_id, timeout_s, settled=True)
+    return [(member.subscription, member.assignment) for member in members]
+
+
+def _kind_of(cause: BaseException | None, text: str) -> str:
+    """The kind of a refusal: the broker refused this client (sasl), or this client it (ssl)."""
+    if isinstance(cause, codes.SaslAuthenticationFailedError | codes.UnsupportedSaslMechanismError):
+        return "sasl"
+    return "ssl" if re.search(r"Handshake failed|CERTIFICATE", text) else ""
+
+
+def _id_text(topic: Any) -> str:
+    """As librdkafka wrote it, of which stores have a note."""
+    return base64.b64encode(topic.topic_id.bytes).decode().rstrip("=")
+
+
+def _by_topic(logs: Iterable[TopicPartition]) -> dict[str, list[TopicPartition]]:
+    found: dict[str, list[TopicPartition]] = {}
+    for tp in logs:
+        found.setdefault(tp.topic, []).append(tp)
+    return found
+
+
+def _member(one: Any, stable: bool) -> MemberDescription:
+    sent = ConsumerProtocolSubscription.decode(one.member_metadata) if stable else None
+    got = ConsumerProtocolAssignment.decode(one.member_assignment) if stable else None
+    return MemberDescription(
+        member_id=str(one.member_id),
+        client_id=str(one.client_id),
+        host=str(one.client_host),
+        instance_id=one.group_instance_id,
+        subscription=bytes(getattr(sent, "user_data", None) or b""),
+        assignment=bytes(getattr(got, "user_data", None) or b""),
+    )
+
+
+async def _metadata(link: BrokerLink, topics: Sequence[str] | None, left: float) -> Any:
+    """``topics``: None: all."""
+    kind = MetadataRequest.MetadataRequestTopic
+    request = MetadataRequest(
+        topics=None if topics is None else [kind(name=name) for name in topics],
+        allow_auto_topic_creation=False,
+        include_cluster_authorized_operations=False,
+        include_topic_authorized_operations=False,
+    )
+    return await link.send(link.any_node(), request, left)
+
+
+def _existing(answer: Any) -> list[Any]:
+    for topic in answer.topics:
+        if topic.error_code not in (0, UNKNOWN_TOPIC):
+            raise RefusedError(topic.error_code, f"{topic.name}: {RefusedError(topic.error_code)}")
+    return [topic for topic in answer.topics if not topic.error_code]
+
+
+async def _configs(
+    link: BrokerLink, node: int, kind: int, names: Sequence[str], left: float
+) -> dict[str, dict[str, str]]:
+    resource = DescribeConfigsRequest.DescribeConfigsResource
+    request = DescribeConfigsRequest(
+        resources=[
+            resource(resource_type=kind, resource_name=name, configuration_keys=None)
+            for name in names
+        ],
+        include_synonyms=False,
+        include_documentation=False,
+    )
+    found = {}
+    for one in (await link.send(node, request, left)).results:
+        if one.error_code:
+            raise RefusedError(one.error_code, one.error_message or "")
+        found[str(one.resource_name)] = {
+            str(entry.name): entry.value for entry in one.configs if entry.value is not None
+        }
+    return found
+
+
+async def _of_controller(link: BrokerLink, request: Any, left: float) -> Any:
+    node = (await _metadata(link, [], left)).controller_id
+    return await link.send(node if node >= 0 else link.any_node(), request, left)
+
+
+async def _of_coordinator(link: BrokerLink, group: str, request: Any, left: float) -> Any:
+    return await link.send(await link.coordinator("group", group), request, left)
+
+
+async def _of_leaders(
+    link: BrokerLink,
+    logs: Iterable[TopicPartition],
+    request: Callable[[Sequence[TopicPartition]], Any],
+    value: Callable[[Any], Any],
+    left: float,
+) -> tuple[dict[TopicPartition, Any], dict[TopicPartition, Exception]]:
+    """Ask all leaders of these logs at the same time; what they answered of each log, and for the
+    other logs why not."""
+    refused: dict[TopicPartition, Exception] = {}
+    of_node: dict[int, list[TopicPartition]] = {}
+    unknown = {tp.topic for tp in logs if link.leader(tp) is None}
+    if unknown:
+        await link.learn(unknown)
+    for tp in logs:
+        node = link.leader(tp)
+        if node is None:
+            forbidden = link.forbidden(tp.topic)
+            kind = (
+                codes.TopicAuthorizationFailedError if forbidden else codes.LeaderNotAvailableError
+            )
+            refused[tp] = RefusedError(int(kind.errno))
+        else:
+            of_node.setdefault(node, []).append(tp)
+    found: dict[TopicPartition, Any] = {}
+    asked = [
+        (mine, link.started(partial(link.send, node, request(mine), left)))
+        for node, mine in of_node.items()
+    ]
+    for mine, coming in asked:
+        try:
+            answer = await coming
+        except (LinkLostError, RefusedError) as failure:
+            refused |= dict.fromkeys(mine, failure)
+            continue
+        for topic in answer.topics:
+            for one in topic.partitions:
+                tp = TopicPartition(str(topic.name), int(one.partition_index))
+                if one.error_code:
+                    refused[tp] = RefusedError(one.error_code)
+                else:
+                    found[tp] = value(one)
+    if refused:  # for the next attempt
+        link.started(lambda: link.learn({tp.topic for tp in refused}))
+    return found, refused
+
+
+def _unanswered(refused: Mapping[TopicPartition, Exception]) -> EverflowError:
+    """Why some offsets were not answered: what will not pass, or which logs the brokers say nothing
+    of."""
+    errors = [classify(why, f"asking for offsets of {tp}") for tp, why in sorted(refused.items())]
+    for error in errors:
+        if not isinstance(error, RetriableError):
+            return error
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    return RetriableError(f"{errors[0]}{more}", refused)

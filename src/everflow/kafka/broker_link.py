@@ -7,9 +7,13 @@ thread in a batch.
 
 from __future__ import annotations
 
+import ssl
+import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
+from functools import partial
+from types import MethodType
 from typing import Any, Literal, TypeVar
 
 import kafka.errors as client_errors
@@ -22,7 +26,7 @@ from kafka.protocol.metadata import (
 )
 from kafka.structs import TopicPartition as ClientTopicPartition
 
-from everflow.kafka.group_channel import classify
+from everflow.kafka.errors import LinkLostError, RefusedError, classify_member
 from everflow.records import TopicPartition
 
 T = TypeVar("T")
@@ -32,23 +36,10 @@ _TRANSACTION_FEATURE = "transaction.version"
 _STEPS_TO_THE_WIRE = 8
 """Turns from a new task to its bytes in the socket, and one or two more."""
 _NO_LEADER = (None, -1)
-
-
-class LinkLostError(Exception):
-    """No answer: the connection could not be made, or ended. Whether the broker did what it was
-    asked is unknown, if ``sent``."""
-
-    def __init__(self, text: str, *, sent: bool) -> None:
-        super().__init__(text)
-        self.sent = sent
-
-
-class RefusedError(Exception):
-    """A broker's error code."""
-
-    def __init__(self, code: int, text: str = "") -> None:
-        super().__init__(text or f"error code {code}")
-        self.code = code
+_SOCKET_READ_BYTES = 1 << 20
+_LOOK_S = 0.1
+_STOP_MS = 1_000
+_REASON_MS = 1_000
 
 
 class BrokerLink:
@@ -61,27 +52,35 @@ class BrokerLink:
         request_timeout_ms: int,
         timeout_s: float,
         client_id: str = "everflow-writer",
+        threaded: bool = False,
     ) -> None:
-        """``connection``: of `connection_settings`; ``client_id`` where it says none. Raises
+        """``connection``: of `connection_settings`; ``client_id`` where it says none; ``threaded``:
+        the loop turns in a thread of its own, and any thread may ask for an `outcome`. Raises
         RetriableError if no broker answers within ``timeout_s`` seconds, FatalError if one refuses
         this client."""
         servers = str(connection["bootstrap_servers"])
         settings = {
             "client_id": client_id,
+            "reconnect_backoff_max_ms": 1_000,
             **connection,
             "bootstrap_servers": servers.split(","),
             "request_timeout_ms": request_timeout_ms,
-            "reconnect_backoff_max_ms": 1_000,
+            "receive_message_max_bytes": (1 << 31) - 1,  # one batch may be larger than a fetch
         }
         # A step of the loop may encode some megabytes: nothing to warn of.
         self._net = NetworkSelector(client_id=settings["client_id"], slow_task_threshold_secs=0)
         self._manager = KafkaConnectionManager(self._net, **settings)
+        self._manager._build_transport = partial(_built, self._manager._build_transport)
         self._cluster = self._manager.cluster
+        self._threaded = threaded
+        if threaded:
+            self._net.start()
         try:
             self._manager.bootstrap(timeout_ms=max(1, int(timeout_s * 1000)))
         except client_errors.KafkaError as failure:
+            reason = self._net.run(self._reason) or failure
             self.close()
-            raise classify(failure, f"connecting {client_id} to {servers}") from failure
+            raise classify_member(reason, f"connecting {client_id} to {servers}") from reason
 
     # --- the loop ---------------------------------------------------------------------------------
 
@@ -93,6 +92,35 @@ class BrokerLink:
             raise future.exception
         outcome: T = future.value
         return outcome
+
+    def outcome(
+        self, coroutine: Callable[[], Awaitable[T]], timeout_s: float, stop: threading.Event
+    ) -> T:
+        """As `run`, from any thread where the loop has one of its own. TimeoutError if that takes
+        longer, or once ``stop`` is set."""
+        found: list[T] = []
+        failures: list[BaseException] = []
+        done = threading.Event()
+
+        async def run() -> None:
+            try:
+                found.append(await coroutine())
+            except BaseException as failure:
+                failures.append(failure)
+            finally:
+                done.set()
+
+        try:
+            self._net.call_soon_threadsafe(run)
+        except RuntimeError as failure:  # closed meanwhile
+            raise LinkLostError(f"{failure}", sent=False) from failure
+        until_s = self.now() + timeout_s
+        while not done.wait(max(0.0, min(until_s - self.now(), _LOOK_S))):
+            if stop.is_set() or self.now() >= until_s:
+                raise TimeoutError
+        if failures:
+            raise failures[0]
+        return found[0]
 
     def start(self, coroutine: Callable[[], Awaitable[None]]) -> None:
         """Let ``coroutine`` go on whenever the loop turns."""
@@ -123,7 +151,11 @@ class BrokerLink:
     def close(self) -> None:
         """Close the connections; what was not sent is gone."""
         with suppress(RuntimeError):
-            self._manager.close()
+            if self._threaded:
+                self._net.run(self._manager.close)
+                self._net.stop(_STOP_MS)
+            else:
+                self._manager.close()
             self._net.close()
 
     # --- coroutines -------------------------------------------------------------------------------
@@ -150,6 +182,27 @@ class BrokerLink:
         node = self._cluster.leader_for_partition(client_tp)
         return None if node in _NO_LEADER else node
 
+    def leader_epoch(self, tp: TopicPartition) -> int:
+        """The epoch of that leader; -1: unknown."""
+        client_tp = ClientTopicPartition(tp.topic, tp.partition)
+        epoch = self._cluster.leader_epoch_for_partition(client_tp)
+        return -1 if epoch is None else int(epoch)
+
+    def knows(self, node: int) -> bool:
+        """True if the broker is in the cluster, as far as is known."""
+        return self._cluster.broker_metadata(node) is not None
+
+    def version(self, request: type) -> int:
+        """The latest version of a request that the brokers take."""
+        return int(self._manager.broker_version_data.api_version(request))
+
+    async def connect(self, node: int) -> None:
+        """Connect to a broker. Raises LinkLostError."""
+        try:
+            await self._manager.get_connection(node)
+        except client_errors.KafkaError as failure:
+            raise LinkLostError(f"{failure}", sent=False) from failure
+
     async def refresh(self, topic: str | None = None) -> None:
         """Ask a broker who leads the partitions of all topics of this writer, and of ``topic``.
         Raises LinkLostError."""
@@ -160,12 +213,27 @@ class BrokerLink:
         except client_errors.KafkaError as failure:
             raise LinkLostError(f"{failure}", sent=False) from failure
 
+    async def learn(self, topics: Collection[str]) -> None:
+        """As `refresh`, of several topics; a broker that does not answer is no error."""
+        for topic in topics:
+            self._cluster.add_topic(topic)
+        with suppress(LinkLostError):
+            await self.refresh()
+
+    def nodes(self) -> list[int]:
+        """All brokers, as far as is known."""
+        return [int(broker.node_id) for broker in self._cluster.brokers()]
+
+    def addresses(self) -> list[str]:
+        """Where the brokers say that they are."""
+        return [f"{broker.host}:{broker.port}" for broker in self._cluster.brokers()]
+
     def partitions(self, topic: str) -> int:
-        """How many partitions the topic has, as far as is known; 0: unknown."""
+        """The number of partitions of a topic, as far as is known; 0: unknown."""
         return len(self._cluster.partitions_for_topic(topic) or ())
 
     def forbidden(self, topic: str) -> bool:
-        """Whether the brokers do not even show this topic to this client."""
+        """True if the brokers do not even show this topic to this client."""
         return topic in self._cluster.unauthorized_topics
 
     async def coordinator(self, kind: CoordinatorKind, key: str) -> int:
@@ -202,6 +270,18 @@ class BrokerLink:
                 return int(feature.max_version_level)
         return 0
 
+    async def _reason(self) -> Exception | None:
+        """Why a broker cannot be connected to: what kafka-python says of it is a line of its
+        log."""
+        node = self._cluster.bootstrap_brokers()[0].node_id
+        self._manager.reset_backoff(node)
+        try:
+            await self._manager.get_connection(node, timeout_ms=_REASON_MS)
+        except client_errors.KafkaError as failure:
+            reason: Exception = failure
+            return reason
+        return None
+
     def any_node(self) -> int:
         """A node that is connected, if one is. Raises LinkLostError."""
         node = self._manager.least_loaded_node()
@@ -209,3 +289,25 @@ class BrokerLink:
             raise LinkLostError("no broker can be reached", sent=False)
         found: int = node
         return found
+
+
+async def _built(build: Callable[..., Awaitable[Any]], *arguments: Any, **named: Any) -> Any:
+    """kafka-python's transport, which takes a megabyte at a time instead of 4 KiB, and what came
+    before the broker has ended the connection: that says why."""
+    transport = await build(*arguments, **named)
+    transport._sock_recv = MethodType(_receive, transport)
+    return transport
+
+
+def _receive(transport: Any) -> tuple[bytes, Exception | None]:
+    """In place of `KafkaTCPTransport._sock_recv`."""
+    try:
+        data: bytes = transport._sock.recv(_SOCKET_READ_BYTES)
+        # Bytes that are decrypted already do not make the socket readable.
+        if data and isinstance(transport._sock, ssl.SSLSocket) and transport._sock.pending():
+            data += transport._sock.recv(transport._sock.pending())
+    except (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+        return b"", None
+    except OSError as failure:
+        return b"", client_errors.KafkaConnectionError(failure)
+    return data, None if data else client_errors.KafkaConnectionError("socket disconnected")

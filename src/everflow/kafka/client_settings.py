@@ -1,20 +1,26 @@
-"""Checks the settings that go to Kafka's clients as they are, before anything runs.
+"""Checks the settings of Kafka's clients before anything runs.
 
-Later they would fail in a worker, under the client's name for them, or be retried for minutes."""
+Their names are librdkafka's. Later a wrong one would fail in a worker, or be retried for minutes.
+"""
 
 from __future__ import annotations
 
+import difflib
+import logging
+import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from confluent_kafka import Consumer, KafkaException, Producer
-from confluent_kafka.admin import AdminClient
-
 from everflow.config import StreamsConfig
 from everflow.errors import ConfigError
-from everflow.kafka.connection_settings import connection_settings
-from everflow.kafka.writing.writer_settings import writer_settings
+from everflow.kafka.connection_settings import (
+    CHECK_CRCS,
+    CONNECTION_KEYS,
+    connection_settings,
+)
+from everflow.kafka.writing.writer_settings import WRITER_KEYS, writer_settings
 
+log = logging.getLogger("everflow")
 ClientKind = Literal["producer", "consumer", "admin"]
 
 _LAYERS: dict[ClientKind, tuple[str, ...]] = {
@@ -22,37 +28,67 @@ _LAYERS: dict[ClientKind, tuple[str, ...]] = {
     "consumer": ("restore.consumer", "consumer", "shared"),
     "admin": ("admin", "shared"),
 }
-"""Where each client's settings come from (`StreamsConfig.clients`); the first that has a key
+"""The layers of each client's settings (`StreamsConfig.clients`); the first that has a key
 wins."""
-
-# librdkafka knows names and values of settings, and what does not go together; everflow's own
-# writer, which takes them, only what it cannot do (`writer_settings`).
-_IDEMPOTENT = {"enable.idempotence": True}
-_OWN: dict[bool, Mapping[str, Any]] = {
-    False: _IDEMPOTENT,
-    True: {**_IDEMPOTENT, "transactional.id": "everflow-settings-check"},
+_READ: Mapping[ClientKind, frozenset[str]] = {
+    "producer": CONNECTION_KEYS | WRITER_KEYS,
+    "consumer": CONNECTION_KEYS | {CHECK_CRCS, "isolation.level", "group.id"},
+    "admin": CONNECTION_KEYS,
 }
-"""What the guarantee asks of a producer: is it exactly once?"""
-_SILENT = {"log_level": 0}  # it would say that it has no brokers
+"""What each client reads of its settings; security has a check of its own."""
+_SECURITY = ("security.", "sasl.", "ssl.", "enable.ssl.", "enable.sasl.", "https.")
+_TUNING = """
+allow.auto.create.topics api.version.fallback.ms api.version.request
+api.version.request.timeout.ms auto.commit.enable auto.commit.interval.ms auto.offset.reset
+background_event_cb batch.num.messages broker.address.family broker.address.ttl
+broker.version.fallback builtin.features client.dns.lookup client.software.name
+client.software.version consume.callback.max.messages coordinator.query.interval.ms debug
+delivery.report.only.error delivery.timeout.ms enable.auto.commit enable.auto.offset.store
+enable.gapless.guarantee enable.metrics.push enable.partition.eof enable.random.seed
+enable.sparse.connections fetch.error.backoff.ms fetch.max.bytes fetch.message.max.bytes
+fetch.min.bytes fetch.queue.backoff.ms fetch.wait.max.ms group.instance.id group.protocol
+group.protocol.type group.remote.assignor heartbeat.interval.ms internal.termination.signal
+linger.ms log.connection.close log.queue log.thread.name log_level max.in.flight
+max.in.flight.requests.per.connection max.partition.fetch.bytes max.poll.interval.ms
+max.poll.records message.copy.max.bytes message.send.max.retries message.timeout.ms
+metadata.recovery.rebootstrap.trigger.ms metadata.recovery.strategy metadata.request.timeout.ms
+msg_order_cmp offset.store.method offset.store.path offset.store.sync.interval.ms
+partition.assignment.strategy plugin.library.paths produce.offset.report
+queue.buffering.backpressure.threshold queue.buffering.max.messages queue.buffering.max.ms
+queued.max.messages.kbytes queued.min.messages queuing.strategy receive.message.max.bytes
+reconnect.backoff.jitter.ms retries retry.backoff.max.ms retry.backoff.ms session.timeout.ms
+socket.blocking.max.ms socket.keepalive.enable socket.max.fails socket.nagle.disable
+socket.receive.buffer.bytes socket.send.buffer.bytes socket.timeout.ms statistics.interval.ms
+sticky.partitioning.linger.ms test.mock.broker.rtt test.mock.num.brokers topic.blacklist
+topic.metadata.refresh.fast.cnt topic.metadata.refresh.fast.interval.ms
+topic.metadata.refresh.interval.ms topic.metadata.refresh.sparse
+"""
+_WITHOUT_EFFECT = frozenset(_TUNING.split())
+"""Settings of librdkafka that only tune its own queues and threads, or that everflow sets."""
+_NUMBER = re.compile(r"\.(ms|bytes|kbytes|messages|records)$")
+_WHOLE = re.compile(r"[+-]?\d+")
 _SECRET = ("password", "secret", "token", ".pem", "sasl.oauthbearer.config", "jaas")
 
 
 def check_clients(config: StreamsConfig) -> None:
-    """ConfigError naming the user's key, its value and the client's reason, if a client refuses
-    what it was given.
+    """ConfigError naming the user's key, its value and the reason, if a client does not take what
+    it was given; a line in the log for what has no effect.
 
-    No broker is asked. Not checked are keys with the prefix ``main.consumer.``: they are the Java
+    No broker is asked. Not checked are names with the prefix ``main.consumer.``: they are the Java
     client's.
     """
-    wanted: dict[ClientKind, Mapping[str, Any]] = {
-        "producer": {**config.producer(), **_OWN[config.exactly_once]},
-        "consumer": config.consumer(),
-        "admin": config.admin(),
-    }
-    for kind, settings in wanted.items():
-        reason = _refusal(kind, settings)
-        if reason is not None:
-            raise ConfigError(_text(kind, reason, _given(config, kind)))
+    for kind in _LAYERS:
+        idle = []
+        for key, (own, value) in _given(config, kind).items():
+            reason = _refusal(kind, key, value)
+            if reason is not None:
+                raise ConfigError(f"{own} = {_shown(key, value)} is refused: {reason}.")
+            if key in _WITHOUT_EFFECT:
+                idle.append(own)
+        if idle:
+            log.info(
+                "Without effect on everflow's own %s client: %s.", kind, ", ".join(sorted(idle))
+            )
     writer_settings({"bootstrap.servers": "", **config.producer()})
     for settings in (config.main_consumer(), config.consumer(), config.admin()):
         connection_settings({"bootstrap.servers": "", **settings})
@@ -61,53 +97,30 @@ def check_clients(config: StreamsConfig) -> None:
 def _given(config: StreamsConfig, kind: ClientKind) -> dict[str, tuple[str, Any]]:
     """The user's settings of this client: the client's key -> the key as the user writes it, and
     the value."""
+    settings = {"producer": config.producer, "consumer": config.consumer, "admin": config.admin}
+    used = settings[kind]()
     found: dict[str, tuple[str, Any]] = {}
     for layer in _LAYERS[kind]:
         for key, value in config.clients.get(layer, {}).items():
-            found.setdefault(key, (key if layer == "shared" else f"{layer}.{key}", value))
+            if key in used or layer != "shared":
+                found.setdefault(key, (key if layer == "shared" else f"{layer}.{key}", value))
     return found
 
 
-def _text(kind: ClientKind, reason: str, given: Mapping[str, tuple[str, Any]]) -> str:
-    # Not by the name in the reason: librdkafka names linger.ms by its older name,
-    # queue.buffering.max.ms.
-    culprits = [own for key, own in given.items() if _refusal(kind, {key: own[1]}) == reason]
-    named = ", ".join(f"{key} = {_shown(key, value)}" for key, value in culprits or given.values())
-    if culprits:
-        return (
-            f"{named} is refused by Kafka's {kind} client: {reason}. Its keys and values are "
-            f"librdkafka's."
-        )
-    together = f" made of {named} and everflow's own settings" if named else ""
-    return f"Kafka's {kind} client{together} cannot be set up: {reason}."
+def _refusal(kind: ClientKind, key: str, value: Any) -> str | None:
+    """Why a client does not take a setting; None if it does."""
+    if key.startswith(_SECURITY):
+        return None
+    known = _READ[kind] | _WITHOUT_EFFECT
+    others = frozenset[str]().union(*_READ.values())
+    if key not in known | others:
+        alike = difflib.get_close_matches(key, known, 1)
+        hint = f"; {alike[0]} is one" if alike else ""
+        return f"no such setting of Kafka's {kind} client, whose names are librdkafka's{hint}"
+    if _NUMBER.search(key) and not _WHOLE.fullmatch(str(value).strip()):
+        return "it must be a whole number"
+    return None
 
 
 def _shown(key: str, value: Any) -> str:
     return "(not shown)" if any(word in key for word in _SECRET) else repr(value)
-
-
-def _refusal(kind: ClientKind, settings: Mapping[str, Any]) -> str | None:
-    """Why a client of this ``kind`` cannot be made of ``settings`` (librdkafka's keys), in
-    librdkafka's words; None if it can.
-
-    librdkafka checks names, values and what does not go together when a client is made, before it
-    connects to anything. So a client is made, without ``bootstrap.servers``, and closed at once
-    (under a millisecond).
-    """
-    offline = {
-        **_SILENT,
-        **{key: value for key, value in settings.items() if key != "bootstrap.servers"},
-    }
-    try:
-        if kind == "consumer":
-            Consumer({"group.id": "everflow-settings-check", **offline}).close()
-        elif kind == "producer":
-            Producer(offline)  # nothing was produced: it ends with its last reference
-        else:
-            AdminClient(offline)
-    except KafkaException as failure:
-        error = failure.args[0]
-        return (error.str() if hasattr(error, "str") else str(error)).strip()
-    except (TypeError, ValueError) as failure:  # of a type that no setting has
-        return str(failure)
-    return None

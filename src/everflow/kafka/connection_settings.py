@@ -2,15 +2,163 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import logging
 import ssl
 import tempfile
-from collections.abc import Mapping
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from kafka.errors import SaslAuthenticationFailedError
+from kafka.net.sasl.oauth import AbstractTokenProvider
+
 from everflow.errors import ConfigError
-from everflow.kafka.client_log import hide_credentials
-from everflow.kafka.token_endpoint import token_provider
+
+_ANSWER_S = 10.0
+_LONGEST_ANSWER = 1 << 20
+_RENEWED_AT = 0.8
+"""The part of a token's life after which it is renewed, as Kafka's own login does
+(``sasl.login.refresh.window.factor``)."""
+_LIFE_S = 300.0
+"""The life of a token that does not say."""
+_PREFIX = "sasl.oauthbearer."
+
+_known: dict[str, TokenProvider] = {}
+_known_lock = threading.Lock()
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """The client's id and secret are for the endpoint that the settings name, and for no other:
+    urllib would send them on, to another host too."""
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> None:
+        place = urllib.parse.urlsplit(newurl)
+        raise OSError(
+            f"it redirects to {place.scheme}://{place.netloc} ({code}), and redirections are not "
+            f"followed: name that address in sasl.oauthbearer.token.endpoint.url if it is right"
+        )
+
+
+class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]
+    """Tokens for one client id, kept until they are old. Safe from any thread; asks in the calling
+    one, for at most some seconds, once in a token's life."""
+
+    def __init__(
+        self, config: Mapping[str, Any], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """``config``: librdkafka's keys. ConfigError where the endpoint is no http(s) address."""
+        super().__init__()
+        self._url = str(config.get(f"{_PREFIX}token.endpoint.url", ""))
+        if urllib.parse.urlsplit(self._url).scheme not in ("http", "https"):
+            raise ConfigError(
+                f"{_PREFIX}token.endpoint.url = {self._url!r} is no http:// or https:// address."
+            )
+        self._identity = (
+            str(config.get(f"{_PREFIX}client.id", "")),
+            str(config.get(f"{_PREFIX}client.secret", "")),
+        )
+        self._scope = config.get(f"{_PREFIX}scope")
+        self._extensions = _pairs(str(config.get(f"{_PREFIX}extensions", "")))
+        self._authority = config.get("https.ca.location"), config.get("https.ca.pem")
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._token, self._renewed_at = "", 0.0
+
+    def token(self) -> str:
+        """A token that is not old. Raises kafka-python's error where the endpoint gives none, with
+        its address and what it said."""
+        with self._lock:
+            if not self._token or self._clock() >= self._renewed_at:
+                self._token, life_s = self._asked()
+                self._renewed_at = self._clock() + life_s * _RENEWED_AT
+            return self._token
+
+    def extensions(self) -> dict[str, str]:
+        """``sasl.oauthbearer.extensions``."""
+        return self._extensions
+
+    def _asked(self) -> tuple[str, float]:
+        form = {"grant_type": "client_credentials"}
+        if self._scope:
+            form["scope"] = str(self._scope)
+        user, secret = (urllib.parse.quote(part, safe="") for part in self._identity)
+        credentials = base64.b64encode(f"{user}:{secret}".encode()).decode()
+        request = urllib.request.Request(
+            self._url,
+            urllib.parse.urlencode(form).encode(),
+            {"Authorization": f"Basic {credentials}", "Accept": "application/json"},
+        )
+        file, text = self._authority
+        try:
+            context = ssl.create_default_context(
+                cafile=str(file) if file else None, cadata=str(text) if text else None
+            )
+            handlers: list[urllib.request.BaseHandler] = [
+                urllib.request.HTTPSHandler(context=context),
+                _NoRedirects(),
+            ]
+            if urllib.parse.urlsplit(self._url).scheme == "http":
+                # The environment's proxy would read the secret; of https it passes bytes on.
+                handlers.append(urllib.request.ProxyHandler({}))
+            opener = urllib.request.build_opener(*handlers)
+            with opener.open(request, timeout=_ANSWER_S) as answer:
+                given = json.loads(answer.read(_LONGEST_ANSWER))
+            return str(given["access_token"]), float(given.get("expires_in", _LIFE_S))
+        except (OSError, ValueError, KeyError, TypeError) as failure:
+            raise SaslAuthenticationFailedError(
+                f"the token endpoint {self._url} gave no token: {failure!r}"
+            ) from failure
+
+
+def token_provider(config: Mapping[str, Any]) -> TokenProvider:
+    """The provider of these settings: one a process, so that all connections share its token."""
+    relevant = {key: str(value) for key, value in config.items() if key.startswith(_PREFIX)}
+    relevant.update({key: str(value) for key, value in config.items() if key.startswith("https.")})
+    key = json.dumps(relevant, sort_keys=True)
+    with _known_lock:
+        found = _known.get(key)
+        if found is None:
+            found = _known[key] = TokenProvider(config)
+        return found
+
+
+def _pairs(text: str) -> dict[str, str]:
+    return dict(part.split("=", 1) for part in text.split(",") if "=" in part)
+
+
+def hide_credentials() -> None:
+    """From now on kafka-python does not say how it comes in. Idempotent."""
+    for name in ("kafka.net.connection", "kafka.protocol.parser", "kafka.admin.client"):
+        logging.getLogger(name).addFilter(_without_credentials)
+
+
+def _without_credentials(record: logging.LogRecord) -> bool:
+    if isinstance(record.args, tuple):
+        record.args = tuple(map(_shown, record.args))
+    elif isinstance(record.args, dict):  # one argument, a client's configuration
+        record.args = {key: "..." if _secret(key) else one for key, one in record.args.items()}
+    return True
+
+
+def _shown(said: object) -> object:
+    if isinstance(said, bytes | bytearray | memoryview):  # a request as it is sent
+        return f"{len(said)} bytes"
+    kind = type(said).__name__
+    return f"{kind}(...)" if kind.startswith("Sasl") else said
+
+
+def _secret(key: str) -> bool:
+    return key.startswith(("sasl_", "ssl_")) and key != "sasl_mechanism"
+
 
 _KEYWORDS = {
     "bootstrap.servers": "bootstrap_servers",
@@ -24,6 +172,17 @@ _KEYWORDS = {
     "sasl.password": "sasl_plain_password",
 }
 """librdkafka's keys as kafka-python's keywords."""
+_TIMES = {
+    "connections.max.idle.ms": "connections_max_idle_ms",
+    "metadata.max.age.ms": "metadata_max_age_ms",
+    "reconnect.backoff.ms": "reconnect_backoff_ms",
+    "reconnect.backoff.max.ms": "reconnect_backoff_max_ms",
+    "socket.connection.setup.timeout.ms": "socket_connection_setup_timeout_ms",
+}
+CONNECTION_KEYS = frozenset(_KEYWORDS) | frozenset(_TIMES)
+"""What is read of a client's settings beside its security."""
+CHECK_CRCS = "check.crcs"
+"""Kafka's setting of consumers; on by default here, as in Java's client and not in librdkafka."""
 _TLS = frozenset(
     {
         "ssl.ca.location",
@@ -45,8 +204,8 @@ _WITH_TLS = ("SSL", "SASL_SSL")
 
 
 def connection_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """kafka-python's keywords for librdkafka's settings; those that only tune librdkafka are left
-    out. Files of certificates are read now.
+    """kafka-python's keywords for librdkafka's settings; others are left out. Reads files of
+    certificates.
 
     Raises:
         ConfigError: security that kafka-python's connections cannot be told, or a file that cannot
@@ -57,6 +216,8 @@ def connection_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in config.items():
         if key in _KEYWORDS:
             settings[_KEYWORDS[key]] = value
+        elif key in _TIMES:
+            settings[_TIMES[key]] = whole_number(key, value)
         elif key.startswith(_SECURITY) and key not in _TLS and not key.startswith(_TOKENS):
             raise ConfigError(
                 f"{key} cannot be said to all of everflow's clients. TLS takes "
@@ -71,8 +232,16 @@ def connection_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
+def whole_number(key: str, value: Any) -> int:
+    """A setting's number. ConfigError where it is none."""
+    try:
+        return int(value)
+    except (TypeError, ValueError) as failure:
+        raise ConfigError(f"{key} = {value!r} is refused: it must be a whole number.") from failure
+
+
 def security_keywords(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of `connection_settings` that are about security."""
+    """The security settings of `connection_settings`."""
     found = connection_settings(config)
     return {
         key: value for key, value in found.items() if key.startswith(("security_", "sasl_", "ssl_"))

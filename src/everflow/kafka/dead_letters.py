@@ -29,23 +29,23 @@ note which letter was replayed."""
 AT_ONCE = 500
 """Letters in a transaction."""
 AT_ONCE_BYTES = 8 << 20
-"""Of their keys and values, where they are not held for other reasons."""
+"""The size of their keys and values together."""
 _TIMEOUT_S = 30.0
 _SILENT_S = 60.0
 """The brokers are away where nothing comes for so long."""
 _FETCH_BYTES = 2 << 20
-"""What is fetched at once: the topic may be read in an instance that is at work."""
+"""The size of a fetch: the topic may be read in an instance that is at work."""
 _log = logging.getLogger(__name__)
 SHOWN_BYTES, SHOWN_HEADERS, SHOWN_CHARACTERS = 1_000, 20, 10_000
-"""Of a letter where it is shown as a sample."""
+"""The bounds of a letter that is shown as a sample."""
 
 _LONGEST_NUMBER = 19
 Cause = tuple[str, str, str]
-"""What letters have in common that fail alike: the error's class, the node, the source topic."""
+"""The cause of a dead letter: the error's class, the node, the source topic."""
 
 
 class LetterPlace(NamedTuple):
-    """Where a letter is in its topic."""
+    """The place of a letter in its topic."""
 
     partition: int
     offset: int
@@ -63,12 +63,12 @@ class LetterPlace(NamedTuple):
 
     @property
     def note_key(self) -> bytes:
-        """Of the note that this letter was replayed."""
+        """The key of the note that this letter was replayed."""
         return f"{REPLAYED}/{self}".encode()
 
 
 class LetterAge(NamedTuple):
-    """Of which time (ms) a letter's record is, and from where it came, as far as that is known."""
+    """The time (ms) of a letter's record, and its source, as far as that is known."""
 
     source: str | None
     source_partition: int | None
@@ -85,17 +85,16 @@ class DeadLetter:
     value: bytes | None
     own: tuple[Header, ...]
     about: dict[str, str]
-    """What the headers say of the error, by the ends of their names."""
+    """The headers about the error, by the ends of their names."""
     replayed: bool = False
 
     @property
     def is_plain(self) -> bool:
-        """Whether no header says anything of an error: it may be any topic's record."""
+        """True if no header says anything of an error: it may be any topic's record."""
         return not self.about
 
     @property
     def origin(self) -> str:
-        """Which record it was."""
         about = self.about
         return f"{about.get('topic')}-{about.get('partition')}@{about.get('offset')}"
 
@@ -106,17 +105,17 @@ class DeadLetter:
 
     @property
     def parts_left_out(self) -> str:
-        """Which parts of its record it lacks, as the topic does not take it whole; empty: none."""
+        """The parts of its record that the topic did not take with it; empty: it is whole."""
         return self.about.get("left.out", "")
 
     @property
     def age(self) -> LetterAge:
-        """Of the record that it was."""
+        """The age of the letter's record."""
         return LetterAge(self.source, self.source_partition, self.timestamp)
 
     @property
     def source_partition(self) -> int | None:
-        """Of that topic; None where no header says so, or says no number."""
+        """The source topic's partition; None where no header has its number."""
         text = self.about.get("partition", "")
         return int(text) if _is_number(text) else None
 
@@ -130,7 +129,6 @@ class DeadLetter:
 
     @property
     def group(self) -> Cause:
-        """See `Cause`."""
         return (
             self.about.get("exception", "?"),
             self.about.get("node", "?") or "?",
@@ -140,7 +138,7 @@ class DeadLetter:
 
 @dataclass(frozen=True)
 class Filter:
-    """Which letters are meant; None: all. ``error``: text in the error's class or message."""
+    """A selection of letters; None: all. ``error``: text in the error's class or message."""
 
     error: str | None = None
     source: str | None = None
@@ -148,7 +146,7 @@ class Filter:
     places: frozenset[LetterPlace] = frozenset()
 
     def takes(self, letter: DeadLetter) -> bool:
-        """Whether it is one of them."""
+        """True if it is one of them."""
         about = letter.about
         said = f"{about.get('exception', '')} {about.get('message', '')}"
         return (
@@ -170,7 +168,7 @@ class RawLetter(NamedTuple):
 
 
 def letter_of(record: RawLetter) -> DeadLetter:
-    """What its headers say."""
+    """The letter, by the headers of its record."""
     about, own = sorted_out(record.headers)
     return DeadLetter(
         place=record.place,
@@ -206,7 +204,7 @@ def _with_notes(records: Iterable[RawLetter]) -> Iterator[RawLetter | LetterPlac
 
 
 def _noted(note: RawLetter) -> LetterPlace | None:
-    """Which letter a note is about: it has that in its key, too, and stands behind it."""
+    """The letter that a note is about: its key names the letter, too, and it stands behind it."""
     said = next(data or b"" for name, data in reversed(note.headers) if name == REPLAYED)
     try:
         place = LetterPlace.parse(said.decode("ascii", "replace"))
@@ -258,7 +256,7 @@ class LetterTally:
     letters: int = 0
     open: set[LetterPlace] = field(default_factory=set)
     ages: dict[LetterPlace, LetterAge] = field(default_factory=dict)
-    """Of the open ones."""
+    """The ages of the open letters."""
 
     def sample(self) -> DeadLetter:
         """The last letter, marked where it was replayed."""
@@ -289,7 +287,7 @@ def tallied(records: Iterable[RawLetter]) -> dict[Cause, LetterTally]:
 def portions(
     records: Iterable[RawLetter], chosen: Set[LetterPlace]
 ) -> Iterator[Sequence[DeadLetter]]:
-    """Those of ``chosen``, as many at a time as a transaction takes and memory holds."""
+    """The letters of ``chosen``, as many at a time as a transaction takes and memory holds."""
     portion: list[DeadLetter] = []
     size = 0
     for record in records:
@@ -313,7 +311,6 @@ def groups(found: Iterable[DeadLetter]) -> list[tuple[Cause, list[DeadLetter]]]:
 
 
 def line_of(letter: DeadLetter) -> str:
-    """A letter in a line."""
     node = letter.about.get("node") or "-"
     done = "  (replayed)" if letter.replayed else ""
     parts = (str(letter.place), instant(letter.timestamp), letter.origin, node, letter.error)
@@ -460,7 +457,6 @@ class Replayer:
         self._writer = RecordWriter(settings, f"everflow-dlq-{topic}")
 
     def close(self) -> None:
-        """Release the connections."""
         self._writer.close()
 
     def replay(
@@ -517,7 +513,7 @@ class Replayer:
 
 
 def _partition(letter: DeadLetter, into: str, count: int) -> int:
-    """Where it came from, if that is there; -1: by its key."""
+    """The source partition, if it is there; -1: by its key."""
     partition = letter.source_partition
     return (
         partition if into == letter.source and partition is not None and partition < count else -1

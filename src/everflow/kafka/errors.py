@@ -1,4 +1,4 @@
-"""Turns codes of Kafka's clients into everflow's errors, in one place.
+"""Turns brokers' error codes into everflow's errors, in one place.
 
 The runtime reacts to the class, never to a code: retry, run the batch again, give up the tasks,
 stop.
@@ -6,7 +6,7 @@ stop.
 
 from __future__ import annotations
 
-from confluent_kafka import KafkaError, KafkaException
+import kafka.errors as codes
 
 from everflow.errors import (
     EverflowError,
@@ -17,6 +17,25 @@ from everflow.errors import (
 )
 
 
+class LinkLostError(Exception):
+    """No answer: the connection could not be made, or ended. Whether the broker did what it was
+    asked is unknown, if ``sent``."""
+
+    def __init__(self, text: str, *, sent: bool) -> None:
+        super().__init__(text)
+        self.sent = sent
+
+
+class RefusedError(Exception):
+    """A broker's error code. ``text``: what the broker says beside it."""
+
+    def __init__(self, code: int, text: str = "") -> None:
+        self.code = code
+        self.name = str(codes.for_code(code).message or f"ERROR_CODE_{code}")
+        """Kafka's name of the code."""
+        super().__init__(text or self.name.replace("_", " ").lower())
+
+
 class OffsetsUnstableError(RetriableError):
     """A pending transaction hides the committed offsets (KIP-447 ``require_stable``); fence it or
     wait."""
@@ -24,108 +43,93 @@ class OffsetsUnstableError(RetriableError):
     code = "EF-OFFSETS-UNSTABLE"
 
 
-_MIGRATED = frozenset(
-    {
-        KafkaError._FENCED,
-        KafkaError.PRODUCER_FENCED,
-        KafkaError.INVALID_PRODUCER_EPOCH,
-        KafkaError.INVALID_PRODUCER_ID_MAPPING,
-        KafkaError.TRANSACTION_COORDINATOR_FENCED,
-        KafkaError.UNKNOWN_MEMBER_ID,
-        KafkaError.FENCED_INSTANCE_ID,
-    }
+def _of(*classes: type[codes.BrokerResponseError]) -> frozenset[int]:
+    return frozenset(int(one.errno) for one in classes)
+
+
+UNKNOWN_TOPIC = int(codes.UnknownTopicOrPartitionError.errno)
+UNKNOWN_MEMBER = int(codes.UnknownMemberIdError.errno)
+FENCED_INSTANCE = int(codes.FencedInstanceIdError.errno)
+UNSTABLE = int(codes.UnstableOffsetCommitError.errno)
+PRODUCER_FENCED = _of(codes.ProducerFencedError, codes.InvalidProducerEpochError)
+TOPIC_FORBIDDEN = int(codes.TopicAuthorizationFailedError.errno)
+_MIGRATED = PRODUCER_FENCED | _of(
+    codes.InvalidProducerIdMappingError,
+    codes.TransactionCoordinatorFencedError,
+    codes.UnknownMemberIdError,
 )
-_GENERATION = frozenset({KafkaError.ILLEGAL_GENERATION, KafkaError.REBALANCE_IN_PROGRESS})
-
-# Codes that stay whatever is tried, also where librdkafka only says that the transaction must be
-# aborted.
-_FOR_GOOD = frozenset(
-    {
-        KafkaError.MSG_SIZE_TOO_LARGE,
-        KafkaError.RECORD_LIST_TOO_LARGE,
-        KafkaError.INVALID_RECORD,
-        KafkaError.TOPIC_EXCEPTION,
-        KafkaError.POLICY_VIOLATION,
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError.GROUP_AUTHORIZATION_FAILED,
-        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-    }
+GENERATION = _of(codes.IllegalGenerationError, codes.RebalanceInProgressError)
+_TOO_LARGE = _of(codes.MessageSizeTooLargeError, codes.RecordListTooLargeError)
+_ENDS_TRANSACTION = _of(
+    codes.OutOfOrderSequenceNumberError,
+    codes.DuplicateSequenceNumberError,
+    codes.UnknownProducerIdError,
+    codes.InvalidTxnStateError,
+    codes.TransactionAbortableError,
 )
-
-_NO_TOPIC = frozenset({KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART})
-_TOO_LARGE = "message size too large"
-
-# Codes that librdkafka does not call retriable although the cause passes: the same batch is run
-# again under task.timeout.ms, and the message names the topic should it not pass.
-_PASSING = frozenset(
-    {
-        KafkaError._TIMED_OUT,
-        KafkaError._TIMED_OUT_QUEUE,
-        KafkaError._MSG_TIMED_OUT,
-        KafkaError._TRANSPORT,
-        KafkaError._ALL_BROKERS_DOWN,
-        KafkaError._RESOLVE,
-        KafkaError._PURGE_QUEUE,
-        KafkaError._PURGE_INFLIGHT,
-        KafkaError._GAPLESS_GUARANTEE,
-        KafkaError._UNKNOWN_TOPIC,
-        KafkaError._UNKNOWN_PARTITION,
-        KafkaError._WAIT_COORD,
-        KafkaError._NOENT,  # librdkafka's "no leaders found" right after a topic was created
-        KafkaError.UNKNOWN_TOPIC_OR_PART,
-        KafkaError.NOT_LEADER_FOR_PARTITION,
-        KafkaError.LEADER_NOT_AVAILABLE,
-        # A broker has come back, and the client or the broker still holds the leader's old epoch or
-        # state.
-        KafkaError.FENCED_LEADER_EPOCH,
-        KafkaError.UNKNOWN_LEADER_EPOCH,
-        KafkaError.OFFSET_NOT_AVAILABLE,
-        KafkaError.BROKER_NOT_AVAILABLE,
-        KafkaError.REPLICA_NOT_AVAILABLE,
-        KafkaError.KAFKA_STORAGE_ERROR,
-        KafkaError.NETWORK_EXCEPTION,
-        KafkaError.NOT_CONTROLLER,
-        KafkaError.NOT_COORDINATOR,
-        KafkaError.COORDINATOR_NOT_AVAILABLE,
-        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-        KafkaError.CONCURRENT_TRANSACTIONS,
-        KafkaError.NOT_ENOUGH_REPLICAS,
-        KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
-        KafkaError.REQUEST_TIMED_OUT,
-    }
+"""A new epoch or a new producer mends these: the batch is run again."""
+_MEMBER_FOR_GOOD = _of(
+    codes.GroupAuthorizationFailedError,
+    codes.TopicAuthorizationFailedError,
+    codes.GroupMaxSizeReachedError,
+    codes.InconsistentGroupProtocolError,
+    codes.InvalidGroupIdError,
+    codes.InvalidSessionTimeoutError,
+    codes.UnsupportedVersionError,
+)
+# The cause passes: the same batch is run again under task.timeout.ms, and the message names the
+# topic should it not pass.
+_PASSING = _of(
+    codes.UnknownTopicOrPartitionError,
+    codes.NotLeaderForPartitionError,
+    codes.LeaderNotAvailableError,
+    # A broker has come back, and the client or the broker still has the leader's old epoch or
+    # state.
+    codes.FencedLeaderEpochError,
+    codes.UnknownLeaderEpochError,
+    codes.OffsetNotAvailableError,
+    codes.BrokerNotAvailableError,
+    codes.ReplicaNotAvailableError,
+    codes.KafkaStorageError,
+    codes.NetworkExceptionError,
+    codes.NotControllerError,
+    codes.NotCoordinatorError,
+    codes.CoordinatorNotAvailableError,
+    codes.CoordinatorLoadInProgressError,
+    codes.ConcurrentTransactionsError,
+    codes.NotEnoughReplicasError,
+    codes.NotEnoughReplicasAfterAppendError,
+    codes.RequestTimedOutError,
+    codes.ThrottlingQuotaExceededError,
 )
 
 
-def is_too_large(error: KafkaError) -> bool:
-    """Whether a record was too large for its topic, also where the client only quotes that of a
+def is_too_large(code: int, text: str) -> bool:
+    """True if a record was too large for its topic, also where the broker only quotes that of a
     record before."""
-    return (
-        error.code() in (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE)
-        or _TOO_LARGE in error.str().lower()
-    )
+    return code in _TOO_LARGE or "message size too large" in text.lower()
 
 
-def kafka_error(failure: BaseException) -> KafkaError | None:
-    """The ``KafkaError`` inside a ``KafkaException``; None for any other exception."""
-    if (
-        isinstance(failure, KafkaException)
-        and failure.args
-        and isinstance(failure.args[0], KafkaError)
-    ):
-        return failure.args[0]
-    return None
+def code_of(failure: BaseException) -> int | None:
+    """The broker's error code; None: no broker has refused anything."""
+    if isinstance(failure, RefusedError):
+        return failure.code
+    code = getattr(failure, "errno", None) if isinstance(failure, codes.KafkaError) else None
+    return code if isinstance(code, int) and code > 0 else None
 
 
-def classify(error: KafkaError, doing: str) -> EverflowError:
-    """The error to raise for ``error``, met while ``doing`` (a phrase such as ``committing t1``).
+def classify(failure: BaseException, doing: str) -> EverflowError:
+    """The error to raise for a `RefusedError`, a `LinkLostError` or kafka-python's error that was
+    met while ``doing`` (a phrase such as ``committing t1``).
 
     Returns TaskMigratedError (ownership is gone), GenerationChanged or RetriableError (the batch is
     run again), OffsetsUnstableError, or FatalError (trying again would meet it again).
     """
-    code = error.code()
-    text = f"{doing}: {error.str()} ({error.name()})"
-    if code == KafkaError.FENCED_INSTANCE_ID:
+    code = code_of(failure)
+    text = f"{doing}: {_said(failure)}"
+    if code is None:
+        return RetriableError(text)
+    if code == FENCED_INSTANCE:
         return TaskMigratedError(
             f"{text}. Another process joined with this group.instance.id and has the tasks; this "
             f"one stops."
@@ -134,29 +138,42 @@ def classify(error: KafkaError, doing: str) -> EverflowError:
         return TaskMigratedError(
             f"{text}. Another owner has taken over; the tasks are closed and the group rejoined."
         )
-    if code in _GENERATION:
+    if code in GENERATION:
         return GenerationChanged(
             f"{text}. The group was rebalanced meanwhile; the batch is run again."
         )
-    if code == KafkaError.UNSTABLE_OFFSET_COMMIT:
+    if code == UNSTABLE:
         return OffsetsUnstableError(f"{text}. A transaction on these offsets is still open.")
-    if code in _NO_TOPIC:
+    if code == UNKNOWN_TOPIC:
         return RetriableError(
             f"{text}. If it does not exist, create the topic: the batch is run again."
         )
-    if code not in _FOR_GOOD and (
-        code in _PASSING or error.retriable() or error.txn_requires_abort()
-    ):
+    if code in _PASSING or code in _ENDS_TRANSACTION:
         return RetriableError(text)
     return FatalError(
         f"{text}. Trying again would not help: mend the cause named here and start again."
     )
 
 
-def classify_exception(failure: BaseException, doing: str) -> EverflowError:
-    """``classify`` for an exception; anything that is not a Kafka error becomes a FatalError naming
-    it."""
-    error = kafka_error(failure)
-    if error is None:
-        return FatalError(f"{doing}: {failure!r}")
-    return classify(error, doing)
+def classify_member(failure: BaseException, doing: str) -> EverflowError:
+    """The same for a member of a group, and for a reader: what is not known passes."""
+    code = code_of(failure)
+    text = f"{doing}: {failure}"
+    if code == FENCED_INSTANCE:
+        return FatalError(
+            f"{text}. Another instance runs with the same group.instance.id: give each its own."
+        )
+    if isinstance(failure, codes.InconsistentGroupProtocolError):
+        return FatalError(
+            f"{text}. Another program is in the group: application.id must be this application's "
+            f"own."
+        )
+    if code in _MEMBER_FOR_GOOD:
+        return FatalError(text)
+    if isinstance(failure, (codes.UnknownMemberIdError, codes.IllegalGenerationError)):
+        return TaskMigratedError(f"{text}. This member was evicted; its tasks are lost.")
+    return RetriableError(text)
+
+
+def _said(failure: BaseException) -> str:
+    return f"{failure} ({failure.name})" if isinstance(failure, RefusedError) else f"{failure}"

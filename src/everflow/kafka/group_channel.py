@@ -28,21 +28,12 @@ from kafka.structs import MemberState, OffsetAndMetadata
 from kafka.structs import TopicPartition as ClientTopicPartition
 from kafka.util import Timer
 
-from everflow.errors import EverflowError, FatalError, RetriableError, TaskMigratedError
+from everflow.errors import RetriableError, TaskMigratedError
+from everflow.kafka.errors import classify_member
 from everflow.records import MemberMetadata, TopicPartition
 
 log = logging.getLogger("everflow.kafka")
 
-_FATAL = (
-    client_errors.FencedInstanceIdError,
-    client_errors.GroupAuthorizationFailedError,
-    client_errors.TopicAuthorizationFailedError,
-    client_errors.GroupMaxSizeReachedError,
-    client_errors.InconsistentGroupProtocolError,
-    client_errors.InvalidGroupIdError,
-    client_errors.InvalidSessionTimeoutError,
-    client_errors.UnsupportedVersionError,
-)
 _GONE_ALREADY = {0, client_errors.UnknownMemberIdError.errno}
 """Answers to a LeaveGroup after which the group has this member no more."""
 
@@ -52,7 +43,7 @@ _CLOSEST_SHARE = 10
 
 
 def watch_every(since_rebalance_ms: float, settled_ms: float) -> float:
-    """How closely to watch the group: ms from one look to the next, so many ms after a rebalance
+    """The interval in ms from one check of the group to the next, so many ms after a rebalance
     ended. Pure.
 
     A rebalance seldom comes alone: what one revokes the next hands over (KIP-429), and the tasks in
@@ -72,7 +63,7 @@ class Given(NamedTuple):
 
 
 class GroupAssignor(Protocol):
-    """What the channel asks for when the group is rebalanced; called on the client's IO thread, so
+    """The calls of the channel when the group is rebalanced, on the client's IO thread, so
     it must be quick."""
 
     name: str
@@ -148,7 +139,7 @@ class GroupChannel:
             )
             raise RetriableError(f"joining group {settings.group_id}: {text}") from failure
         except client_errors.KafkaError as failure:
-            raise classify(
+            raise classify_member(
                 failure, f"joining group {settings.group_id} at {settings.bootstrap_servers}"
             ) from failure
         self._coordinator = self._consumer._coordinator
@@ -169,7 +160,7 @@ class GroupChannel:
                 self._consumer.partitions_for_topic(topic)
         except client_errors.KafkaError as failure:
             doing = f"asking for the topics of group {self._settings.group_id}"
-            raise classify(failure, doing) from failure
+            raise classify_member(failure, doing) from failure
 
     def poll(self, timeout_s: float) -> None:
         """Join or rejoin if needed, for at most ``timeout_s`` seconds; listeners run meanwhile on
@@ -186,13 +177,13 @@ class GroupChannel:
         try:
             self._coordinator.poll(timeout_ms=int(timeout_s * 1000))
         except client_errors.KafkaError as failure:
-            raise classify(
+            raise classify_member(
                 failure, f"being a member of group {self._settings.group_id}"
             ) from failure
         self._check_fenced()
 
     def _at_rest(self) -> bool:
-        """Whether nothing is to be done but to say that this member lives; only reads what the IO
+        """True if nothing is to be done but to say that this member lives; only reads what the IO
         thread knows. Whatever is wrong, that one included, is left to the client's poll."""
         coordinator = self._coordinator
         node = coordinator.coordinator_id
@@ -205,7 +196,7 @@ class GroupChannel:
         try:
             self._coordinator.poll_heartbeat()
         except client_errors.KafkaError as failure:
-            raise classify(
+            raise classify_member(
                 failure, f"being a member of group {self._settings.group_id}"
             ) from failure
         self._check_fenced()
@@ -223,7 +214,7 @@ class GroupChannel:
 
     @property
     def heartbeats(self) -> int:
-        """How many heartbeats the coordinator has confirmed: this member was in its generation
+        """The number of confirmed heartbeats: this member was in its generation
         then."""
         return int(self._coordinator.heartbeat.confirmed)
 
@@ -269,7 +260,7 @@ class GroupChannel:
                 f"{doing}: this member was evicted ({failure}); its tasks are lost"
             ) from failure
         except client_errors.KafkaError as failure:
-            raise classify(failure, doing) from failure
+            raise classify_member(failure, doing) from failure
         return True
 
     def close(self, timeout_s: float, leave_group: bool | None = None) -> bool:
@@ -333,31 +324,10 @@ class GroupChannel:
             and self._coordinator.state is MemberState.STABLE
             and self._settings.instance_id is not None
         ):
-            raise classify(
+            raise classify_member(
                 client_errors.FencedInstanceIdError(self._settings.instance_id),
                 f"being a member of group {self._settings.group_id}",
             )
-
-
-def classify(failure: BaseException, doing: str) -> EverflowError:
-    """kafka-python's errors by what the runtime does about them."""
-    text = f"{doing}: {failure}"
-    if isinstance(failure, client_errors.FencedInstanceIdError):
-        return FatalError(
-            f"{text}. Another instance runs with the same group.instance.id: give each its own."
-        )
-    if isinstance(failure, client_errors.InconsistentGroupProtocolError):
-        return FatalError(
-            f"{text}. Another program is in the group: application.id must be this application's "
-            f"own."
-        )
-    if isinstance(failure, _FATAL):
-        return FatalError(text)
-    if isinstance(
-        failure, (client_errors.UnknownMemberIdError, client_errors.IllegalGenerationError)
-    ):
-        return TaskMigratedError(f"{text}. This member was evicted; its tasks are lost.")
-    return RetriableError(text)
 
 
 class _Heartbeat(Heartbeat):  # type: ignore[misc]

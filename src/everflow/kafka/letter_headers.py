@@ -15,7 +15,7 @@ OWN = "__everflow.errors."
 RENAMED = "__everflow.own."
 """Stands before the name of a record's own header that is named like one of ours."""
 EXCEPTION = f"{KAFKA_STREAMS}exception"
-"""Who has this header is a dead letter, whatever else it has."""
+"""A record with this header is a dead letter, whatever other headers it has."""
 _RESERVED = (KAFKA_STREAMS, "__everflow.")
 _OF_KAFKA_STREAMS = frozenset(
     f"{KAFKA_STREAMS}{name}"
@@ -34,7 +34,7 @@ def of_the_record(headers: Iterable[Header]) -> list[Header]:
 
 
 def sorted_out(headers: Sequence[Header]) -> tuple[dict[str, str], list[Header]]:
-    """What a letter's headers tell of the error, by the ends of their names, and the record's own.
+    """A letter's headers about the error, by the ends of their names, and the record's own headers.
 
     Ours stand behind those of the record, so that the last one of a name counts, and what everflow
     adds to those of Kafka Streams begins behind the last `EXCEPTION`: in letters of

@@ -75,7 +75,7 @@ class Screening:
 
     @property
     def unread(self) -> bool:
-        """Whether some member's claims could not be read: what nobody else claims may be its."""
+        """True if some member's claims could not be read: what nobody else claims may be its."""
         return any(
             refusal.error is AnswerError.UNSUPPORTED_VERSION for refusal in self.refused.values()
         )
@@ -198,14 +198,14 @@ class EndSums(Protocol):
 
 
 class PartitionRacks(Protocol):
-    """Where the partitions' replicas stand."""
+    """The racks of the partitions' replicas."""
 
     def racks(self) -> Mapping[TopicPartition, frozenset[str]]:
         """Racks per partition; what is not known is left out. Quick, no I/O."""
 
 
 class Claims(NamedTuple):
-    """What the member holds when a join goes out."""
+    """The tasks that the member has when it sends a join."""
 
     owned: frozenset[TaskId]
     generation: int
@@ -251,7 +251,7 @@ class MemberAssignor:
         self.shutting_down_all = False
         """Ask, from the next join on, every member of the group to end."""
         self.all_asked = False
-        """Whether this member led the last generation, and every member of it asked that."""
+        """True if this member led the last generation, and every member of it asked that."""
         self._subtopologies = {index: tuple(topics) for index, topics in subtopologies.items()}
         self._grown: Mapping[str, int] = {}
         self._subtopology_of = {
@@ -293,7 +293,7 @@ class MemberAssignor:
         self._subtopologies = {index: tuple(topics) for index, topics in subtopologies.items()}
 
     def known(self, partitions: Iterable[TopicPartition]) -> frozenset[TopicPartition]:
-        """Those of topics that this member reads."""
+        """The partitions of topics that this member reads."""
         return frozenset(tp for tp in partitions if tp.topic in self._subtopology_of)
 
     @property
@@ -302,7 +302,7 @@ class MemberAssignor:
         return self._digest
 
     def bind(self, claims: Callable[[], Claims]) -> None:
-        """Where to ask what this member holds when it joins; set by the member."""
+        """Reports what this member has when it joins; set by the member."""
         self._claims = claims
 
     def task_of(self, tp: TopicPartition) -> TaskId:
@@ -310,7 +310,7 @@ class MemberAssignor:
         return TaskId(self._subtopology_of[tp.topic], tp.partition)
 
     def cold(self, tasks: Collection[TaskId]) -> frozenset[TaskId]:
-        """Those of ``tasks`` that have stores, and nothing of them on this disk."""
+        """The stateful ``tasks`` of which this disk has nothing."""
         on_disk = self._copies.offset_sums()
         return frozenset(
             task for task in tasks if self._changelogs.get(task.subtopology) and task not in on_disk
@@ -355,7 +355,7 @@ class MemberAssignor:
         return data
 
     def is_stale(self, data: AssignmentData) -> bool:
-        """Whether this was decided before this instance's present life: a static member gets its
+        """True if this was decided before this instance's present life: a static member gets its
         old answer again (KIP-345)."""
         return data.answers not in (self._nonce, UNREAD)
 
@@ -546,7 +546,7 @@ def _asks_to_end(data: UserData) -> bool:
 def _group_error(
     members: Mapping[str, UserData], missing: Sequence[str]
 ) -> tuple[AnswerError, str]:
-    """What stops the whole group, if anything does."""
+    """The error that stops the whole group, if there is one."""
     asking = sorted(member_id for member_id, data in members.items() if _asks_to_end(data))
     if asking:
         return (

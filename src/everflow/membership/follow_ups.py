@@ -40,7 +40,7 @@ class FollowUps:
 
     @property
     def pending(self) -> bool:
-        """Whether a rebalance is wanted now (not one that waits for its time)."""
+        """True if a rebalance is wanted now (not one that waits for its time)."""
         return self._asked is not None or self._requested
 
     def ask(self, why: str) -> None:

@@ -112,7 +112,7 @@ SPREADS_MS = 30_000.0
 FINISHING_MS = 1_000.0
 """For so long at most a join is put off for a batch that runs again."""
 _POLL_MS = 50.0
-"""How often the thread looks at a group at rest."""
+"""How often the thread checks a group at rest."""
 _JOIN_SLICE_S = 1.0
 _RETRY_S = 0.5
 _LEAVE_SLACK_S = 5.0
@@ -293,7 +293,6 @@ class GroupMember:
         return MemberSnapshot(metadata, self._owned)
 
     def owned(self) -> frozenset[TaskId]:
-        """The tasks this member holds."""
         return self._tasks(self._owned)
 
     @property
@@ -474,7 +473,7 @@ class GroupMember:
 
     @property
     def _handed_over(self) -> bool:
-        """Whether a drain has nothing left to give away: not to rejoin but to leave gives the
+        """True if a drain has nothing left to give away: not to rejoin but to leave gives the
         others what was released last."""
         return (
             self._assignor.draining
@@ -506,7 +505,7 @@ class GroupMember:
             channel.poll(_JOIN_SLICE_S)
 
     def _must_finish(self) -> bool:
-        """Whether to put off the next generation until a batch that the last one had refused is
+        """True if the next generation is put off until a batch that the last one had refused is
         committed. Not for longer than `FINISHING_MS`: the whole group waits for this member."""
         now_ms = self._clock.monotonic_ms()
         if not self._finishing():
@@ -643,7 +642,7 @@ class GroupMember:
             self._ending = (now_ms + wait_ms, error)
 
     def _is_awaited(self, data: AssignmentData) -> bool:
-        """Whether this member asked all to end, and is needed to tell it again to those that did
+        """True if this member asked all to end, and is needed to tell it again to those that did
         not hear the answer: its leaving starts a generation that knows nothing of it."""
         return (
             data.error is AnswerError.SHUTDOWN_REQUESTED

@@ -3,13 +3,119 @@
 from __future__ import annotations
 
 import importlib
+import logging
+import threading
+import time
 from collections.abc import Callable
 
 from everflow.assignment import assignor as everflow_assignor
 from everflow.assignment.api import decide_with
 from everflow.assignment.cluster_state import Assignment, ClusterState
-from everflow.errors import ConfigError
-from everflow.membership.own_code import OwnCode
+from everflow.errors import ConfigError, EverflowError
+
+log = logging.getLogger("everflow.membership")
+
+SAY_AFTER_S = 1.0
+SHARE = 3
+"""Of the session's and of the rebalance's time-out, what the user's code may take.
+
+The group client's IO thread waits meanwhile and sends no heartbeats. One was sent at most a third
+of the session ago (``heartbeat.interval.ms`` is bounded by that), so another third leaves a third
+for the way to the coordinator.
+"""
+
+
+class OwnCodeError(EverflowError):
+    """The user's code ended its thread, or has not answered in time."""
+
+    code = "EF-OWN-CODE"
+
+
+class OwnCode:
+    """Runs calls of one plug-in, one at a time; used by one thread.
+
+    A call that has not come back is left alone on its daemon thread: Python cannot end it. Until it
+    has, further calls are refused at once, so that threads do not pile up and the user's code is
+    never entered twice.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._running: _Call | None = None
+
+    def run(self, name: str, call: Callable[[], object]) -> None:
+        """``call()``; raises what it raises. OwnCodeError where that is no Exception (SystemExit),
+        and when it does not come back.
+
+        ``name`` is what people are told.
+        """
+        earlier = self._running
+        if earlier is not None and not earlier.done.is_set():
+            raise OwnCodeError(
+                f"{name} has not answered for {earlier.age_s():.0f} s, it is not asked again "
+                f"before it has"
+            )
+        running = self._running = _Call(name, call)
+        threading.Thread(target=running.run, name=f"everflow-own-{name}", daemon=True).start()
+        say_after_s = min(SAY_AFTER_S, self._limit_s)
+        if not running.done.wait(say_after_s):
+            log.warning(
+                (
+                    "%s has not answered for %g s, and the whole group waits for it; after %g s "
+                    "everyone keeps what it has"
+                ),
+                name,
+                say_after_s,
+                self._limit_s,
+            )
+            running.done.wait(self._limit_s - say_after_s)
+        running.take(self._limit_s)
+
+
+class _Call:
+    """One call, its thread and its outcome."""
+
+    def __init__(self, name: str, call: Callable[[], object]) -> None:
+        self.done = threading.Event()
+        self._name, self._call = name, call
+        self._began_s = time.monotonic()
+        self._failure: BaseException | None = None
+        self._given_up = False
+        self._lock = threading.Lock()
+
+    def age_s(self) -> float:
+        return time.monotonic() - self._began_s
+
+    def run(self) -> None:
+        try:
+            self._call()
+        except BaseException as failure:  # its thread is its own: not even SystemExit may go unseen
+            self._failure = failure
+        with self._lock:
+            self.done.set()
+            late = self._given_up
+        if late:
+            log.warning(
+                "%s came back after %.1f s: too late, it will be asked again",
+                self._name,
+                self.age_s(),
+            )
+
+    def take(self, limit_s: float) -> None:
+        with self._lock:
+            self._given_up = not self.done.is_set()
+        if self._given_up:
+            raise OwnCodeError(f"{self._name} has not answered within {limit_s:g} s")
+        if isinstance(self._failure, Exception):
+            raise self._failure
+        if self._failure is not None:
+            raise OwnCodeError(f"{self._name} raised {self._failure!r}") from self._failure
+
+
+def patience_s(session_timeout_ms: float, rebalance_timeout_ms: float) -> float:
+    """For how long a group with these time-outs can wait for the user's code."""
+    return min(session_timeout_ms, rebalance_timeout_ms) / SHARE / 1000
+
 
 KEY = "task.assignor.class"
 
@@ -18,7 +124,7 @@ def decision(path: str, patience_s: float = 10.0) -> Callable[[ClusterState], As
     """What the leader decides with. ``path`` is ``module:Class`` or, as in Java, ``module.Class``;
     empty: everflow's own.
 
-    An own one gets ``patience_s`` seconds for each assignment (`membership.own_code`).
+    An own one gets ``patience_s`` seconds for each assignment (`patience_s`).
 
     Raises ConfigError if there is no such class, if it cannot be made without arguments, or if it
     is not an assignor.

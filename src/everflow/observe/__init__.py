@@ -1,4 +1,4 @@
-"""What an operator asks an instance over HTTP: `/metrics`, `/live`, `/ready`, `/status` (note 049).
+"""The HTTP endpoints of an instance: `/metrics`, `/live`, `/ready`, `/status` (note 049).
 
 `observation`: one look at an instance, in plain values, made by who knows it. `figures`: the table
 of all figures; `exposition`: as Prometheus reads them. `health`, `desired_instances`: decisions,

@@ -1,4 +1,4 @@
-"""How many instances the application should have: a suggestion with hysteresis (note 049). Pure.
+"""The number of instances that the application should have, with hysteresis (note 049). Pure.
 
 An instance sees its own tasks: the group's balance makes it one of ``members`` that are about as
 busy, so that each computes a number for the whole group, and the autoscaler takes the largest.
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class Load(NamedTuple):
-    """What an instance sees of itself and the group at one moment.
+    """The state of an instance and its group at one moment.
 
     ``busy``: mean share of the last 30 s in which its stream threads ran batches (0 to 1);
     ``lag``: records that wait for it, None: not known; ``rate``: records/s that it processes;

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from everflow import metrics as names
 from everflow.metrics import Labels, Seen
-from everflow.observe.health import ready
 from everflow.observe.observation import Observation, ObservedTask
+from everflow.observe.status import ready
 
 GAUGE, COUNTER = "gauge", "counter"
 Values = Iterable[tuple[Labels, float]]
@@ -43,6 +43,14 @@ class Figure:
     labels: tuple[str, ...] = ()
 
 
+def _gauge(name: str, text: str, read: Callable[[Observation], Values], *labels: str) -> Figure:
+    return Figure(name=name, kind=GAUGE, text=text, read=read, labels=labels)
+
+
+def _counter(name: str, text: str, read: Callable[[Observation], Values], *labels: str) -> Figure:
+    return Figure(name=name, kind=COUNTER, text=text, read=read, labels=labels)
+
+
 def _one(value: Callable[[Observation], float | None]) -> Callable[[Observation], Values]:
     def read(seen: Observation) -> Values:
         found = value(seen)
@@ -52,17 +60,15 @@ def _one(value: Callable[[Observation], float | None]) -> Callable[[Observation]
 
 
 def _total(name: str) -> Callable[[Observation], Values]:
-    """A counter without labels."""
     return _one(lambda seen: seen.counters.get(name, 0.0))
 
 
 def _series(name: str) -> Callable[[Observation], Values]:
-    """Counters with labels."""
     return lambda seen: seen.series.get(name, {}).items()
 
 
 def _recent(name: str, value: Callable[[Seen], float]) -> Callable[[Observation], Values]:
-    """What was seen in the last minute."""
+    """The measurements of the last minute."""
     return lambda seen: [
         (labels, value(found)) for labels, found in seen.recent.get(name, {}).items()
     ]
@@ -90,12 +96,11 @@ def _recents(
         **({"min": lambda seen: seen.least} if least else {}),
     }
     for ending, value in values.items():
-        yield Figure(
-            name=f"{prefix}{name.replace('-', '_')}_{ending}",
-            kind=GAUGE,
-            labels=labels,
-            text=f"{text} ({ending} of the last 30 to 60 s)",
-            read=_recent(name, value),
+        yield _gauge(
+            f"{prefix}{name.replace('-', '_')}_{ending}",
+            f"{text} ({ending} of the last 30 to 60 s)",
+            _recent(name, value),
+            *labels,
         )
 
 
@@ -113,225 +118,203 @@ def _count(seen: Observation, role: str, states: tuple[str, ...]) -> float:
 
 FIGURES: tuple[Figure, ...] = (
     # --- client ----------------------------------------------------------------------------------
-    Figure(
-        name=f"{CLIENT}client_state",
-        kind=GAUGE,
-        text="state of the instance (KIP-1091): 0 CREATED, 1 REBALANCING, 2 RUNNING, "
+    _gauge(
+        f"{CLIENT}client_state",
+        "state of the instance (KIP-1091): 0 CREATED, 1 REBALANCING, 2 RUNNING, "
         "3 PENDING_SHUTDOWN, 4 NOT_RUNNING, 5 PENDING_ERROR, 6 ERROR",
-        read=_one(lambda seen: seen.state_number),
+        _one(lambda seen: seen.state_number),
     ),
-    Figure(
-        name=f"{CLIENT}alive_stream_threads",
-        kind=GAUGE,
-        text="stream threads that run",
-        read=_one(lambda seen: sum(thread.alive for thread in seen.threads)),
+    _gauge(
+        f"{CLIENT}alive_stream_threads",
+        "stream threads that run",
+        _one(lambda seen: sum(thread.alive for thread in seen.threads)),
     ),
-    Figure(
-        name=f"{CLIENT}failed_stream_threads_total",
-        kind=COUNTER,
-        text="stream threads that ended with an error: alert above 0",
-        read=_total(names.FAILED_STREAM_THREADS),
+    _counter(
+        f"{CLIENT}failed_stream_threads_total",
+        "stream threads that ended with an error: alert above 0",
+        _total(names.FAILED_STREAM_THREADS),
     ),
-    Figure(
-        name=f"{OURS}failing_stream_threads",
-        kind=GAUGE,
-        text="stream threads whose batches fail at the moment and are run again",
-        read=_one(lambda seen: sum(bool(thread.trouble) for thread in seen.threads)),
+    _gauge(
+        f"{OURS}failing_stream_threads",
+        "stream threads whose batches fail at the moment and are run again",
+        _one(lambda seen: sum(bool(thread.trouble) for thread in seen.threads)),
     ),
-    Figure(
-        name=f"{OURS}info",
-        kind=GAUGE,
-        labels=("application_id", "version", "topology", "program"),
-        text="1; its labels say which application this is, everflow's version, and which program "
+    _gauge(
+        f"{OURS}info",
+        "1; its labels say which application this is, everflow's version, and which program "
         "runs: the digits by which the group compares topologies, and the line of its first source",
-        read=lambda seen: [((seen.application_id, seen.version, seen.topology, seen.program), 1.0)],
+        lambda seen: [((seen.application_id, seen.version, seen.topology, seen.program), 1.0)],
+        "application_id",
+        "version",
+        "topology",
+        "program",
     ),
-    Figure(
-        name=f"{OURS}ready",
-        kind=GAUGE,
-        text="1 while `/ready` says yes",
-        read=_one(lambda seen: float(ready(seen).ok)),
+    _gauge(f"{OURS}ready", "1 while `/ready` says yes", _one(lambda seen: float(ready(seen).ok))),
+    _gauge(
+        f"{OURS}members",
+        "instances in the group, as of the last rebalance",
+        _one(lambda seen: seen.members),
     ),
-    Figure(
-        name=f"{OURS}members",
-        kind=GAUGE,
-        text="instances in the group, as of the last rebalance",
-        read=_one(lambda seen: seen.members),
-    ),
-    Figure(
-        name=f"{OURS}desired_instances",
-        kind=GAUGE,
-        text="how many instances the application should have, as this one sees it: the autoscaler "
+    _gauge(
+        f"{OURS}desired_instances",
+        "how many instances the application should have, as this one sees it: the autoscaler "
         "takes the largest",
-        read=_one(lambda seen: seen.desired_instances),
+        _one(lambda seen: seen.desired_instances),
     ),
-    Figure(
-        name=f"{OURS}application_tasks",
-        kind=GAUGE,
-        text="active tasks of the whole application: more instances than these find no work",
-        read=_one(lambda seen: seen.application_tasks),
+    _gauge(
+        f"{OURS}application_tasks",
+        "active tasks of the whole application: more instances than these find no work",
+        _one(lambda seen: seen.application_tasks),
     ),
-    Figure(
-        name=f"{OURS}road_nodes",
-        kind=GAUGE,
-        labels=("road",),
-        text="nodes of the topology by the road that computes them "
+    _gauge(
+        f"{OURS}road_nodes",
+        "nodes of the topology by the road that computes them "
         "(`everflow describe --physical` names each)",
-        read=lambda seen: [((road,), count) for road, count in seen.roads.items()],
+        lambda seen: [((road,), count) for road, count in seen.roads.items()],
+        "road",
     ),
     # --- threads ---------------------------------------------------------------------------------
-    Figure(
-        name=f"{THREAD}process_ratio",
-        kind=GAUGE,
-        labels=("thread_id",),
-        text="share of the last 30 s in which the thread ran batches (0 to 1)",
-        read=lambda seen: [((str(thread.number),), thread.busy) for thread in seen.threads],
+    _gauge(
+        f"{THREAD}process_ratio",
+        "share of the last 30 s in which the thread ran batches (0 to 1)",
+        lambda seen: [((str(thread.number),), thread.busy) for thread in seen.threads],
+        "thread_id",
     ),
-    Figure(
-        name=f"{THREAD}process_total",
-        kind=COUNTER,
-        labels=("thread_id", "task_id", "processor_node_id"),
-        text="records processed and committed, by source",
-        read=_series(names.PROCESSED),
+    _counter(
+        f"{THREAD}process_total",
+        "records processed and committed, by source",
+        _series(names.PROCESSED),
+        "thread_id",
+        "task_id",
+        "processor_node_id",
     ),
-    Figure(
-        name=f"{THREAD}commit_total",
-        kind=COUNTER,
-        labels=("thread_id",),
-        text="micro-batches committed",
-        read=_series(names.BATCHES),
+    _counter(
+        f"{THREAD}commit_total", "micro-batches committed", _series(names.BATCHES), "thread_id"
     ),
     *_recents(THREAD, names.BATCH_LATENCY, ("thread_id",), "ms of a micro-batch, plan to commit"),
     *_recents(THREAD, names.COMMIT_LATENCY, ("thread_id",), "ms of the commit in it"),
-    Figure(
-        name=f"{OURS}batch_seconds_total",
-        kind=COUNTER,
-        labels=("thread_id", "phase"),
-        text="where the time of committed micro-batches went: `read` (fetch), `decode` (by the "
+    _counter(
+        f"{OURS}batch_seconds_total",
+        "where the time of committed micro-batches went: `read` (fetch), `decode` (by the "
         "sources' serdes), `columns`, `operators`, `write` (encode and hand to the producer), "
         "`gate`, `offsets`, `delivery`, `commit`, `apply` (to the stores), and `plan` (all else: "
         "the driver, and the way there and back)",
-        read=_series(names.BATCH_SECONDS),
+        _series(names.BATCH_SECONDS),
+        "thread_id",
+        "phase",
     ),
-    Figure(
-        name=f"{OURS}busy_seconds_total",
-        kind=COUNTER,
-        labels=("thread_id",),
-        text="seconds in micro-batches, those that failed included: its rate is a thread's "
-        "utilisation",
-        read=_series(names.BUSY_SECONDS),
+    _counter(
+        f"{OURS}busy_seconds_total",
+        "seconds in micro-batches, those that failed included: its rate is a thread's utilisation",
+        _series(names.BUSY_SECONDS),
+        "thread_id",
     ),
-    Figure(
-        name=f"{OURS}batches_failed_total",
-        kind=COUNTER,
-        labels=("thread_id", "kind"),
-        text="micro-batches that were run again, by the kind of failure (`aborted`: the group "
+    _counter(
+        f"{OURS}batches_failed_total",
+        "micro-batches that were run again, by the kind of failure (`aborted`: the group "
         "moved on, its transaction was aborted)",
-        read=_series(names.FAILED_BATCHES),
+        _series(names.FAILED_BATCHES),
+        "thread_id",
+        "kind",
     ),
     # --- transactions ----------------------------------------------------------------------------
-    Figure(
-        name=f"{OURS}last_commit_timestamp_seconds",
-        kind=GAUGE,
-        labels=("thread_id",),
-        text="when the thread has committed something last (seconds since 1970)",
-        read=lambda seen: [
+    _gauge(
+        f"{OURS}last_commit_timestamp_seconds",
+        "when the thread has committed something last (seconds since 1970)",
+        lambda seen: [
             (labels, ms / 1000) for labels, ms in seen.series.get(names.LAST_COMMIT, {}).items()
         ],
+        "thread_id",
     ),
-    Figure(
-        name=f"{OURS}transaction_open_seconds",
-        kind=GAUGE,
-        labels=("thread_id", "transactional_id"),
-        text="for how long the thread's transaction was open when the brokers were asked; 0: none "
-        "was. Asked for each 5 s while somebody reads `/metrics`, `/status` or the page",
-        read=lambda seen: [
+    _gauge(
+        f"{OURS}transaction_open_seconds",
+        "for how long the thread's transaction was open when the brokers were asked; 0: none "
+        "was. Asked for each 5 s while somebody reads `/metrics`, `/status` or the dashboard",
+        lambda seen: [
             ((str(one.thread), one.transactional_id), one.open_s)
             for one in seen.writers
             if one.open_s is not None
         ],
+        "thread_id",
+        "transactional_id",
     ),
-    Figure(
-        name=f"{OURS}commits_refused_total",
-        kind=COUNTER,
-        labels=("thread_id", "cause"),
-        text="micro-batches that were aborted as they were not allowed to commit, by cause: the "
+    _counter(
+        f"{OURS}commits_refused_total",
+        "micro-batches that were aborted as they were not allowed to commit, by cause: the "
         "task or the generation was somebody else's by then",
-        read=_series(names.REFUSED_COMMITS),
+        _series(names.REFUSED_COMMITS),
+        "thread_id",
+        "cause",
     ),
-    Figure(
-        name=f"{OURS}producers_renewed_total",
-        kind=COUNTER,
-        labels=("thread_id",),
-        text="how often a producer took a new epoch, as a request of its transaction had stayed "
+    _counter(
+        f"{OURS}producers_renewed_total",
+        "how often a producer took a new epoch, as a request of its transaction had stayed "
         "without an answer, or the transaction was aborted (KIP-890)",
-        read=_series(names.RENEWED_PRODUCERS),
+        _series(names.RENEWED_PRODUCERS),
+        "thread_id",
     ),
-    Figure(
-        name=f"{OURS}writers_fenced_total",
-        kind=COUNTER,
-        text="open transactions of instances that were gone, ended here so that readers go on",
-        read=_total(names.WRITERS_FENCED),
+    _counter(
+        f"{OURS}writers_fenced_total",
+        "open transactions of instances that were gone, ended here so that readers go on",
+        _total(names.WRITERS_FENCED),
     ),
-    Figure(
-        name=f"{OURS}stable_offset_lag",
-        kind=GAUGE,
-        labels=("topic", "partition"),
-        text="records of an input partition that an open transaction of anybody holds back: from "
+    _gauge(
+        f"{OURS}stable_offset_lag",
+        "records of an input partition that an open transaction of anybody holds back: from "
         "the last stable offset to the log's end. Asked for as the above; at least once nothing is "
         "held back",
-        read=lambda seen: [
+        lambda seen: [
             ((topic, str(partition)), one.records)
             for (topic, partition), one in seen.held_back.items()
         ],
+        "topic",
+        "partition",
     ),
-    Figure(
-        name=f"{OURS}stable_offset_held_seconds",
-        kind=GAUGE,
-        labels=("topic", "partition"),
-        text="for how long at least that last stable offset had not moved then; 0 where nothing is "
+    _gauge(
+        f"{OURS}stable_offset_held_seconds",
+        "for how long at least that last stable offset had not moved then; 0 where nothing is "
         "held back",
-        read=lambda seen: [
+        lambda seen: [
             ((topic, str(partition)), one.held_s)
             for (topic, partition), one in seen.held_back.items()
         ],
+        "topic",
+        "partition",
     ),
     # --- tasks -----------------------------------------------------------------------------------
-    Figure(
-        name=f"{TASK}dropped_records_total",
-        kind=COUNTER,
-        labels=("thread_id", "processor_node_id", "reason"),
-        text="records that an operator left out (late, without a key): alert on it",
-        read=_series(names.DROPPED),
+    _counter(
+        f"{TASK}dropped_records_total",
+        "records that an operator left out (late, without a key): alert on it",
+        _series(names.DROPPED),
+        "thread_id",
+        "processor_node_id",
+        "reason",
     ),
-    Figure(
-        name=f"{OURS}late_unmatched_records_total",
-        kind=COUNTER,
-        labels=("thread_id", "processor_node_id"),
-        text="rows of the outer side of a join of streams that came after window and grace, met "
+    _counter(
+        f"{OURS}late_unmatched_records_total",
+        "rows of the outer side of a join of streams that came after window and grace, met "
         "nothing, and were emitted without a match",
-        read=_series(names.UNMATCHED_LATE),
+        _series(names.UNMATCHED_LATE),
+        "thread_id",
+        "processor_node_id",
     ),
-    Figure(
-        name=f"{OURS}keys_checked_total",
-        kind=COUNTER,
-        labels=("topic_name",),
-        text="keys of an input that were looked at, whether they lie in the partition that the "
+    _counter(
+        f"{OURS}keys_checked_total",
+        "keys of an input that were looked at, whether they lie in the partition that the "
         "partitioner of the topic gives them: up to 256 of a micro-batch",
-        read=_series(names.KEYS_CHECKED),
+        _series(names.KEYS_CHECKED),
+        "topic_name",
     ),
-    Figure(
-        name=f"{OURS}keys_misplaced_total",
-        kind=COUNTER,
-        labels=("topic_name",),
-        text="those that lie in another one: equal keys do not meet, alert on it",
-        read=_series(names.KEYS_MISPLACED),
+    _counter(
+        f"{OURS}keys_misplaced_total",
+        "those that lie in another one: equal keys do not meet, alert on it",
+        _series(names.KEYS_MISPLACED),
+        "topic_name",
     ),
-    Figure(
-        name=f"{TASK}enforced_processing_total",
-        kind=COUNTER,
-        text="how often a task went on though an input had nothing to read (max.task.idle.ms)",
-        read=_total(names.ENFORCED_PROCESSING),
+    _counter(
+        f"{TASK}enforced_processing_total",
+        "how often a task went on though an input had nothing to read (max.task.idle.ms)",
+        _total(names.ENFORCED_PROCESSING),
     ),
     *_recents(
         TASK,
@@ -339,54 +322,55 @@ FIGURES: tuple[Figure, ...] = (
         ("thread_id", "task_id"),
         "ms by which records lay behind the newest of their task",
     ),
-    Figure(
-        name=f"{OURS}dead_letters_total",
-        kind=COUNTER,
-        text="records written to the dead letter topic",
-        read=_total(names.DEAD_LETTERS),
+    _counter(
+        f"{OURS}dead_letters_total",
+        "records written to the dead letter topic",
+        _total(names.DEAD_LETTERS),
     ),
-    Figure(
-        name=f"{OURS}left_out_records_total",
-        kind=COUNTER,
-        labels=("exception", "processor_node_id", "topic_name"),
-        text="records that failed and that an exception handler left out, by the error's class, "
+    _counter(
+        f"{OURS}left_out_records_total",
+        "records that failed and that an exception handler left out, by the error's class, "
         "node and input topic; dead letters or not",
-        read=_series(names.LEFT_OUT),
+        _series(names.LEFT_OUT),
+        "exception",
+        "processor_node_id",
+        "topic_name",
     ),
-    Figure(
-        name=f"{OURS}task_state",
-        kind=GAUGE,
-        labels=("task_id", "role", "state"),
-        text="1 for every task here, with its role and state",
-        read=lambda seen: [((task.task, task.role, task.state), 1.0) for task in seen.tasks],
+    _gauge(
+        f"{OURS}task_state",
+        "1 for every task here, with its role and state",
+        lambda seen: [((task.task, task.role, task.state), 1.0) for task in seen.tasks],
+        "task_id",
+        "role",
+        "state",
     ),
-    Figure(
-        name=f"{OURS}task_troubled",
-        kind=GAUGE,
-        labels=("task_id", "role"),
-        text="1 for a task that does not get on at the moment",
-        read=_tasks(lambda task: 1.0 if task.trouble else None),
+    _gauge(
+        f"{OURS}task_troubled",
+        "1 for a task that does not get on at the moment",
+        _tasks(lambda task: 1.0 if task.trouble else None),
+        "task_id",
+        "role",
     ),
-    Figure(
-        name=f"{TASK}restoring_remaining_records_total",
-        kind=GAUGE,
-        labels=("task_id", "role"),
-        text="changelog records that an active task's restore has still to read",
-        read=_tasks(_restore_left),
+    _gauge(
+        f"{TASK}restoring_remaining_records_total",
+        "changelog records that an active task's restore has still to read",
+        _tasks(_restore_left),
+        "task_id",
+        "role",
     ),
-    Figure(
-        name=f"{TASK}updating_remaining_records_total",
-        kind=GAUGE,
-        labels=("task_id", "role"),
-        text="changelog records by which a standby, a warm-up or a global table is behind",
-        read=_tasks(lambda task: _left(task, ("standby", "warm-up", "global"))),
+    _gauge(
+        f"{TASK}updating_remaining_records_total",
+        "changelog records by which a standby, a warm-up or a global table is behind",
+        _tasks(lambda task: _left(task, ("standby", "warm-up", "global"))),
+        "task_id",
+        "role",
     ),
-    Figure(
-        name=f"{OURS}restore_remaining_seconds",
-        kind=GAUGE,
-        labels=("task_id", "role"),
-        text="how long that will take at the present rate",
-        read=_tasks(lambda task: task.remaining_s if task.state == "RESTORING" else None),
+    _gauge(
+        f"{OURS}restore_remaining_seconds",
+        "how long that will take at the present rate",
+        _tasks(lambda task: task.remaining_s if task.state == "RESTORING" else None),
+        "task_id",
+        "role",
     ),
     # --- nodes, topics, stores -------------------------------------------------------------------
     *_recents(
@@ -397,113 +381,97 @@ FIGURES: tuple[Figure, ...] = (
         "a sink (task_id empty) of those written",
         least=True,
     ),
-    Figure(
-        name=f"{TOPIC}records_produced_total",
-        kind=COUNTER,
-        labels=("processor_node_id", "topic_name"),
-        text="records written to an output or repartition topic",
-        read=_series(names.SENT),
+    _counter(
+        f"{TOPIC}records_produced_total",
+        "records written to an output or repartition topic",
+        _series(names.SENT),
+        "processor_node_id",
+        "topic_name",
     ),
-    Figure(
-        name=f"{TOPIC}bytes_produced_total",
-        kind=COUNTER,
-        labels=("processor_node_id", "topic_name"),
-        text="bytes of their keys and values",
-        read=_series(names.SENT_BYTES),
+    _counter(
+        f"{TOPIC}bytes_produced_total",
+        "bytes of their keys and values",
+        _series(names.SENT_BYTES),
+        "processor_node_id",
+        "topic_name",
     ),
-    Figure(
-        name=f"{STORE}put_total",
-        kind=COUNTER,
-        labels=("task_id", "store"),
-        text="changes of a store (one for each key of a micro-batch)",
-        read=_series(names.STORE_PUTS),
+    _counter(
+        f"{STORE}put_total",
+        "changes of a store (one for each key of a micro-batch)",
+        _series(names.STORE_PUTS),
+        "task_id",
+        "store",
     ),
-    Figure(
-        name=f"{OURS}store_bytes",
-        kind=GAUGE,
-        labels=("task_id", "role", "store"),
-        text="disk space of a store here",
-        read=lambda seen: [
+    _gauge(
+        f"{OURS}store_bytes",
+        "disk space of a store here",
+        lambda seen: [
             ((task.task, task.role, store.name), store.bytes)
             for task in seen.tasks
             for store in task.stores
         ],
+        "task_id",
+        "role",
+        "store",
     ),
-    Figure(
-        name=f"{OURS}state_disk_bytes",
-        kind=GAUGE,
-        text="size of the disk of state.dir",
-        read=_one(lambda seen: None if seen.disk is None else seen.disk.bytes),
+    _gauge(
+        f"{OURS}state_disk_bytes",
+        "size of the disk of state.dir",
+        _one(lambda seen: None if seen.disk is None else seen.disk.bytes),
     ),
-    Figure(
-        name=f"{OURS}state_disk_free_bytes",
-        kind=GAUGE,
-        text="what is left of it; stores are restored to it, too",
-        read=_one(lambda seen: None if seen.disk is None else seen.disk.free),
+    _gauge(
+        f"{OURS}state_disk_free_bytes",
+        "what is left of it; stores are restored to it, too",
+        _one(lambda seen: None if seen.disk is None else seen.disk.free),
     ),
-    Figure(
-        name=f"{OURS}changelog_records_total",
-        kind=COUNTER,
-        text="records written to changelogs",
-        read=_total(names.CHANGELOG_RECORDS),
+    _counter(
+        f"{OURS}changelog_records_total",
+        "records written to changelogs",
+        _total(names.CHANGELOG_RECORDS),
     ),
     # --- state updater ---------------------------------------------------------------------------
-    Figure(
-        name=f"{UPDATER}active_restoring_tasks",
-        kind=GAUGE,
-        text="active tasks that are restored",
-        read=_one(lambda seen: _count(seen, "active", ("RESTORING",))),
+    _gauge(
+        f"{UPDATER}active_restoring_tasks",
+        "active tasks that are restored",
+        _one(lambda seen: _count(seen, "active", ("RESTORING",))),
     ),
-    Figure(
-        name=f"{UPDATER}standby_updating_tasks",
-        kind=GAUGE,
-        text="standbys that follow their changelogs",
-        read=_one(lambda seen: _count(seen, "standby", ("RUNNING",))),
+    _gauge(
+        f"{UPDATER}standby_updating_tasks",
+        "standbys that follow their changelogs",
+        _one(lambda seen: _count(seen, "standby", ("RUNNING",))),
     ),
-    Figure(
-        name=f"{OURS}warmup_updating_tasks",
-        kind=GAUGE,
-        text="warm-ups that follow theirs",
-        read=_one(lambda seen: _count(seen, "warm-up", ("RUNNING",))),
+    _gauge(
+        f"{OURS}warmup_updating_tasks",
+        "warm-ups that follow theirs",
+        _one(lambda seen: _count(seen, "warm-up", ("RUNNING",))),
     ),
-    Figure(
-        name=f"{UPDATER}restore_records_total",
-        kind=COUNTER,
-        text="records restored",
-        read=_total(names.RESTORED_RECORDS),
-    ),
-    Figure(
-        name=f"{UPDATER}standby_update_rate",
-        kind=GAUGE,
-        text="records/s that standbys and warm-ups read",
-        read=_one(lambda seen: seen.counters.get(names.COPIES_RATE, 0.0)),
+    _counter(f"{UPDATER}restore_records_total", "records restored", _total(names.RESTORED_RECORDS)),
+    _gauge(
+        f"{UPDATER}standby_update_rate",
+        "records/s that standbys and warm-ups read",
+        _one(lambda seen: seen.counters.get(names.COPIES_RATE, 0.0)),
     ),
     # --- consumer --------------------------------------------------------------------------------
-    Figure(
-        name=f"{CONSUMER}fetch_manager_metrics_records_lag",
-        kind=GAUGE,
-        labels=("topic", "partition"),
-        text="records that wait, by input partition of the tasks that run here",
-        read=lambda seen: [
+    _gauge(
+        f"{CONSUMER}fetch_manager_metrics_records_lag",
+        "records that wait, by input partition of the tasks that run here",
+        lambda seen: [
             ((topic, str(partition)), lag) for (topic, partition), lag in seen.lags.items()
         ],
+        "topic",
+        "partition",
     ),
-    Figure(
-        name=f"{OURS}records_lag",
-        kind=GAUGE,
-        text="their sum; NaN while a task of this instance does not run yet",
-        read=_one(lambda seen: seen.counters.get(names.LAG, math.nan)),
+    _gauge(
+        f"{OURS}records_lag",
+        "their sum; NaN while a task of this instance does not run yet",
+        _one(lambda seen: seen.counters.get(names.LAG, math.nan)),
     ),
-    Figure(
-        name=f"{OURS}brokers_silent_seconds",
-        kind=GAUGE,
-        text="for how long the brokers have not told the ends of the input; 0 when they do",
-        read=_one(lambda seen: seen.silent_s),
+    _gauge(
+        f"{OURS}brokers_silent_seconds",
+        "for how long the brokers have not told the ends of the input; 0 when they do",
+        _one(lambda seen: seen.silent_s),
     ),
-    Figure(
-        name=f"{CONSUMER}coordinator_metrics_rebalance_total",
-        kind=COUNTER,
-        text="rebalances",
-        read=_total(names.REBALANCES),
+    _counter(
+        f"{CONSUMER}coordinator_metrics_rebalance_total", "rebalances", _total(names.REBALANCES)
     ),
 )

@@ -1,4 +1,4 @@
-"""By which names a request may call a server of ours: the header Host.
+"""The names by which a request may call a server of everflow: the header Host.
 
 A browser does what any site tells it to, and lets that site read the answer where the site's own
 name points to this host (DNS rebinding): the request then comes from this host, or from within its
@@ -51,7 +51,7 @@ class OwnNames:
         self._addresses = {found for name in self._names if (found := _address(name)) is not None}
 
     def named(self, header: str) -> bool:
-        """Whether the value of a Host header is one of them."""
+        """True if the value of a Host header is one of them."""
         if self.any:
             return True
         host = _bare(header.lower())
@@ -92,7 +92,6 @@ class OwnHostOnly:
         self._app, self._names, self._free = app, names, free
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
         host = next((value for name, value in scope["headers"] if name == b"host"), b"")
         absolute = _ABSOLUTE.fullmatch(scope["raw_path"])
         if absolute is not None:

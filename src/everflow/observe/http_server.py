@@ -13,21 +13,25 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import uvicorn
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from everflow.errors import ConfigError
-from everflow.observe.exposition import CONTENT_TYPE, exposition
-from everflow.observe.health import Verdict, live, ready
+from everflow.observe.figures import COUNTER, FIGURES, Figure
 from everflow.observe.host_names import (
     Application,
     OwnHostOnly,
@@ -39,9 +43,219 @@ from everflow.observe.host_names import (
 )
 from everflow.observe.observation import Observation
 from everflow.observe.page.routes import Page
-from everflow.observe.room import Room
-from everflow.observe.status import status_of
-from everflow.observe.whole_requests import REQUEST_S, BoundedLog, WholeRequestsProtocol
+from everflow.observe.status import Verdict, live, ready, status_of
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def exposition(seen: Observation, figures: Sequence[Figure] = FIGURES) -> bytes:
+    """The text of `/metrics`; a figure without a value is left out."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Looked(seen, figures))
+    return generate_latest(registry)
+
+
+class _Looked(Collector):
+    def __init__(self, seen: Observation, figures: Sequence[Figure]) -> None:
+        self._seen, self._figures = seen, figures
+
+    def collect(self) -> Iterator[Metric]:
+        for figure in self._figures:
+            family = _family(figure)
+            for labels, value in figure.read(self._seen):
+                family.add_metric((self._seen.client_id, *labels), value)
+            if family.samples:
+                yield family
+
+
+def _family(figure: Figure) -> CounterMetricFamily | GaugeMetricFamily:
+    kind = CounterMetricFamily if figure.kind == COUNTER else GaugeMetricFamily
+    return kind(figure.name, figure.text, labels=("client_id", *figure.labels))
+
+
+MOST_CONNECTIONS = 512
+SPARE = 64
+"""Beyond them, for probes, where all of those are being answered."""
+
+
+class Connection(Protocol):
+    """What a room knows of a connection. ``address``: of the client's host."""
+
+    @property
+    def address(self) -> str: ...
+
+    def waits_since(self) -> float | None:
+        """Since when it is the client's turn to send or to read, on one clock for all of a room;
+        None: it is being answered."""
+
+    def give_way(self) -> None:
+        """Close it, at once; `Room.left` may be called within it or later."""
+
+
+class Room:
+    """The connections of one server; on its event loop alone."""
+
+    def __init__(self, most: int = MOST_CONNECTIONS, spare: int = SPARE) -> None:
+        self._most, self._spare = most, spare
+        self._of: dict[str, set[Connection]] = {}
+        self._number = 0
+
+    @property
+    def full(self) -> bool:
+        """More are here than there is room for, and all of them were being answered."""
+        return self._number > self._most
+
+    def came(self, one: Connection) -> bool:
+        """True if it may stay. Where there is no room, the connection that waited for its client
+        the longest is closed, of the address that has the most."""
+        if self._number >= self._most:
+            self._make_room()
+        if self._number >= self._most + self._spare:
+            return False
+        self._of.setdefault(one.address, set()).add(one)
+        self._number += 1
+        return True
+
+    def left(self, one: Connection) -> None:
+        """It is closed; one that is not here is none of ours."""
+        there = self._of.get(one.address, set())
+        if one in there:
+            there.remove(one)
+            self._number -= 1
+            if not there:
+                del self._of[one.address]
+
+    def _make_room(self) -> None:
+        for there in sorted(self._of.values(), key=len, reverse=True):
+            waiting = [(since, one) for one in there if (since := one.waits_since()) is not None]
+            if waiting:
+                _, one = min(waiting, key=lambda pair: pair[0])
+                self.left(one)
+                one.give_way()
+                return
+
+
+REQUEST_S = 10.0
+"""How long a request may take to arrive, as in most web servers. A connection that is used again
+has uvicorn's own time between two requests."""
+SAID_EVERY_S = 60.0
+
+
+class BoundedLog:
+    """What uvicorn says of single requests: a line for each kind of them in `SAID_EVERY_S`, with
+    the number of those that were left out. Whoever reaches the address decides how many there are.
+    """
+
+    level = logging.WARNING  # uvicorn looks whether it shall say more
+
+    def __init__(self, address: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._address, self._clock = address, clock
+        self._said: dict[str, tuple[float, int]] = {}
+
+    def warning(self, text: str, *_: object) -> None:
+        """Something about a request, or about a connection."""
+        self._say(logging.WARNING, text, None)
+
+    def error(self, text: str, *_: object, exc_info: BaseException | None = None) -> None:
+        """An exception of an answer."""
+        self._say(logging.ERROR, text, exc_info)
+
+    def info(self, *_: object, **__: object) -> None:
+        """Nothing."""
+
+    def log(self, *_: object, **__: object) -> None:
+        """Nothing: uvicorn's traces."""
+
+    def _say(self, level: int, text: str, error: BaseException | None) -> None:
+        kind = text.strip() if error is None else f"{text.strip()}: {type(error).__name__}"
+        at_s, left_out = self._said.get(kind, (-SAID_EVERY_S, 0))
+        now_s = self._clock()
+        if now_s - at_s < SAID_EVERY_S:
+            self._said[kind] = at_s, left_out + 1
+            return
+        self._said[kind] = now_s, 0
+        more = f" ({left_out:,} more since the last such line)" if left_out else ""
+        log.log(level, "The HTTP server at %s: %s%s", self._address, kind, more, exc_info=error)
+
+
+class WholeRequestsProtocol(H11Protocol):
+    """uvicorn's own protocol, with that bound: ``request_s``, in seconds."""
+
+    def __init__(
+        self,
+        *args: Any,
+        room: Room | None = None,
+        said: BoundedLog | None = None,
+        request_s: float = REQUEST_S,
+        **named: Any,
+    ) -> None:
+        super().__init__(*args, **named)
+        self._room = room or Room()
+        if said is not None:
+            self.logger = cast(logging.Logger, said)
+        self._request_s = request_s
+        self._deadline: asyncio.TimerHandle | None = None
+        self._waits_since = 0.0
+
+    @property
+    def address(self) -> str:
+        return self.client[0] if self.client else ""
+
+    def waits_since(self) -> float | None:
+        """See `Connection`; where a client does not read its answer, the time of the last one."""
+        answered = self.cycle is None or self.cycle.response_complete
+        return (
+            self._waits_since if answered or self._under_way() or self.flow.write_paused else None
+        )
+
+    def give_way(self) -> None:
+        self.transport.abort()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """From now on the first request is waited for."""
+        super().connection_made(transport)
+        self._waits_since = self.loop.time()
+        if self._room.came(self):
+            self._wait_for_request()
+        else:
+            transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing is waited for."""
+        self._room.left(self)
+        self._unset_deadline()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """A request is whole, or its rest is waited for."""
+        super().data_received(data)
+        if self.timeout_keep_alive_task is not None or not self._under_way():
+            self._unset_deadline()
+        elif self._deadline is None:
+            self._wait_for_request()
+
+    def on_response_complete(self) -> None:
+        """The unread rest of an answered request is not waited for."""
+        self._unset_deadline()
+        self._waits_since = self.loop.time()
+        super().on_response_complete()
+
+    def _under_way(self) -> bool:
+        return str(self.conn.their_state) in ("IDLE", "SEND_BODY")
+
+    def _wait_for_request(self) -> None:
+        self._deadline = self.loop.call_later(self._request_s, self._too_late)
+
+    def _unset_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _too_late(self) -> None:
+        self._deadline = None
+        if self._under_way():
+            self.transport.close()
+
 
 log = logging.getLogger("everflow")
 
@@ -91,7 +305,7 @@ def application(
         return PlainTextResponse(topology)
 
     async def drained(request: Request) -> Response:
-        # Whoever has the page open has a browser here, in which any site's page could send this.
+        # A reader of the dashboard has a browser here, in which any site's page could send this.
         if request.client is None or request.client.host not in LOOPBACK:
             return PlainTextResponse("only from the host of the instance\n", status_code=403)
         if "origin" in request.headers:

@@ -59,7 +59,7 @@ class DiskSpace(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ObservedHost:
-    """What runs behind one ``application.server``, as of the last rebalance: ids of tasks."""
+    """The tasks (ids) behind one ``application.server``, as of the last rebalance."""
 
     host: str
     active: Sequence[str] = ()
@@ -147,7 +147,7 @@ class Observation:
 
     @property
     def preparing(self) -> str:
-        """What its stream threads wait for before they can have tasks; empty where it is there."""
+        """What its stream threads wait for before they can have tasks; empty: nothing."""
         cold = sum(thread.alive and not thread.warm for thread in self.threads)
         if not cold:
             return ""
@@ -157,7 +157,6 @@ class Observation:
 
     @property
     def active(self) -> list[ObservedTask]:
-        """The active tasks."""
         return [task for task in self.tasks if task.role == "active"]
 
     @property

@@ -26,7 +26,7 @@ EXTRA = "pip install 'everflow[opentelemetry]'"
 SETTING = "otel.exporter.otlp.metrics.endpoint"
 ATTEMPT_S = 10.0
 END_MS = 3_000
-"""What an end waits for the last figures."""
+"""How long the shutdown waits for the last metrics."""
 SENDERS_LOG = "opentelemetry.exporter.otlp.proto.http.metric_exporter"
 
 

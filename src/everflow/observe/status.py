@@ -1,16 +1,124 @@
-"""What `/status` says of an instance, and how another instance reads it. Pure."""
+"""The content of `/status`, `/live` and `/ready`, and how another instance reads it. Pure.
+
+An instance that restores for an hour is alive: to restart it would begin the restore again. It is
+ready once its active tasks run, so that a rolling restart waits for them.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 from everflow import metrics as names
-from everflow.observe.health import live, ready, state_reason
 from everflow.observe.observation import Observation, ObservedTask, ObservedThread
-from everflow.observe.transactions import transactions
+
+DEAD = ("ERROR", "PENDING_ERROR", "NOT_RUNNING")
+ENDING = ("PENDING_SHUTDOWN",)
+
+
+class Verdict(NamedTuple):
+    """Yes or no, and why, for people."""
+
+    ok: bool
+    why: str
+
+
+def live(seen: Observation) -> Verdict:
+    """Alive, if a restart would not help: also while it starts, restores, or ends in order."""
+    if seen.state in DEAD:
+        return Verdict(False, f"state {seen.state}" + (f": {seen.error}" if seen.error else ""))
+    dead = [str(thread.number) for thread in seen.threads if not thread.alive]
+    if dead and seen.state == "RUNNING":
+        return Verdict(False, f"stream threads that ended: {', '.join(dead)}")
+    return Verdict(True, f"state {seen.state}")
+
+
+def state_reason(seen: Observation) -> str:
+    """Why it is REBALANCING, for people: so Kafka Streams calls all that is between the start and
+    all tasks running. Empty in other states."""
+    if seen.state != "REBALANCING":
+        return ""
+    processes = ready(seen)
+    why = "its group rebalances" if processes.ok else processes.why
+    return f"{why}, {seen.state_s:.0f} s"
+
+
+def ready(seen: Observation) -> Verdict:
+    """Ready, if it processes all of its tasks. One without a task is ready: there may be more
+    instances than tasks."""
+    alive = live(seen)
+    if not alive.ok:
+        return alive
+    if seen.state in (*ENDING, "CREATED"):
+        return Verdict(False, f"state {seen.state}")
+    if not seen.threads:
+        return Verdict(False, "it starts")
+    if seen.state != "RUNNING" and seen.preparing:
+        return Verdict(False, f"it {seen.preparing}")
+    if seen.restoring:
+        ids = ", ".join(task.task for task in seen.restoring[:5])
+        more = f" and {len(seen.restoring) - 5} more" if len(seen.restoring) > 5 else ""
+        return Verdict(False, f"active tasks that do not run yet: {ids}{more}")
+    if seen.state != "RUNNING" and not seen.active and seen.members is None:
+        return Verdict(False, "it has not joined its group yet")
+    return Verdict(True, f"{len(seen.active)} active tasks run")
+
+
+ABORTED, FENCED = "aborted", "migrated"
+"""Kinds of failed batches: the first is told by its causes, the second by itself."""
+
+
+def transactions(seen: Observation) -> dict[str, Any]:
+    """By stream thread; and what open transactions of anybody hold back, the worst first. A number
+    that is not known is None."""
+    return {
+        "threads": [_thread(seen, thread.number) for thread in seen.threads],
+        "ended_of_others": seen.counters.get(names.WRITERS_FENCED, 0.0),
+        "held_back": held_back(seen),
+        "told_s": seen.told_s,
+    }
+
+
+def held_back(seen: Observation) -> list[dict[str, Any]]:
+    """Partitions of which readers of committed records do not see the end: what is held back for
+    the longest time first."""
+    rows = [
+        {"topic": topic, "partition": partition, **one._asdict()}
+        for (topic, partition), one in seen.held_back.items()
+        if one.records
+    ]
+    return sorted(
+        rows, key=lambda row: (-row["held_s"], -row["records"], row["topic"], row["partition"])
+    )
+
+
+def _thread(seen: Observation, number: int) -> dict[str, Any]:
+    thread = str(number)
+    writer = next((one for one in seen.writers if one.thread == number), None)
+    failed = {
+        kind: count
+        for (of, kind), count in seen.series.get(names.FAILED_BATCHES, {}).items()
+        if of == thread
+    }
+    refused = {
+        cause: count
+        for (of, cause), count in seen.series.get(names.REFUSED_COMMITS, {}).items()
+        if of == thread
+    }
+    others = {kind: count for kind, count in failed.items() if kind not in (ABORTED, FENCED)}
+    return {
+        "thread": number,
+        "transactional_id": "" if writer is None else writer.transactional_id,
+        "state": None if writer is None else writer.state,
+        "open_s": None if writer is None else writer.open_s,
+        "committed_ms": seen.series.get(names.LAST_COMMIT, {}).get((thread,)),
+        "aborted": {**refused, **others},
+        "fenced": failed.get(FENCED, 0.0),
+        "renewed": seen.series.get(names.RENEWED_PRODUCERS, {}).get((thread,), 0.0),
+    }
+
 
 LONGEST = 2_000
 """Characters of a text that another instance says."""
@@ -116,7 +224,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 
 
 def _part(told: Mapping[str, Any], wanted: tuple[str, ...]) -> dict[str, Any]:
-    """Those of the values that are wanted, each of its type."""
+    """The wanted values, each of its type."""
     found = {name: told[name] for name in wanted}
     for name, value in found.items():
         if not isinstance(value, _TYPES[name]):

@@ -62,7 +62,6 @@ def _begins(facts: Facts) -> Mapping[str, _Begin]:
 
 
 def _processed(seen: Observation) -> Mapping[str, float]:
-    """Records by task."""
     total: dict[str, float] = defaultdict(float)
     for (_, task, _), records in seen.series.get(names.PROCESSED, {}).items():
         total[task] += records

@@ -21,18 +21,15 @@ from everflow.kafka.admin import ClusterAdmin, Isolation
 from everflow.kafka.connection_settings import security_keywords
 from everflow.kafka.group_channel import GroupSettings
 from everflow.kafka.reading.copy_follower import CopyFollower
-from everflow.kafka.reading.log_chunk import LogChunk
-from everflow.kafka.reading.tail_watch import TailWatch
-from everflow.kafka.transactions import open_transactional_ids
-from everflow.kafka.writing.fencing import fence_all
+from everflow.kafka.reading.fetch_connection import TailWatch
+from everflow.kafka.reading.record_columns import LogChunk
 from everflow.kafka.writing.record_writer import RecordWriter
-from everflow.kafka.writing.transaction import GroupMetadata
+from everflow.kafka.writing.transaction import GroupMetadata, fence_all
 from everflow.kafka.writing.writer_settings import QUEUE
 from everflow.logs import LogFile, log_path, some
 from everflow.membership.assignor import Identity, LocalCopies, MemberAssignor, PartitionRacks
 from everflow.membership.member import GroupMember
-from everflow.membership.own_assignor import decision
-from everflow.membership.own_code import patience_s
+from everflow.membership.own_assignor import decision, patience_s
 from everflow.memory import SpareMemory, trim_of_libc
 from everflow.metrics import Metrics
 from everflow.records import TaskId, TopicPartition
@@ -732,11 +729,10 @@ class ClusterPorts:
         if own:
             fence_all(config.producer(), directory.transactional_ids, FENCE_S)
             return 0
-        client = security_keywords(config.admin())
         fenced = fence_lost_writers(
             config.application_id,
             directory.process_id,
-            open_ids=lambda: open_transactional_ids(config.bootstrap_servers, client),
+            open_ids=dependencies.admin.open_transactions,
             clients=lambda: dependencies.admin.client_ids(config.application_id),
             fence=lambda ids: fence_all(config.producer(), ids, FENCE_TIMEOUT_S),
         )

@@ -25,7 +25,7 @@ from everflow.foreign_names import Telling
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.client_settings import check_clients
 from everflow.kafka.reading.log_reader import LogReader
-from everflow.kafka.writing.transaction_states import TransactionStates
+from everflow.kafka.writing.transaction import TransactionStates
 from everflow.logs import LogFile, install, moves
 from everflow.membership.own_assignor import check_assignor
 from everflow.memory import share_one_area

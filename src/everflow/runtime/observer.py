@@ -40,7 +40,7 @@ from everflow.kafka.dead_letters import (
     stored,
     tallied,
 )
-from everflow.kafka.writing.transaction_states import TransactionState, TransactionStates
+from everflow.kafka.writing.transaction import TransactionState, TransactionStates
 from everflow.logs import counted, moves
 from everflow.metrics import Metrics
 from everflow.observe.desired_instances import DesiredInstances, Load, ScalingRules
@@ -54,8 +54,7 @@ from everflow.observe.observation import (
     ObservedWriter,
     StableLag,
 )
-from everflow.observe.page.events import EventBook
-from everflow.observe.page.history import Facts, LookHistory
+from everflow.observe.page.history import EventBook, Facts, LookHistory
 from everflow.observe.page.letters import CauseLetters, LetterCause, LettersFound, LettersReplayed
 from everflow.observe.status import status_of
 from everflow.observe.task_rates import with_rates

@@ -15,7 +15,7 @@ from everflow.clock import Clock, Deadline
 from everflow.config import StreamsConfig
 from everflow.errors import RetriableError, TopologyError
 from everflow.kafka.admin import ClusterAdmin
-from everflow.kafka.writing.fencing import fence_all
+from everflow.kafka.writing.transaction import fence_all
 from everflow.logs import counted, moves, some
 from everflow.records import CommittedOffset, TopicPartition
 from everflow.retry import StoppedError, attempting, retrying, waiting

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from everflow.errors import EverflowError
-from everflow.kafka.reading.log_chunk import Records
+from everflow.kafka.reading.record_columns import Records
 from everflow.records import Int64, TopicPartition
 from everflow.retry import waiting
 from everflow.snapshots.entry_columns import EntryError, compared, pages

@@ -30,8 +30,7 @@ from everflow.errors import TopologyError
 from everflow.exact_texts import exact_ms
 from everflow.foreign_names import Telling
 from everflow.handlers import Handlers
-from everflow.kafka.reading.log_chunk import LogChunk
-from everflow.kafka.reading.log_columns import LogColumns
+from everflow.kafka.reading.record_columns import LogChunk, LogColumns
 from everflow.logs import moves
 from everflow.operators.lookups.loaded_rows import loaded_rows
 from everflow.records import (

@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 from contracts.odd_records import OddRecord, write
 from everflow import StreamsBuilder, serdes
 from everflow.cli.app import app as command
-from everflow.kafka.reading.client_tap import ClientTap
-from everflow.kafka.reading.range_reader import FETCHING
+from everflow.kafka.reading.fetch_tap import FetchTap
 from everflow.kafka.writing.record_writer import RecordWriter
 from everflow.records import TopicPartition, listed_headers
 from integration.lifecycle.lifecycle_cluster import Application, Cluster
@@ -44,7 +43,7 @@ def refuse_bad(value: str) -> str:
 def headers_of(cluster: Cluster, topic: str, count: int) -> dict[bytes, Sequence[object]]:
     tp = TopicPartition(topic, 0)
     found: dict[bytes, Sequence[object]] = {}
-    with closing(ClientTap({"bootstrap.servers": cluster.bootstrap}, "r", FETCHING)) as tap:
+    with closing(FetchTap.over({"bootstrap.servers": cluster.bootstrap})) as tap:
         tap.go_to({tp: 0})
         while len(found) < count:
             taken = tap.take({tp: 1 << 40}, 30)

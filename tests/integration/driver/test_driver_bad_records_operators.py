@@ -3,32 +3,37 @@ n records cost a few times n, whatever k is; nothing of theirs is in what others
 is left out for what another one did."""
 
 from __future__ import annotations
-from collections.abc import Callable
-from everflow import BatchProcessor
-from everflow import CountWindows
-from everflow import KStream
-from everflow import Materialized
-from everflow import Processor
-from everflow import Record
-from everflow import SessionWindows
-from everflow import SlidingWindows
-from everflow import Stores
-from everflow import StreamsBuilder
-from everflow import TimeWindows
-from everflow import Topology
-from everflow import ValueTransformer
-from everflow import punctuate
-from everflow import serdes
-from everflow.testing import TopologyTestDriver
-from pathlib import Path
-from pyspark.sql import functions as F
-from pyspark.sql.pandas.functions import pandas_udf
-from typing import Any
+
 import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import pandas as pd
 import pyarrow as pa
 import pytest
-import re
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.functions import pandas_udf
+
+from everflow import (
+    BatchProcessor,
+    CountWindows,
+    KStream,
+    Materialized,
+    Processor,
+    Record,
+    SessionWindows,
+    SlidingWindows,
+    Stores,
+    StreamsBuilder,
+    TimeWindows,
+    Topology,
+    ValueTransformer,
+    punctuate,
+    serdes,
+)
+from everflow.testing import TopologyTestDriver
 
 pytestmark = pytest.mark.spark
 N = 2_000

@@ -1,5 +1,4 @@
-"""Questions about a group that time out while no broker answers, and the broker is back: librdkafka
-aborts the process for some of them (`everflow.kafka.coordinator_questions`)."""
+"""Questions about a group that time out while no broker answers, and the broker is back."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 import pytest
 
+from everflow.errors import RetriableError
 from everflow.kafka.admin import ClusterAdmin, Isolation
 from everflow.kafka.reading.copy_follower import CopyFollower
 from everflow.kafka.writing.record_writer import RecordWriter
@@ -120,7 +121,7 @@ def numbers(*ranges: range) -> list[bytes | None]:
     return [b"%d" % number for part in ranges for number in part]
 
 
-def test_in_bulk_up_to_the_stable_end_and_then_message_by_message(
+def test_in_bulk_up_to_the_stable_end_and_then_with_the_others(
     admin: ClusterAdmin, topic: Topic, follower: CopyFollower, writer: RecordWriter
 ) -> None:
     made = topic(2)
@@ -148,14 +149,13 @@ def test_in_bulk_up_to_the_stable_end_and_then_message_by_message(
     put(writer, admin, far, range(700, 710))
     seen.follow_up()
     assert seen.values[far] == numbers(range(5, 710))
-    reading = "everflow-log-reader"  # kafka-python's name for its thread
-    assert any(reading in thread.name for thread in threading.enumerate())
+    follower.unfollow([far, near])
+    follower.rest()
+    assert follower._tap._connection is not None
     assert isinstance(follower._clock, Later)
     follower._clock.by_s = 31.0
-    seen.poll()
-    assert not any(reading in thread.name for thread in threading.enumerate()), (
-        "a connection that nobody uses"
-    )
+    follower.rest()
+    assert follower._tap._connection is None, "a connection that nobody uses"
 
 
 def test_one_that_falls_behind_is_read_in_bulk_again_and_a_log_may_be_dropped_in_the_middle(
@@ -199,7 +199,7 @@ def test_a_log_that_was_cut_is_named(
     assert "offset 3 is no longer in the changelog" in gone[cut]
 
 
-def test_a_broker_that_cannot_be_reached_is_left_to_the_consumer(admin: ClusterAdmin) -> None:
+def test_a_broker_that_cannot_be_reached_is_an_error_that_loses_no_log(admin: ClusterAdmin) -> None:
     """And quickly: promotions wait for the thread that reads."""
     nowhere = CopyFollower({"bootstrap.servers": "localhost:1"}, bulk_lag=LAG)
     done = threading.Event()
@@ -207,7 +207,8 @@ def test_a_broker_that_cannot_be_reached_is_left_to_the_consumer(admin: ClusterA
     def poll() -> None:
         log = TopicPartition("log", 0)
         nowhere.follow({log: 7})
-        nowhere.poll(10, 500, {log: 1_000}, 0.01)
+        with pytest.raises(RetriableError):
+            nowhere.poll(10, 500, {log: 1_000}, 0.01)
         assert nowhere.positions == {log: 7}
         assert nowhere.far_behind == {}
         done.set()

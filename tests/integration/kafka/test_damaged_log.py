@@ -57,7 +57,7 @@ def broker() -> Iterator[str]:
         yield one.bootstrap_servers
 
 
-PLACE = r"damaged-0, offset \d+: .*CRC"
+PLACE = r"damaged-0, offset \d+: .*checksum"
 
 
 def test_a_restore_names_the_place(broker: str) -> None:
@@ -74,15 +74,14 @@ def test_a_restore_names_the_place(broker: str) -> None:
         assert sum(len(chunk) for chunk in rest) == 10_000
 
 
-@pytest.mark.parametrize("tail_records", [0, 100_000], ids=["own fetches", "librdkafka"])
-def test_a_batch_names_the_place(broker: str, tail_records: int) -> None:
-    reader = RangeReader({"bootstrap.servers": broker}, "g", True, tail_records=tail_records)
+def test_a_batch_names_the_place(broker: str) -> None:
+    reader = RangeReader({"bootstrap.servers": broker}, True)
     with pytest.raises(CorruptBatchError, match=PLACE):
         reader.read({TP: OffsetRange(0, RECORDS), WHOLE: OffsetRange(0, RECORDS)}, 10.0)
     reader.close()
 
 
-@pytest.mark.parametrize("bulk_lag", [0, 1 << 40], ids=["own fetches", "librdkafka"])
+@pytest.mark.parametrize("bulk_lag", [0, 1 << 40], ids=["in bulk", "near its end"])
 def test_a_copy_stops_before_the_place_and_others_go_on(broker: str, bulk_lag: int) -> None:
     follower = CopyFollower({"bootstrap.servers": broker}, bulk_lag=bulk_lag)
     follower.follow({TP: 0, WHOLE: 0})

@@ -9,8 +9,8 @@ import pytest
 
 from everflow.assignment.user_data import hosts_of
 from everflow.errors import RetriableError
+from everflow.kafka.admin import user_data_of_group
 from everflow.kafka.group_channel import GroupSettings
-from everflow.kafka.group_description import user_data_of_group
 from everflow.membership.assignor import Identity
 from everflow.membership.member import Roles
 from everflow.testing.waiting import wait_until

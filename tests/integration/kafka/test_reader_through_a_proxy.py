@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from confluent_kafka import KafkaError
 
-from everflow.errors import EverflowError, FatalError, LogStartMovedError, RetriableError
+from everflow.errors import EverflowError, FatalError, LogStartMovedError
 from everflow.kafka.reading.fetch_tap import FetchTap
 from everflow.kafka.writing.record_writer import RecordWriter
 from everflow.records import TopicPartition
@@ -44,10 +44,8 @@ def write(writer: RecordWriter, tp: TopicPartition) -> None:
         writer.close()
 
 
-def read(
-    proxy: KafkaProxy, tp: TopicPartition, attend_s: float | None, timeout_s: float = READ_S
-) -> list[bytes | None]:
-    tap = FetchTap.over({"bootstrap.servers": proxy.bootstrap_servers}, attend_s=attend_s)
+def read(proxy: KafkaProxy, tp: TopicPartition, timeout_s: float = READ_S) -> list[bytes | None]:
+    tap = FetchTap.over({"bootstrap.servers": proxy.bootstrap_servers})
     try:
         tap.go_to({tp: 0})
         found = tap.take({tp: 1}, timeout_s)
@@ -72,7 +70,7 @@ def test_a_fetch_that_is_refused_for_now_is_sent_again(
     proxy: KafkaProxy, written: TopicPartition, code: int
 ) -> None:
     fault = proxy.refuse("Fetch", code, 2)
-    assert read(proxy, written, attend_s=None) == [b"v"]
+    assert read(proxy, written) == [b"v"]
     assert fault.happened == 2
 
 
@@ -81,7 +79,6 @@ def test_a_fetch_that_is_refused_for_now_is_sent_again(
     [
         (K.TOPIC_AUTHORIZATION_FAILED, FatalError, "reading {tp}, at 0"),
         (K.OFFSET_OUT_OF_RANGE, LogStartMovedError, "{tp}: offset 0 is outside the log"),
-        (K.NOT_LEADER_FOR_PARTITION, RetriableError, "reading {tp}, at 0"),
     ],
 )
 def test_a_fetch_that_stays_refused_is_told_with_the_log_and_the_offset(
@@ -94,13 +91,13 @@ def test_a_fetch_that_stays_refused_is_told_with_the_log_and_the_offset(
     fault = proxy.refuse("Fetch", code, None)
     try:
         with pytest.raises(error) as refused:
-            read(proxy, written, attend_s=1.0, timeout_s=1.0)
+            read(proxy, written, timeout_s=1.0)
     finally:
         fault.end()
     assert fault.happened >= 1
     assert type(refused.value) is error
     assert says.format(tp=written) in str(refused.value)
-    assert read(proxy, written, attend_s=None) == [b"v"], "the next read, after the fault"
+    assert read(proxy, written) == [b"v"], "the next read, after the fault"
 
 
 @pytest.mark.parametrize(
@@ -113,7 +110,7 @@ def test_a_coordinator_that_nobody_names_yet_is_looked_for_again(
     fault = proxy.refuse("FindCoordinator", code, 2)
     write(RecordWriter({"bootstrap.servers": proxy.bootstrap_servers}, name), tp)
     assert fault.happened == 2
-    assert read(proxy, tp, attend_s=None) == [b"v"]
+    assert read(proxy, tp) == [b"v"]
 
 
 def test_a_coordinator_that_is_forbidden_is_told_with_the_transactional_id(

@@ -22,14 +22,18 @@ from everflow.errors import (
     TaskMigratedError,
 )
 from everflow.kafka.admin import ClusterAdmin
-from everflow.kafka.broker_link import BrokerLink, LinkLostError
-from everflow.kafka.errors import OffsetsUnstableError
+from everflow.kafka.broker_link import BrokerLink
+from everflow.kafka.errors import LinkLostError, OffsetsUnstableError
 from everflow.kafka.group_channel import GroupSettings
 from everflow.kafka.reading.log_reader import LogReader
-from everflow.kafka.writing.fencing import fence, fence_all
 from everflow.kafka.writing.record_writer import RecordWriter
-from everflow.kafka.writing.transaction import GroupMetadata
-from everflow.kafka.writing.transaction_states import TransactionState, TransactionStates
+from everflow.kafka.writing.transaction import (
+    GroupMetadata,
+    TransactionState,
+    TransactionStates,
+    fence,
+    fence_all,
+)
 from everflow.membership.assignor import Identity
 from everflow.membership.member import GroupMember
 from everflow.records import CommittedOffset, TopicPartition

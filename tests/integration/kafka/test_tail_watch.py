@@ -5,14 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import pytest
 
 from everflow.errors import RetriableError
 from everflow.kafka.admin import ClusterAdmin
-from everflow.kafka.reading import tail_watch
-from everflow.kafka.reading.tail_watch import TailWatch
+from everflow.kafka.reading import fetch_connection
+from everflow.kafka.reading.fetch_connection import TailWatch
 from everflow.kafka.writing.record_writer import RecordWriter
 from everflow.records import TopicPartition
 
@@ -53,13 +54,13 @@ def test_growth_is_told_while_it_waits_and_nothing_while_there_is_none(
 ) -> None:
     """Later requests of a session name the partitions that have changed, and no others."""
     asked: list[int] = []
-    by_topic = tail_watch._by_topic
+    by_topic = fetch_connection._by_topic
 
-    def counted(ends: Ends) -> object:
-        asked.append(len(ends))
-        return by_topic(ends)
+    def counted(wanted: Mapping[TopicPartition, Any]) -> object:
+        asked.append(len(wanted))
+        return by_topic(wanted)
 
-    monkeypatch.setattr(tail_watch, "_by_topic", counted)
+    monkeypatch.setattr(fetch_connection, "_by_topic", counted)
     target = topic(30)
     ends = {TopicPartition(target, partition): 0 for partition in range(30)}
     watch = opened(True)
@@ -128,9 +129,9 @@ def test_a_log_that_is_gone_is_an_error_and_the_next_wait_begins_anew(
 ) -> None:
     kept = topic(1)
     watch = opened(True)
-    with pytest.raises(RetriableError, match="not told"):
+    with pytest.raises(RetriableError, match="not known"):
         watch.wait({TopicPartition(kept, 0): 900}, 5.0)  # beyond its end
-    with pytest.raises(RetriableError, match="not told"):
+    with pytest.raises(RetriableError, match="not known"):
         watch.wait({TopicPartition("no-such-topic", 0): 0, TopicPartition(kept, 0): 0}, 5.0)
     assert watch.wait({TopicPartition(kept, 0): 0}, 1.2) == {}
     assert admin.end_offsets([TopicPartition(kept, 0)], "read_committed")

@@ -14,7 +14,7 @@ import pytest
 
 from everflow import KafkaStreams, StreamsBuilder, TimeWindows, Topology, metrics, serdes
 from everflow.errors import InternalTopicError, OffsetsExpiredError, StoreLayoutError
-from everflow.kafka.group_commands import commit_offsets
+from everflow.kafka.admin import ClusterAdmin
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.client_state import ClientState
 from everflow.runtime.commit.batch import parse_metadata
@@ -415,7 +415,7 @@ def test_an_input_made_again_while_stopped_is_told_and_read_from_its_beginning(
     # `errors.read_again`, with the state kept: the stores on disk know offsets of the old topic,
     # behind the end of the new one (note 064).
     beginnings = {TopicPartition(source, partition): 0 for partition in range(2)}
-    commit_offsets({"bootstrap.servers": cluster.bootstrap}, app.id, beginnings, "", 10)
+    ClusterAdmin({"bootstrap.servers": cluster.bootstrap}).commit_offsets(app.id, beginnings, "")
     cluster.write(source, words(5, first=20))
     app.run_through(topology, source)
     assert found(cluster, output) == counts_of(words(25))
@@ -426,8 +426,8 @@ def test_offsets_of_another_client_are_where_a_first_start_begins(
 ) -> None:
     source, output = cluster.topic("in", 1), cluster.topic("out")
     cluster.write(source, [text("k", str(n)) for n in range(5)])
-    commit_offsets(
-        {"bootstrap.servers": cluster.bootstrap}, app.id, {TopicPartition(source, 0): 3}, "", 10
+    ClusterAdmin({"bootstrap.servers": cluster.bootstrap}).commit_offsets(
+        app.id, {TopicPartition(source, 0): 3}, ""
     )
     with app.running(counting(source, output)) as streams:
         app.until_processed(streams, source)

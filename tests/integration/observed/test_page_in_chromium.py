@@ -25,8 +25,7 @@ from everflow.observe.observation import (
     ObservedWriter,
     StableLag,
 )
-from everflow.observe.page.events import Event
-from everflow.observe.page.history import Facts, RoleSpan, TimedLook, TrendPoint
+from everflow.observe.page.history import Event, Facts, RoleSpan, TimedLook, TrendPoint
 from everflow.observe.page.letters import (
     CauseLetters,
     LetterCause,

@@ -22,7 +22,7 @@ import pytest
 from confluent_kafka import ConsumerGroupState, Producer
 
 from everflow.errors import StateLockedError
-from everflow.kafka.transactions import open_transactional_ids
+from everflow.kafka.admin import ClusterAdmin
 from everflow.state.task_directory import StateDirectory
 from everflow.testing import wait_until
 from everflow.testing.broker import EmbeddedBroker
@@ -481,7 +481,7 @@ def test_a_signal_ends_it_in_order(name: str, world: World) -> None:
         assert world.members() == row.members, "it must leave the group at once, not time out"
         assert not [
             found
-            for found in open_transactional_ids(world.servers, {})
+            for found in ClusterAdmin({"bootstrap.servers": world.servers}).open_transactions()
             if found.startswith(world.app)
         ], printed
     if row.states:

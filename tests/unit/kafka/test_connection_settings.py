@@ -14,8 +14,7 @@ import trustme
 from kafka.errors import SaslAuthenticationFailedError
 
 from everflow.errors import ConfigError
-from everflow.kafka.connection_settings import connection_settings, security_keywords
-from everflow.kafka.token_endpoint import TokenProvider
+from everflow.kafka.connection_settings import TokenProvider, connection_settings, security_keywords
 
 TLS = {"bootstrap.servers": "b:1", "security.protocol": "SSL"}
 

@@ -1,12 +1,12 @@
-"""What a client's error code means for the runtime: run again, give the tasks up, or stop."""
+"""What a broker's error code means for the runtime: run again, give the tasks up, or stop."""
 
 from __future__ import annotations
 
+import kafka.errors as codes
 import pytest
-from confluent_kafka import KafkaError
 
 from everflow.errors import FatalError, GenerationChanged, RetriableError, TaskMigratedError
-from everflow.kafka.errors import classify
+from everflow.kafka.errors import LinkLostError, OffsetsUnstableError, RefusedError, classify
 
 
 @pytest.mark.parametrize(
@@ -14,32 +14,34 @@ from everflow.kafka.errors import classify
     [
         # A broker that was killed and came back answers so for a moment; stopping for it would turn
         # a restart into an outage.
-        (KafkaError.FENCED_LEADER_EPOCH, RetriableError),
-        (KafkaError.UNKNOWN_LEADER_EPOCH, RetriableError),
-        (KafkaError.OFFSET_NOT_AVAILABLE, RetriableError),
-        (KafkaError.NOT_CONTROLLER, RetriableError),
-        (KafkaError._TRANSPORT, RetriableError),
-        (KafkaError.ILLEGAL_GENERATION, GenerationChanged),
-        (KafkaError.UNKNOWN_MEMBER_ID, TaskMigratedError),
-        (KafkaError._FENCED, TaskMigratedError),
-        (KafkaError.TOPIC_AUTHORIZATION_FAILED, FatalError),
-        (KafkaError.MSG_SIZE_TOO_LARGE, FatalError),
+        (codes.FencedLeaderEpochError, RetriableError),
+        (codes.UnknownLeaderEpochError, RetriableError),
+        (codes.OffsetNotAvailableError, RetriableError),
+        (codes.NotControllerError, RetriableError),
+        (codes.UnknownTopicOrPartitionError, RetriableError),
+        (codes.IllegalGenerationError, GenerationChanged),
+        (codes.UnknownMemberIdError, TaskMigratedError),
+        (codes.ProducerFencedError, TaskMigratedError),
+        (codes.UnstableOffsetCommitError, OffsetsUnstableError),
+        (codes.TopicAuthorizationFailedError, FatalError),
+        (codes.MessageSizeTooLargeError, FatalError),
+        (codes.UnknownProducerIdError, RetriableError),
     ],
 )
-def test_classes(code: int, kind: type[Exception]) -> None:
-    error = classify(KafkaError(code), "doing something")
-    assert type(error) is kind
-    assert "doing something" in str(error)
+def test_classes(code: type[codes.BrokerResponseError], kind: type[Exception]) -> None:
+    for failure in (RefusedError(code.errno), code()):
+        error = classify(failure, "doing something")
+        assert type(error) is kind
+        assert "doing something" in str(error)
+    assert code.message in str(classify(RefusedError(code.errno), "doing"))
 
 
-def test_what_stays_is_fatal_also_where_the_transaction_must_be_aborted() -> None:
-    too_large = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE, "too large", txn_requires_abort=True)
-    assert type(classify(too_large, "committing")) is FatalError
-    aborted = KafkaError(KafkaError.UNKNOWN_PRODUCER_ID, "gone", txn_requires_abort=True)
-    assert type(classify(aborted, "committing")) is RetriableError
+def test_no_answer_passes() -> None:
+    for failure in (LinkLostError("gone", sent=True), codes.KafkaTimeoutError("late")):
+        assert type(classify(failure, "asking")) is RetriableError
 
 
 def test_a_fenced_static_member_is_not_said_to_rejoin() -> None:
-    text = str(classify(KafkaError(KafkaError.FENCED_INSTANCE_ID), "sending offsets"))
+    text = str(classify(RefusedError(codes.FencedInstanceIdError.errno), "sending offsets"))
     assert "joined with this group.instance.id and has the tasks; this one stops" in text
     assert "rejoined" not in text

@@ -8,7 +8,8 @@ import kafka.errors as client_errors
 import pytest
 
 from everflow.errors import EverflowError, FatalError, RetriableError, TaskMigratedError
-from everflow.kafka.group_channel import Given, GroupSettings, _Assignor, _client_config, classify
+from everflow.kafka.errors import classify_member
+from everflow.kafka.group_channel import Given, GroupSettings, _Assignor, _client_config
 
 
 @pytest.mark.parametrize(
@@ -26,7 +27,7 @@ from everflow.kafka.group_channel import Given, GroupSettings, _Assignor, _clien
 def test_client_errors_become_reactions(
     failure: Exception, expected: type[EverflowError], says: str
 ) -> None:
-    error = classify(failure, "joining")
+    error = classify_member(failure, "joining")
     assert type(error) is expected
     assert says in str(error)
 

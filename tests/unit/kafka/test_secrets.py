@@ -15,8 +15,7 @@ from everflow.config import StreamsConfig
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.client_settings import check_clients
 from everflow.kafka.connection_settings import connection_settings
-from everflow.kafka.reading.client_tap import ClientTap
-from everflow.kafka.reading.fetch_connection import FetchConnection
+from everflow.kafka.reading.fetch_tap import FetchTap
 from everflow.records import TopicPartition
 
 SECRET = "hunter2-of-this-test"
@@ -170,14 +169,11 @@ def test_clients_that_reach_nobody_never_show_a_secret(
             cluster.close()
 
     def tap() -> None:
-        reader = ClientTap(settings, "g", {}, patient=False)
-        reader.go_to({tp: 0})
+        reader = FetchTap.over(settings)
+        reader.go_to({tp: 0}, 0.3)
         reader.take({tp: 1}, 0.3)
         reader.close()
 
-    def fetches() -> None:
-        FetchConnection(connection_settings(settings), 1 << 20, 0.3, "connecting")
-
-    texts = [told(act) for act in (admin, tap, fetches)]
+    texts = [told(act) for act in (admin, tap)]
     assert any(isinstance(text, str) and text for text in texts), "somebody answered"
     assert SECRET not in "\n".join([*texts, caplog.text])

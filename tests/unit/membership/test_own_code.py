@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from everflow.membership.own_code import OwnCode, OwnCodeError, patience_s
+from everflow.membership.own_assignor import OwnCode, OwnCodeError, patience_s
 from everflow.testing.waiting import wait_until
 
 

@@ -7,8 +7,8 @@ import time
 from prometheus_client.parser import text_string_to_metric_families
 
 from everflow import metrics as names
-from everflow.observe.exposition import exposition
 from everflow.observe.figures import FIGURES
+from everflow.observe.http_server import exposition
 from everflow.observe.observation import Observation, ObservedTask, ObservedWriter
 from unit.observe.observations import FULL, STANDBY, changed
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from everflow.observe.health import live, ready
 from everflow.observe.observation import ObservedThread
+from everflow.observe.status import live, ready
 from unit.observe.observations import ACTIVE, FULL, RESTORING, STANDBY, WHOLE, changed
 
 DEAD_THREAD = [ObservedThread(number=1, alive=False, tasks=0)]

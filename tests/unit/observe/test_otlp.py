@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from everflow.observe.exposition import exposition
+from everflow.observe.http_server import exposition
 from everflow.observe.otlp import OtlpExport, OtlpSettings
 from everflow.testing import wait_until
 from unit.observe.observations import FULL

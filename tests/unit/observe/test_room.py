@@ -18,9 +18,15 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from everflow.observe.http_server import HttpServer, application
-from everflow.observe.room import MOST_CONNECTIONS, SPARE, Room
-from everflow.observe.whole_requests import SAID_EVERY_S, BoundedLog
+from everflow.observe.http_server import (
+    MOST_CONNECTIONS,
+    SAID_EVERY_S,
+    SPARE,
+    BoundedLog,
+    HttpServer,
+    Room,
+    application,
+)
 from everflow.testing import wait_until
 from unit.observe.observations import WHOLE
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from everflow.observe.observation import ObservedThread, StableLag
-from everflow.observe.transactions import transactions
+from everflow.observe.status import transactions
 from unit.observe.observations import FULL, changed
 
 

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from everflow.kafka.reading.log_chunk import LogChunk
-from everflow.kafka.reading.log_columns import LogColumns
+from everflow.kafka.reading.record_columns import LogChunk, LogColumns
 from everflow.records import TopicPartition
 
 Record = tuple[bytes | None, bytes | None, int]

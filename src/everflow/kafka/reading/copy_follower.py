@@ -1,6 +1,6 @@
-"""Follows changelogs for copies: in bulk while they are far behind, by a consumer near the end.
+"""Follows changelogs for copies: one after the other while they are far behind, all at once near
+their ends.
 
-In bulk one log is read after the other; the consumer waits over all the others at once.
 read_committed: the broker gives nothing beyond the last stable offset. At the end of the logs a
 round costs one waiting fetch per broker for all partitions together.
 """
@@ -14,46 +14,34 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from everflow.errors import LogStartMovedError, RetriableError
-from everflow.kafka.reading.client_tap import ClientTap
+from everflow.errors import EverflowError, LogStartMovedError, RetriableError
 from everflow.kafka.reading.fetch_tap import FetchTap
-from everflow.kafka.reading.log_chunk import LogChunk
-from everflow.kafka.reading.record_batches import UnsupportedBatchError
-from everflow.kafka.reading.taps import Tap, Taps
+from everflow.kafka.reading.record_columns import LogChunk
 from everflow.records import TopicPartition
 
 BULK_LAG = 50_000
 """Offsets behind the stable end from which on reading in bulk is worth the change: a fetch's worth
 or so."""
 BULK_AGAIN_S = 10.0
-"""After a fault of reading in bulk the consumer, which never waits for a broker, has everything for
-so long."""
-BULK_IDLE_S = 30.0
-"""A connection that nobody was far behind for so long to use is dropped."""
-FETCHING: Mapping[str, Any] = {
-    # records come at once whatever this says; a tail of markers after so long
-    "fetch.wait.max.ms": 200,
-    "fetch.message.max.bytes": 2 << 20,
-    "fetch.queue.backoff.ms": 5,
-    "queued.min.messages": 20_000,
-    "queued.max.messages.kbytes": 16_384,  # the bytes that following may hold, over all partitions
-}
+"""After a fault of the log that is read in bulk, no log is for so long."""
+IDLE_S = 30.0
+"""A connection that nobody used for so long is dropped."""
 _FETCH_BYTES = 4 << 20
 _PARSED_BYTES = 1 << 20
-"""What is parsed at once of a fetch: the caller's promotions wait for it."""
+"""The part of a fetch that is parsed at once: the caller's promotions wait for it."""
+_AHEAD_BYTES = 8 << 20
+_WAIT_MS = 200
+"""Records come at once whatever this says; it is how often an idle follower asks."""
 _STALL_S = 10.0
 """An answer may take so long; nothing waits for it meanwhile."""
-_ATTEND_S = 1.0
-"""How long a failed fetch is attended to before the log is given back: the caller has promotions to
-serve."""
-_CONNECT_S = 3.0
+_CONNECT_S = 1.0
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass
 class FollowedRound:
-    """What one round brought: a chunk per partition that moved, and the partitions whose position
+    """The result of a round: a chunk per partition that moved, and the partitions whose position
     the log no longer holds."""
 
     chunks: dict[TopicPartition, LogChunk] = field(default_factory=dict)
@@ -61,8 +49,8 @@ class FollowedRound:
 
 
 class CopyFollower:
-    """Follows a changing set of logs; owned by one thread. Holds the consumer's queue (16 MiB) and
-    two fetches of 4 MiB at most, whatever the number of logs."""
+    """Follows a changing set of logs; owned by one thread. Holds some 16 MiB at most, and 128 KiB
+    for each log where these are many."""
 
     def __init__(
         self,
@@ -73,10 +61,10 @@ class CopyFollower:
         folds: bool = True,
         every: frozenset[str] = frozenset(),
         to_ends: frozenset[str] = frozenset(),
-        taps: Taps | None = None,
+        tap: FetchTap | None = None,
     ) -> None:
         """``config``: librdkafka keys, ``bootstrap.servers`` at least; ``clock``: monotonic
-        seconds; ``folds``: see `LogChunk.latest`; ``taps`` in place of those of ``config``.
+        seconds; ``folds``: see `LogChunk.latest`; ``tap`` in place of that of ``config``.
 
         ``every``: topics of which no record is left out, though a later one of its key is there.
         ``to_ends``: topics of which nothing is read beyond the ends that `poll` is told, though
@@ -84,35 +72,36 @@ class CopyFollower:
         self._every, self._to_ends = every, to_ends
         self._resting: dict[TopicPartition, int] = {}
         """Logs of such topics that are read to their ends."""
-        bulk: dict[str, Any] = {
-            "fetch_bytes": _FETCH_BYTES,
-            "parsed_bytes": _PARSED_BYTES,
-            "attend_s": _ATTEND_S,
-        }
-        self._taps = taps or Taps(
-            FetchTap.over(config, clock=clock, **bulk),
-            ClientTap(config, "everflow-log-follower", FETCHING, clock=clock),
+        self._tap = tap or FetchTap.over(
+            config,
+            clock=clock,
+            fetch_bytes=_FETCH_BYTES,
+            parsed_bytes=_PARSED_BYTES,
+            ahead_bytes=_AHEAD_BYTES,
+            wait_ms=_WAIT_MS,
         )
-        self._near = self._taps.client
-        self._bulk = self._taps.own()
         self._clock = clock
         self._bulk_lag, self._folds = bulk_lag, folds
         self._fresh: dict[TopicPartition, int] = {}
         """Not placed yet: their ends are not known."""
         self._waiting: dict[TopicPartition, int] = {}
         """Far behind; they have their turn when the log that is read in bulk is at its end."""
+        self._turn: TopicPartition | None = None
+        """The log that is read in bulk."""
+        self._came: frozenset[TopicPartition] = frozenset()
         self._bulk_end = 0
-        self._bulk_again_s = self._bulk_used_s = self._bulk_moved_s = float("-inf")
+        self._bulk_again_s = self._bulk_moved_s = self._used_s = float("-inf")
 
     @property
     def positions(self) -> Mapping[TopicPartition, int]:
         """Next offset of every followed log."""
-        return {**self._near.positions, **self._fresh, **self._resting, **self.far_behind}
+        return {**self._tap.positions, **self._fresh, **self._resting, **self._waiting}
 
     @property
     def far_behind(self) -> Mapping[TopicPartition, int]:
-        """Those of `positions` that are read in bulk or wait for it."""
-        return {**({} if self._bulk is None else self._bulk.positions), **self._waiting}
+        """The `positions` of logs that are read in bulk or wait for it."""
+        turn = self._turn
+        return {**({} if turn is None else {turn: self._tap.positions[turn]}), **self._waiting}
 
     def follow(self, starts: Mapping[TopicPartition, int]) -> None:
         """Begin with these logs, at these offsets; one that is followed already goes on from there
@@ -123,14 +112,14 @@ class CopyFollower:
     def unfollow(self, partitions: Iterable[TopicPartition]) -> None:
         """Stop with these logs; those that are not followed are ignored."""
         gone = set(partitions)
-        self._taps.forget(gone)
         for tp in gone:
-            self._fresh.pop(tp, None)
-            self._resting.pop(tp, None)
-        self._leave_bulk(gone)
-        near = self._near.positions
-        if not gone.isdisjoint(near):
-            self._near.go_to({tp: at for tp, at in near.items() if tp not in gone})
+            for book in (self._fresh, self._resting, self._waiting):
+                book.pop(tp, None)
+        if self._turn in gone:
+            self._turn = None
+        read = self._tap.positions
+        if not gone.isdisjoint(read):
+            self._tap.go_to({tp: at for tp, at in read.items() if tp not in gone})
 
     def poll(
         self,
@@ -143,133 +132,111 @@ class CopyFollower:
         that is far behind, waiting at most ``timeout_s`` seconds for the first. ``ends``: last
         stable offsets, as far as known; nothing is read beyond them.
 
-        Raises RetriableError (broker away, a log with a batch that cannot be read: go on polling)
-        if nothing else came, and FatalError as classified in `everflow.kafka.errors`.
+        Raises RetriableError (no broker answers, a log with a batch that cannot be read: go on
+        polling) if nothing else came, and FatalError as classified in `everflow.kafka.errors`.
         """
         self._place(ends)
         found = FollowedRound()
-        far, bulk = self.far_behind, self._bulk
+        bulk = {} if self._turn is None else {self._turn: self._bulk_end}
+        near = {
+            tp: ends.get(tp, 0) if tp.topic in self._to_ends else sys.maxsize
+            for tp in sorted(self._tap.positions, key=lambda one: one in self._came)
+            if tp not in bulk
+        }
+        if near or bulk:
+            self._used_s = self._clock()
         fault: RetriableError | None = None
-        if not far:
-            self.rest()
         try:
-            everything = {
-                tp: ends.get(tp, 0) if tp.topic in self._to_ends else sys.maxsize
-                for tp in self._near.positions
-            }
-            found.chunks.update(
-                self._near.take(everything, 0.0 if far else timeout_s, most_records=records_max)
-            )
+            self._take_bulk(found, bulk, bulk_bytes, 0.0)
+            wait_s = 0.0 if bulk else timeout_s
+            found.chunks.update(self._tap.take(near, wait_s, most_records=records_max))
         except LogStartMovedError as moved:
-            self._gone(self._near, found, moved)
+            self._gone(found, moved)
         except RetriableError as failure:
             fault = failure  # of one log it may be; those that are far behind do not wait for it
-        if bulk is not None and far:
-            self._read_bulk(bulk, found, ends, bulk_bytes, 0.0 if found.chunks else timeout_s)
+        if self._turn is not None and not found.chunks:
+            self._take_bulk(found, bulk, bulk_bytes, timeout_s)
+        self._came = frozenset(found.chunks)
         if fault is not None and not found.chunks and not found.gone:
             raise fault
         return found
 
-    def _read_bulk(
+    def _take_bulk(
         self,
-        bulk: Tap,
         found: FollowedRound,
-        ends: Mapping[TopicPartition, int],
-        bulk_bytes: int,
+        bulk: Mapping[TopicPartition, int],
+        most_bytes: int,
         timeout_s: float,
     ) -> None:
-        """Add the next slice of those that are far behind to what was found. Where bulk reading
-        cannot go on, the consumer does."""
-        self._bulk_used_s = self._clock()
+        """Add the next slice of the log that is read in bulk to what was found. It is read up to
+        its stable end of when its turn began, and then near it."""
+        if not bulk:
+            return
+        (tp,) = bulk
+        now_s = self._clock()
         try:
-            found.chunks.update(self._slice(bulk, ends, bulk_bytes, timeout_s))
+            taken = self._tap.take(bulk, timeout_s, most_bytes)
+            if not taken and now_s - self._bulk_moved_s > _STALL_S:
+                raise RetriableError(f"the broker has not answered for {_STALL_S:g} s")
         except LogStartMovedError as moved:
-            self._gone(bulk, found, moved)
-        except UnsupportedBatchError as reason:
-            starts = bulk.positions
-            self._taps.leave(starts, reason)
-            self._hand_over(starts)
+            self._gone(found, moved)
+            return
         except RetriableError as fault:
-            self._bulk_again_s = self._clock() + BULK_AGAIN_S
-            starts = self.far_behind
-            self._hand_over(starts)
-            for tp, at in starts.items():
-                _log.info("%s: librdkafka reads on for a while (%s) from offset %d", tp, fault, at)
+            _log.info("%s: no log is read in bulk for a while (%s)", tp, fault)
+            self._bulk_again_s = now_s + BULK_AGAIN_S
+            self._turn = None
+            self._fresh, self._waiting = {**self._fresh, **self._waiting}, {}
+            return
+        if not taken:
+            return
+        self._bulk_moved_s = now_s
+        if taken[tp].next_position >= self._bulk_end:
+            self._turn = None
+        folds = self._folds and tp.topic not in self._every
+        found.chunks[tp] = taken[tp].latest() if folds else taken[tp]
 
     def rest(self) -> None:
-        """Drop the connection for reading in bulk if it has not been used for a while; for who does
-        not `poll` now."""
-        if self._bulk is not None and self._clock() - self._bulk_used_s > BULK_IDLE_S:
-            self._bulk.close()
+        """Drop the connection if it has not been used for a while; for who does not `poll` now."""
+        if not self.positions and self._clock() - self._used_s > IDLE_S:
+            self._tap.close()
 
     def close(self) -> None:
-        """Release the connections."""
-        self._taps.close()
+        self._tap.close()
 
     def _place(self, ends: Mapping[TopicPartition, int]) -> None:
-        near = {**self._near.positions, **self._fresh, **self._resting}
+        read = dict(self._tap.positions)
+        turn = {} if self._turn is None else {self._turn: read.pop(self._turn)}
+        near = {**read, **self._fresh, **self._resting}
         self._resting = {
             tp: at for tp, at in near.items() if tp.topic in self._to_ends and at >= ends.get(tp, 0)
         }
         near = {tp: at for tp, at in near.items() if tp not in self._resting}
-        if self._bulk is not None and self._clock() >= self._bulk_again_s:
+        if self._clock() >= self._bulk_again_s:
             # The shortest of those that begin together is first at its end; who waits already is
             # never overtaken.
-            far = sorted(
-                (ends.get(tp, 0) - at, tp)
-                for tp, at in near.items()
-                if self._taps.own([tp]) is not None
-            )
+            far = sorted((ends.get(tp, 0) - at, tp) for tp, at in near.items())
             self._waiting.update({tp: near.pop(tp) for lag, tp in far if lag > self._bulk_lag})
         self._fresh = {}
-        if near != self._near.positions:
-            self._near.go_to(near)
+        begun = next((tp for tp, at in self._waiting.items() if ends.get(tp, at) > at), None)
+        if not turn and begun is not None:
+            turn = {begun: self._waiting.pop(begun)}
+            self._bulk_end, self._bulk_moved_s = ends[begun], self._clock()
+        starts = {**near, **turn}
+        if starts != self._tap.positions:
+            try:
+                self._tap.go_to(starts, _CONNECT_S)
+            except EverflowError:
+                self._fresh = starts
+                self._turn = None
+                raise
+        self._turn = next(iter(turn), None)
 
-    def _slice(
-        self, bulk: Tap, ends: Mapping[TopicPartition, int], bulk_bytes: int, timeout_s: float
-    ) -> dict[TopicPartition, LogChunk]:
-        """The next slice of the log whose turn it is. It is read up to its stable end of when its
-        turn began, and then near it."""
-        if not bulk.positions:
-            begun = next(
-                ((tp, at) for tp, at in self._waiting.items() if ends.get(tp, at) > at), None
-            )
-            if begun is None:
-                return {}
-            tp, at = begun
-            bulk.go_to({tp: at}, _CONNECT_S)
-            del self._waiting[tp]
-            self._bulk_end, self._bulk_moved_s = ends[tp], self._clock()
-        ((tp, at),) = bulk.positions.items()
-        taken = bulk.take({tp: self._bulk_end}, timeout_s, bulk_bytes)
-        now_s = self._clock()
-        if not taken:
-            if now_s - self._bulk_moved_s > _STALL_S:
-                raise RetriableError(
-                    f"reading {tp} at {at}: the broker has not answered for {_STALL_S:g} s"
-                )
-            return {}
-        self._bulk_moved_s = now_s
-        if taken[tp].next_position >= self._bulk_end:
-            self._hand_over(bulk.positions)
-        folds = self._folds and tp.topic not in self._every
-        return {tp: taken[tp].latest() if folds else taken[tp]}
-
-    def _hand_over(self, starts: Mapping[TopicPartition, int]) -> None:
-        """The consumer goes on with these logs, from what was handed out of them."""
-        self._leave_bulk(starts)
-        self._near.go_to({**self._near.positions, **starts})
-
-    def _leave_bulk(self, gone: Iterable[TopicPartition]) -> None:
-        for tp in gone:
-            self._waiting.pop(tp, None)
-            if self._bulk is not None and tp in self._bulk.positions:
-                self._bulk.go_to({})
-
-    def _gone(self, tap: Tap, found: FollowedRound, moved: LogStartMovedError) -> None:
+    def _gone(self, found: FollowedRound, moved: LogStartMovedError) -> None:
         tp = moved.partition
         if tp is None:
             raise moved
-        positions = dict(tap.positions)
+        positions = dict(self._tap.positions)
         found.gone[tp] = f"offset {positions.pop(tp)} is no longer in the changelog ({moved})"
-        tap.go_to(positions)
+        if self._turn == tp:
+            self._turn = None
+        self._tap.go_to(positions)

@@ -1,48 +1,65 @@
-"""Sends fetch requests over kafka-python's connections; record batches come back as bytes.
+"""Sends fetch requests: one under way per broker, for all logs that are wanted of it.
 
-A client library makes an object per record, which costs more than everything else in reading. Here
-kafka-python only keeps the connections (brokers, security, metadata). Everything that reaches into
-kafka-python 3.0 for fetching is in this module.
+Brokers answer the requests of one connection one after the other. With a request for each log, a
+log with records waited for those without: 27 ms at the tail of four partitions. In a session
+(KIP-227) only what has changed is named, so an idle fetch costs some bytes, however many logs it is
+about. Record batches come back as bytes.
 """
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Mapping
-from contextlib import suppress
-from types import MethodType
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import groupby
+from operator import attrgetter
+from typing import Any, NamedTuple, Protocol
 
 import kafka.errors as client_errors
-from kafka import KafkaConsumer
 from kafka.protocol.consumer import FetchRequest, IsolationLevel
-from kafka.structs import TopicPartition as ClientTopicPartition
 
-from everflow.kafka.group_channel import classify
+from everflow.errors import RetriableError
+from everflow.kafka.broker_link import BrokerLink
+from everflow.kafka.connection_settings import connection_settings
+from everflow.kafka.errors import LinkLostError, RefusedError
 from everflow.records import TopicPartition
 
+CONNECT_S = 30.0
 FETCH_BYTES = 8 << 20
-_FETCH_VERSIONS = (4, 12)  # from read_committed on; from 13 on topics go by id
+"""The bytes of one log in one answer."""
+ANSWER_BYTES = 16 << 20
+"""The bytes of all logs of a broker in one answer; a single batch may be larger."""
+_VERSIONS = (7, 12)  # from sessions on; from 13 on topics go by id
 _WITH_EPOCHS = 12
-_FETCH_WAIT_MS = 10  # the range ends within the log, so an answer that waits for more is rare
-_IN_FLIGHT = 10_000
-"""Each log has a request of its own. With kafka-python's five, the sixth log's fails, and is sent
-again after 50 ms and new metadata: sixteen logs took a second."""
-_REFRESH_MS = 1_000
-_PAUSE_S = 0.05
-_SOCKET_READ_BYTES = 1 << 20
-_REPLICA_S = (
-    300.0  # Java's metadata.max.age.ms: after it, the leader is asked again which replica is near
-)
+"""From it on brokers compare epochs with their log (Kafka 2.7, KIP-595)."""
+_SESSION_ERRORS = (70, 71)  # FETCH_SESSION_ID_NOT_FOUND, INVALID_FETCH_SESSION_EPOCH
+_LARGEST_EPOCH = 2**31 - 1
+_LATE_S = 30.0
+"""An answer that comes so much later than a broker may hold it back is none; a large one may take
+long on a slow line."""
+_REPLICA_S = 300.0
+"""Java's metadata.max.age.ms: after it, the leader is asked again which replica is near."""
+
+
+class Place(NamedTuple):
+    """The place of a fetch. ``epoch``: of the leader that wrote what lies before it, as far as
+    it is known (-1: it is not)."""
+
+    offset: int
+    epoch: int = -1
 
 
 class Answer(NamedTuple):
-    """Record batches as they came, and (producer id, first offset) of the aborted transactions
-    among them."""
+    """Record batches as they came for the asked ``offset``, and (producer id, first offset) of the
+    aborted transactions among them; or why there are none. ``end``: the last stable offset where
+    read committed, the high watermark otherwise."""
 
-    records: bytes
-    aborted: list[tuple[int, int]]
+    offset: int
+    end: int = -1
+    records: bytes = b""
+    aborted: Sequence[tuple[int, int]] = ()
+    failure: Exception | None = None
 
 
 class DivergedError(Exception):
@@ -53,183 +70,368 @@ class DivergedError(Exception):
         self.end_offset = end_offset
 
 
-class FetchConnection:
-    """kafka-python as a carrier: it knows the leaders and sends a request; what comes back is not
-    touched by it.
+class Carrier(Protocol):
+    """The part of `BrokerLink` that readers use."""
 
-    Owned by one thread; holds two connections and kafka-python's IO thread until closed. With a
-    rack in the settings, it fetches from the replica that the leader names (KIP-392).
-    """
+    def leader(self, tp: TopicPartition) -> int | None: ...
+    def leader_epoch(self, tp: TopicPartition) -> int: ...
+    def started(self, coroutine: Any) -> Any: ...
+    def run(self, coroutine: Any) -> Any: ...
+    def turn(self, wait_s: float) -> None: ...
+    def push(self) -> None: ...
+    def now(self) -> float: ...
+    def close(self) -> None: ...
+    def knows(self, node: int) -> bool: ...
+    def version(self, request: type) -> int: ...
+    async def send(self, node: int, request: Any, timeout_s: float | None = None) -> Any: ...
+    async def connect(self, node: int) -> None: ...
+    async def pause(self, seconds: float) -> None: ...
+    async def refresh(self, topic: str | None = None) -> None: ...
+
+
+@dataclass
+class _Session:
+    """With one broker. ``known``: what it was asked for, of each log; ``epoch`` 0: there is no
+    session, all logs are named."""
+
+    id: int = 0
+    epoch: int = 0
+    known: dict[TopicPartition, tuple[Place, int, int]] = field(default_factory=dict)
+    coming: Any = None
+
+    def forget(self) -> None:
+        self.id = self.epoch = 0
+        self.known = {}
+
+    def take(self, answer: Any) -> None:
+        """A broker with too many sessions gives none: all logs are named each time."""
+        self.id = answer.session_id
+        self.epoch = 0 if self.id == 0 else self.epoch % _LARGEST_EPOCH + 1
+        if self.id == 0:
+            self.known = {}
+
+
+class FetchConnection:
+    """Owned by one thread, in which its loop turns; a connection to each broker that leads one of
+    the logs, until closed. With a rack, it fetches from the replica that the leader names
+    (KIP-392)."""
 
     def __init__(
         self,
-        settings: Mapping[str, Any],
-        fetch_bytes: int,
-        timeout_s: float,
-        doing: str,
+        link: Carrier,
         *,
         read_committed: bool = True,
+        wait_ms: int = 20,
+        log_bytes: int = FETCH_BYTES,
+        answer_bytes: int = ANSWER_BYTES,
+        rack: str = "",
+        late_s: float = _LATE_S,
     ) -> None:
+        """``wait_ms``: how long a broker holds an answer back that would be empty; ``late_s``: an
+        answer that comes so much later is none."""
+        self.log_bytes = log_bytes
+        """The bytes of one log in one answer; may be changed between fetches."""
+        self._link = link
+        self._committed = read_committed
+        self._wait_ms = wait_ms
+        self._answer_bytes = answer_bytes
+        self._rack = rack
+        self._late_s = late_s
+        self._sessions: dict[int, _Session] = {}
+        self._nodes: dict[TopicPartition, int] = {}
+        """Whom to ask for each log; looked up anew after a failure."""
+        self._near: set[TopicPartition] = set()
+        """Logs that are read from another replica than the leader."""
+        self._nodes_until_s = 0.0
+        self._stale = False
+        """The logs may have other leaders than those that are known."""
+        self._learning: Any = None
+        self._learned: Any = None
+        """The look-up that has just ended."""
+
+    @staticmethod
+    def opened(
+        settings: Mapping[str, Any], client_id: str, timeout_s: float, wait_ms: int, **values: Any
+    ) -> FetchConnection:
         """``settings``: from `connection_settings`. Raises RetriableError if no broker answers
-        within ``timeout_s`` seconds."""
-        self.fetch_bytes = fetch_bytes
-        """Bytes of one fetch: may be changed between fetches."""
-        self._isolation = (
-            IsolationLevel.READ_COMMITTED if read_committed else IsolationLevel.READ_UNCOMMITTED
-        )
-        self._rack = str(settings.get("client_rack", ""))
-        self._near: dict[Any, tuple[int, float]] = {}
-        self._pause = threading.Event()
-        servers = str(settings["bootstrap_servers"])
-        try:
-            self._consumer = KafkaConsumer(
-                **{
-                    "client_id": "everflow-log-reader",
-                    **settings,
-                    "bootstrap_servers": servers.split(","),
-                    "bootstrap_timeout_ms": max(1, int(timeout_s * 1000)),
-                    "reconnect_backoff_max_ms": 1_000,
-                    "fetch_max_bytes": fetch_bytes,
-                    "max_partition_fetch_bytes": fetch_bytes,
-                    "receive_message_max_bytes": (1 << 31)
-                    - 1,  # one batch may be larger than a fetch
-                    "max_in_flight_requests_per_connection": _IN_FLIGHT,
-                    "group_id": None,
-                    "enable_auto_commit": False,
-                    "allow_auto_create_topics": False,
-                    "metrics_enabled": False,
-                }
-            )
-        except client_errors.KafkaError as failure:
-            raise classify(failure, f"{doing} at {servers}") from failure
-        self._manager = self._consumer._manager
-        self._cluster = self._manager.cluster
+        within ``timeout_s`` seconds, FatalError if one refuses this client."""
+        given = dict(settings)
+        rack = str(given.pop("client_rack", ""))
+        link = BrokerLink(given, wait_ms + int(_LATE_S * 1000), timeout_s, client_id)
+        return FetchConnection(link, wait_ms=wait_ms, rack=rack, **values)
 
     def close(self) -> None:
-        self._consumer.close(autocommit=False, timeout_ms=1_000)
+        self._link.close()
 
-    def fetch(self, tp: TopicPartition, offset: int, epoch: int = -1) -> Any:
-        """Send a fetch to the leader; the future of its answer. ``epoch``: that of the leader which
-        wrote what lies before ``offset``, as far as it is known (-1: it is not)."""
-        return self._manager.call_soon(
-            self._fetch, ClientTopicPartition(tp.topic, tp.partition), offset, epoch
-        )
+    def connect(self, topics: Iterable[str], timeout_s: float) -> None:
+        """Connect to the leaders of these topics now instead of at the first fetch, waiting for
+        ``timeout_s`` seconds at most; a leader that does not answer is no error."""
 
-    def answer(self, coming: Any, timeout_s: float) -> Answer | None:
-        """The answer; None if it is not there within ``timeout_s`` seconds, and still under way.
-        Raises kafka-python's error for a fault, or for the code in the answer."""
-        if not coming.is_done and timeout_s > 0:
-            with suppress(client_errors.KafkaError):  # too late, or the fault that is raised below
-                self._consumer._net.run(self._manager.wait_for, coming, max(1.0, timeout_s * 1000))
-        if not coming.is_done:
-            return None
-        if coming.exception is not None:
-            raise coming.exception
-        response = coming.value
-        code = response.error_code or 0
-        if not code and not response.responses:
-            raise client_errors.ThrottlingQuotaExceededError("the broker holds back for its quota")
-        partition = None if code else response.responses[0].partitions[0]
-        if partition is not None:
-            code = partition.error_code
-        if code:
-            raise client_errors.for_code(code)()
-        assert partition is not None
-        cut = getattr(partition, "diverging_epoch", None)
-        if cut is not None and cut.end_offset >= 0:
-            raise DivergedError(cut.end_offset)
-        aborted = [
-            (one.producer_id, one.first_offset) for one in partition.aborted_transactions or ()
-        ]
-        return Answer(partition.records or b"", aborted)
+        async def connect() -> None:
+            for topic in topics:
+                await self._link.refresh(topic)
+                partition = 0
+                while (node := self._link.leader(TopicPartition(topic, partition))) is not None:
+                    await self._link.connect(node)
+                    partition += 1
 
-    def refresh(self, tp: TopicPartition, timeout_s: float) -> None:
-        """Learn the leaders anew, and wait a moment in any case."""
-        self.back_to_leader(tp)
-        self._pause.wait(_PAUSE_S)
-        try:
-            wait_ms = max(1.0, min(_REFRESH_MS, timeout_s * 1000))
-            asked = self._manager.call_soon(self._cluster.refresh_metadata)
-            self._consumer._net.run(self._manager.wait_for, asked, wait_ms)
-        except client_errors.KafkaError:
-            pass  # the caller tries again until its own time is over
+        connecting = self._link.started(connect)
+        until_s = self._link.now() + timeout_s
+        while not connecting.is_done and (left_s := until_s - self._link.now()) > 0:
+            self._link.turn(left_s)
 
-    def back_to_leader(self, tp: TopicPartition) -> bool:
-        """Fetch from the leader again; whether it was another replica before."""
-        return self._near.pop(ClientTopicPartition(tp.topic, tp.partition), None) is not None
+    def fetch(self, wanted: Mapping[TopicPartition, Place]) -> dict[TopicPartition, Exception]:
+        """Ask every broker that has no request under way for the logs that it leads; a log whose
+        broker has one is asked for with a later call. Logs that have no leader, and why."""
+        if self._link.now() > self._nodes_until_s:
+            self._nodes, self._near = {}, set()
+            self._nodes_until_s = self._link.now() + _REPLICA_S
+        of_node: dict[int, dict[TopicPartition, Place]] = {}
+        unknown: list[TopicPartition] = []
+        for tp, place in wanted.items():
+            node = self._node(tp)
+            if node is None:
+                unknown.append(tp)
+            else:
+                of_node.setdefault(node, {})[tp] = place
+        for node, places in of_node.items():
+            session = self._sessions.setdefault(node, _Session())
+            if session.coming is None:
+                request = self._request(session, places)
+                session.coming = self._link.started(partial(self._ask, node, request))
+        learned, self._learned = self._learned, None
+        if learned is not None and unknown:
+            failure = learned.exception
+            return {
+                tp: failure or client_errors.LeaderNotAvailableError(f"{tp} has no leader")
+                for tp in unknown
+            }
+        if self._learning is None and (unknown or self._stale):
+            self._stale = False
+            self._learning = self._link.started(partial(self._learn, {tp.topic for tp in unknown}))
+        return {}
 
-    async def _fetch(self, tp: Any, offset: int, last_epoch: int) -> Any:
-        node = self._near_replica(tp)
+    def answers(self, timeout_s: float) -> dict[TopicPartition, Answer]:
+        """The answers of brokers, waiting up to ``timeout_s`` seconds for the first of them to do
+        so. A log without news is not in it, and an answer may be for an offset that is no longer
+        wanted."""
+        until_s = self._link.now() + timeout_s
+        if timeout_s <= 0:
+            self._link.push()
+        while True:
+            done = [one for one in self._sessions.values() if one.coming and one.coming.is_done]
+            if self._learning is not None and self._learning.is_done:
+                self._learned, self._learning = self._learning, None
+                break
+            left_s = until_s - self._link.now()
+            if done or left_s <= 0:
+                break
+            self._link.turn(left_s)
+        found: dict[TopicPartition, Answer] = {}
+        for session in done:
+            coming, session.coming = session.coming, None
+            found |= self._taken(session, coming)
+        return found
+
+    @property
+    def under_way(self) -> bool:
+        """True if an answer is waited for."""
+        return any(session.coming for session in self._sessions.values())
+
+    def push(self) -> None:
+        """See to it that what was asked for is on its way."""
+        self._link.push()
+
+    def forget(self, tp: TopicPartition) -> bool:
+        """Look up anew whom to ask for this log; True if it was read from another replica than the
+        leader before."""
+        was_near = tp in self._near
+        self._near.discard(tp)
+        self._nodes.pop(tp, None)
+        if not was_near:
+            self._stale = True
+        return was_near
+
+    def _node(self, tp: TopicPartition) -> int | None:
+        node = self._nodes.get(tp)
+        if node is not None and tp in self._near and not self._link.knows(node):
+            self._near.discard(tp)
+            node = None
         if node is None:
-            node = self._cluster.leader_for_partition(tp)
-        if node is None:
-            self._cluster.add_topic(tp.topic)
-            # At once: its own loop would let 100 ms pass first.
-            await self._cluster.refresh_metadata()
-            node = self._cluster.leader_for_partition(tp)
-        if node is None or node == -1:
-            raise client_errors.LeaderNotAvailableError(f"{tp.topic}-{tp.partition}")
-        connection = self._manager.get_connection(node)
-        await connection
-        _read_widely(connection.transport)
-        epoch = self._cluster.leader_epoch_for_partition(tp)
-        partition = FetchRequest.FetchTopic.FetchPartition(
-            partition=tp.partition,
-            current_leader_epoch=-1 if epoch is None else epoch,
-            fetch_offset=offset,
-            last_fetched_epoch=last_epoch if self._epochs_are_known() else -1,
-            partition_max_bytes=self.fetch_bytes,
-        )
-        request = FetchRequest(
-            max_wait_ms=_FETCH_WAIT_MS,
-            min_bytes=1,
-            max_bytes=self.fetch_bytes,
-            isolation_level=self._isolation,
-            session_id=0,
-            # no fetch session (KIP-227): one partition, and every request stands for itself
-            session_epoch=-1,
-            topics=[FetchRequest.FetchTopic(topic=tp.topic, partitions=[partition])],
-            forgotten_topics_data=[],
-            rack_id=self._rack,
-            min_version=_FETCH_VERSIONS[0],
-            max_version=_FETCH_VERSIONS[1],
-        )
-        response = await self._manager.send(request, node_id=node)
-        self._note_replica(tp, response)
-        return response
-
-    def _epochs_are_known(self) -> bool:
-        """Whether the brokers compare epochs with their log (Kafka 2.7, KIP-595)."""
-        known = self._manager.broker_version_data
-        return bool(known.api_version(FetchRequest) >= _WITH_EPOCHS)
-
-    def _near_replica(self, tp: Any) -> int | None:
-        node, until = self._near.get(tp, (-1, 0.0))
-        if node < 0 or time.monotonic() > until or self._cluster.broker_metadata(node) is None:
-            return None
+            node = self._link.leader(tp)
+            if node is not None:
+                self._nodes[tp] = node
         return node
 
-    def _note_replica(self, tp: Any, response: Any) -> None:
-        for topic in response.responses or ():
-            for partition in topic.partitions:
-                named = getattr(partition, "preferred_read_replica", None)
-                if named is not None and named >= 0:
-                    self._near[tp] = (named, time.monotonic() + _REPLICA_S)
+    async def _learn(self, topics: Iterable[str]) -> None:
+        for topic in topics or (None,):
+            await self._link.refresh(topic)
+
+    async def _ask(self, node: int, request: Any) -> Any:
+        return await self._link.send(node, request, self._wait_ms / 1000 + self._late_s)
+
+    def _request(self, session: _Session, places: Mapping[TopicPartition, Place]) -> Any:
+        with_epochs = self._link.version(FetchRequest) >= _WITH_EPOCHS
+        wanted = {
+            tp: (
+                place if with_epochs else Place(place.offset),
+                self._link.leader_epoch(tp),
+                self.log_bytes,
+            )
+            for tp, place in places.items()
+        }
+        known = session.known
+        changed = {tp: one for tp, one in wanted.items() if known.get(tp) != one}
+        gone = [] if known.keys() <= wanted.keys() else [tp for tp in known if tp not in wanted]
+        session.known = wanted
+        return FetchRequest(
+            max_wait_ms=self._wait_ms,
+            min_bytes=1,
+            max_bytes=self._answer_bytes,
+            isolation_level=IsolationLevel.READ_COMMITTED
+            if self._committed
+            else IsolationLevel.READ_UNCOMMITTED,
+            session_id=session.id,
+            session_epoch=session.epoch,
+            topics=_by_topic(changed),
+            forgotten_topics_data=_forgotten(gone),
+            rack_id=self._rack,
+            min_version=_VERSIONS[0],
+            max_version=_VERSIONS[1],
+        )
+
+    def _taken(self, session: _Session, coming: Any) -> dict[TopicPartition, Answer]:
+        asked = session.known
+        failure, answer = coming.exception, coming.value
+        code = 0 if failure is not None else answer.error_code
+        if code in _SESSION_ERRORS:
+            session.forget()
+            return {}
+        if code:
+            failure = client_errors.for_code(code)()
+        if failure is not None:
+            if not isinstance(failure, LinkLostError | RefusedError | client_errors.KafkaError):
+                raise failure
+            session.forget()
+            return {tp: Answer(one[0].offset, failure=failure) for tp, one in asked.items()}
+        session.take(answer)
+        found: dict[TopicPartition, Answer] = {}
+        for topic in answer.responses or ():
+            for one in topic.partitions:
+                tp = TopicPartition(topic.topic, one.partition_index)
+                if tp in asked:
+                    found[tp] = self._answer(tp, asked[tp][0].offset, one)
+        return found
+
+    def _answer(self, tp: TopicPartition, offset: int, one: Any) -> Answer:
+        if one.error_code:
+            return Answer(offset, failure=client_errors.for_code(one.error_code)(str(tp)))
+        cut = getattr(one, "diverging_epoch", None)
+        if cut is not None and cut.end_offset >= 0:
+            return Answer(offset, failure=DivergedError(cut.end_offset))
+        near = getattr(one, "preferred_read_replica", None)
+        if near is not None and near >= 0:
+            self._nodes[tp] = near
+            self._near.add(tp)
+        end = one.last_stable_offset if self._committed else one.high_watermark
+        aborted = [(each.producer_id, each.first_offset) for each in one.aborted_transactions or ()]
+        return Answer(offset, end, one.records or b"", aborted)
 
 
-def _read_widely(transport: Any) -> None:
-    """Let a plain connection take a megabyte at a time: at 4 KiB, the IO thread asks for the
-    interpreter 2,000 times a fetch."""
-    if type(transport).__name__ == "KafkaTCPTransport" and "_sock_recv" not in vars(transport):
-        transport._sock_recv = MethodType(_receive, transport)
+def _by_topic(wanted: Mapping[TopicPartition, tuple[Place, int, int]]) -> list[Any]:
+    topics = []
+    for topic, partitions in groupby(sorted(wanted), key=attrgetter("topic")):
+        asked = []
+        for tp in partitions:
+            place, leader_epoch, most_bytes = wanted[tp]
+            asked.append(
+                FetchRequest.FetchTopic.FetchPartition(
+                    partition=tp.partition,
+                    current_leader_epoch=leader_epoch,
+                    fetch_offset=place.offset,
+                    last_fetched_epoch=place.epoch,
+                    partition_max_bytes=most_bytes,
+                )
+            )
+        topics.append(FetchRequest.FetchTopic(topic=topic, partitions=asked))
+    return topics
 
 
-def _receive(transport: Any) -> tuple[bytes, Exception | None]:
-    """`KafkaTCPTransport._sock_recv` with one read."""
-    try:
-        data: bytes = transport._sock.recv(_SOCKET_READ_BYTES)
-    except (BlockingIOError, InterruptedError):
-        return b"", None
-    except OSError as failure:
-        return b"", client_errors.KafkaConnectionError(failure)
-    return data, None if data else client_errors.KafkaConnectionError("socket disconnected")
+def _forgotten(partitions: Sequence[TopicPartition]) -> list[Any]:
+    return [
+        FetchRequest.ForgottenTopic(topic=topic, partitions=[tp.partition for tp in gone])
+        for topic, gone in groupby(sorted(partitions), key=attrgetter("topic"))
+    ]
+
+
+HELD_BACK_MS = 500
+"""How long a broker holds a fetch back (Java's fetch.max.wait.ms)."""
+_LATE_END_S = 5.0
+"""An answer that comes so much later than that is none."""
+
+
+class TailWatch:
+    """Owned by one thread; a connection to each broker that leads one of the logs, until closed."""
+
+    def __init__(
+        self, connection: FetchConnection, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._connection = connection
+        self._clock = clock
+
+    @staticmethod
+    def opens(config: Mapping[str, Any], *, read_committed: bool) -> Callable[[], TailWatch]:
+        """A function that opens one, of librdkafka's settings. It raises RetriableError where none
+        answers, FatalError if a broker refuses this client."""
+        settings = connection_settings(config)
+        settings.pop("client_rack", None)  # leaders know best where a log ends
+
+        def open_one() -> TailWatch:
+            return TailWatch(
+                FetchConnection.opened(
+                    settings,
+                    "everflow-tail-watch",
+                    CONNECT_S,
+                    HELD_BACK_MS,
+                    read_committed=read_committed,
+                    # One batch at the most: it is the ends that are wanted.
+                    log_bytes=1,
+                    answer_bytes=1,
+                    late_s=_LATE_END_S,
+                )
+            )
+
+        return open_one
+
+    def wait(
+        self, ends: Mapping[TopicPartition, int], timeout_s: float
+    ) -> dict[TopicPartition, int]:
+        """Wait until one of the logs is longer than in ``ends``, for ``timeout_s`` seconds at most;
+        the ends that brokers reported meanwhile, last stable offsets where read committed, high
+        watermarks otherwise. A fetch that is held back goes on behind it: in the next wait it may
+        report logs that are no longer asked for.
+
+        Raises RetriableError: a broker cannot be reached or does not lead its logs any more; the
+        next wait begins anew.
+        """
+        until_s = self._clock() + timeout_s
+        places = {tp: Place(end) for tp, end in ends.items()}
+        grown: dict[TopicPartition, int] = {}
+        left_s = timeout_s
+        while not grown and left_s > 0:
+            failures = dict(self._connection.fetch(places))
+            for tp, answer in self._connection.answers(left_s).items():
+                if answer.failure is not None:
+                    failures[tp] = answer.failure
+                elif answer.end > answer.offset:
+                    grown[tp] = answer.end
+            for tp in failures:
+                self._connection.forget(tp)
+            if failures:
+                tp, failure = next(iter(failures.items()))
+                raise RetriableError(f"the ends of the logs are not known: {tp}: {failure}")
+            left_s = until_s - self._clock()
+        return grown
+
+    def close(self) -> None:
+        self._connection.close()

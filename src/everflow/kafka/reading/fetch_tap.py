@@ -1,13 +1,12 @@
-"""Reads logs by our own fetch requests, in columns, the next one under way: one of the `taps`."""
+"""Reads logs in columns, by own fetch requests, the next one under way while records are parsed."""
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from operator import attrgetter
 from typing import Any
 
@@ -20,29 +19,40 @@ from everflow.errors import (
     LogTruncatedError,
     RetriableError,
 )
-from everflow.kafka.connection_settings import connection_settings
-from everflow.kafka.group_channel import classify
+from everflow.kafka.connection_settings import CHECK_CRCS, connection_settings
+from everflow.kafka.errors import LinkLostError, RefusedError, classify_member
 from everflow.kafka.reading import record_batches
 from everflow.kafka.reading.fetch_connection import (
+    CONNECT_S,
     FETCH_BYTES,
     Answer,
     DivergedError,
     FetchConnection,
+    Place,
 )
-from everflow.kafka.reading.log_chunk import LogChunk
-from everflow.kafka.reading.record_batches import Batch, UnsupportedBatchError
-from everflow.kafka.reading.record_columns import Columns, CorruptBatchError
-from everflow.kafka.reading.taps import CHECK_CRCS, CONNECT_S, UNBOUNDED_RECORDS
+from everflow.kafka.reading.record_batches import Batch
+from everflow.kafka.reading.record_columns import Columns, CorruptBatchError, LogChunk
 from everflow.records import UNBOUNDED_BYTES, TopicPartition
 
 AHEAD_BYTES = 64 << 20
-_LEAST_BYTES = 256 << 10
+UNBOUNDED_RECORDS = 1 << 62
+WAIT_MS = 20
+"""How long a broker holds a fetch back from the end of a log, where not said otherwise."""
+_LEAST_BYTES = 64 << 10
 _NOTHING = record_batches.columns(b"", [])
+_PAUSE_S = 0.05
+"""After a passing fault a log is fetched again so much later."""
+_DAMAGED_AGAIN_S = 10.0
+"""After a damaged batch; another broker may lead the log by then."""
 
 
 class FetchTap:
-    """See `Tap`. Holds two connections and kafka-python's IO thread until closed, and at most two
-    fetches of each log, and the columns of a third: the more logs, the smaller they are."""
+    """Logs read forward from positions of its own, without a group. Owned by one thread; connects
+    when first used.
+
+    Holds a connection to each broker that leads one of the logs until closed, and at most two
+    fetches of each log, and the columns of a third: the more logs, the smaller they are.
+    """
 
     def __init__(
         self,
@@ -53,53 +63,58 @@ class FetchTap:
         ahead_bytes: int = AHEAD_BYTES,
         fetch_bytes: int = FETCH_BYTES,
         parsed_bytes: int = FETCH_BYTES,
-        attend_s: float | None = None,
+        wait_ms: int = WAIT_MS,
         check_crcs: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``settings``: from `connection_settings`. ``ahead``: whether it fetches beyond the ends
-        that were asked for; ``ahead_bytes``: the next fetches of all logs together.
-        ``fetch_bytes``: the size of one fetch; ``parsed_bytes``: what is
-        parsed at once of it. ``check_crcs``: whether each batch's checksum is computed.
-        ``attend_s``: a passing fault is attended to for so many seconds,
-        whatever time a `take` has, then raised; None: for the time of the `take`. ``clock``:
-        monotonic seconds."""
+        """``settings``: from `connection_settings`. ``ahead``: fetch beyond the ends that were
+        asked for, as far as records are known to be there; ``ahead_bytes``: the next fetches of all
+        logs together. ``fetch_bytes``: the size of one fetch; ``parsed_bytes``: what is parsed at
+        once of it. ``wait_ms``: how long a broker holds an answer back that would be empty.
+        ``check_crcs``: compute each batch's checksum. ``clock``: monotonic seconds."""
         self._settings = settings
         self._read_committed = read_committed
         self._ahead = ahead
         self._ahead_bytes = ahead_bytes
         self._fetch_bytes = fetch_bytes
         self._parsed_bytes = parsed_bytes
-        self._attend_s = attend_s
+        self._wait_ms = wait_ms
         self._check_crcs = check_crcs
         self._clock = clock
         self._connection: FetchConnection | None = None
         self._streams: dict[TopicPartition, _Stream] = {}
+        self.trouble = ""
+        """The passing fault that was met last, if no answer came since."""
 
     @staticmethod
     def over(config: Mapping[str, Any], **values: Any) -> FetchTap:
         """For librdkafka's settings, of which ``check.crcs`` is true if it is not there.
-        ConfigError for security that cannot be said to it."""
+        ConfigError for security that kafka-python does not have."""
         check_crcs = str(config.get(CHECK_CRCS, True)).lower() != "false"
         return FetchTap(connection_settings(config), check_crcs=check_crcs, **values)
 
     @property
     def positions(self) -> Mapping[TopicPartition, int]:
+        """The offset behind what was taken, of each log."""
         return {tp: stream.position for tp, stream in self._streams.items()}
 
     def go_to(self, starts: Mapping[TopicPartition, int], timeout_s: float = CONNECT_S) -> None:
+        """Read these logs from these offsets on, and no others. A log that is there already goes on
+        undisturbed: reading it anew would let its tasks wait whenever another task comes or goes
+        (I4). Raises RetriableError if it has to connect first and no broker answers within
+        ``timeout_s`` seconds."""
         if not starts:
             self._streams = {}
             return
         connection = self._connected(timeout_s)
         share = max(_LEAST_BYTES, self._ahead_bytes // len(starts))
-        connection.fetch_bytes = min(self._fetch_bytes, share)
+        connection.log_bytes = min(self._fetch_bytes, share)
         parsed_bytes = min(self._parsed_bytes, share)
         kept = {
             tp: stream for tp, stream in self._streams.items() if starts.get(tp) == stream.position
         }
         self._streams = {
-            tp: kept.get(tp) or _Stream(connection, tp, start, parsed_bytes, self._check_crcs)
+            tp: kept.get(tp) or _Stream(tp, start, parsed_bytes, self._check_crcs)
             for tp, start in starts.items()
         }
 
@@ -110,37 +125,53 @@ class FetchTap:
         most_bytes: int = UNBOUNDED_BYTES,
         most_records: int = UNBOUNDED_RECORDS,
     ) -> dict[TopicPartition, LogChunk]:
+        """Take what is there of these logs before their ends, waiting up to ``timeout_s`` seconds
+        for the first of it, and move the positions behind it. A log whose position did not move is
+        not in the result, one that moved over markers or aborted records has an empty chunk. A
+        chunk has about ``most_bytes`` bytes of keys and values, and at least a record if it is not
+        empty; all chunks together have ``most_records`` records at most. A broker that is away is
+        asked again until the time is over.
+
+        Raises:
+            LogStartMovedError: the position of the named log lies outside it; the others can be
+                taken from on. LogTruncatedError: it has other records by now.
+            CorruptBatchError: a batch of the named log is damaged; the others can be taken from on.
+            FatalError: refused for good, as classified in `everflow.kafka.errors`.
+        """
         until_s = self._clock() + timeout_s
-        wanted = [
-            (tp, self._streams[tp], end)
-            for tp, end in ends.items()
-            if self._streams[tp].position < end
-        ]
-        for _, stream, end in wanted:
-            stream.bound = sys.maxsize if self._ahead else end
-            stream.send()
-        found: dict[TopicPartition, LogChunk] = {}
-        for tp, stream, end in wanted:
-            try:
-                chunk = stream.chunk(end, most_bytes, most_records)
-                while chunk is None and stream.receive(until_s, self._attend_s, self._clock):
-                    chunk = stream.chunk(end, most_bytes, most_records)
-            except (EverflowError, UnsupportedBatchError) as failure:
-                if not found and isinstance(failure, CorruptBatchError):
-                    raise UnsupportedBatchError(f"{tp}: {failure}") from failure
-                if not found:
-                    raise
-                break  # it comes again with the next take, where it loses nothing
-            if chunk is not None:
-                found[tp] = chunk
-                until_s = -math.inf  # of the other logs, what is there
-        return found
+        wanted = [self._streams[tp] for tp, end in ends.items() if self._streams[tp].position < end]
+        for one in wanted:
+            one.bound = ends[one.tp]
+        over = False
+        while True:
+            self._fetch()
+            found = self._here(wanted, most_bytes, most_records)
+            if found:
+                if self._fetch():
+                    self._connected(CONNECT_S).push()
+                return found
+            self._raise_fault(wanted, over=over)
+            if over:
+                return {}
+            left_s = until_s - self._clock()
+            over = left_s <= 0
+            self._receive(wanted, max(0.0, left_s))
+
+    def pump(self) -> None:
+        """Take in what has come of the fetches that are under way, so that more can come: there is
+        no thread for it."""
+        if self._connection is not None and self._connection.under_way:
+            self._receive((), 0.0)
 
     def warm_up(self, topics: Iterable[str], timeout_s: float) -> None:
+        """Connect now instead of at the first read of these topics; reads nothing, and gives up
+        what was read ahead. Raises RetriableError if no broker answers within ``timeout_s``
+        seconds."""
         self._streams = {}
-        self._connected(timeout_s)
+        self._connected(timeout_s).connect(topics, timeout_s)
 
     def close(self) -> None:
+        """Go to no log, and drop the connections; another `go_to` makes new ones."""
         self._streams = {}
         if self._connection is not None:
             self._connection.close()
@@ -148,48 +179,156 @@ class FetchTap:
 
     def _connected(self, timeout_s: float) -> FetchConnection:
         if self._connection is None:
-            committed = self._read_committed
-            doing = "connecting to read"
-            self._connection = FetchConnection(
-                self._settings, self._fetch_bytes, timeout_s, doing, read_committed=committed
+            self._connection = FetchConnection.opened(
+                self._settings,
+                "everflow-log-reader",
+                timeout_s,
+                self._wait_ms,
+                read_committed=self._read_committed,
             )
         return self._connection
 
+    def _fetch(self) -> bool:
+        """Ask for what comes next of all logs; False if there is nothing to ask for."""
+        now_s = self._clock()
+        places = {
+            tp: one.next_place
+            for tp, one in self._streams.items()
+            if one.again_s <= now_s and one.wants(self._ahead)
+        }
+        if not places:
+            return False
+        for tp, failure in self._connected(CONNECT_S).fetch(places).items():
+            self._failed(self._streams[tp], failure)
+        return True
+
+    def _here(
+        self, wanted: Iterable[_Stream], most_bytes: int, most_records: int
+    ) -> dict[TopicPartition, LogChunk]:
+        found: dict[TopicPartition, LogChunk] = {}
+        for one in wanted:
+            if most_records <= 0:
+                break
+            try:
+                chunk = one.chunk(most_bytes, most_records)
+            except EverflowError as failure:
+                self._failed(one, failure)
+                continue
+            if chunk is not None:
+                found[one.tp] = chunk
+                most_records -= chunk.records
+        return found
+
+    def _receive(self, wanted: Iterable[_Stream], wait_s: float) -> None:
+        """Take in what brokers answer, waiting for the first of it."""
+        now_s = self._clock()
+        again = [one.again_s - now_s for one in wanted if one.again_s > now_s]
+        for tp, answer in self._connected(CONNECT_S).answers(min([wait_s, *again])).items():
+            one = self._streams.get(tp)
+            if one is None or one.next_place.offset != answer.offset:
+                continue
+            if answer.failure is not None:
+                self._failed(one, answer.failure)
+                continue
+            self.trouble = ""
+            try:
+                one.add(answer)
+            except EverflowError as failure:
+                self._failed(one, failure)
+
+    def _failed(self, one: _Stream, failure: Exception) -> None:
+        """Note the fault that keeps a log from being read; what passes is tried again."""
+        assert self._connection is not None
+        tp, at = one.tp, one.next_place.offset
+        one.again_s = self._clock() + _PAUSE_S
+        if isinstance(failure, LinkLostError) and failure.__cause__ is not None:
+            failure = failure.__cause__  # type: ignore[assignment]
+        if isinstance(failure, CorruptBatchError):
+            one.again_s = self._clock() + _DAMAGED_AGAIN_S
+            one.fault = CorruptBatchError(
+                f"{tp}, offset {at}: the record batch cannot be read: {failure}. If it stays, the "
+                "disk of the broker that leads the partition is damaged: let another replica lead "
+                "it, or delete the records up to behind that offset.",
+                [tp],
+            )
+            one.start_over()
+        elif isinstance(failure, EverflowError):
+            one.fault = FatalError(f"{tp}: {failure}")
+        elif isinstance(failure, DivergedError):
+            one.fault = LogTruncatedError(
+                f"{tp}: the log was cut at offset {failure.end_offset} by an election of a leader "
+                f"that lacked records, which were read up to {at}; it has other records since",
+                tp,
+            )
+        elif self._connection.forget(tp):
+            pass  # another replica than the leader may be behind; the leader decides
+        elif isinstance(failure, client_errors.OffsetOutOfRangeError):
+            one.fault = LogStartMovedError(f"{tp}: offset {at} is outside the log", tp)
+        elif isinstance(failure, client_errors.KafkaError):
+            problem = classify_member(failure, f"reading {tp}, at {at}")
+            if not isinstance(problem, RetriableError) or isinstance(
+                failure, client_errors.SaslAuthenticationFailedError
+            ):
+                one.fault = problem
+            self.trouble = str(problem)
+        elif isinstance(failure, LinkLostError | RefusedError):
+            self.trouble = f"reading {tp}, at {at}: {failure}"
+        else:
+            raise failure
+
+    def _raise_fault(self, wanted: Collection[_Stream], *, over: bool) -> None:
+        """``over``: the time of the `take`. A damaged batch is only then more than the records that
+        may come of another log."""
+        faults = [(one, one.fault) for one in wanted if one.fault is not None]
+        for one, fault in faults:
+            damaged = isinstance(fault, CorruptBatchError)
+            if damaged and not over and len(faults) < len(wanted):
+                continue
+            if not damaged or one.again_s <= self._clock():
+                one.fault, one.again_s = None, 0.0
+            raise fault
+
 
 class _Stream:
-    """One log: its fetches, one ahead of what was received, and what was received and not yet
-    taken."""
+    """One log: what was received and not yet taken."""
 
-    def __init__(
-        self,
-        connection: FetchConnection,
-        tp: TopicPartition,
-        start: int,
-        parsed_bytes: int,
-        check_crcs: bool,
-    ) -> None:
-        self._connection = connection
-        self._tp = tp
+    def __init__(self, tp: TopicPartition, start: int, parsed_bytes: int, check_crcs: bool) -> None:
+        self.tp = tp
         self._parsed_bytes = parsed_bytes
         self._check_crcs = check_crcs
-        self._coming: Any = None
         self._fetched = start
         self._epoch = -1
+        self._end = -1
         self._unparsed: deque[tuple[bytes, list[Batch]]] = deque()
         self._held: Columns | None = None
         self.position = start
         """Offset behind what was taken."""
-        self.bound = sys.maxsize
-        """Nothing is fetched from here on."""
+        self.bound = -1
+        """The end that was asked for last."""
+        self.fault: EverflowError | None = None
+        """Why nothing more comes."""
+        self.again_s = 0.0
+        """Not fetched before."""
 
-    def send(self) -> None:
-        """See to it that a fetch is under way."""
-        if self._coming is None and self._fetched < self.bound:
-            self._coming = self._connection.fetch(self._tp, self._fetched, self._epoch)
+    @property
+    def next_place(self) -> Place:
+        """The place of the next fetch."""
+        return Place(self._fetched, self._epoch)
 
-    def chunk(self, end: int, most_bytes: int, most_records: int) -> LogChunk | None:
-        """What was received before ``end``, or the first of it; None if that does not move the
+    def wants(self, ahead: bool) -> bool:
+        """True if a fetch is due: of records that were asked for, or (``ahead``) that the log is
+        known to have, and if no more than one fetch is here that was not taken yet."""
+        if self._fetched >= (max(self.bound, self._end) if ahead else self.bound):
+            return False
+        unparsed = self._unparsed
+        return not unparsed or unparsed[0][0] is unparsed[-1][0]
+
+    def chunk(self, most_bytes: int, most_records: int) -> LogChunk | None:
+        """The received records before the bound, or the first of them; None if they do not move the
         position."""
+        end = self.bound
+        if self._held is None and not self._unparsed and self._fetched == self.position:
+            return None
         self._parse(end)
         held = _NOTHING if self._held is None else self._held
         part = held.between(0, end).up_to(most_bytes).of(slice(0, most_records))
@@ -202,78 +341,34 @@ class _Stream:
         self.position = behind
         return LogChunk(part, behind, len(part.offsets))
 
-    def receive(self, until_s: float, attend_s: float | None, clock: Callable[[], float]) -> bool:
-        """Take in the next answer that brings the log forward; False if there is none by
-        ``until_s``.
+    def start_over(self) -> None:
+        """Fetch anew what was not taken."""
+        self._unparsed.clear()
+        self._held = None
+        self._fetched, self._epoch = self.position, -1
 
-        Raises LogStartMovedError (also LogTruncatedError), FatalError, UnsupportedBatchError,
-        CorruptBatchError, and with ``attend_s`` the fault that did not pass.
-        """
-        fault: RetriableError | None = None
-        while True:
-            self.send()
-            coming = self._coming
-            try:
-                answer = self._connection.answer(coming, until_s - clock())
-                if answer is None:
-                    break
-                self._coming = None
-                if self._add(answer):
-                    self.send()
-                    return True
-            except DivergedError as failure:
-                self._coming = None
-                raise LogTruncatedError(
-                    f"{self._tp}: the log was cut at offset {failure.end_offset} by an election of "
-                    f"a leader that lacked records, which were read up to {self._fetched}; it has "
-                    f"other records since",
-                    self._tp,
-                ) from failure
-            except client_errors.OffsetOutOfRangeError as failure:
-                self._coming = None
-                if not self._connection.back_to_leader(
-                    self._tp
-                ):  # a replica may be behind; the leader decides
-                    raise LogStartMovedError(
-                        f"{self._tp}: offset {self._fetched} is outside the log", self._tp
-                    ) from failure
-            except client_errors.KafkaError as failure:
-                self._coming = None
-                problem = classify(failure, f"reading {self._tp}, at {self._fetched}")
-                if not isinstance(problem, RetriableError) or isinstance(
-                    failure, client_errors.SaslAuthenticationFailedError
-                ):
-                    raise problem from failure
-                if fault is None and attend_s is not None:
-                    until_s = max(until_s, clock() + attend_s)
-                fault = problem
-                self._connection.refresh(self._tp, until_s - clock())
-            if clock() > until_s:
-                break
-        if fault is not None and attend_s is not None:
-            raise fault
-        return False
-
-    def _add(self, answer: Answer) -> bool:
-        found = record_batches.batches(answer.records)
-        if answer.records and not found:
+    def add(self, answer: Answer) -> None:
+        """Take in an answer. Raises CorruptBatchError and FatalError."""
+        self._end = answer.end
+        data = record_batches.modern(answer.records)
+        found = record_batches.batches(data)
+        if data and not found:
             # A broker always sends the first batch whole, however large (KIP-74).
             raise CorruptBatchError(
                 f"the record batch at offset {self._fetched} is longer than what was sent of it"
             )
         if self._check_crcs:
-            record_batches.check(answer.records, found)
+            record_batches.check(data, found)
         behind = found[-1].next_offset if found else self._fetched
         if behind <= self._fetched:
-            return False
-        seen = record_batches.committed(answer.records, found, answer.aborted)
+            return
+        self.fault = None
+        seen = record_batches.committed(data, found, answer.aborted)
         wanted = [batch for batch in seen if batch.next_offset > self._fetched]
         self._unparsed += [
-            (answer.records, portion)
-            for portion in record_batches.portions(wanted, self._parsed_bytes)
+            (data, portion) for portion in record_batches.portions(wanted, self._parsed_bytes)
         ]
         self._fetched, self._epoch = behind, found[-1].epoch
-        return True
 
     def _parse(self, end: int) -> None:
         """Take apart what was received, until there is a record; nothing that begins at ``end`` or
@@ -283,10 +378,7 @@ class _Stream:
             count = bisect_left(portion, end, key=attrgetter("base_offset"))
             if not count:
                 return
-            try:
-                whole = record_batches.columns(data, portion[:count])
-            except FatalError as failure:
-                raise FatalError(f"{self._tp}: {failure}") from failure
+            whole = record_batches.columns(data, portion[:count])
             found = whole.between(self.position, sys.maxsize)
             self._held = found if len(found.offsets) else None
             if count < len(portion):

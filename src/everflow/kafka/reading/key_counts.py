@@ -14,12 +14,12 @@ import numpy as np
 import pyarrow.compute as pc
 
 from everflow.config import StreamsConfig
-from everflow.kafka.reading.log_columns import LogColumns
 from everflow.kafka.reading.range_reader import RangeReader
+from everflow.kafka.reading.record_columns import LogColumns
 from everflow.records import OffsetRange, TopicPartition
 
 SLICE_OFFSETS = 50_000
-"""Of each partition, read at once."""
+"""The offsets of each partition that are read at once."""
 SLICE_BYTES = 64 << 20
 READ_S = 20.0
 
@@ -37,7 +37,7 @@ class KeyCount(NamedTuple):
 
 
 class PartitionCount(NamedTuple):
-    """What was read of a partition; ``keys``: how many different ones."""
+    """The records read of a partition; ``keys``: the number of different keys."""
 
     partition: int
     records: int
@@ -56,7 +56,6 @@ class KeyCounts:
     last_ms: int = 0
 
     def add(self, columns: LogColumns) -> None:
-        """Count further records."""
         if not len(columns):
             return
         coded = columns.keys.dictionary_encode(null_encoding="encode")
@@ -76,7 +75,6 @@ class KeyCounts:
 
     @property
     def records(self) -> int:
-        """All of them."""
         return sum(count for count, _ in self.counts.values())
 
     def per_s(self, records: int) -> float:
@@ -85,13 +83,11 @@ class KeyCounts:
         return records / max(span_ms, 1) * 1000
 
     def as_row(self) -> PartitionCount:
-        """The partition as a whole."""
         return PartitionCount(
             self.partition, self.records, len(self.counts), self.per_s(self.records)
         )
 
     def as_rows(self) -> list[KeyCount]:
-        """A row for each key."""
         all_ = self.records
         return [
             KeyCount(key, self.partition, count, size, count / all_, self.per_s(count))
@@ -125,7 +121,7 @@ def count_keys(
     `RangeReader.read` raises."""
     found = {tp: KeyCounts(tp.partition) for tp in ranges}
     at = {tp: wanted.start for tp, wanted in ranges.items()}
-    with closing(RangeReader(config.consumer(), "everflow-keys", read_committed=True)) as reader:
+    with closing(RangeReader(config.consumer(), read_committed=True)) as reader:
         while wanted := {
             tp: OffsetRange(begin, min(ranges[tp].end, begin + SLICE_OFFSETS))
             for tp, begin in at.items()

@@ -14,27 +14,13 @@ from typing import Any
 
 from everflow.errors import EverflowError, RetriableError
 from everflow.kafka.admin import ClusterAdmin
-from everflow.kafka.reading.client_tap import ClientTap
 from everflow.kafka.reading.fetch_connection import FETCH_BYTES
 from everflow.kafka.reading.fetch_tap import FetchTap
-from everflow.kafka.reading.log_chunk import LogChunk
-from everflow.kafka.reading.record_batches import UnsupportedBatchError
-from everflow.kafka.reading.taps import Taps
+from everflow.kafka.reading.record_columns import LogChunk
 from everflow.records import TopicPartition
 
 _ASK_S = 2.0
 """How long the leader is asked why nothing comes."""
-
-
-def fetching(fetch_bytes: int) -> Mapping[str, Any]:
-    """librdkafka's queue and waits."""
-    return {
-        "fetch.wait.max.ms": 10,  # the end of the log is only reported by an empty fetch
-        "fetch.message.max.bytes": fetch_bytes,
-        "fetch.queue.backoff.ms": 1,
-        "queued.min.messages": 200_000,
-        "queued.max.messages.kbytes": 2 * fetch_bytes >> 10,
-    }
 
 
 class LogReader:
@@ -47,20 +33,19 @@ class LogReader:
         latest: bool = False,
         fetch_bytes: int = FETCH_BYTES,
         clock: Callable[[], float] = time.monotonic,
-        taps: Taps | None = None,
+        tap: FetchTap | None = None,
         stable_end: Callable[[TopicPartition], int] | None = None,
     ) -> None:
         """``config``: librdkafka keys, ``bootstrap.servers`` at least; ``clock``: monotonic
-        seconds; ``fetch_bytes``: of one fetch, and of a chunk; ``taps`` in place of those of
+        seconds; ``fetch_bytes``: of one fetch, and of a chunk; ``tap`` in place of that of
         ``config``; ``stable_end``: the last stable offset of a log, in place of the question to
         the brokers of ``config``. ``latest``: see `LogChunk.latest`. Connects at the first read
         only."""
         self._latest = latest
         self._chunk_bytes = fetch_bytes
         self._stable_end = stable_end or partial(_stable_end, config)
-        self._taps = taps or Taps(
-            FetchTap.over(config, clock=clock, fetch_bytes=fetch_bytes, parsed_bytes=fetch_bytes),
-            ClientTap(config, "everflow-log-reader", fetching(fetch_bytes), clock=clock),
+        self._tap = tap or FetchTap.over(
+            config, clock=clock, fetch_bytes=fetch_bytes, parsed_bytes=fetch_bytes
         )
 
     def __enter__(self) -> LogReader:
@@ -70,8 +55,7 @@ class LogReader:
         self.close()
 
     def close(self) -> None:
-        """Release the connections."""
-        self._taps.close()
+        self._tap.close()
 
     def read(
         self,
@@ -97,27 +81,23 @@ class LogReader:
             transaction stays open).
             FatalError: refused for good (no permission).
         """
-        position = start
-        while position < end:
-            tap = self._taps.own([tp]) or self._taps.client
-            try:
-                tap.go_to({tp: position}, stall_timeout_s)
-                while position < end:
-                    found = tap.take({tp: end}, stall_timeout_s, chunk_bytes or self._chunk_bytes)
-                    if not found:
-                        raise RetriableError(
-                            f"reading {tp} from {start} to {end}: nothing came behind {position} "
-                            f"for {stall_timeout_s:g} s. {self._why_nothing(tp, end)}"
-                        )
-                    position = found[tp].next_position
-                    yield found[tp].latest() if self._latest and not every else found[tp]
-            except UnsupportedBatchError as reason:
-                self._taps.leave({tp: position}, reason)
-            finally:
-                tap.go_to({})
+        tap, position = self._tap, start
+        try:
+            tap.go_to({tp: position} if start < end else {}, stall_timeout_s)
+            while position < end:
+                found = tap.take({tp: end}, stall_timeout_s, chunk_bytes or self._chunk_bytes)
+                if not found:
+                    raise RetriableError(
+                        f"reading {tp} from {start} to {end}: nothing came behind {position} "
+                        f"for {stall_timeout_s:g} s. {self._why_nothing(tp, end)}"
+                    )
+                position = found[tp].next_position
+                yield found[tp].latest() if self._latest and not every else found[tp]
+        finally:
+            tap.go_to({})
 
     def _why_nothing(self, tp: TopicPartition, end: int) -> str:
-        """What the leader says of the log; blocks for `_ASK_S` at most."""
+        """The leader's answer about the log; blocks for `_ASK_S` at most."""
         try:
             stable = self._stable_end(tp)
         except EverflowError as error:

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import kafka.errors as client_errors
 import numpy as np
 import pyarrow as pa
 from crc32c import crc32c
+from kafka.record import MemoryRecords
+from kafka.record.default_records import DefaultRecordBatchBuilder
 from numpy.typing import NDArray
 
 from everflow.errors import FatalError
@@ -35,7 +38,7 @@ _XERIAL_HEADER_BYTES = 16
 _SNAPPY_GROWTH = 32
 """Its shortest element, three bytes, stands for 64: more than 22 times as much cannot be."""
 LARGEST_BATCH_BYTES = 512 << 20
-"""Of one batch, uncompressed; a broker takes a megabyte by default, compressed."""
+"""The largest batch, uncompressed; a broker takes a megabyte by default, compressed."""
 _UNPACKED_AT_ONCE = 256 << 10
 _ABORT = b"\x00\x00"
 _RECORDS_AT_ONCE = 16_384
@@ -47,11 +50,6 @@ _RUN_PROBE = 64
 _RUN_WORTHWHILE = 256
 _GROWTH = 8
 _NOTHING: Int64 = np.empty(0, np.int64)
-
-
-class UnsupportedBatchError(Exception):
-    """A batch that this module does not read (format before v2, unknown codec): use another reader
-    for the partition."""
 
 
 class Batch(NamedTuple):
@@ -71,7 +69,7 @@ class Batch(NamedTuple):
 
     @property
     def control(self) -> bool:
-        """Whether it holds a transaction marker."""
+        """True if it holds a transaction marker."""
         return bool(self.attributes & _CONTROL)
 
 
@@ -79,15 +77,13 @@ def batches(data: bytes) -> list[Batch]:
     """The headers of all complete batches; the last one of a response may be cut off, and is left
     out.
 
-    Raises:
-        UnsupportedBatchError: a batch of format v0 or v1.
-        CorruptBatchError: lengths that cannot be.
+    Raises CorruptBatchError: lengths that cannot be, or another format than v2 (`modern`).
     """
     found: list[Batch] = []
     at, size = 0, len(data)
     while at + _MAGIC_AT < size:
         if data[at + _MAGIC_AT] != _MAGIC:
-            raise UnsupportedBatchError(f"message format v{data[at + _MAGIC_AT]}")
+            raise CorruptBatchError(f"message format v{data[at + _MAGIC_AT]}")
         if at + _HEADER.size > size:
             break
         base, length, epoch, _, _, attributes, last_delta, first, latest, producer, _, _, count = (
@@ -117,6 +113,42 @@ def batches(data: bytes) -> list[Batch]:
         )
         at = end
     return found
+
+
+def modern(data: bytes) -> bytes:
+    """The same bytes, batches of the formats v0 and v1 (before Kafka 0.11) written anew as v2, at
+    an object a record. They lie before all others of a log.
+
+    Raises CorruptBatchError, and FatalError for a codec that kafka-python lacks.
+    """
+    if len(data) <= _MAGIC_AT or data[_MAGIC_AT] >= _MAGIC:
+        return data
+    parts: list[bytes] = []
+    try:
+        records = MemoryRecords(data)
+        while records.has_next():
+            batch = records.next_batch()
+            parts.append(bytes(batch._buffer) if batch.magic >= _MAGIC else _rewritten(batch))
+    except client_errors.UnsupportedCodecError as failure:
+        raise FatalError(f"records of message format v0 or v1: {failure}") from failure
+    except (client_errors.KafkaError, AssertionError, ValueError, struct.error) as failure:
+        raise CorruptBatchError(f"records of message format v0 or v1: {failure}") from failure
+    return b"".join(parts)
+
+
+def _rewritten(batch: Any) -> bytes:
+    if not batch.validate_crc():
+        raise CorruptBatchError(f"record batch at offset {batch.base_offset}: its checksum differs")
+    listed = list(batch)
+    base = listed[0].offset
+    builder = DefaultRecordBatchBuilder(_MAGIC, 0, False, -1, -1, -1, LARGEST_BATCH_BYTES)
+    for one in listed:
+        at = -1 if one.timestamp is None else one.timestamp
+        builder.append(one.offset - base, at, one.key, one.value, [])
+    built = bytearray(builder.build())
+    built[:8] = base.to_bytes(8, "big")
+    built[12:16] = b"\xff" * 4  # the leader's epoch is not known
+    return bytes(built)
 
 
 def check(data: bytes, found: Iterable[Batch]) -> None:
@@ -182,9 +214,9 @@ def columns(data: bytes, wanted: Iterable[Batch]) -> Columns:
     """The records of ``wanted`` batches of ``data``.
 
     Raises:
-        UnsupportedBatchError: compressed in a way this installation cannot read.
         CorruptBatchError: lengths that do not fit together.
-        FatalError: so many bytes, uncompressed, that nobody should hold them.
+        FatalError: compressed in a way that this installation cannot read, or so many bytes,
+            uncompressed, that nobody should hold them.
     """
     # Where compaction has left only the header, its offsets count and nothing else.
     data, filled = _decompressed(data, [batch for batch in wanted if batch.records])
@@ -208,7 +240,7 @@ def columns(data: bytes, wanted: Iterable[Batch]) -> Columns:
 
 
 def _is_abort(data: bytes, batch: Batch) -> bool:
-    """Whether a marker says abort: its key is int16 version, int16 type (0 = abort). An empty one
+    """True if a marker says abort: its key is int16 version, int16 type (0 = abort). An empty one
     says nothing."""
     if not batch.records:
         return False
@@ -238,10 +270,10 @@ def _plain(data: bytes, batch: Batch) -> bytes:
         if codec == _SNAPPY:
             return _snappy(packed)
         if codec not in _STREAM_CODECS:
-            raise UnsupportedBatchError(f"compression type {codec} at offset {batch.base_offset}")
+            raise CorruptBatchError(f"compression type {codec} at offset {batch.base_offset}")
         name = _STREAM_CODECS[codec]
         if not pa.Codec.is_available(name):
-            raise UnsupportedBatchError(f"{name} compression, which this pyarrow was built without")
+            raise FatalError(f"{name} compression, which this pyarrow was built without")
         return _unpacked(packed, name, batch.base_offset)
     except (OSError, ValueError, struct.error) as failure:
         raise CorruptBatchError(
@@ -272,7 +304,7 @@ def _snappy(packed: bytes) -> bytes:
     """Java's clients cut snappy into blocks behind a header of the Xerial library, others write one
     block."""
     if not pa.Codec.is_available("snappy"):
-        raise UnsupportedBatchError("snappy compression, which this pyarrow was built without")
+        raise FatalError("snappy compression, which this pyarrow was built without")
     if not packed.startswith(_XERIAL):
         return _snappy_block(packed)
     parts: list[bytes] = []
@@ -348,7 +380,7 @@ def _fields(raw: NDArray[np.uint8], group: Sequence[Batch], place: Int64) -> lis
 
 
 def _starts_together(raw: NDArray[np.uint8], group: Sequence[Batch]) -> Int64:
-    """Where the records of many batches begin, batch after batch: the first of each at once, then
+    """The places of the records of many batches, batch after batch: the first of each at once, then
     the second of each. Takes memory by the records, however unequal the batches are."""
     counts = np.array([batch.records for batch in group], np.int64)
     order = np.argsort(-counts, kind="stable")
@@ -369,7 +401,7 @@ def _starts_together(raw: NDArray[np.uint8], group: Sequence[Batch]) -> Int64:
 
 
 def _starts(data: bytes, batch: Batch) -> list[Int64]:
-    """Where the batch's records begin, at their length field.
+    """The places of the batch's records, at their length field.
 
     Records of one length in a row are found at once: each one's place follows from the length in
     the one before it, so equal length fields at equal distances prove the run. Elsewhere one after
@@ -431,7 +463,7 @@ def _long_size(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _run(data: bytes, at: int, size: int, most: int, end: int) -> int:
-    """How many records behind the one at ``at`` are ``size`` bytes long like it, ``most`` at
+    """The number of records behind the one at ``at`` with ``size`` bytes like it, ``most`` at
     most."""
     most = min(most, (end - at) // size - 1)
     width = 1

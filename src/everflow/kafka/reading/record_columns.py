@@ -1,19 +1,91 @@
-"""`Columns`: records of a log in numpy columns, without a Python object per record. Pure.
+"""Records of a log in columns: as they came (`Columns`), in Arrow (`LogColumns`), in chunks. Pure.
 
 Keys and values become objects only where that is asked for.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from everflow.errors import RetriableError
-from everflow.kafka.reading.log_columns import LogColumns
-from everflow.records import HEADERS, Int64
+from everflow.errors import EverflowError, RetriableError
+from everflow.records import HEADERS, Int64, joined_headers, listed_headers
+
+_NOTHING: Int64 = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogColumns:
+    """Records in log order, columns of one length. ``keys`` and ``values``: binary, null where the
+    record has none; ``timestamps`` in ms; ``headers``: `everflow.records.HEADERS`, or None
+    where no record has any, or they were not asked for. ``unread``: by row, why a record could not
+    be read; the columns have what could."""
+
+    keys: pa.Array
+    values: pa.Array
+    offsets: Int64
+    timestamps: Int64
+    headers: pa.Array | None = None
+    unread: Mapping[int, Exception] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of keys and values."""
+        return int(self.keys.nbytes + self.values.nbytes)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.keys, pa.ChunkedArray) or isinstance(self.values, pa.ChunkedArray):
+            raise TypeError("more than 2 GiB in one column: the reader did not keep to its bound")
+
+    def before(self, offset: int) -> LogColumns:
+        """The records below this offset."""
+        count = int(np.searchsorted(self.offsets, offset))
+        if count == len(self):
+            return self
+        return self.of(slice(0, count))
+
+    def of(self, chosen: slice) -> LogColumns:
+        """Some records that follow one another."""
+        start, stop, _ = chosen.indices(len(self))
+        return LogColumns(
+            keys=self.keys[start:stop],
+            values=self.values[start:stop],
+            offsets=self.offsets[start:stop],
+            timestamps=self.timestamps[start:stop],
+            headers=None if self.headers is None else self.headers[start:stop],
+            unread={row - start: why for row, why in self.unread.items() if start <= row < stop},
+        )
+
+    @staticmethod
+    def concat(parts: Sequence[LogColumns]) -> LogColumns:
+        """The records of all parts, one after the other."""
+        if len(parts) == 1:
+            return parts[0]
+        if not parts:
+            nothing = pa.array([], pa.binary())
+            return LogColumns(keys=nothing, values=nothing, offsets=_NOTHING, timestamps=_NOTHING)
+        begins = np.cumsum([0, *map(len, parts)]).tolist()
+        return LogColumns(
+            keys=pa.concat_arrays([part.keys for part in parts]),
+            values=pa.concat_arrays([part.values for part in parts]),
+            offsets=np.concatenate([part.offsets for part in parts]),
+            timestamps=np.concatenate([part.timestamps for part in parts]),
+            headers=joined_headers([(part.headers, len(part)) for part in parts]),
+            unread={
+                begin + row: why
+                for begin, part in zip(begins, parts, strict=False)
+                for row, why in part.unread.items()
+            },
+        )
+
 
 _LENGTHS_MOST = 32
 _RECORDS_PER_LENGTH = 16
@@ -53,7 +125,6 @@ class Columns(NamedTuple):
         return self.of(slice(*np.searchsorted(self.offsets, (start, end)).tolist()))
 
     def of(self, chosen: slice | NDArray[np.bool_]) -> Columns:
-        """The chosen records."""
         return Columns(self.data, *(column[chosen] for column in self[1:]))
 
     def up_to(self, most_bytes: int) -> Columns:
@@ -92,11 +163,9 @@ class Columns(NamedTuple):
         )
 
     def keys(self) -> list[bytes | None]:
-        """The keys, None for null."""
         return _slices(self.data, self.key_at, self.key_sizes)
 
     def values(self) -> list[bytes | None]:
-        """The values, None for null."""
         return _slices(self.data, self.value_at, self.value_sizes)
 
 
@@ -249,3 +318,119 @@ def _replaced(keys: NDArray[Any]) -> NDArray[np.intp]:
     earlier = np.flatnonzero(last != order)
     same: NDArray[np.bool_] = (words[earlier] == words[last[earlier]]).all(axis=1)
     return np.asarray(earlier[same], np.intp)
+
+
+Key = bytes
+
+
+class Records(Protocol):
+    """Records in log order as they came. Each call makes its lists or columns anew."""
+
+    @property
+    def offsets(self) -> Int64: ...
+    @property
+    def timestamps(self) -> Int64: ...
+    @property
+    def sizes(self) -> Int64: ...
+    def of(self, chosen: slice) -> Records: ...
+    def keys(self) -> list[bytes | None]: ...
+    def values(self) -> list[bytes | None]: ...
+    def arrow(self, headers: bool) -> LogColumns: ...
+    def latest(self) -> Records: ...
+
+
+@dataclass(frozen=True)
+class LogChunk:
+    """Committed records of one partition in log order. ``next_position`` is the offset to go on
+    from; before it, no record is left out. ``records``: how many the log has here; more than the
+    keys behind `latest`."""
+
+    held: Records
+    next_position: int
+    records: int
+
+    def __len__(self) -> int:
+        return len(self.held.timestamps)
+
+    @property
+    def keys(self) -> list[bytes | None]:
+        return self.held.keys()
+
+    @property
+    def values(self) -> list[bytes | None]:
+        return self.held.values()
+
+    @property
+    def timestamps(self) -> Int64:
+        """Times in ms."""
+        return self.held.timestamps
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of keys and values."""
+        return int(self.held.sizes.sum())
+
+    @property
+    def offsets(self) -> Int64:
+        return self.held.offsets
+
+    def columns(self, headers: bool) -> LogColumns:
+        """The records in Arrow columns, with their headers if asked for. A record that cannot be
+        read is `unread`, and keeps nobody else from being read. Raises RetriableError where the
+        brokers have to be asked for headers and do not answer."""
+        return _readable(self.held, len(self), headers)
+
+    def rows(self, headers: bool) -> Iterator[tuple[Any, ...]]:
+        """As `columns`, record by record: offset, time (ms), key, value, headers."""
+        found = self.columns(headers)
+        return zip(
+            found.offsets.tolist(),
+            found.timestamps.tolist(),
+            found.keys.to_pylist(),
+            found.values.to_pylist(),
+            listed_headers(found.headers, len(found)),
+            strict=True,
+        )
+
+    def offset_of(self, key: Key) -> int | None:
+        """The offset of the last record that has this key."""
+        found = self.held.arrow(False)
+        rows = [row for row, one in enumerate(found.keys.to_pylist()) if one == key]
+        return int(found.offsets[rows[-1]]) if rows else None
+
+    def latest(self) -> LogChunk:
+        """Without records that a later one of the same key replaces, as far as that is cheap to
+        see: for who folds them anyhow. The record of the latest time stays."""
+        return replace(self, held=self.held.latest())
+
+
+def _readable(held: Records, count: int, headers: bool) -> LogColumns:
+    """All at once where that is possible; else halved down to the record that is in the way."""
+    try:
+        return held.arrow(headers)
+    except EverflowError as failure:
+        if not isinstance(failure, CorruptBatchError):  # not of a record
+            raise
+        why: Exception = failure
+    except Exception as failure:
+        why = failure
+    if count > 1:
+        half = count // 2
+        return LogColumns.concat(
+            [
+                _readable(held.of(slice(0, half)), half, headers),
+                _readable(held.of(slice(half, count)), count - half, headers),
+            ]
+        )
+    if headers:
+        found = _readable(held, count, False)
+        return replace(found, unread={0: why})
+    nothing = pa.nulls(1, pa.binary())
+    return LogColumns(
+        keys=nothing,
+        values=nothing,
+        offsets=held.offsets,
+        timestamps=held.timestamps,
+        headers=None,
+        unread={0: why},
+    )

@@ -20,10 +20,10 @@ import kafka.errors as client_errors
 from kafka.protocol.consumer import FetchRequest, IsolationLevel
 
 from everflow.errors import OtherTopicError, RetriableError
-from everflow.kafka.broker_link import BrokerLink, LinkLostError, RefusedError
+from everflow.kafka.broker_link import BrokerLink
 from everflow.kafka.connection_settings import connection_settings
-from everflow.kafka.reading.tail_watch import Carrier
-from everflow.kafka.reading.taps import CONNECT_S
+from everflow.kafka.errors import LinkLostError, RefusedError
+from everflow.kafka.reading.fetch_connection import CONNECT_S, Carrier
 from everflow.logs import some
 from everflow.records import TopicPartition
 
@@ -192,7 +192,6 @@ class TopicIds:
         return troubles
 
     def _take(self, logs: list[TopicPartition], answer: Any) -> list[str]:
-        """The answer of one leader."""
         if answer.error_code:
             return [f"error code {answer.error_code}"]
         names = {_uuid(self._ids[tp.topic]): tp.topic for tp in logs}

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 from kafka.protocol.producer import ProduceRequest
 
-from everflow.kafka.broker_link import BrokerLink, LinkLostError, RefusedError
+from everflow.kafka.broker_link import BrokerLink
+from everflow.kafka.errors import LinkLostError, RefusedError
 from everflow.kafka.writing.record_encoding import EncodedRecords, encode, framed
 from everflow.kafka.writing.transaction import (
     CONCURRENT,
@@ -82,7 +83,7 @@ class Deliveries:
         self._sending = False
         self._stopped = False
         self.bytes = 0
-        """Of what is not yet delivered."""
+        """The bytes that are not yet delivered."""
         self.failure: Undelivered | None = None
         self.positions: dict[TopicPartition, int] = {}
         """Next offset (last delivered + 1) of each partition since ``begin``."""

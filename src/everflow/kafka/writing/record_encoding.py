@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from crc32c import crc32c
 from numpy.typing import NDArray
 
-from everflow.kafka.writing.compression import CODECS, compressed
+from everflow.kafka.writing.writer_settings import CODECS, compressed
 from everflow.records import Int64
 
 _BEFORE_LENGTH = struct.Struct(">qi")
@@ -85,7 +85,7 @@ class EncodedRecords(NamedTuple):
 
 
 class Producer(NamedTuple):
-    """Who writes a batch: the identity that makes writing it again harmless (KIP-98)."""
+    """The identity of a writer, which makes writing a batch again harmless (KIP-98)."""
 
     producer_id: int
     epoch: int
@@ -111,7 +111,7 @@ def encode(columns: RecordColumns, ends: Sequence[int]) -> list[EncodedRecords]:
 
 
 def batch_ends(sizes: Int64, limit: int) -> list[int]:
-    """Where batches of at most ``limit`` bytes end; a larger record is alone in its batch."""
+    """The ends of batches of at most ``limit`` bytes; a larger record is alone in its batch."""
     total = np.cumsum(sizes)
     ends: list[int] = []
     at = 0

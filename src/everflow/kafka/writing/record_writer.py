@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
-from confluent_kafka import KafkaError
 
 from everflow.columns.key_partitions import java_partitions
 from everflow.errors import (
@@ -24,8 +23,16 @@ from everflow.errors import (
     RetriableError,
     UnknownOutcomeError,
 )
-from everflow.kafka.broker_link import BrokerLink, LinkLostError, RefusedError
-from everflow.kafka.errors import classify, is_too_large
+from everflow.kafka.broker_link import BrokerLink
+from everflow.kafka.errors import (
+    PRODUCER_FENCED,
+    TOPIC_FORBIDDEN,
+    UNKNOWN_TOPIC,
+    LinkLostError,
+    RefusedError,
+    classify,
+    is_too_large,
+)
 from everflow.kafka.writing.deliveries import INVALID_TIMESTAMP, Deliveries, Undelivered
 from everflow.kafka.writing.record_encoding import (
     RecordColumns,
@@ -58,20 +65,10 @@ _SENT_EARLY_BYTES = 256 << 10
 _KEYLESS_RUN = 4_096
 """Records without a key that go to one partition in a row, as Java's sticky partitioner does it."""
 _UNTIMELY = " (message.timestamp.after.max.ms, message.timestamp.before.max.ms of the topic)"
-_ENDS_TRANSACTION = frozenset(
-    {
-        KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER,
-        KafkaError.DUPLICATE_SEQUENCE_NUMBER,
-        KafkaError.UNKNOWN_PRODUCER_ID,
-        KafkaError.INVALID_TXN_STATE,
-        120,  # TRANSACTION_ABORTABLE (KIP-890)
-    }
-)
-"""A new epoch or a new producer mends these: the batch is run again."""
 
 
 class _Piece(NamedTuple):
-    """What one call of ``write`` brought. ``partitions``: a number for all, one for each, or None:
+    """The records of a call of ``write``. ``partitions``: a number for all, one for each, or None:
     by the key."""
 
     keys: Bytes
@@ -81,7 +78,6 @@ class _Piece(NamedTuple):
     headers: Sequence[Any] | None
 
     def of(self, part: slice) -> _Piece:
-        """A part of it."""
         partitions = self.partitions
         return _Piece(
             self.keys[part],
@@ -163,7 +159,7 @@ class RecordWriter:
         topic: str,
         keys: Bytes,
         values: Bytes,
-        timestamps: Int64,
+        timestamps: Int64 | Sequence[int],
         partition: int | Sequence[int] | Int64 | None = None,
         headers: Sequence[Any] | None = None,
     ) -> None:
@@ -183,7 +179,8 @@ class RecordWriter:
         """
         if partition is not None and not isinstance(partition, int):
             partition = np.asarray(partition, np.int64)
-        piece = _Piece(keys, values, timestamps, partition, headers)
+        times = np.asarray(timestamps, np.int64)
+        piece = _Piece(keys, values, times, partition, headers)
         for start in range(0, len(timestamps), _GATHERED):
             self._gather(topic, piece.of(slice(start, start + _GATHERED)))
 
@@ -409,15 +406,14 @@ class RecordWriter:
         return chosen
 
     def partition_count(self, topic: str) -> int:
-        """Of the topic's metadata; waits for them as long as a topic may be unknown."""
+        """The number of partitions; waits as long as a topic may be unknown."""
         deadline = self._link.now() + self._settings.topic_wait_ms / 1000
         while not (count := self._link.partitions(topic)):
             away = self._link.run(partial(self._refreshed, topic))
             if self._link.forbidden(topic):
-                forbidden = KafkaError.TOPIC_AUTHORIZATION_FAILED
-                raise self._refused(forbidden, "", f"writing to {topic}", [topic])
+                raise self._refused(TOPIC_FORBIDDEN, "", f"writing to {topic}", [topic])
             if self._link.now() >= deadline:
-                unknown = None if away else KafkaError.UNKNOWN_TOPIC_OR_PART
+                unknown = None if away else UNKNOWN_TOPIC
                 raise self._refused(unknown, away, f"delivering to {topic}", [topic])
         return count
 
@@ -455,7 +451,7 @@ class RecordWriter:
         if failure.records and failure.code is not None:
             text = (
                 f"{self._name}: the broker refuses a record for {where}: "
-                f"{failure.text or KafkaError(failure.code).str()}"
+                f"{failure.text or RefusedError(failure.code)}"
                 f"{_UNTIMELY if failure.code == INVALID_TIMESTAMP else ''}"
             )
             raise self._discarded(
@@ -466,7 +462,7 @@ class RecordWriter:
                     untimely=failure.code == INVALID_TIMESTAMP,
                 )
             )
-        missing = failure.code == KafkaError.UNKNOWN_TOPIC_OR_PART
+        missing = failure.code == UNKNOWN_TOPIC
         doing = f"delivering to {where.topic if missing else where}"
         raise self._refused(failure.code, failure.text, doing, [where.topic])
 
@@ -477,21 +473,19 @@ class RecordWriter:
         where = f"{self._name}: {doing}"
         if code is None:
             return self._failed(RetriableError(f"{where}: {text}"))
-        error = KafkaError(code)
-        said = f"{error.str()}: {text}" if text else error.str()
-        if code in (KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED) and (
+        said = f"{RefusedError(code)}: {text}" if text else f"{RefusedError(code)}"
+        if code in PRODUCER_FENCED and (
             self.transactional_id is not None and self._transactions.overdue
         ):
             said += (
                 f" (the transaction was open for longer than transaction.timeout.ms = "
                 f"{self._settings.transaction_timeout_ms}: the broker ends it then)"
             )
-        told = KafkaError(code, said, txn_requires_abort=code in _ENDS_TRANSACTION)
-        if is_too_large(told):
+        if is_too_large(code, said):
             return self._discarded(
                 RecordTooLargeError(f"{where}: {said}", topics=tuple(sorted(topics)))
             )
-        return self._failed(classify(told, where))
+        return self._failed(classify(RefusedError(code, said), where))
 
     def _failed(self, error: EverflowError) -> EverflowError:
         """Passing errors keep the writer (it can abort and go on), all others end it."""
@@ -519,7 +513,6 @@ class RecordWriter:
 
 
 def _column(parts: Sequence[Bytes]) -> pa.Array:
-    """One binary column."""
     if len(parts) == 1:
         return _as_binary(parts[0])
     if all(not isinstance(part, pa.Array) for part in parts):

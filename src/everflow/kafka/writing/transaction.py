@@ -10,9 +10,12 @@ which a request stayed without an answer (note 019).
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
+from kafka.protocol.admin import DescribeTransactionsRequest
 from kafka.protocol.producer import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,
@@ -21,13 +24,11 @@ from kafka.protocol.producer import (
     TxnOffsetCommitRequest,
 )
 
-from everflow.kafka.broker_link import (
-    BrokerLink,
-    CoordinatorKind,
-    LinkLostError,
-    RefusedError,
-)
+from everflow.errors import EverflowError, RetriableError
+from everflow.kafka.broker_link import BrokerLink, CoordinatorKind
+from everflow.kafka.errors import LinkLostError, RefusedError, classify
 from everflow.kafka.writing.record_encoding import Producer
+from everflow.kafka.writing.writer_settings import writer_settings
 from everflow.records import TopicPartition
 
 _Offsets = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
@@ -54,7 +55,7 @@ _LONGEST_PAUSE_S = 0.1
 _HELD_PAUSE_S = 0.02
 """The markers of the transaction before are mostly written within a few milliseconds."""
 _SHORTEST_S = 0.05
-"""What an answer has in any case."""
+"""The shortest time of an answer."""
 
 
 class OutOfTimeError(Exception):
@@ -98,7 +99,6 @@ class GroupMetadata(NamedTuple):
 
     @staticmethod
     def decode(data: bytes) -> GroupMetadata:
-        """Inverse of ``encode``."""
         return GroupMetadata(*json.loads(data))
 
 
@@ -128,12 +128,12 @@ class Transactions:
 
     @property
     def second_part(self) -> bool:
-        """Whether each end raises the epoch (KIP-890)."""
+        """True if each end raises the epoch (KIP-890)."""
         return self._bumps
 
     @property
     def overdue(self) -> bool:
-        """Whether the broker has aborted the open transaction by now, for it lasted too long."""
+        """True if the broker has aborted the open transaction by now, for it lasted too long."""
         return (self._link.now() - self._begun) * 1000 >= self._timeout_ms
 
     async def start(self, deadline: float) -> None:
@@ -383,7 +383,7 @@ class Transactions:
 
 
 class _Asked:
-    """Whether an answer to what was asked for is missing."""
+    """Notes whether an answer is missing."""
 
     def __init__(self) -> None:
         self.unsure = False
@@ -415,3 +415,133 @@ def _by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
     for tp in partitions:
         found.setdefault(tp.topic, []).append(tp.partition)
     return found
+
+
+def fence(config: Mapping[str, Any], transactional_id: str, timeout_s: float) -> None:
+    """End whatever still writes under ``transactional_id``: raise its epoch, abort its open
+    transaction.
+
+    Afterwards a zombie's writes and commits are refused, and readers of its partitions are no
+    longer held back. Idempotent; safe from any thread. Raises as `fence_all`.
+    """
+    fence_all(config, [transactional_id], timeout_s)
+
+
+def fence_all(
+    config: Mapping[str, Any], transactional_ids: Collection[str], timeout_s: float
+) -> None:
+    """`fence` all of these ids at the same time: while a broker still aborts one's transaction, the
+    others go on. Blocks until all were tried.
+
+    Raises:
+        RetriableError: the broker did not answer within ``timeout_s`` seconds.
+        FatalError: it refused one (the first one's reason).
+    """
+    if not transactional_ids:
+        return
+    deadline = time.monotonic() + timeout_s
+    settings = writer_settings(config)
+    link = BrokerLink(settings.connection, settings.answer_timeout_ms, timeout_s)
+    failures: list[EverflowError] = []
+
+    async def end(transactional_id: str) -> None:
+        try:
+            transactions = Transactions(link, transactional_id, settings.transaction_timeout_ms)
+            await transactions.start(deadline)
+        except (RefusedError, LinkLostError, OutOfTimeError) as failure:
+            failures.append(_told(failure, f"fencing transactional.id {transactional_id}"))
+
+    async def end_all() -> None:
+        under_way = [link.started(partial(end, name)) for name in sorted(transactional_ids)]
+        for one in under_way:
+            await one
+
+    try:
+        link.run(end_all)
+    finally:
+        link.close()
+    if failures:
+        raise failures[0]
+
+
+def _told(failure: Failure, doing: str) -> EverflowError:
+    code = broker_code(failure)
+    if code is not None:
+        return classify(RefusedError(code), doing)
+    return RetriableError(f"{doing}: {failure}")
+
+
+UNKNOWN_ID = 105
+"""TRANSACTIONAL_ID_NOT_FOUND: nobody has written under it yet, or not for a week."""
+OPEN = frozenset({"Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence"})
+"""Kafka's words for a transaction whose records readers of committed ones do not see yet."""
+ANSWER_MS = 5_000
+
+
+class TransactionState(NamedTuple):
+    """``state``: Kafka's word; empty where the brokers do not know the id. ``since_ms``: of the
+    broker's clock, since when its transaction is open; None: none is."""
+
+    state: str
+    since_ms: int | None = None
+
+
+class TransactionStates:
+    """Asks the coordinators of transactional ids. Owned by one thread; keeps its connections until
+    `close`, and opens them anew where they are needed again."""
+
+    def __init__(
+        self, config: Mapping[str, Any], link: Callable[..., BrokerLink] = BrokerLink
+    ) -> None:
+        """``config``: the producer's, of librdkafka's keys. Raises ConfigError."""
+        self._connection = writer_settings(config).connection
+        self._open = link
+        self._link: BrokerLink | None = None
+
+    def of(self, ids: Collection[str]) -> dict[str, TransactionState]:
+        """The states that the brokers told; who did not answer is missing. Raises RetriableError
+        where none did."""
+        if not ids:
+            return {}
+        if self._link is None:
+            self._link = self._open(
+                self._connection, ANSWER_MS, ANSWER_MS / 1000, "everflow-transactions"
+            )
+        found: dict[str, TransactionState] = {}
+        try:
+            self._link.run(partial(self._ask, self._link, sorted(ids), found))
+        except (LinkLostError, RefusedError) as failure:
+            self.close()
+            if not found:
+                raise RetriableError(f"asking for open transactions: {failure}") from failure
+        return found
+
+    def close(self) -> None:
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+    async def _ask(
+        self, link: BrokerLink, ids: list[str], found: dict[str, TransactionState]
+    ) -> None:
+        of_node: dict[int, list[str]] = {}
+        for one in ids:
+            of_node.setdefault(await link.coordinator("transaction", one), []).append(one)
+        for node, mine in of_node.items():
+            request = DescribeTransactionsRequest(transactional_ids=mine)
+            answer = await link.send(node, request, ANSWER_MS / 1000)
+            for one in answer.transaction_states:
+                state = _state(one)
+                if state is None:  # it is another broker by now, or loads: the next time
+                    link.forget_coordinator("transaction", one.transactional_id)
+                else:
+                    found[one.transactional_id] = state
+
+
+def _state(told: Any) -> TransactionState | None:
+    if told.error_code == UNKNOWN_ID:
+        return TransactionState("")
+    if told.error_code:
+        return None
+    state = str(told.transaction_state)
+    return TransactionState(state, int(told.transaction_start_time_ms) if state in OPEN else None)

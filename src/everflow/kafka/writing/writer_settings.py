@@ -1,4 +1,4 @@
-"""What a `RecordWriter` takes of the producer's settings, which have librdkafka's names."""
+"""The settings of a `RecordWriter`, which have librdkafka's names."""
 
 from __future__ import annotations
 
@@ -6,9 +6,56 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
+
 from everflow.errors import ConfigError
-from everflow.kafka.connection_settings import connection_settings
-from everflow.kafka.writing.compression import CODECS, check_level
+from everflow.kafka.connection_settings import connection_settings, whole_number
+
+CODECS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
+"""``compression.type`` and its number in a batch's attributes."""
+# Arrow's own LZ4 frames chain their blocks, which Java refuses. The header: version 1, independent
+# blocks of at most 64 KiB, no checksums; its last byte is the header's checksum.
+_LZ4_HEAD = bytes.fromhex("04224d18604082")
+_LZ4_BLOCK = 64 << 10
+_LZ4_STORED = 1 << 31
+
+
+def compressed(codec: str, level: int | None, records: pa.Buffer) -> pa.Buffer | bytes:
+    """``records`` in one of `CODECS`; ``level`` where the codec has levels, None for its own."""
+    if codec == "none":
+        return records
+    if codec == "lz4":
+        return _lz4(records)
+    return _codec(codec, level).compress(records)
+
+
+def check_level(codec: str, level: int | None) -> str | None:
+    """Why the codec cannot have that level; None if it can."""
+    try:
+        if codec not in ("none", "lz4"):
+            _codec(codec, level)
+    except (ValueError, TypeError, pa.ArrowException) as failure:
+        return str(failure)
+    return None
+
+
+def _codec(codec: str, level: int | None) -> pa.Codec:
+    # snappy has no levels
+    return pa.Codec(codec) if level is None or codec == "snappy" else pa.Codec(codec, level)
+
+
+def _lz4(records: pa.Buffer) -> bytes:
+    block_codec = pa.Codec("lz4_raw")
+    parts = [_LZ4_HEAD]
+    for start in range(0, records.size, _LZ4_BLOCK):
+        block = records.slice(start, min(_LZ4_BLOCK, records.size - start))
+        packed = bytes(block_codec.compress(block))
+        if len(packed) < block.size:
+            parts += [len(packed).to_bytes(4, "little"), packed]
+        else:
+            parts += [(block.size | _LZ4_STORED).to_bytes(4, "little"), bytes(block)]
+    return b"".join([*parts, bytes(4)])
+
 
 QUEUE = "queue.buffering.max.kbytes"
 _ALIASES = {
@@ -52,13 +99,14 @@ def writer_settings(config: Mapping[str, Any]) -> WriterSettings:
     given = {_ALIASES.get(key, key): value for key, value in config.items()}
     connection = connection_settings(given)
     codec = str(given.get("compression.type", "none"))
-    level = int(given.get("compression.level", _CODEC_DEFAULT_LEVEL))
+    key = "compression.level"
+    level = whole_number(key, given.get(key, _CODEC_DEFAULT_LEVEL))
     settings = WriterSettings(
         connection=connection,
         codec=codec,
         level=None if level == _CODEC_DEFAULT_LEVEL else level,
         **{
-            name: int(given[key]) * factor
+            name: whole_number(key, given[key]) * factor
             for key, (name, factor) in _NUMBERS.items()
             if key in given
         },
@@ -76,6 +124,16 @@ _NUMBERS = {
     "topic.metadata.propagation.max.ms": ("topic_wait_ms", 1),
 }
 """librdkafka's key -> the field, and its unit in the field's."""
+WRITER_KEYS = frozenset(_NUMBERS) | {
+    *_ALIASES,
+    "acks",
+    "compression.level",
+    "compression.type",
+    "enable.idempotence",
+    "partitioner",
+    "transactional.id",
+}
+"""What a writer reads of its settings beside those of its connections."""
 
 
 def _check(given: Mapping[str, Any], settings: WriterSettings) -> None:

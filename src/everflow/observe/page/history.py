@@ -1,11 +1,12 @@
-"""Looks at an instance over time: what it was an hour ago, and how fast its counters grow. Pure.
+"""Snapshots of an instance over time: its state an hour ago, the growth of its counters. Pure.
 
-Nothing is counted here: a rate is the difference of two looks, a span the time between looks that
-said the same.
+Nothing is counted here: a rate is the difference of two snapshots, a span the time between
+snapshots that said the same.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -13,9 +14,71 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from everflow import metrics as names
+from everflow.logs import LOGGER as MOVES
 from everflow.metrics import Labels
 from everflow.observe.observation import Observation, ObservedTask
-from everflow.observe.page.events import Event
+
+KEPT = 500
+LONGEST = 2_000
+"""Characters of a line: an error may name ten thousand partitions."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """A line. ``at_ms``: epoch, of the last time; ``times``: how often in a row; ``about``:
+    ``assignment`` for what moves and why, else empty."""
+
+    at_ms: float
+    level: str
+    text: str
+    about: str = ""
+    times: int = 1
+
+
+class EventBook(logging.Handler):
+    """The log lines of this process's instances that `everflow run` shows, and every warning. Any
+    thread may write and read. A repeated line is kept once."""
+
+    def __init__(self, kept: int = KEPT) -> None:
+        super().__init__(logging.INFO)
+        self._events: dict[str, deque[Event]] = {}
+        self._kept = kept
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno < logging.WARNING and record.name != MOVES:
+            return
+        about = str(getattr(record, "about", ""))
+        events = self._events.setdefault(about, deque(maxlen=self._kept))
+        event = Event(
+            at_ms=record.created * 1000,
+            level=record.levelname,
+            text=_short(record),
+            about=about,
+        )
+        last = events[-1] if events else None
+        if last is not None and (last.text, last.level) == (event.text, event.level):
+            events[-1] = replace(event, times=last.times + 1)
+        else:
+            events.append(event)
+
+    def events(self) -> list[Event]:
+        """The oldest first. Those about the assignment are kept apart: a noisy hour of warnings
+        does not push out why a task has moved."""
+        self.acquire()
+        try:
+            found = [event for events in self._events.values() for event in events]
+        finally:
+            self.release()
+        return sorted(found, key=lambda event: event.at_ms)
+
+
+def _short(record: logging.LogRecord) -> str:
+    try:
+        text = record.getMessage()
+    except Exception:  # a message that does not fit its arguments is no reason to fail
+        text = str(record.msg)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+
 
 RATE_MS = 30_000.0
 """Over how long a rate is taken."""
@@ -33,7 +96,7 @@ PARKED, ACTIVE, RESTORING, STARTING, LEAVING = (
 
 
 def kind_of(task: ObservedTask) -> str:
-    """What a task is here, for people: its role; of an active one that does not process, why."""
+    """The task's role here, for people; for an active task that does not process, the reason."""
     if task.trouble:
         return PARKED
     if task.role != "active":
@@ -58,7 +121,7 @@ class TrendPoint(NamedTuple):
 
 
 class TimedLook(NamedTuple):
-    """A look, and when: monotonic ms for differences."""
+    """A snapshot, and when: monotonic ms for differences."""
 
     monotonic_ms: float
     seen: Observation
@@ -75,7 +138,7 @@ class GoneHost(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """All that the page is made of. ``before`` and ``now`` are looks about `RATE_MS` apart, or the
+    """The input of the dashboard. ``before`` and ``now`` are snapshots `RATE_MS` apart, or the
     same one; ``between``: those since ``before``; ``now_ms``: epoch; ``gone``: who has left in the
     last hour; ``drain_goal_s``: in which time a backlog is to be worked off (``scale.drain.ms``).
     """
@@ -92,7 +155,6 @@ class Facts:
 
     @property
     def seen(self) -> Observation:
-        """The present."""
         return self.now.seen
 
     @property
@@ -102,15 +164,15 @@ class Facts:
 
     @property
     def same_inputs(self) -> TimedLook | None:
-        """The oldest look with a lag of the same partitions as now: what waits of others that were
-        taken over is no growth. None: only the present one."""
+        """The oldest snapshot with a lag of the same partitions as now: the lag of partitions that
+        were taken over is no growth. None: only the present one."""
         now = self.seen.lags.keys()
         looks = (self.before, *self.between)
         return next((look for look in looks if look.seen.lags.keys() == now), None)
 
     def growth(self, name: str) -> dict[Labels, float]:
-        """Growth per second of the counters of this name, by labels; empty while there is one look
-        only."""
+        """Growth per second of the counters of this name, by labels; empty while there is one
+        snapshot only."""
         if self.passed_s <= 0:
             return {}
         old = self.before.seen.series.get(name, {})
@@ -145,7 +207,7 @@ class LookHistory:
     _gone: dict[str, GoneHost] = field(default_factory=dict)
 
     def add(self, seen: Observation, monotonic_ms: float, now_ms: int) -> None:
-        """A look, some seconds after the one before."""
+        """Take in a snapshot, some seconds after the one before."""
         self._samples.append(TimedLook(monotonic_ms, seen))
         while len(self._samples) > 2 and self._samples[1].monotonic_ms <= monotonic_ms - RATE_MS:
             self._samples.popleft()
@@ -189,7 +251,7 @@ class LookHistory:
         }
 
     def pair(self, seen: Observation, monotonic_ms: float, now_ms: int) -> Facts:
-        """Only this look and those before, for rates: it copies none."""
+        """Only this snapshot and those before, for rates: it copies none."""
         now = TimedLook(monotonic_ms, seen)
         before, *between = self._samples or (now,)
         return Facts(now_ms=now_ms, before=before, between=between, now=now)
@@ -197,7 +259,7 @@ class LookHistory:
     def facts(
         self, seen: Observation, monotonic_ms: float, now_ms: int, events: Sequence[Event] = ()
     ) -> Facts:
-        """Of this look, with what was before."""
+        """The facts of this snapshot and those before."""
         return replace(
             self.pair(seen, monotonic_ms, now_ms),
             spans={task: list(spans) for task, spans in self._spans.items()},

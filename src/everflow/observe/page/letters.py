@@ -1,8 +1,8 @@
 """The dead letters of an instance's topic, by cause, with a sample of each, and their replay.
 
-A sample is a record that somebody sent, and a replay writes: both are there only for who has a
-token (note 056). They ask the brokers, so nobody gets them by having the page open: they are asked
-for, one at a time, and an answer is shared for some seconds.
+A sample is a record that somebody sent, and a replay writes: both need a token (note 056). Both
+ask the brokers, so an open dashboard does not load them: a reader requests them, one
+at a time, and an answer is shared for some seconds.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class LettersReplayed:
 
 
 class DeadLetterService(Protocol):
-    """Who can look into the topic. Both methods block for seconds and raise EverflowError."""
+    """Access to the topic. Both methods block for seconds and raise EverflowError."""
 
     @property
     def topic(self) -> str:
@@ -79,9 +79,8 @@ class DeadLetterService(Protocol):
 
 
 class LetterAnswers:
-    """What the page's two paths answer; ``desk`` None: there is no topic; ``secured``: who asks has
-    shown a token. Its methods belong
-    to one event loop."""
+    """The answers of the dashboard's two paths; ``desk`` None: there is no topic; ``secured``: the
+    client has shown a token. Its methods belong to one event loop."""
 
     def __init__(
         self,
@@ -94,7 +93,7 @@ class LetterAnswers:
         self._seen: tuple[float, dict[str, Any]] | None = None
 
     def offer(self) -> dict[str, str]:
-        """Which topic can be looked at, or why none can."""
+        """The topic that can be read, or why none can."""
         if self._desk is None or not self._secured:
             return {"topic": "", "why": NO_TOPIC if self._desk is None else NO_TOKEN}
         return {"topic": self._desk.topic, "why": ""}

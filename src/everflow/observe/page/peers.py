@@ -1,4 +1,4 @@
-"""How the other instances of the application do: they are asked, while somebody reads (note 060).
+"""The state of the other instances, which are asked while somebody reads (note 060).
 
 Each is asked for its `/status` at its ``application.server``, a few at a time, with a time-out, a
 size and a number, on threads of their own: a page never waits for an instance that is away.
@@ -29,7 +29,7 @@ log = logging.getLogger("everflow")
 MOST_PEERS = 30
 AT_A_TIME = 8
 ASK_S = 3.0
-"""What an answer may take, from the connection to its last byte."""
+"""The longest time of an answer, from the connection to its last byte."""
 MOST_BYTES = 8 << 20
 EVERY_MS = 5_000.0
 SHARE = 10.0
@@ -87,7 +87,7 @@ class Peers:
         return self._own()
 
     def look(self, hosts: Sequence[ObservedHost]) -> list[Peer]:
-        """What is known of the other ``hosts``, at once; they are asked again where that is due."""
+        """The state of the other ``hosts``, without waiting; those that are due are asked."""
         own = self._own()
         others = sorted(one.host for one in hosts if one.host != own)[:MOST_PEERS]
         now_ms = self._clock.monotonic_ms()

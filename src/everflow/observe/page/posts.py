@@ -1,4 +1,4 @@
-"""What a browser may ask an instance to do on behalf of its page, and nobody on behalf of others.
+"""Requests that change something: a browser may send them for the dashboard, no other site may.
 
 A browser sends what any site tells it to send, with the password that it knows for this address. So
 a request that does something is a POST of JSON, which a foreign site's form cannot send, and says
@@ -31,7 +31,7 @@ class RefusedPost(Exception):
 
 
 def from_this_page(headers: Mapping[str, str]) -> bool:
-    """Whether a program has sent it, or a browser for a page of this very server."""
+    """True if a program has sent it, or a browser for a page of this very server."""
     site = headers.get("sec-fetch-site")
     if site is not None:  # of every browser, where the address is this host's or encrypted
         return site == "same-origin"
@@ -68,7 +68,7 @@ def text_in(content: Mapping[str, Any], name: str) -> str:
 
 
 class OneAtATime:
-    """What costs something runs once at a time, whoever asks: others are refused, not queued."""
+    """Expensive work runs once at a time, whoever asks: other requests are refused, not queued."""
 
     def __init__(self, what: str) -> None:
         self._what, self._lock = what, threading.Lock()

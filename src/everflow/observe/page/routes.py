@@ -1,12 +1,14 @@
-"""The paths of the page: its files, its view as JSON, and the views to come as events."""
+"""The paths of the dashboard: its files, its view as JSON, and the next views as events."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import hmac
 import json
-from collections.abc import Awaitable, Callable, Sequence
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,8 +23,81 @@ from everflow.observe.page.history import Facts
 from everflow.observe.page.letters import DeadLetterService, LetterAnswers
 from everflow.observe.page.peers import Peer, Peers
 from everflow.observe.page.posts import RefusedPost
-from everflow.observe.page.readers import Readers
 from everflow.observe.page.view import page_view
+
+log = logging.getLogger("everflow")
+
+MOST = 200
+"""Readers at a time. Others are refused: a connection is left for probes, always."""
+
+
+class Readers:
+    """``make`` gives the text, without line ends, on a worker thread. Its methods belong to one
+    event loop, but for `close`."""
+
+    def __init__(self, make: Callable[[], str], every_s: float = 2.0, most: int = MOST) -> None:
+        self._make, self._every_s, self._most = make, every_s, most
+        self._waiting: set[asyncio.Event] = set()
+        self._text = ""
+        self._sender: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
+
+    @property
+    def full(self) -> bool:
+        """No more can read."""
+        return len(self._waiting) >= self._most
+
+    async def read(self) -> AsyncIterator[str]:
+        """The texts from now on, as events; the first at once. Ends with `close`."""
+        self._loop = asyncio.get_running_loop()
+        told = asyncio.Event()
+        self._waiting.add(told)
+        try:
+            if self._sender is None:
+                self._sender = self._loop.create_task(self._send())
+            elif self._text:
+                told.set()
+            while True:
+                await told.wait()
+                if self._closed:
+                    return
+                told.clear()
+                yield self._text
+        finally:
+            self._waiting.discard(told)
+
+    def close(self) -> None:
+        """From any thread: nobody reads any more. Returns at once."""
+        self._closed = True
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._tell)
+
+    async def _send(self) -> None:
+        try:
+            while self._waiting and not self._closed:
+                self._text = event(await self._made())
+                self._tell()
+                await asyncio.sleep(self._every_s)
+        finally:
+            self._sender, self._text = None, ""
+
+    async def _made(self) -> str:
+        try:
+            return await run_in_threadpool(self._make)
+        except Exception as error:  # the next look may succeed
+            log.debug("The dashboard's view failed", exc_info=True)
+            return json.dumps({"error": f"{type(error).__name__}: the instance's log says more"})
+
+    def _tell(self) -> None:
+        for told in self._waiting:
+            told.set()
+
+
+def event(data: str) -> str:
+    """An event in the form of text/event-stream."""
+    return f"data: {data}\n\n"
+
 
 ASKS = {"WWW-Authenticate": 'Basic realm="everflow: any name, and the token as the password"'}
 
@@ -82,11 +157,10 @@ class Page:
         object.__setattr__(self, "letters", LetterAnswers(self.desk, bool(self.tokens)))
 
     def needs_token(self, path: str) -> bool:
-        """Whether it is one of the page's, and those ask for a token."""
+        """True if it is one of the dashboard's paths, and they need a token."""
         return bool(self.tokens) and (path == "/page" or path.startswith("/page/"))
 
     def routes(self) -> list[Route]:
-        """See the module."""
         document = (FILES / "page.html").read_text().replace(DRAWING, self.drawing)
         script, style = (FILES / "page.js").read_text(), (FILES / "page.css").read_text()
 
@@ -128,9 +202,9 @@ class Page:
         async def guarded(request: Request) -> Response:
             authorization = request.headers.get("authorization", "")
             if not allowed(tokens, authorization):
-                text = "the page asks for a token\n"
+                text = "the dashboard needs a token\n"
                 if authorization:
-                    text = "the token that was sent is not one that the page knows\n"
+                    text = "the dashboard does not know the token that was sent\n"
                 return PlainTextResponse(text, 401, {**HEADERS, **ASKS})
             return await answer(request)
 
@@ -148,7 +222,7 @@ class Page:
 def _asked(
     work: Callable[[Request], Awaitable[dict[str, Any]]],
 ) -> Callable[[Request], Awaitable[Response]]:
-    """What work that somebody asked for gives, or why it is not done."""
+    """The result of requested work, or why it was not done."""
 
     async def answered(request: Request) -> Response:
         try:
@@ -163,5 +237,5 @@ def _asked(
 
 
 def _plain(value: Any) -> Any:
-    """What is no JSON by itself: numbers of other libraries."""
+    """Values that JSON does not have: numbers of other libraries."""
     return float(value)

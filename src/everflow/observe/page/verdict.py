@@ -8,14 +8,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from everflow import metrics as names
-from everflow.observe.health import DEAD, ENDING
 from everflow.observe.observation import Observation
 from everflow.observe.page.history import Facts, lag_of
-from everflow.observe.transactions import held_back
+from everflow.observe.status import DEAD, ENDING, held_back
 
 GOOD, BUSY, BAD = "good", "busy", "bad"
 IN_FLIGHT_S = 2.0
-"""What comes in within this time is not waiting: it is being processed."""
+"""Records that arrived within this time are being processed; they do not wait."""
 SILENT_S = 5.0
 """Brokers that have not answered for so long are away."""
 
@@ -42,7 +41,6 @@ class Backlog(NamedTuple):
 
     @staticmethod
     def of(facts: Facts) -> Backlog:
-        """Of one instance."""
         lag, old, shrinks = lag_of(facts.seen), facts.same_inputs, None
         before = None if old is None else lag_of(old.seen)
         passed_s = 0.0 if old is None else (facts.now.monotonic_ms - old.monotonic_ms) / 1000
@@ -51,7 +49,6 @@ class Backlog(NamedTuple):
         return Backlog(lag, facts.total_growth(names.RECORDS_CONSUMED), shrinks)
 
     def also(self, other: Backlog) -> Backlog:
-        """Of both."""
         return Backlog(
             None if self.lag is None or other.lag is None else self.lag + other.lag,
             self.rate + other.rate,
@@ -60,7 +57,7 @@ class Backlog(NamedTuple):
 
 
 def verdict(facts: Facts) -> VerdictLine:
-    """Of one instance: see the module."""
+    """The status of one instance: see the module."""
     blocked = hindered(facts.seen)
     if blocked is not None:
         return blocked
@@ -68,7 +65,7 @@ def verdict(facts: Facts) -> VerdictLine:
 
 
 def hindered(seen: Observation) -> VerdictLine | None:
-    """What is said in place of its lag; None: it processes."""
+    """The status in place of the lag; None: it processes."""
     if seen.state in DEAD:
         return VerdictLine(BAD, f"It has stopped ({seen.state})" + _reason(seen.error))
     if seen.state in ENDING:
@@ -125,7 +122,7 @@ def _without_tasks(seen: Observation) -> VerdictLine:
 
 
 def held_up(seen: Observation) -> VerdictLine | None:
-    """Where a transaction is open for long: its records, and all behind them, are no lag yet."""
+    """A transaction that stays open: its records, and all behind them, are no lag yet."""
     held = [row for row in held_back(seen) if row["held_s"] >= HELD_S]
     if not held:
         return None
@@ -139,7 +136,7 @@ def held_up(seen: Observation) -> VerdictLine | None:
 
 
 def backlog(waiting: Backlog, goal_s: float) -> VerdictLine:
-    """Whether it keeps up, or until when not; ``goal_s``: in which time a backlog is to be worked
+    """Keeping up, or the time to catch up; ``goal_s``: the time in which a backlog should be worked
     off."""
     lag, rate, shrinks = waiting
     if lag is None:

@@ -16,8 +16,8 @@ from everflow.assignment.user_data import HostTasks, hosts_of
 from everflow.clock import Clock
 from everflow.columns.key_partitions import MURMUR2
 from everflow.errors import EverflowError
+from everflow.kafka.admin import user_data_of_group
 from everflow.kafka.group_channel import GroupSettings
-from everflow.kafka.group_description import user_data_of_group
 from everflow.records import TaskId, TopicPartition
 from everflow.serdes import Serde
 from everflow.serdes.base import ResultDecoder, value_reader

@@ -1,17 +1,18 @@
 """Reports restores, and the progress of standby tasks (KIP-988), to the user's listeners."""
 
 from __future__ import annotations
-from dataclasses import dataclass
-from everflow import metrics as names
-from everflow.logs import moves
-from everflow.metrics import Metrics
-from everflow.records import TaskId
-from everflow.records import TopicPartition
-from everflow.user_program import ListenerGuard
-from typing import Protocol
+
 import enum
 import logging
 import threading
+from dataclasses import dataclass
+from typing import Protocol
+
+from everflow import metrics as names
+from everflow.logs import moves
+from everflow.metrics import Metrics
+from everflow.records import TaskId, TopicPartition
+from everflow.user_program import ListenerGuard
 
 log = logging.getLogger("everflow")
 

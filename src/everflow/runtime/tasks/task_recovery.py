@@ -9,7 +9,7 @@ from typing import Any
 from everflow.clock import Clock
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.reading.log_reader import LogReader
-from everflow.kafka.writing.fencing import fence_all
+from everflow.kafka.writing.transaction import fence_all
 from everflow.records import CommittedOffset, TopicPartition
 from everflow.retry import StoppedError
 from everflow.runtime.restore import restoration

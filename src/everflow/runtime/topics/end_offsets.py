@@ -43,7 +43,7 @@ FOLLOW_S = 1.0
 
 
 class Growth(Protocol):
-    """`everflow.kafka.reading.tail_watch.TailWatch`."""
+    """`everflow.kafka.reading.fetch_connection.TailWatch`."""
 
     def wait(
         self, ends: Mapping[TopicPartition, int], timeout_s: float

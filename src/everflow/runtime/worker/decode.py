@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from everflow.columns.key_partitions import BY_HASH, CRC32, key_partitions
 from everflow.errors import EverflowError, RetriableError
 from everflow.handlers import DESERIALIZATION, Handlers, is_outage
-from everflow.kafka.reading.log_columns import LogColumns
+from everflow.kafka.reading.record_columns import LogColumns
 from everflow.operators.user_code import require_users
 from everflow.records import EdgeBatch, Int64, KeyPlaces, TopicPartition
 from everflow.runtime.commit.batch import BadRecord, BatchFailure

@@ -16,8 +16,7 @@ import numpy as np
 
 from everflow.errors import RecordRefusedError, RecordTooLargeError
 from everflow.handlers import Handlers
-from everflow.kafka.reading.log_chunk import LogChunk
-from everflow.kafka.reading.log_columns import LogColumns
+from everflow.kafka.reading.record_columns import LogChunk, LogColumns
 from everflow.records import EdgeBatch, Int64, TopicPartition
 from everflow.runtime.commit.batch import LetterGroup
 from everflow.runtime.step.task_step import StepResult

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from everflow.errors import EverflowError, RecordRefusedError, RecordTooLargeError
-from everflow.kafka.reading.log_columns import LogColumns
+from everflow.kafka.reading.record_columns import LogColumns
 from everflow.records import Int64, TopicPartition
 from everflow.runtime.commit.batch import COMMITTED, BadRecord, BatchRequest, BatchResult, timed
 from everflow.runtime.step.failures import RecordFailure, SparkSays, failure_of, serde_outage

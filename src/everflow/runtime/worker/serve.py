@@ -9,18 +9,16 @@ with the result, and goes on until the driver stops it.
 from __future__ import annotations
 
 import os
-import select
 import socket
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from typing import Any
 
 from everflow.clock import in_utc
-from everflow.errors import EverflowError
-from everflow.kafka.reading.log_columns import LogColumns
 from everflow.kafka.reading.range_reader import RangeReader
+from everflow.kafka.reading.record_columns import LogColumns
 from everflow.memory import SpareMemory, of_this_process, trim_of_libc
 from everflow.records import TopicPartition
 from everflow.runtime.commit.batch import (
@@ -64,7 +62,6 @@ class LogInput:
         (`WorkerClients.reader`)."""
         return RangeReader(
             client,
-            self.group,
             self.read_committed,
             self.decoder.headers,
             ahead_bytes=self.ahead_bytes,
@@ -96,8 +93,6 @@ def settle(request: BatchRequest) -> None:
 
 
 STOP = b"stop\n"
-REST_AFTER_MS = 100
-"""Where batches follow one another more closely, what comes meanwhile is here already."""
 
 
 class _Reader:
@@ -113,11 +108,6 @@ class _Reader:
             self._reader = self._log.reader(clients_of(request).reader)
             self._opened.callback(self._reader.close)
         return self._reader
-
-    def rest(self) -> None:
-        """See `RangeReader.rest`; nothing where none is open yet."""
-        if self._reader is not None:
-            self._reader.rest()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +132,7 @@ class ResidentStep:
                 columns = opened.enter_context(closing(ColumnClient(self.columns)))
                 reader = _Reader(self.input, opened)
                 spare = SpareMemory(trim_of_libc())
-                while line := self._request(connection, lines, reader):
+                while line := read_line(lines, "the driver's request for a batch"):
                     if line == STOP:
                         break
                     result = self._result(line, reader, columns)
@@ -151,15 +141,6 @@ class ResidentStep:
                     if result.outcome == FAILED:
                         break
                     spare.trim_if_due()
-
-    def _request(self, connection: socket.socket, lines: Any, reader: _Reader) -> bytes:
-        """The next one; the reader rests until it comes."""
-        coming = select.poll()
-        coming.register(connection, select.POLLIN)
-        if not coming.poll(REST_AFTER_MS):
-            with suppress(EverflowError):  # the next range meets it
-                reader.rest()
-        return read_line(lines, "the driver's request for a batch")
 
     def _result(self, line: bytes, reader: _Reader, columns: ColumnClient) -> BatchResult:
         try:

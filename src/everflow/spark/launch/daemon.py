@@ -177,7 +177,6 @@ PRELOADED = (
     "pyarrow.compute",
     "lmdb",
     "orjson",
-    "confluent_kafka",
     "pyspark.worker",
     "pyspark.sql.pandas.serializers",
     "everflow.runtime.step.task_step",

@@ -1,125 +1,135 @@
 """KIP-392: fetches of an instance with a rack go to the replica that the leader names, and back to
-the leader when it is gone."""
+the leader when it is gone; and one request for all logs of a broker is under way at a time."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
-from everflow.kafka.connection_settings import connection_settings
-from everflow.kafka.reading import fetch_connection
-from everflow.kafka.reading.fetch_connection import FetchConnection
+from everflow.kafka.reading.fetch_connection import FetchConnection, Place
 from everflow.records import TopicPartition
 
 LEADER, NEAR = 1, 2
-TP = TopicPartition("t", 0)
+TP, TWO = TopicPartition("t", 0), TopicPartition("t", 1)
 
 
-class Cluster:
-    """The brokers as a client's metadata shows them, and what was asked of whom: (node, rack)."""
+class Link:
+    """The brokers as a client's metadata shows them, which answer at once; ``asked``: (node, rack)
+    of each request."""
 
     def __init__(self) -> None:
         self.nodes = {LEADER, NEAR}
-        self.named = NEAR
         self.asked: list[tuple[int, str]] = []
+        self.logs: list[list[int]] = []
+        self.seconds = 100.0
+        self.silent = False
 
-    def leader_for_partition(self, tp: Any) -> int:
+    def leader(self, tp: TopicPartition) -> int | None:
         return LEADER
 
-    def leader_epoch_for_partition(self, tp: Any) -> int:
+    def leader_epoch(self, tp: TopicPartition) -> int:
         return 5
 
-    def broker_metadata(self, node: int) -> object | None:
-        return object() if node in self.nodes else None
+    def knows(self, node: int) -> bool:
+        return node in self.nodes
 
+    def version(self, request: type) -> int:
+        return 12
 
-class Manager:
-    """kafka-python's connections, answered at once."""
-
-    broker_version_data = SimpleNamespace(api_version=lambda request: 12)
-
-    def __init__(self, cluster: Cluster) -> None:
-        self.cluster = cluster
-
-    def call_soon(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        return asyncio.run(call(*arguments))
-
-    def get_connection(self, node: int) -> Any:
-        class Connection:
-            transport = None
-
-            def __await__(self) -> Any:
-                return iter(())
-
-        return Connection()
-
-    async def send(self, request: Any, node_id: int) -> Any:
-        self.cluster.asked.append((node_id, request.rack_id))
+    def started(self, coroutine: Callable[[], Any]) -> Any:
+        node, request = coroutine.args  # type: ignore[attr-defined]
+        self.asked.append((node, request.rack_id))
+        self.logs.append([one.partition for t in request.topics for one in t.partitions])
         # Only a leader names a replica, and only to a client that says its rack.
-        named = self.cluster.named if node_id == LEADER and request.rack_id else -1
-        partition = SimpleNamespace(preferred_read_replica=named)
-        return SimpleNamespace(responses=[SimpleNamespace(partitions=[partition])])
+        named = NEAR if node == LEADER and request.rack_id else -1
+        partitions = [
+            SimpleNamespace(
+                partition_index=one,
+                error_code=0,
+                preferred_read_replica=named,
+                last_stable_offset=9,
+                aborted_transactions=[],
+                records=b"",
+            )
+            for one in self.logs[-1]
+        ]
+        topics = [SimpleNamespace(topic="t", partitions=partitions)]
+        answer = SimpleNamespace(error_code=0, session_id=0, responses=topics)
+        return SimpleNamespace(is_done=not self.silent, exception=None, value=answer)
+
+    def turn(self, wait_s: float) -> None:
+        self.seconds += wait_s
+
+    def push(self) -> None: ...
+
+    def now(self) -> float:
+        return self.seconds
+
+    def close(self) -> None: ...
 
 
-@pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    cluster = Cluster()
-    monkeypatch.setattr(
-        fetch_connection, "KafkaConsumer", lambda **_: SimpleNamespace(_manager=Manager(cluster))
-    )
-    return cluster
+def fetched(reader: FetchConnection, *logs: TopicPartition) -> set[TopicPartition]:
+    reader.fetch({tp: Place(0) for tp in logs or (TP,)})
+    return set(reader.answers(0.1))
 
 
-def connection(**config: str) -> FetchConnection:
-    settings = connection_settings({"bootstrap.servers": "b:9092", **config})
-    assert settings is not None
-    return FetchConnection(settings, 1 << 20, 1.0, "reading")
+def opened(link: Link, rack: str = "") -> FetchConnection:
+    carrier: Any = link
+    return FetchConnection(carrier, rack=rack)
 
 
-def test_with_a_rack_the_named_replica_is_read(cluster: Cluster) -> None:
-    reader = connection(**{"client.rack": "a"})
-    for offset in range(3):
-        reader.fetch(TP, offset)
-    assert cluster.asked == [(LEADER, "a"), (NEAR, "a"), (NEAR, "a")]
+def test_with_a_rack_the_named_replica_is_read() -> None:
+    link = Link()
+    reader = opened(link, "a")
+    for _ in range(3):
+        fetched(reader)
+    assert link.asked == [(LEADER, "a"), (NEAR, "a"), (NEAR, "a")]
 
 
-def test_without_a_rack_the_leader_is_read(cluster: Cluster) -> None:
-    reader = connection()
-    for offset in range(2):
-        reader.fetch(TP, offset)
-    assert cluster.asked == [(LEADER, ""), (LEADER, "")]
+def test_without_a_rack_the_leader_is_read() -> None:
+    link = Link()
+    reader = opened(link)
+    for _ in range(2):
+        fetched(reader)
+    assert link.asked == [(LEADER, ""), (LEADER, "")]
 
 
-def test_after_an_error_the_leader_is_asked_again(cluster: Cluster) -> None:
-    reader = connection(**{"client.rack": "a"})
-    reader.fetch(TP, 0)
-    assert reader.back_to_leader(TP)
-    assert not reader.back_to_leader(TP)
-    reader.fetch(TP, 1)
-    assert [node for node, _ in cluster.asked] == [LEADER, LEADER]
+def test_after_an_error_the_leader_is_asked_again() -> None:
+    link = Link()
+    reader = opened(link, "a")
+    fetched(reader)
+    assert reader.forget(TP)
+    fetched(reader)
+    assert [node for node, _ in link.asked] == [LEADER, LEADER]
 
 
-def test_a_replica_that_left_the_cluster_is_not_asked(cluster: Cluster) -> None:
-    reader = connection(**{"client.rack": "a"})
-    reader.fetch(TP, 0)
-    cluster.nodes.remove(NEAR)
-    reader.fetch(TP, 1)
-    assert [node for node, _ in cluster.asked] == [LEADER, LEADER]
+def test_a_replica_that_left_the_cluster_is_not_asked() -> None:
+    link = Link()
+    reader = opened(link, "a")
+    fetched(reader)
+    link.nodes.remove(NEAR)
+    fetched(reader)
+    assert [node for node, _ in link.asked] == [LEADER, LEADER]
 
 
-def test_a_replica_is_only_near_for_a_while(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = [100.0]
-    monkeypatch.setattr(fetch_connection, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    reader = connection(**{"client.rack": "a"})
-    reader.fetch(TP, 0)
-    now[0] += 299
-    reader.fetch(TP, 1)
-    now[0] += 2
-    reader.fetch(TP, 2)
-    assert [node for node, _ in cluster.asked] == [LEADER, NEAR, LEADER]
+def test_a_replica_is_only_near_for_a_while() -> None:
+    link = Link()
+    reader = opened(link, "a")
+    fetched(reader)
+    link.seconds += 299
+    fetched(reader)
+    link.seconds += 2
+    fetched(reader)
+    assert [node for node, _ in link.asked] == [LEADER, NEAR, LEADER]
+
+
+def test_all_logs_of_a_broker_are_in_one_request_and_the_next_waits_for_its_answer() -> None:
+    link = Link()
+    reader = opened(link)
+    assert fetched(reader, TP, TWO) == {TP, TWO}
+    assert link.logs == [[0, 1]]
+    link.silent = True
+    assert fetched(reader, TP) == set()
+    assert fetched(reader, TWO) == set()
+    assert link.logs == [[0, 1], [0]]

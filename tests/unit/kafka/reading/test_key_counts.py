@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everflow.kafka.reading.key_counts import KeyCounts, busiest, frequent, latest
-from everflow.kafka.reading.log_columns import LogColumns
+from everflow.kafka.reading.record_columns import LogColumns
 from everflow.records import OffsetRange, TopicPartition
 
 BYTES = st.none() | st.sampled_from([b"", b"a", b"bb", b"ccc"])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from everflow.errors import RetriableError
-from everflow.kafka.broker_link import LinkLostError, RefusedError
+from everflow.kafka.errors import LinkLostError, RefusedError
 from everflow.kafka.reading.topic_ids import TopicIds
 from everflow.records import TopicPartition
 

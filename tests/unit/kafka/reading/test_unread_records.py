@@ -4,21 +4,15 @@ read."""
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from confluent_kafka import Message
 
 from everflow import serdes
-from everflow.errors import RetriableError
 from everflow.handlers import Handlers
 from everflow.kafka.reading import record_batches
-from everflow.kafka.reading.client_tap import Messages
-from everflow.kafka.reading.log_chunk import LogChunk
-from everflow.kafka.reading.log_columns import LogColumns
+from everflow.kafka.reading.record_columns import LogChunk, LogColumns
 from everflow.kafka.writing.record_encoding import (
     Producer,
     RecordColumns,
@@ -77,59 +71,6 @@ def test_they_are_dead_letters_with_their_places() -> None:
     assert (dead.partition.tolist(), dead.offset.tolist()) == ([3, 3], [4, 9])
     assert [one["value"] for one in dead.value.to_pylist()] == [b"4", b"9"]
     assert all("cannot be read" in one["error"] for one in dead.value.to_pylist())
-
-
-class Told(Message):
-    """A message of librdkafka; ``own`` None: a name is no UTF-8. It may be asked once."""
-
-    def __new__(cls, at: int, own: Any) -> Told:
-        return super().__new__(cls)
-
-    def __init__(self, at: int, own: Any) -> None:
-        super().__init__(topic=TP.topic, partition=TP.partition, offset=at, timestamp=(1, 7))
-        self.own, self.asked = own, 0
-
-    def headers(self) -> Any:
-        self.asked += 1
-        assert self.asked == 1, "the second answer would end the interpreter"
-        if self.own is None:
-            raise SystemError("returned a result with an exception set")
-        return self.own
-
-
-@dataclass
-class Log:
-    """What own fetches still find of it."""
-
-    found: LogColumns
-
-    def read(self, tp: TopicPartition, start: int, end: int) -> LogColumns:
-        return self.found
-
-
-def test_of_records_that_the_log_has_lost_the_clients_word_counts() -> None:
-    """Deleted or compacted away between two fetches."""
-    still = chunk([None, NO_NAME]).columns(headers=True)
-    told = [Told(0, [("h", b"cut")]), Told(1, [("x", b"")]), Told(7, [("y", None)]), Told(8, None)]
-    messages: Any = [*told, Told(9, None)]
-    held = Messages(messages, TP, Log(still))  # type: ignore[arg-type]
-    for _ in range(2):
-        found = LogChunk(held, 10, 5).columns(headers=True)
-        listed = listed_headers(found.headers, 5)
-        assert [listed[0], listed[2]] == [GOOD[0], [("y", None)]]
-        assert set(found.unread) == {1, 3, 4}
-        assert found.offsets.tolist() == [0, 1, 7, 8, 9]
-
-
-def test_a_broker_that_does_not_answer_is_no_fault_of_a_record() -> None:
-    class Away:
-        def read(self, tp: TopicPartition, start: int, end: int) -> LogColumns:
-            raise RetriableError("away")
-
-    messages: Any = [Told(0, [("h", b"")]), Told(1, [])]
-    held = Messages(messages, TP, Away())  # type: ignore[arg-type]
-    with pytest.raises(RetriableError):
-        LogChunk(held, 2, 2).columns(headers=True)
 
 
 def test_what_cannot_be_read_stays_with_its_record() -> None:

@@ -20,7 +20,7 @@ from kafka.protocol.producer import (
 )
 from kafka.record import MemoryRecords
 
-from everflow.kafka.broker_link import LinkLostError, RefusedError
+from everflow.kafka.errors import LinkLostError, RefusedError
 from everflow.records import TopicPartition
 
 LARGEST_EPOCH = 2**15 - 2

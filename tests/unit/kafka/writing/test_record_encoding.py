@@ -14,7 +14,6 @@ from kafka.record import MemoryRecords
 
 from everflow.kafka.reading.record_batches import batches, columns
 from everflow.kafka.writing import record_encoding
-from everflow.kafka.writing.compression import CODECS
 from everflow.kafka.writing.record_encoding import (
     Producer,
     RecordColumns,
@@ -23,6 +22,7 @@ from everflow.kafka.writing.record_encoding import (
     encoded_headers,
     framed,
 )
+from everflow.kafka.writing.writer_settings import CODECS
 
 ME = Producer(7, 3, True)
 SIZES = st.sampled_from([0, 1, 2, 3, 4, 7, 63, 64, 65, 127, 128, 200, 9000])

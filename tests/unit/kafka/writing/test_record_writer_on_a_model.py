@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from everflow.errors import EverflowError, TaskMigratedError, UnknownOutcomeError
-from everflow.kafka.broker_link import RefusedError
+from everflow.kafka.errors import RefusedError
 from everflow.kafka.writing.deliveries import Deliveries
 from everflow.kafka.writing.record_writer import RecordWriter
 from everflow.kafka.writing.transaction import GroupMetadata, OutcomeUnknownError, Transactions

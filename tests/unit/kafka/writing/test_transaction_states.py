@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from everflow.errors import RetriableError
-from everflow.kafka.broker_link import LinkLostError
-from everflow.kafka.writing.transaction_states import (
+from everflow.kafka.errors import LinkLostError
+from everflow.kafka.writing.transaction import (
     UNKNOWN_ID,
     TransactionState,
     TransactionStates,

@@ -9,8 +9,7 @@ from typing import Any
 from everflow import metrics as names
 from everflow.metrics import Labels
 from everflow.observe.observation import Observation, ObservedHost
-from everflow.observe.page.events import Event
-from everflow.observe.page.history import Facts, RoleSpan, TimedLook, TrendPoint
+from everflow.observe.page.history import Event, Facts, RoleSpan, TimedLook, TrendPoint
 from unit.observe.observations import FULL, WHOLE, changed
 
 NOW_MS = 1_790_000_000_000

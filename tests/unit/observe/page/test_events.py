@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from everflow.logs import ABOUT_ASSIGNMENT, moves
-from everflow.observe.page.events import LONGEST, EventBook
+from everflow.observe.page.history import LONGEST, EventBook
 
 log = logging.getLogger("everflow")
 

@@ -10,10 +10,9 @@ import pytest
 
 from everflow.observe.observation import ObservedHost, ObservedTask
 from everflow.observe.page.history import Facts
-from everflow.observe.page.instances import application_verdict
 from everflow.observe.page.peers import Peer
 from everflow.observe.page.verdict import BAD, BUSY, GOOD, verdict
-from everflow.observe.page.view import page_view
+from everflow.observe.page.view import application_verdict, page_view
 from unit.observe.observations import STANDBY, changed
 from unit.observe.page.page_facts import SERENE, counted, facts
 
@@ -67,7 +66,7 @@ def test_one_that_never_told_is_left_out_of_the_sum_which_says_so() -> None:
     silent = Peer("c:1", None, 0.0, "it has no http.listen", 500.0)
     assert line(silent) == (
         BUSY,
-        "100 records wait: drained in 10 s at the present rate (1 of 2 instances tell)",
+        "100 records wait: drained in 10 s at the present rate (1 of 2 instances answer)",
     )
 
 

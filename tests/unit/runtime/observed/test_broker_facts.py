@@ -10,7 +10,7 @@ import pytest
 
 from everflow.clock import ManualClock
 from everflow.errors import RetriableError
-from everflow.kafka.writing.transaction_states import TransactionState
+from everflow.kafka.writing.transaction import TransactionState
 from everflow.records import TopicPartition
 from everflow.runtime.observer import WATCHED_MS, BrokerFacts, Standing, standing
 

@@ -15,7 +15,7 @@ import pytest
 
 from everflow import serdes
 from everflow.assignment.user_data import HostTasks
-from everflow.client import QueryClient, QueryRefusedError, QueryUnavailableError, connections
+from everflow.client import QueryClient, QueryRefusedError, QueryUnavailableError, query_client
 from everflow.config import StreamsConfig
 from everflow.errors import ConfigError
 from everflow.records import TaskId, TopicPartition
@@ -448,7 +448,7 @@ def test_the_client_reads_no_answer_without_a_bound(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.settle(dict.fromkeys(range(PARTITIONS), 0))
-    monkeypatch.setattr(connections, "MOST_ANSWER_BYTES", 20)
+    monkeypatch.setattr(query_client, "MOST_ANSWER_BYTES", 20)
     with world.client() as client, pytest.raises(QueryRefusedError, match="larger than 20 bytes"):
         client.stores()
     monkeypatch.undo()

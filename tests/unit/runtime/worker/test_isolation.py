@@ -16,7 +16,7 @@ from everflow.errors import (
     RetriableError,
 )
 from everflow.handlers import ErrorHandlerContext, Handlers, Response
-from everflow.kafka.reading.log_columns import LogColumns
+from everflow.kafka.reading.record_columns import LogColumns
 from everflow.records import OffsetRange, StoreChanges, TaskId, TopicPartition
 from everflow.runtime.commit.batch import BadRecord, BatchRequest, StorePlace, TaskContext, timed
 from everflow.runtime.step.failures import DescribedFailure, RecordFailure

@@ -15,7 +15,7 @@ from everflow import serdes
 from everflow.clock import ManualClock
 from everflow.errors import RecordRefusedError, RecordTooLargeError
 from everflow.handlers import Handlers, Response
-from everflow.kafka.reading.log_columns import LogColumns
+from everflow.kafka.reading.record_columns import LogColumns
 from everflow.kafka.writing.record_encoding import RecordColumns, encoded_headers
 from everflow.metrics import LEFT_OUT, Metrics
 from everflow.records import EdgeBatch, OffsetRange, StoreChanges, TaskId, TopicPartition
