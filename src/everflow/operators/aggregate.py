@@ -158,7 +158,6 @@ class AggregateSpec(KeyedOperator):
         return self
 
     def decode_array(self, data: pa.Array) -> pa.Array:
-        """See `ResultDecoder`."""
         return decode_present(
             data,
             lambda some: self.finish(self.state_columns_of(self.value_serde.decode_array(some))),

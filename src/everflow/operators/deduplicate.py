@@ -62,7 +62,6 @@ class DeduplicateSpec(TableOperator):
 
     @property
     def results(self) -> ResultDecoder:
-        """See `Operator`."""
         return self.value_serde
 
     def run(self, inputs: Inputs) -> TasksResult:

@@ -292,7 +292,6 @@ def as_numbers(
 
 
 def valid(values: pa.Array) -> _Bools:
-    """Where ``values`` is not null."""
     if values.null_count == 0:
         return np.ones(len(values), bool)
     found: _Bools = values.is_valid().to_numpy(zero_copy_only=False)

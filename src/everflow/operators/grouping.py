@@ -42,7 +42,6 @@ class KeyedOperator(TableOperator):
 
     @property
     def one_result(self) -> bool:
-        """See `everflow.topology.arrival.gives_several`."""
         return self.window is None
 
     def decode_result(self, data: bytes) -> Any:

@@ -101,7 +101,6 @@ class _Columns:
     def results(
         self, windows: Sequence[int], rows: Sequence[int]
     ) -> tuple[Sequence[bytes | None], pa.Array]:
-        """See `WindowFold`."""
         layout, run, book = self.layout, self.run, self.run.book
         known = layout.value_serde.decode_array(pa.array(run.stored, pa.binary()))
         count = len(book.keys)

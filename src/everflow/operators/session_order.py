@@ -43,7 +43,6 @@ class SessionOrder:
             yield from further
 
     def insert(self, block: int, at: int, session: int, end: int) -> None:
-        """A session at a place."""
         ends, sessions = self.ends[block], self.sessions[block]
         ends.insert(at, end)
         sessions.insert(at, session)
@@ -53,7 +52,6 @@ class SessionOrder:
             self.sessions[block : block + 1] = [sessions[:half], sessions[half:]]
 
     def append(self, session: int, end: int) -> None:
-        """A session behind all others."""
         self.insert(len(self.ends) - 1, len(self.ends[-1]), session, end)
 
     def replace(self, block: int, at: int, count: int, session: int, end: int) -> None:

@@ -61,7 +61,6 @@ class BufferBounds:
 
     @property
     def given(self) -> bool:
-        """Whether there are any."""
         return self.records is not None or self.bytes is not None
 
 
@@ -128,11 +127,9 @@ class SuppressSpec(TableOperator):
 
     @property
     def results(self) -> ResultDecoder:
-        """See `Operator`."""
         return self.table_value_serde
 
     def run(self, inputs: Inputs) -> TasksResult:
-        """See `Operator`."""
         (batch,) = inputs.sides
         keys = written_bytes(self.table_key_serde, batch.key, self.store, batch).to_pylist()
         values = written_bytes(self.table_value_serde, batch.value, self.store, batch).to_pylist()
@@ -167,7 +164,6 @@ class SuppressSpec(TableOperator):
         return TasksResult(self._shown(batch, given), changes, after, {})
 
     def advance(self, ticks: EdgeBatch, inputs: Inputs) -> TasksResult:
-        """See `Operator`."""
         given, changes = list[_Given](), dict[int, list[StoreChanges]]()
         for row, partition in enumerate(ticks.partition.tolist()):
             buffer = _Buffer(

@@ -37,7 +37,6 @@ class TableSpec(KeyedOperator):
         return self.value_serde.type
 
     def _process(self, batch: EdgeBatch, tasks: Tasks) -> TasksResult:
-        """Upserts and deletes."""
         if self.only_visible:
             batch, tasks = self._visible(batch, tasks)
         groups = group(batch, self.key_serde, None, tasks, store=self.store, skip_null_values=False)

@@ -31,13 +31,13 @@ REVERSIBLE = ("count", "sum", "avg")
 class TableAggregateSpec(AggregateSpec):
     """Counts, sums and means of the entries of each group; make it with `of_table`.
 
-    The left side is what each change takes back, the right side what it adds, row by row; a side
-    without an entry is null. A group that has lost all its entries stays, with 0, null and null.
-    Means and sums of floats keep what adding and taking back leaves of rounding; a sum that has met
-    NaN or an infinity is not a number any more.
+    A record is what a change adds, its ``old`` what it takes back; one without an entry is null. A
+    group that has lost all its entries stays, with 0, null and null. Means and sums of floats keep
+    what adding and taking back leaves of rounding; a sum that has met NaN or an infinity is not a
+    number any more.
     """
 
-    row_by_row: ClassVar[bool] = True
+    old_sides: ClassVar[tuple[int, ...]] = (0,)
     joins: ClassVar[bool] = True
 
     @staticmethod
@@ -78,8 +78,9 @@ class TableAggregateSpec(AggregateSpec):
 
     def run(self, inputs: Inputs) -> TasksResult:
         """See `Operator`: the last result of each group, or that of each change."""
-        left, right = inputs.sides
-        both = self._signed(left, right)
+        (right,) = inputs.sides
+        assert right.old is not None
+        both = self._signed(right.old, right)
         views = {partition: views[self.store] for partition, views in inputs.stores.items()}
         done = self._process(both, Tasks(both.partition, views, inputs.stream_times))
         done.dropped.pop("null-value", None)  # a side of a change that is none

@@ -50,7 +50,6 @@ class TimeToLiveSpec(TableOperator):
 
     @property
     def store(self) -> str:
-        """Of the entries."""
         return self.inner.store
 
     @property
@@ -60,12 +59,10 @@ class TimeToLiveSpec(TableOperator):
 
     @property
     def key_serde(self) -> Serde:
-        """Of the entries' keys."""
         return self.inner.key_serde
 
     @property
     def value_serde(self) -> Serde:
-        """Of the stored values."""
         return self.inner.value_serde
 
     @property
@@ -84,7 +81,6 @@ class TimeToLiveSpec(TableOperator):
 
     @property
     def results(self) -> ResultDecoder:
-        """See `Operator`."""
         return self.inner.results
 
     def run(self, inputs: Inputs) -> TasksResult:
@@ -117,7 +113,6 @@ class TimeToLiveSpec(TableOperator):
         return _one(parts)
 
     def advance(self, ticks: EdgeBatch, inputs: Inputs) -> TasksResult:
-        """See `Operator`: entries end."""
         parts = [
             _Task(
                 spec=self,

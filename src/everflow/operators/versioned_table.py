@@ -15,8 +15,7 @@ import pyarrow as pa
 
 from everflow.operators.fold import valid
 from everflow.operators.grouping import KeyedOperator, Tasks, stream_times, task_slices
-from everflow.operators.joins.joined_table import JoinedTable
-from everflow.operators.joins.versions_as_of import latest_when_put
+from everflow.operators.joins.joined_table import JoinedTable, latest_when_put
 from everflow.operators.user_code import written_bytes
 from everflow.records import EdgeBatch, StoreChanges, TasksResult
 from everflow.serdes import Serde
@@ -41,7 +40,6 @@ class VersionedTableSpec(KeyedOperator):
         return self.value_serde.type
 
     def _process(self, batch: EdgeBatch, tasks: Tasks) -> TasksResult:
-        """Puts."""
         keyed = np.flatnonzero(valid(batch.key))
         times, owners = batch.timestamp[keyed], tasks.of_records[keyed]
         running, after = stream_times(times, owners, tasks.stream_times)
@@ -81,12 +79,10 @@ class LatestUpdates(TableOperator):
 
     @property
     def key_serde(self) -> Serde:
-        """Of the table's store."""
         return self.table.spec.key_serde
 
     @property
     def value_serde(self) -> Serde:
-        """Of the table's store."""
         return self.table.spec.value_serde
 
     @property
@@ -96,11 +92,9 @@ class LatestUpdates(TableOperator):
 
     @property
     def results(self) -> ResultDecoder:
-        """See `Operator`."""
         return self.table.results
 
     def run(self, inputs: Inputs) -> TasksResult:
-        """See `Operator`."""
         (batch,) = inputs.sides
         rows = np.flatnonzero(latest_when_put(self.table, batch, inputs.stores))
         dropped = {"out-of-order": len(batch) - len(rows)} if len(rows) < len(batch) else {}

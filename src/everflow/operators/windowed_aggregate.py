@@ -32,7 +32,6 @@ class WindowedAggregate(TableOperator, Generic[Layout]):
 
     @property
     def store(self) -> str:
-        """Of the windows."""
         return self.layout.store
 
     @property
@@ -42,7 +41,6 @@ class WindowedAggregate(TableOperator, Generic[Layout]):
 
     @property
     def value_serde(self) -> Serde:
-        """Of the stored values."""
         return self.layout.value_serde
 
     @property
@@ -61,7 +59,6 @@ class WindowedAggregate(TableOperator, Generic[Layout]):
 
     @property
     def results(self) -> ResultDecoder:
-        """See `TableOperator`."""
         return self.layout.results
 
 
@@ -114,7 +111,6 @@ class FunctionFold:
         self._written: dict[int, bytes | None] | None = {} if write_each else None
 
     def take(self, row: int) -> None:
-        """See `WindowFold`."""
         states, every, written = self._states, self._every, self._written
         key, value, aggregator = self._keys[row], self._values[row], self._aggregator
         try:
@@ -139,7 +135,6 @@ class FunctionFold:
     def results(
         self, windows: Sequence[int], rows: Sequence[int]
     ) -> tuple[Sequence[bytes | None], pa.Array]:
-        """See `WindowFold`."""
         if self._written is not None:
             found = [self._written[window] for window in windows]
         else:

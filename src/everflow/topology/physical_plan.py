@@ -203,6 +203,19 @@ class FunctionOp:
     where: str | None
 
 
+@dataclass(frozen=True, kw_only=True)
+class AskOp:
+    """A transformer of a table (`Operator.asked`) for rows that are no records of its own."""
+
+    name: str
+    operator: ProcessorOperator
+    subtopology: int
+    type: EdgeType
+    inputs: tuple[int, ...]
+    output: int
+    where: str | None
+
+
 @dataclass(frozen=True)
 class TakeOp:
     """A TakeNode."""
@@ -236,6 +249,18 @@ class UnnestOp:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Through:
+    """What makes of rows in slot ``input``, which were found in a store, what the stateless
+    ``nodes`` behind it make of its records; it is in slot ``output``."""
+
+    nodes: tuple[str, ...]
+    input: int
+    output: int
+    ops: tuple[Any, ...]
+    """Operators in order; in a step its Columns are prepared."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class StatefulOp:
     """A StatefulNode: runs per task of ``subtopology``."""
 
@@ -257,11 +282,18 @@ class StatefulOp:
     """Those of them that hand it records directly."""
     idle: tuple[str, ...] = ()
     """The sources whose silence moves its stream time, by the names under which theirs is kept."""
+    through: tuple[Through, ...] = ()
+    """By `Operator.through`."""
+    old_sides: Mapping[int, int] = field(default_factory=dict)
+    """By side, the slot of what its entries were (`EdgeBatch.old`)."""
+    old: int | None = None
+    """The slot of what the entries of its own results were; None: nobody asks."""
 
     @property
     def inputs(self) -> tuple[int, ...]:
         """The slots of all sides."""
-        return tuple(slot for side in self.sides for slot in side)
+        sides = (slot for side in self.sides for slot in side)
+        return (*sides, *self.old_sides.values())
 
     @property
     def looks_up(self) -> tuple[StoreSpec, ...]:
@@ -296,13 +328,15 @@ class SinkOp:
     where: str | None
 
 
-StepOp = FunctionOp | TakeOp | UnnestOp | PrintOp | StatefulOp | SinkOp
+StepOp = FunctionOp | AskOp | TakeOp | UnnestOp | PrintOp | StatefulOp | SinkOp
 PlanOp = ColumnsOp | StepOp
 
 
 def _made(op: PlanOp) -> tuple[int, ...]:
     if isinstance(op, ColumnsOp):
         return tuple(projection.output for projection in op.projections)
+    if isinstance(op, StatefulOp) and op.old is not None:
+        return op.output, op.old
     return () if isinstance(op, SinkOp | PrintOp) else (op.output,)
 
 
@@ -378,8 +412,14 @@ class PhysicalPlan:
 
     @property
     def columns(self) -> tuple[ColumnsOp, ...]:
-        """All that compute Columns, in the order in which they run."""
-        return tuple(op for op in (*self.times, *self.ops) if isinstance(op, ColumnsOp))
+        """All that compute Columns, in the order in which they run; those of rows that an operator
+        looks up behind the operator's records."""
+        found: list[Any] = []
+        for op in (*self.times, *self.ops):
+            found += [op]
+            if isinstance(op, StatefulOp):
+                found += [one for through in op.through for one in through.ops]
+        return tuple(op for op in found if isinstance(op, ColumnsOp))
 
     @property
     def stateful(self) -> tuple[StatefulOp, ...]:

@@ -38,11 +38,10 @@ from everflow.dsl.functions import (
     required_parameters,
 )
 from everflow.dsl.graph_builder import GraphBuilder
-from everflow.dsl.lowering.join_call import in_windows_of, stored_table
+from everflow.dsl.lowering.join_call import in_windows_of
 from everflow.dsl.lowering.stream import Stream
 from everflow.dsl.lowering.suppress import closes_after_ms, early_node, suppress_node
-from everflow.dsl.lowering.value_getters import previous_updates
-from everflow.dsl.lowering.versioned import latest_updates, with_ttl
+from everflow.dsl.lowering.table_reads import latest_updates, stored_table, tells_old, with_ttl
 from everflow.dsl.materialized import Materialized
 from everflow.dsl.suppressed import EmitStrategy
 from everflow.errors import EverflowError, TopologyError
@@ -373,6 +372,7 @@ class Aggregation:
             assert isinstance(spec, AggregateSpec | PythonAggregateSpec)
             spec, stores = with_ttl(self.graph, spec, stores[0], self.ttl_ms, self.operator)
         node = StatefulNode(node_name, sources, edge.type, self.where, self.label, spec, stores)
+        node = replace(node, old=sources[1] if len(sources) > 1 else None)
         table = Stream(self.graph, self.graph.add(node), edge)
         if not self.emit.final or self.counts is not None:
             return table
@@ -400,7 +400,8 @@ class Aggregation:
         return node_name, self.group.grouped(self.operator, self.where)
 
     def _prepared(self, name: str, stream: Stream, inputs: ColumnExpr) -> tuple[str, ...]:
-        """The nodes that the operator ``name`` reads: its inputs, of each record."""
+        """The nodes that the operator ``name`` reads: its inputs of each record, and of what that
+        takes back."""
         return (self._projected(f"{name}-inputs", stream.node, inputs),)
 
     def _projected(self, name: str, source: str, value: ColumnExpr) -> str:
@@ -612,7 +613,7 @@ class TableAggregation(Aggregation):
 
     def _prepared(self, name: str, stream: Stream, inputs: ColumnExpr) -> tuple[str, ...]:
         sides = []
-        for side in ("old", "new"):
+        for side in ("new", "old"):
             value = analyse(F.col(f"value.{side}"), stream.edge.type, self.where)
             value = replace(value, type=self.group.edge.type.value)
             listed = self._projected(f"{name}-{side}", stream.node, value)
@@ -642,23 +643,13 @@ class GroupCall:
         graph = table.graph
         name = graph.new_name("KTABLE-SELECT-")
         updates = latest_updates(table, name, "group_by", self.where)
-        before = previous_updates(graph, updates, forced=True)
-        if before is None:
+        if not tells_old(graph, updates, forced=True):
             stored_table(graph, table.node, "group_by", self.where)  # says what it lacks
             raise AssertionError("a table that can be asked knows what it was")
-        return self._changes(table, name, before, updates)
-
-    def _changes(self, table: Stream, name: str, before: str, updates: str) -> tuple[str, Edge]:
-        """The node of changes, of what entries were and are."""
-        graph = table.graph
         edge, select = self._selection(table.edge)
-        sides = (
-            graph.add(select(f"{name}-old", before)),
-            graph.add(select(f"{name}-new", updates)),
-        )
         changes = StatefulNode(
             name,
-            sides,
+            (graph.add(select(f"{name}-new", updates)),),
             EdgeType(edge.type.key, changed_type(edge.type.value)),
             self.where,
             "SELECT",

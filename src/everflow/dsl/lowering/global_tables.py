@@ -180,7 +180,6 @@ def loaded_table(
     name: str | None,
     where: str | None,
 ) -> Stream:
-    """See `StreamsBuilder.global_table_from`."""
     _require_name_alone(store, where)
     kept = graph.claim_store(store, "global_table_from", where)
     refresh_ms = None if refresh is None else duration_ms(refresh)

@@ -85,7 +85,6 @@ class Form:
 
     @property
     def taken(self) -> str:
-        """For messages."""
         return (
             f"a {self.base.__name__} class, a function without arguments that makes one, or a "
             f"function of ({', '.join(self.parameters)})"
@@ -158,7 +157,6 @@ class ConnectedStores:
 
     @property
     def reads(self) -> tuple[StoreSpec, ...]:
-        """The stores of tables."""
         return tuple(one.table.spec for one in self.tables)
 
     @property

@@ -8,7 +8,7 @@ from typing import Any
 from everflow import serdes
 from everflow.dsl.graph_builder import GraphBuilder
 from everflow.dsl.lowering.stream import Stream
-from everflow.dsl.lowering.versioned import is_versioned
+from everflow.dsl.lowering.table_reads import is_versioned
 from everflow.dsl.materialized import Materialized
 from everflow.dsl.suppressed import Suppressed
 from everflow.errors import TopologyError

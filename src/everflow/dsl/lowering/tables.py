@@ -21,11 +21,9 @@ from everflow.dsl.expressions import (
     unless_deleted,
 )
 from everflow.dsl.functions import TableFilter, TableMapper, key_value_function
-from everflow.dsl.graph_builder import GraphBuilder
 from everflow.dsl.lowering.processors import TRANSFORMERS, ProcessorCall, Transformer
 from everflow.dsl.lowering.stream import Stream
-from everflow.dsl.lowering.value_getters import previous_updates
-from everflow.dsl.lowering.versioned import is_versioned, table_stores
+from everflow.dsl.lowering.table_reads import is_versioned, table_stores, tells_old
 from everflow.dsl.materialized import Materialized
 from everflow.errors import TopologyError
 from everflow.operators.table import TableSpec
@@ -184,11 +182,14 @@ class TableCall:
     def _kept(self, table: Stream, made: Node, edge: Edge, node_name: str) -> Stream:
         """The table of a new node, in a store where one is asked for; a filter without one emits no
         deletion of what was not there."""
-        graph, before = table.graph, None
-        if self._filters and self.store is None and not is_versioned(graph, table.node):
-            before = previous_updates(graph, table.node)
-        if before is not None:
-            return Stream(graph, _visible(graph, made, before, node_name), edge)
+        graph = table.graph
+        compares = self._filters and self.store is None and not is_versioned(graph, table.node)
+        if compares and tells_old(graph, table.node):
+            prepared: Any = made
+            new = graph.add(replace(prepared, name=f"{node_name}-new", label=PREPARE))
+            visible = VisibleUpdates()
+            node = StatefulNode(node_name, (new,), made.out, made.where, "FILTER", visible)
+            return Stream(graph, graph.add(node), edge)
         return self._in_store(table, graph.add(made), edge, node_name)
 
     def _in_store(self, table: Stream, node: str, edge: Edge, node_name: str) -> Stream:
@@ -203,16 +204,6 @@ class TableCall:
             self.where,
             only_visible=self._filters and not is_versioned(table.graph, table.node),
         )
-
-
-def _visible(graph: GraphBuilder, made: Node, before: str, node_name: str) -> str:
-    """The node of a filter's updates; ``made``: the filter, ``before``: what was."""
-    prepared: dict[str, Any] = {"label": PREPARE}
-    new = graph.add(replace(made, name=f"{node_name}-new", **prepared))
-    old = graph.add(replace(made, name=f"{node_name}-old", inputs=(before,), **prepared))
-    return graph.add(
-        StatefulNode(node_name, (old, new), made.out, made.where, "FILTER", VisibleUpdates())
-    )
 
 
 def stored(

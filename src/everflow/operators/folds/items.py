@@ -70,12 +70,10 @@ class Items:
 
     @property
     def all_groups(self) -> Int64:
-        """Of states, then values."""
         return np.concatenate([self.state_groups, self.value_groups])
 
     @property
     def all_order(self) -> Int64:
-        """Of states, then values."""
         return np.concatenate([self.state_order, self.value_order])
 
 

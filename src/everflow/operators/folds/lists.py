@@ -74,7 +74,6 @@ class _Elements:
     count: int
 
     def take(self, at: Int64) -> _Elements:
-        """Those of these places."""
         columns = [column.take(pa.array(at)) for column in self.columns]
         return _Elements(self.groups[at], self.order[at], self.values[at], columns, self.count)
 

@@ -18,9 +18,8 @@ from everflow.operators.grouping import stored, task_slices
 from everflow.operators.grouping import stream_times as running_times
 from everflow.operators.joins.held_back import HeldBack, Released, TimeMakers, come_out
 from everflow.operators.joins.join_side import JoinKeys, read_as_of
-from everflow.operators.joins.joined_table import NEVER
+from everflow.operators.joins.joined_table import NEVER, NONE, STORED, Versions, latest_before
 from everflow.operators.joins.joined_values import JoinKind, Stores, joined, task_codes
-from everflow.operators.joins.versions_as_of import NONE, STORED, Versions, latest_before
 from everflow.operators.user_code import written_bytes
 from everflow.records import ByteColumn, EdgeBatch, Int32, Int64, StoreChanges, TasksResult
 from everflow.serdes.windowed import window_store_keys
@@ -52,7 +51,6 @@ class AsOfJoin(Operator):
 
     @property
     def takes_null_keys(self) -> bool:
-        """See `Operator`."""
         return self.kind.keeps_left
 
     @property
@@ -61,7 +59,6 @@ class AsOfJoin(Operator):
         return self.tolerance_ms + (0 if self.held is None else self.held.grace_ms)
 
     def run(self, inputs: Inputs) -> TasksResult:
-        """See `Operator`."""
         left, right = inputs.sides
         events = _Events.of(left, right, inputs.stream_times, self.kind.keeps_left, self.left_first)
         rights = right.take(events.rows[events.of_right])

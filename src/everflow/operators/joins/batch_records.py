@@ -56,7 +56,6 @@ class BatchRecords:
 
     @property
     def keys(self) -> pa.Array:
-        """Key bytes of the groups."""
         return self.groups.keys
 
     def live_of(self, left: bool) -> Int64:

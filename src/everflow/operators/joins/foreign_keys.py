@@ -73,8 +73,8 @@ def hashes(values: pa.Array) -> pa.Array:
 
 @dataclass(frozen=True)
 class ForeignKeys(Operator):
-    """The subscriptions that changes of a table's entries ask for: the left side is what an entry
-    was, the right side what it is, row by row, both as `selected_type`.
+    """The subscriptions that changes of a table's entries ask for. The side is what an entry is,
+    and was, as `selected_type`.
 
     What a batch has made of an entry asks, or each change with ``emit_every_update``: an answer to
     another one would be stale.
@@ -86,12 +86,13 @@ class ForeignKeys(Operator):
     """Of the foreign keys: an entry keeps its one where the bytes stay the same."""
     kind: JoinKind
     emit_every_update: bool = False
-    row_by_row: ClassVar[bool] = True
-    joins: ClassVar[bool] = True
+    old_sides: ClassVar[tuple[int, ...]] = (0,)
 
     def run(self, inputs: Inputs) -> TasksResult:
         """See `Operator`: what the old foreign key is told comes first."""
-        left, right = inputs.sides
+        (right,) = inputs.sides
+        left = right.old
+        assert left is not None
         dropped = 0 if self.kind.keeps_left else _without_foreign_key(right)
         entries = written_bytes(self.key_serde, right.key, "subscriptions", right)
         if not self.emit_every_update:

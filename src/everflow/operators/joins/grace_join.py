@@ -17,9 +17,9 @@ from everflow.topology.hops import appended
 @dataclass(frozen=True)
 class GraceWait(Operator):
     """A record goes on when the stream's own stream time has reached its time and the grace; one
-    that is later than that at once, and so does one without a key, where those are ``kept``. What
-    the table then holds as of its time is looked up behind (`HeldRows`). It goes on at the place of
-    the record that brings it out, with its own time and headers.
+    that is later than that at once, and so does one without a key, where those are ``kept``. It
+    goes on at the place of the record that brings it out, with its own time and headers;
+    `StreamTableJoin` then looks up what the table holds as of its time.
     """
 
     held: HeldBack
@@ -27,11 +27,9 @@ class GraceWait(Operator):
 
     @property
     def takes_null_keys(self) -> bool:
-        """See `Operator`."""
         return self.kept
 
     def run(self, inputs: Inputs) -> TasksResult:
-        """See `Operator`."""
         (stream,) = inputs.sides
         keyed, valued = valid(stream.key), valid(stream.value)
         rows = np.flatnonzero(keyed & valued)
@@ -55,7 +53,6 @@ class GraceWait(Operator):
         return TasksResult(output, released.changes, after, counted)
 
     def advance(self, ticks: EdgeBatch, inputs: Inputs) -> TasksResult:
-        """See `Operator`."""
         none = np.empty(0, np.int64)
         clock = TimeMakers(ticks.partition, ticks.timestamp)
         released = self.held.release(

@@ -64,7 +64,6 @@ class JoinSide:
         return values.cast(self.type)
 
     def read(self, groups: JoinKeys, low: Int64, high: Int64, stores: Stores) -> Kept:
-        """See `read_entries`."""
         return read_entries(self.store.name, groups, low, high, stores)
 
 
@@ -75,7 +74,6 @@ class JoinKeys(NamedTuple):
     keys: pa.Array
 
     def take(self, codes: Int64) -> JoinKeys:
-        """Those with these numbers."""
         return JoinKeys(self.partitions[codes], self.keys.take(pa.array(codes)))
 
     def by_task(self) -> tuple[Int64, list[tuple[int, slice]]]:
@@ -95,7 +93,6 @@ class Kept(NamedTuple):
 
     @staticmethod
     def of(codes: list[int], keys: list[bytes], entries: list[bytes]) -> Kept:
-        """From the store's keys."""
         numbers = np.frombuffer(b"".join([key[-_NUMBER_BYTES:] for key in keys]), ">i4")
         return Kept(
             np.array(codes, np.int64),
@@ -155,7 +152,6 @@ class _Found(NamedTuple):
     entries: list[bytes]
 
     def add(self, code: int, key: bytes, entries: Sequence[Entry]) -> None:
-        """Those of the key."""
         length = len(key) + STORE_SUFFIX_BYTES
         for stored_key, entry in entries:
             if len(stored_key) == length:  # else a longer key that begins like the bounds

@@ -50,16 +50,13 @@ class StreamGlobalJoin(Operator):
 
     @property
     def looks_up(self) -> tuple[StoreSpec, ...]:
-        """See `Operator`."""
         return (self.table.spec,)
 
     @property
     def takes_null_keys(self) -> bool:
-        """See `Operator`."""
         return self.kind.keeps_left
 
     def run(self, inputs: Inputs) -> TasksResult:
-        """See `Operator`."""
         (batch,) = inputs.sides
         keys, values = batch.value.flatten()
         valued, mapped = valid(values), valid(keys)

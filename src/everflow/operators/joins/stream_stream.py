@@ -79,11 +79,9 @@ class StreamStreamJoin(Operator):
 
     @property
     def takes_null_keys(self) -> bool:
-        """See `Operator`."""
         return self.left.kept or self.right.kept
 
     def run(self, inputs: Inputs) -> TasksResult:
-        """See `Operator`."""
         left, right = inputs.sides
         newest = {
             side is self.left: {

@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 
 from everflow.operators.fold import valid
 from everflow.operators.joins.batch_records import Flags
-from everflow.operators.joins.foreign_keys import SUBSCRIPTION, Order, answer_type
-from everflow.operators.joins.joined_table import NEVER, Held, JoinedTable
+from everflow.operators.joins.foreign_keys import Order, answer_type
+from everflow.operators.joins.joined_table import NEVER, Held, TableLookup, TableRead
 from everflow.operators.joins.joined_values import first_and_last
 from everflow.operators.user_code import written_bytes
 from everflow.records import ByteColumn, EdgeBatch, Int32, Int64, StoreChanges, TasksResult
@@ -27,7 +27,7 @@ from everflow.serdes import Serde
 from everflow.serdes.base import binary_from_matrix
 from everflow.state.changelog import unpack_value
 from everflow.state.store import StoreView
-from everflow.topology.graph import Inputs, Operator
+from everflow.topology.graph import Inputs
 from everflow.topology.hops import appended
 
 _LENGTH = struct.Struct(">I")
@@ -35,35 +35,28 @@ _LAST = b"\xff"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subscriptions(Operator):
-    """The left side are subscriptions, the right side the updates of the table of foreign keys.
-    Results have the asking entry's key and the value `answer_type`; their time is the later of the
-    subscription's and the found entry's, or the update's."""
+class Subscriptions(TableLookup):
+    """The first side are subscriptions, the second one the updates of the table of foreign keys,
+    the others those of what it is made of. Results have the asking entry's key and the value
+    `answer_type`; their time is the later of the subscription's and the found entry's, or the
+    update's."""
 
     store: str
-    table: JoinedTable
+    table: TableRead
     entry_serde: Serde
     """Of the keys of the entries that ask."""
     foreign_serde: Serde
     kept: bool
     """Whether an entry without a foreign key has a result."""
-    in_rows: bool = False
-    """Whether the subscriptions come with what the table holds for each (`AskedRows`): a table
-    without a store."""
     joins: ClassVar[bool] = True
 
     @property
     def takes_null_keys(self) -> bool:
-        """See `Operator`."""
         return self.kept
 
     def run(self, inputs: Inputs) -> TasksResult:
-        """See `Operator`."""
-        left, right = inputs.sides
-        if self.in_rows:
-            left, held = AskedRows.taken_apart(left)
-        else:
-            held = self.table.when(left, right, inputs.stores, first=True)
+        left, right = inputs.sides[:2]
+        held = self.table.held(left, inputs)
         asks, updates = self._asks(left), self._updates(right)
         told = [
             one
@@ -163,36 +156,6 @@ class Subscriptions(Operator):
         return made.take(np.lexsort((rows >= len(left), made.partition, made.seq)))
 
 
-@dataclass(frozen=True)
-class AskedRows(Operator):
-    """Puts subscriptions and what a table holds for each, row by row, into one value: ``struct<ask,
-    found, time>``."""
-
-    row_by_row: ClassVar[bool] = True
-    one_result: ClassVar[bool] = True
-
-    @staticmethod
-    def type_of(found: pa.DataType) -> pa.DataType:
-        """The value's type, of a table of ``found``."""
-        return pa.struct([("ask", SUBSCRIPTION), ("found", found), ("time", pa.int64())])
-
-    def run(self, inputs: Inputs) -> TasksResult:
-        """See `Operator`."""
-        asks, held = inputs.sides
-        value = pa.StructArray.from_arrays(
-            [asks.value, held.value, pa.array(held.timestamp)],
-            fields=list(self.type_of(held.value.type)),
-        )
-        return TasksResult(asks.with_columns(value=value), {}, {}, {})
-
-    @staticmethod
-    def taken_apart(batch: EdgeBatch) -> tuple[EdgeBatch, Held]:
-        """The subscriptions, and what was held."""
-        ask, found, time = batch.value.flatten()
-        times = np.where(valid(found), time.fill_null(NEVER).to_numpy(), NEVER)
-        return batch.with_columns(value=ask), Held(found, times)
-
-
 def _latest(side: EdgeBatch, partition: int) -> int:
     return int(side.timestamp[side.partition == partition].max(initial=-1))
 
@@ -283,7 +246,6 @@ class _Known:
 
     @staticmethod
     def of(view: StoreView, keys: set[bytes]) -> _Known:
-        """As the store has it."""
         listed = sorted(keys)
         bounds = [(_prefix(key), _behind(_prefix(key))) for key in listed]
         found = {}
@@ -293,7 +255,6 @@ class _Known:
         return _Known(found)
 
     def take(self, ask: _Ask) -> None:
-        """Remember or forget an entry."""
         known = self.of_key[ask.key]
         if ask.order in (Order.FORGET, Order.FORGET_AND_TELL):
             known.pop(ask.entry, None)

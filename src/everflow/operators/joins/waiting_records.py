@@ -43,7 +43,6 @@ class WaitingKey(NamedTuple):
     key: bytes
 
     def to_bytes(self) -> bytes:
-        """The store's key."""
         return _INDEX.key(self.time, bytes((self.side,)) + self.key)
 
     @staticmethod

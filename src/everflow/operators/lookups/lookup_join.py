@@ -12,7 +12,7 @@ import pyarrow as pa
 from everflow.clock import instant
 from everflow.operators.fold import valid
 from everflow.operators.grouping import stream_times as running_times
-from everflow.operators.joins.joined_table import JoinedTable
+from everflow.operators.joins.joined_table import JoinedTable, TableLookup, TableRead
 from everflow.operators.joins.joined_values import JoinKind, Stores
 from everflow.operators.joins.stream_global import looked_up
 from everflow.operators.lookups.told_records import ToldRecords
@@ -49,13 +49,12 @@ class _Waiting(Operator):
     ``kind`` keeps it, or dropped. Results have their records' times.
     """
 
-    table: JoinedTable
+    table: TableRead
     kind: JoinKind
     room: WaitingRoom
 
     @property
     def takes_null_keys(self) -> bool:
-        """See `Operator`."""
         return self.kind.keeps_left
 
     def advance(self, ticks: EdgeBatch, inputs: Inputs) -> TasksResult:
@@ -142,31 +141,25 @@ class _Waiting(Operator):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LookupJoin(_Waiting):
-    """With a table of the same tasks, whose updates are events among the records."""
+class LookupJoin(TableLookup, _Waiting):
+    """With a table of the same tasks, whose updates, the second side, are events among the records.
+    The sides behind it are updates of what the table is made of."""
 
     table_first: bool = True
     """Whether an input record that is on both sides changes the table first."""
-    in_rows: bool = False
-    """Whether the records come with what the table holds for each, as ``struct<left, right>``: a
-    table without a store."""
 
     @property
     def look_every_ms(self) -> int | None:
-        """See `Operator`."""
         return _interval_of(self.room)
 
     def run(self, inputs: Inputs) -> TasksResult:
-        """See `Operator`; the sides are the stream and the table's updates."""
-        left, right = inputs.sides
+        left, right = inputs.sides[:2]
         asking, without = _valued(left, left.value)
-        if self.in_rows:
-            held, asking = asking.value.flatten()[1], self._asking(asking)
-        else:
-            held = self.table.when(asking, right, inputs.stores, first=self.table_first).values
+        held = self.table.held(asking, inputs).values
         keyed = np.flatnonzero(valid(asking.key))
         coming = np.flatnonzero(valid(right.key) & valid(right.value))
-        coming_keys = self.table.keys_of(right.take(coming)).to_pylist()
+        stored = self.table.stored[0]
+        coming_keys = stored.keys_of(right.take(coming)).to_pylist()
         updates: dict[int, list[tuple[int, int, bytes]]] = {}
         places = right.seq[coming] * 2 + (not self.table_first)
         for partition, place, row, key in zip(
@@ -181,7 +174,7 @@ class LookupJoin(_Waiting):
             records=asking,
             places=asking.seq * 2 + self.table_first,
             keyed=keyed,
-            keys=self.table.keys_of(asking.take(keyed)),
+            keys=stored.keys_of(asking.take(keyed)),
             held=held,
         )
         told = ToldRecords(
@@ -193,9 +186,6 @@ class LookupJoin(_Waiting):
         )
         return _counted(self._settled(asked, updates, told, inputs), without)
 
-    def _asking(self, side: EdgeBatch) -> EdgeBatch:
-        return side.with_columns(value=side.value.flatten()[0]) if self.in_rows else side
-
 
 @dataclass(frozen=True, kw_only=True)
 class GlobalLookupJoin(_Waiting):
@@ -203,16 +193,15 @@ class GlobalLookupJoin(_Waiting):
     are no events of the task: where it is another one than a task's records were looked up in, all
     that wait are looked up before the batch's records."""
 
+    table: JoinedTable
     marks: ClassVar[tuple[str, ...]] = (SEEN,)
 
     @property
     def looks_up(self) -> tuple[StoreSpec, ...]:
-        """See `Operator`."""
         return (self.table.spec,)
 
     @property
     def look_every_ms(self) -> int | None:
-        """See `Operator`."""
         return _interval_of(self.room) or LOOK_MS
 
     def run(self, inputs: Inputs) -> TasksResult:

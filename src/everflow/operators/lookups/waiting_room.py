@@ -97,7 +97,6 @@ class WaitingRoom:
         return TaskWaits.of(self, events, view)
 
     def keys(self, view: StoreView) -> list[bytes]:
-        """What is waited for."""
         if view.get_many([_NEXT]) == [None]:
             return []  # nobody has ever waited here
         found = dict[bytes, None]()

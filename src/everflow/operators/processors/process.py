@@ -89,30 +89,24 @@ class ProcessSpec(ProcessorOperator):
 
     @property
     def looks_up(self) -> tuple[StoreSpec, ...]:
-        """See `Operator`."""
         return self.global_stores
 
     @property
     def wall_clocks(self) -> Mapping[str, int]:
-        """See `ProcessorOperator`."""
         found = (one for one in self.punctuations if one.clock is PunctuationType.WALL_CLOCK_TIME)
         return {one.method: one.every_ms for one in found}
 
     @property
-    def may_be_asked(self) -> bool:
-        """Whether it makes values of a table from nothing but its entries, with no store and no
-        clock: another one of its kind makes the same for those who ask (note 035)."""
-        return self.transforms and not (self.specs or self.tables or self.punctuations)
-
-    @property
-    def asked(self) -> ProcessSpec:
-        """The one that is asked."""
+    def asked(self) -> ProcessSpec | None:
+        """Another one of its kind, if it makes values of a table from nothing but its entries, with
+        no store and no clock (note 035)."""
+        if not self.transforms or self.specs or self.tables or self.punctuations:
+            return None
         return replace(self, supplier=Asked(self.supplier))
 
     def run_together(
         self, members: Sequence[SharingProcessor], surroundings: Surroundings
     ) -> list[TasksResult]:
-        """See `ProcessorOperator`."""
         return run_processors(members, surroundings)
 
 
@@ -486,7 +480,6 @@ def _spec(member: SharingProcessor) -> ProcessSpec:
 
 
 def _by_partition(batch: EdgeBatch) -> dict[int, Int64]:
-    """The rows of each task."""
     order = np.argsort(batch.partition, kind="stable")
     slices = task_slices(batch.partition[order])
     return {partition: order[part] for partition, part in slices}

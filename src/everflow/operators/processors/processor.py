@@ -326,7 +326,6 @@ class FunctionTransformer(ValueTransformer):
         self._with_context = len(required) > 2
 
     def transform(self, key: Any, value: Any) -> Any:
-        """See `ValueTransformer`."""
         return self.fn(key, value, self.context) if self._with_context else self.fn(key, value)
 
 
@@ -342,32 +341,24 @@ class Asked:
 
 
 class AskedTransformer(ValueTransformer):
-    """Calls ``made``, a `ValueTransformer`."""
-
     def __init__(self, made: Processor) -> None:
         self.made = made
 
     def init(self, context: ProcessorContext) -> None:
-        """See `Processor`."""
         self.made.context = context
         self.made.init(context)
 
     def transform(self, key: Any, value: Any) -> Any:
-        """See `ValueTransformer`."""
         assert isinstance(self.made, ValueTransformer)
         return None if key is None else self.made.transform(key, value)
 
     def close(self) -> None:
-        """See `Processor`."""
         self.made.close()
 
 
 class FunctionProcessor(Processor):
-    """Calls ``fn(record, context)``."""
-
     def __init__(self, fn: Callable[[Record, ProcessorContext], None]) -> None:
         self.fn = fn
 
     def process(self, record: Record) -> None:
-        """See `Processor`."""
         self.fn(record, self.context)

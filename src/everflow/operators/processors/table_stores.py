@@ -40,11 +40,9 @@ class _TableValues:
         self._name, self._decode = name, decode
 
     def decode(self, data: Any) -> Any:
-        """As the table shows it."""
         return data.value if isinstance(data, _Shown) else self._decode(data)
 
     def encode(self, value: Any) -> NoReturn:
-        """It cannot be written."""
         raise read_only(self._name)
 
 
@@ -66,11 +64,9 @@ class TableEntries(Entries):
         """The store's own time, with the updates so far."""
 
     def put(self, key: bytes, value: Any, time: int) -> NoReturn:
-        """A processor does not."""
         raise read_only(self.spec.name)
 
     def update(self, key: bytes, value: Any, time: int) -> None:
-        """The table has changed."""
         super().put(key, None if value is None else _Shown(value), time)
         if self.spec.expires:
             written = int(expiry_times([key], self.spec.kind)[0])
@@ -85,11 +81,9 @@ class TableVersions(VersionEntries):
         self.values = _TableValues(spec.name, decode)
 
     def put(self, key: bytes, value: Any, time: int) -> NoReturn:
-        """A processor does not."""
         raise read_only(self.spec.name)
 
     def update(self, key: bytes, value: Any, time: int) -> None:
-        """The table has changed."""
         shown: Any = None if value is None else _Shown(value)
         super().put(key, shown, time)
 
@@ -117,7 +111,6 @@ def table_entries(table: JoinedTable, view: StoreView) -> TableEntries | TableVe
 
 
 def global_entries(spec: StoreSpec, view: StoreView) -> TableEntries:
-    """What a global table holds."""
     return TableEntries(spec, view, spec.value_serde.decode)
 
 

@@ -43,7 +43,6 @@ class VersionEntries:
         self.stream_time = self._view.stream_time
 
     def versions_many(self, asked: Sequence[tuple[bytes, int, int]]) -> list[list[Version]]:
-        """See `VersionsView`."""
         expired = self.stream_time - (self.spec.retention_ms or 0)
         below = self._view.versions_many(asked)
         return [
@@ -56,7 +55,6 @@ class VersionEntries:
         ]
 
     def latest_many(self, keys: Sequence[bytes]) -> list[tuple[int, bytes | None] | None]:
-        """See `VersionsView`."""
         found = self._view.latest_many(keys)
         for at, key in enumerate(keys):
             known = found[at]
@@ -66,7 +64,6 @@ class VersionEntries:
         return found
 
     def begins_after(self, key: bytes, time: int) -> int:
-        """See `VersionsView`."""
         return min(
             self._view.begins_after(key, time), begins_after(self._put_of.get(key, []), time)
         )

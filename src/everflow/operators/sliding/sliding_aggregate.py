@@ -108,7 +108,6 @@ class _Columns:
     def results(
         self, windows: Sequence[int], rows: Sequence[int]
     ) -> tuple[Sequence[bytes | None], pa.Array]:
-        """See `WindowFold`."""
         layout, at = self._layout, pa.array(windows, pa.int64())
         after = [state.take(at) for state in self._fold.states]
         written = layout.value_serde.encode_array(layout.state_of(after)).to_pylist()

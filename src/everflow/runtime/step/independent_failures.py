@@ -15,7 +15,6 @@ import pyarrow as pa
 from everflow.operators.aggregate import AggregateSpec
 from everflow.operators.joins.stream_table import StreamTableJoin
 from everflow.operators.joins.table_table import TableTableJoin
-from everflow.operators.processors.process import ProcessSpec
 from everflow.operators.python_aggregate import PythonAggregateSpec
 from everflow.operators.table import TableSpec
 from everflow.operators.table_aggregate import TableAggregateSpec
@@ -89,7 +88,7 @@ def remembers(op: StatefulOp) -> bool:
 
 def sees_one_record(op: StatefulOp) -> bool:
     """Whether it makes a value of each record alone, as a function does."""
-    return isinstance(op.operator, ProcessSpec) and op.operator.may_be_asked
+    return op.operator.asked is not None
 
 
 def independent(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from everflow.errors import RetriableError
 from everflow.handlers.given import Handlers
 from everflow.handlers.outages import is_outage
 from everflow.handlers.response import PROCESSING, ErrorHandlerContext, Response
+from everflow.operators.table_changes import with_old
 from everflow.operators.user_code import UserFunctionError
 from everflow.records import ClockCall, EdgeBatch, TaskId, TasksResult, TopicPartition
 from everflow.runtime.commit.batch import BadRecord, BatchFailure, BatchRequest
@@ -30,12 +32,13 @@ from everflow.topology.graph import (
     SharingProcessor,
     Surroundings,
 )
-from everflow.topology.hops import empty_like
-from everflow.topology.physical_plan import Source, StatefulOp
+from everflow.topology.hops import empty_like, in_order
+from everflow.topology.physical_plan import AskOp, Source, StatefulOp
 from everflow.user_texts import class_of, error_text
 
 PUNCTUATION = "punctuation"
 """Why a node dropped what is no record: a clock's call that failed."""
+LookThrough = Callable[[tuple[str, ...], EdgeBatch], EdgeBatch]
 _Tasks = Mapping[int, TaskId]
 _Views = Mapping[int, Mapping[str, StoreView]]
 
@@ -128,6 +131,7 @@ def run_stateful(
     idle: Moved,
     judge: ClockJudge,
     every_failure: bool = False,
+    through: LookThrough | None = None,
 ) -> list[TasksResult]:
     """Run an operator, or processors that share stores, on the tasks that have records, or that a
     clock may call, and move the stream times of those that are ``idle``; ``sides``: the records of
@@ -137,7 +141,7 @@ def run_stateful(
     those run when a record is about to be blamed (note 041)."""
     moved = [times_of(op, idle) for op in group]
     tasks = _tasks(group, sides, moved, request)
-    run = _GroupRun(group, sources, request, judge)
+    run = _GroupRun(group, sources, request, judge, through)
     try:
         if not tasks:
             done = [TasksResult(empty_like(op.type.key, op.type.value), {}, {}, {}) for op in group]
@@ -172,6 +176,8 @@ class _GroupRun:
     sources: Mapping[int, Source]
     request: BatchRequest
     judge: ClockJudge
+    through: LookThrough | None = None
+    """See `Inputs`."""
 
     def __call__(
         self,
@@ -182,7 +188,8 @@ class _GroupRun:
     ) -> list[TasksResult]:
         """What each makes of these records. UserFunctionError."""
         if not isinstance(self.group[0].operator, ProcessorOperator):
-            return [_run(self.group[0], sides[0], tasks, stores, self.request.wall_clock_ms)]
+            now_ms = self.request.wall_clock_ms
+            return [_run(self.group[0], sides[0], tasks, stores, now_ms, self.through)]
         return _judged(
             lambda skipped: _run_processors(
                 self.group, sides, tasks, moved, stores, self.sources, self.request, skipped
@@ -203,7 +210,7 @@ class _GroupRun:
             operator = op.operator
             processes = isinstance(operator, ProcessorOperator)
             waits = operator.looks_up or operator.look_every_ms is not None
-            if operator.row_by_row or (waits and not processes):
+            if operator.through or operator.old_sides or (waits and not processes):
                 return False
             updated = not processes or any(map(len, mine[1:]))
             if any(spec.versioned for spec in op.stores) or (op.reads and updated):
@@ -262,7 +269,7 @@ def _seq_of(sides: Sequence[EdgeBatch], error: UserFunctionError) -> int:
 
 
 def _of_record(
-    op: StatefulOp, sources: Mapping[int, Source], error: UserFunctionError
+    op: StatefulOp | AskOp, sources: Mapping[int, Source], error: UserFunctionError
 ) -> RecordFailure:
     cause = error.__cause__ or error
     record = BadRecord(sources[error.source].topic, error.partition, error.offset, op.name)
@@ -351,6 +358,7 @@ def _run(
     tasks: _Tasks,
     stores: TaskStores,
     now_ms: int,
+    through: LookThrough | None,
 ) -> TasksResult:
     inputs = Inputs(
         sides,
@@ -358,6 +366,7 @@ def _run(
         _times(op, tasks, stores),
         _clocks(op, tasks, stores),
         now_ms,
+        through,
     )
     try:
         return op.operator.run(inputs)
@@ -403,3 +412,40 @@ def _run_processors(
         request.application_id, group[0].subtopology, topics, request.wall_clock_ms, skipped
     )
     return sharing[0].operator.run_together(sharing, around)
+
+
+def ask(
+    op: AskOp, rows: EdgeBatch, sources: Mapping[int, Source], request: BatchRequest
+) -> EdgeBatch:
+    """What a table's transformer makes of rows that are looked up. RecordFailure."""
+    none: Mapping[int, Any] = {int(partition): {} for partition in np.unique(rows.partition)}
+    one = SharingProcessor(
+        name=op.name,
+        operator=op.operator,
+        batch=replace(rows, seq=np.arange(len(rows), dtype=np.int64)),
+        updates=(),
+        stores=none,
+        stream_times=dict.fromkeys(none, -1),
+        clocks=none,
+    )
+    topics = {index: source.topic for index, source in sources.items()}
+    around = Surroundings(
+        request.application_id, op.subtopology, topics, request.wall_clock_ms, frozenset()
+    )
+    try:
+        (done,) = op.operator.run_together([one], around)
+    except UserFunctionError as error:
+        if error.source not in sources:  # `close`, behind all records
+            raise RecordFailure(None, op.where, error.__cause__ or error) from error.__cause__
+        failure = _of_record(op, sources, error)
+        raise failure from failure.__cause__
+    return replace(in_order(done.output), seq=rows.seq)
+
+
+def with_old_values(op: StatefulOp, done: EdgeBatch, stores: TaskStores) -> EdgeBatch:
+    """The results in order, with what the entries of each were before (`with_old`)."""
+    tasks = {int(one): TaskId(op.subtopology, int(one)) for one in np.unique(done.partition)}
+    views = {
+        partition: stores.before(task, (*op.stores, *op.reads)) for partition, task in tasks.items()
+    }
+    return in_order(with_old(op, done, views))
