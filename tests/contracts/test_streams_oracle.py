@@ -14,18 +14,16 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
+from everflow.operators.aggregates.aggregate import PythonCogroup
+from everflow.operators.aggregates.sliding_aggregate import SlidingBook
 from everflow.operators.joins import StreamStreamJoin, StreamTableJoin, table_table
 from everflow.operators.joins.foreign_keys import ForeignKeys
+from everflow.operators.joins.join_side import WaitingRecords
 from everflow.operators.joins.joined_table import Held, JoinedTable
-from everflow.operators.joins.stream_global import StreamGlobalJoin
-from everflow.operators.joins.waiting_records import WaitingRecords
+from everflow.operators.joins.stream_table import StreamGlobalJoin
 from everflow.operators.processors.stores import KeyValueStore
-from everflow.operators.python_aggregate import PythonCogroup
-from everflow.operators.sliding.sliding_book import SlidingBook
 from everflow.operators.suppress import _Buffer
-from everflow.operators.table import TableSpec
-from everflow.operators.table_changes import TableChanges
-from everflow.operators.versioned_table import VersionedTableSpec
+from everflow.operators.table import TableChanges, TableSpec, VersionedTableSpec
 from everflow.records import EdgeBatch
 from everflow.state.left_out import KeptEntry
 from everflow.topology.graph import Inputs

@@ -124,7 +124,7 @@ class GraphBuilder:
         return node.name
 
     def has(self, name: str) -> bool:
-        """Whether there is a node called so."""
+        """True if there is a node called so."""
         return name in self._nodes
 
     def node(self, name: str) -> Node:

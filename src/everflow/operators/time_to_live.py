@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from everflow.operators.aggregate import AggregateSpec
+from everflow.operators.aggregates.aggregate import AggregateSpec, PythonAggregateSpec
 from everflow.operators.due_index import Changes, DueIndex, DueQueue
 from everflow.operators.fold import valid
 from everflow.operators.grouping import stream_times
-from everflow.operators.python_aggregate import PythonAggregateSpec
 from everflow.operators.table import TableSpec
 from everflow.operators.user_code import written_bytes
 from everflow.records import EdgeBatch, Int64, StoreChanges, TasksResult
@@ -76,7 +75,7 @@ class TimeToLiveSpec(TableOperator):
         return self.inner.result
 
     def decode_result(self, data: bytes) -> Any:
-        """What the table shows for stored bytes."""
+        """The table's value for stored bytes."""
         return self.inner.decode_result(data)
 
     @property
@@ -185,7 +184,7 @@ class _Task:
         self.queue = DueQueue(index=ENDS, view=self.views[self.spec.index])
 
     def is_quiet(self) -> bool:
-        """Whether no entry can end with these records."""
+        """True if no entry can end with these records."""
         times = self.batch.timestamp[self.rows][self.counted]
         if not len(times):
             return True
@@ -195,7 +194,7 @@ class _Task:
         return next(ENDS.stored(self.views[self.spec.index], last), None) is None
 
     def passed(self) -> TasksResult:
-        """What ends with stream time alone, which its only row says."""
+        """The entries that end with stream time alone, which its only row says."""
         row = int(self.rows[0])
         now = int(self.batch.timestamp[row])
         stored, due = self._load_due(now, set())
@@ -268,7 +267,7 @@ class _Task:
             self.ended.append((len(self.given), row, key, end))
 
     def _takes(self, key: bytes, time: int, oldest: int, there: bool) -> bool:
-        """Whether a record is taken; one before ``oldest`` begins no entry."""
+        """True if a record is taken; one before ``oldest`` begins no entry."""
         known = self.times.get(key)
         if isinstance(self.inner, TableSpec):
             if not there:

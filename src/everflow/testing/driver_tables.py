@@ -12,7 +12,7 @@ import pyarrow as pa
 from everflow.handlers.given import Handlers
 from everflow.kafka.reading.log_chunk import LogChunk
 from everflow.kafka.reading.log_columns import LogColumns
-from everflow.operators.lookups.loaded_rows import loaded_rows
+from everflow.operators.stored_records import loaded_rows
 from everflow.records import HEADERS, Bytes, Int64, StoreChanges, TaskId, TopicPartition
 from everflow.runtime.commit.batch import StorePlace, TaskContext
 from everflow.runtime.step.step_functions import UndecodableRecord

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from everflow import serdes
 from everflow.operators import AggregateSpec, SessionAggregateSpec, UserFunctionError, agg
-from everflow.operators.folds.packed_lists import pack, unpack
+from everflow.operators.aggregates.folds import pack, unpack
 from everflow.state.store import InMemoryStore
 from everflow.windows import SessionWindows, TimeWindows
 from properties.operators import test_aggregates as groups

@@ -14,15 +14,16 @@ from hypothesis import strategies as st
 
 from everflow import serdes
 from everflow.operators.joins import JoinedTable, JoinKind
-from everflow.operators.joins.answers import Answers, AskAgain
 from everflow.operators.joins.foreign_keys import (
     SUBSCRIPTION,
+    Answers,
+    AskAgain,
     ForeignKeys,
     Order,
+    Subscriptions,
     selected_type,
 )
 from everflow.operators.joins.joined_table import MappedTable
-from everflow.operators.joins.subscriptions import Subscriptions
 from everflow.operators.table import TableSpec
 from everflow.records import EdgeBatch
 from everflow.state.store import InMemoryStore, StoreSpec

@@ -21,7 +21,7 @@ from everflow.operators import (
     SlidingAggregateSpec,
     agg,
 )
-from everflow.operators.sliding import sliding_aggregate
+from everflow.operators.aggregates import sliding_aggregate
 from everflow.serdes.windowed import window_store_key
 from everflow.state.store import InMemoryStore, StoreSpec
 from everflow.windows import SlidingWindows

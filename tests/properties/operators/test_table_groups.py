@@ -15,11 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everflow import TopologyError, agg, serdes
+from everflow.operators.aggregates.aggregate import (
+    PythonAggregateSpec,
+    PythonTableAggregator,
+    TableAggregateSpec,
+)
 from everflow.operators.joins.joined_table import JoinedTable
-from everflow.operators.python_aggregate import PythonAggregateSpec
-from everflow.operators.table import TableSpec
-from everflow.operators.table_aggregate import PythonTableAggregator, TableAggregateSpec
-from everflow.operators.table_changes import TableChanges
+from everflow.operators.table import TableChanges, TableSpec
 from everflow.records import EdgeBatch
 from everflow.state.store import InMemoryStore, StoreSpec
 from everflow.topology.graph import Inputs

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from everflow import serdes
 from everflow.operators.joins import JoinedTable, JoinKind, StreamTableJoin
-from everflow.operators.joins.grace_join import GraceWait
-from everflow.operators.joins.held_back import HeldBack
 from everflow.operators.joins.joined_table import NONE, Versions, latest_before
-from everflow.operators.versioned_table import LatestUpdates, VersionedTableSpec
+from everflow.operators.joins.stream_table import GraceWait, HeldBack
+from everflow.operators.table import LatestUpdates, VersionedTableSpec
 from everflow.records import EdgeBatch, TasksResult
 from everflow.state.store import InMemoryStore, StoreSpec, memory_store
 from everflow.topology.graph import Inputs

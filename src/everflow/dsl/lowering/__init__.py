@@ -5,6 +5,6 @@ the graph and returns the `Stream` behind them. TopologyError, with the user's l
 for what cannot work. All calls belong to the thread that builds the topology.
 
 Lowest first: `stream`; `join_call` (joiners); `table_reads` (tables as operators look them up);
-`stateless`, `tables`, `suppress`, `global_tables`, `processors`; `stream_joins`, `table_joins`,
+`stateless`, `tables`, `global_tables`, `processors`; `stream_joins`, `table_joins`,
 `aggregation`. They import what `everflow.dsl` may, and of that nothing above themselves.
 """

@@ -21,51 +21,47 @@ from everflow.columns.builder import presence
 from everflow.dsl.expressions import (
     Edge,
     Expression,
-    checked_serde,
-    default_serde,
-    fitting_serde,
-    is_column,
-    result_serde,
-    result_type,
-    unless_deleted,
-)
-from everflow.dsl.functions import (
     TableMapper,
     TablePairs,
     WithoutKey,
     check_parameters,
+    checked_serde,
+    default_serde,
+    fitting_serde,
+    is_column,
     key_value_function,
     required_parameters,
+    result_serde,
+    result_type,
+    unless_deleted,
 )
 from everflow.dsl.graph_builder import GraphBuilder
 from everflow.dsl.lowering.join_call import in_windows_of
 from everflow.dsl.lowering.stream import Stream
-from everflow.dsl.lowering.suppress import closes_after_ms, early_node, suppress_node
 from everflow.dsl.lowering.table_reads import latest_updates, stored_table, tells_old, with_ttl
+from everflow.dsl.lowering.tables import closes_after_ms, early_node, suppress_node
 from everflow.dsl.materialized import Materialized
 from everflow.dsl.suppressed import EmitStrategy
 from everflow.errors import EverflowError, TopologyError
 from everflow.operators.agg import Aggregator, require_comparable
-from everflow.operators.aggregate import AggregateSpec
-from everflow.operators.count_windows import EACH_UPDATE, CountWindowSpec
-from everflow.operators.python_aggregate import (
+from everflow.operators.aggregates.aggregate import (
+    AggregateSpec,
     PythonAggregateSpec,
     PythonAggregator,
     PythonCogroup,
     PythonReducer,
-)
-from everflow.operators.session_aggregate import (
-    ReducerMerger,
-    SessionAggregateSpec,
-)
-from everflow.operators.sliding.sliding_aggregate import SlidingAggregateSpec
-from everflow.operators.suppress import BufferBounds
-from everflow.operators.table_aggregate import (
     PythonTableAggregator,
     PythonTableReducer,
     TableAggregateSpec,
 )
-from everflow.operators.table_changes import TableChanges
+from everflow.operators.aggregates.session_aggregate import (
+    ReducerMerger,
+    SessionAggregateSpec,
+)
+from everflow.operators.aggregates.sliding_aggregate import SlidingAggregateSpec
+from everflow.operators.aggregates.windowed_aggregate import EACH_UPDATE, CountWindowSpec
+from everflow.operators.suppress import BufferBounds
+from everflow.operators.table import TableChanges
 from everflow.serdes import Serde
 from everflow.serdes.changed import ChangedSerde, changed_type
 from everflow.spark.expressions import analyse, spark_type
@@ -192,7 +188,7 @@ class Aggregation:
 
     @property
     def takes_nulls(self) -> bool:
-        """Whether null values reach the aggregate: not without windows, and not in sliding ones."""
+        """True if null values reach the aggregate: not without windows, and not in sliding ones."""
         return (self.windows or self.sessions or self.counts) is not None
 
     def built_in(self, fields: dict[str, Aggregator], *, bare: bool) -> Stream:
@@ -474,7 +470,7 @@ def _column(name: str, aggregator: Aggregator, given: object, where: str | None)
 
 
 def _takes_three(fn: Callable[..., Any]) -> bool:
-    """Whether ``fn`` is ``*args`` style, so that the longer call is meant."""
+    """True if ``fn`` is ``*args`` style, so that the longer call is meant."""
     return any(p.kind is p.VAR_POSITIONAL for p in inspect.signature(fn).parameters.values())
 
 

@@ -18,19 +18,17 @@ from pyspark.sql import functions as F
 from everflow.dsl.expressions import (
     Edge,
     Expression,
-    default_serde,
-    is_column,
-    result_serde,
-    result_type,
-    struct_of,
-    unless_deleted,
-)
-from everflow.dsl.functions import (
     OfMappedSides,
     OfSides,
     TableMapper,
     check_parameters,
+    default_serde,
+    is_column,
     required_parameters,
+    result_serde,
+    result_type,
+    struct_of,
+    unless_deleted,
 )
 from everflow.dsl.lowering.stream import Stream
 from everflow.errors import TopologyError
@@ -58,7 +56,7 @@ class JoinCall:
     fields: dict[str, Column]
     where: str | None
     mapped: bool = False
-    """Whether the joiner also takes the mapped key, with which a global table was asked."""
+    """True if the joiner also takes the mapped key, with which a global table was asked."""
 
     @staticmethod
     def of(

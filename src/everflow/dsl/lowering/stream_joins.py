@@ -21,9 +21,8 @@ from everflow.operators.joins import (
     joined_type,
 )
 from everflow.operators.joins.asof import AsOfJoin
-from everflow.operators.joins.grace_join import GraceWait
-from everflow.operators.joins.held_back import HeldBack
-from everflow.operators.lookups import GlobalLookupJoin, LookupJoin, WaitingRoom
+from everflow.operators.joins.lookup_join import GlobalLookupJoin, LookupJoin, WaitingRoom
+from everflow.operators.joins.stream_table import GraceWait, HeldBack
 from everflow.serdes import bytes_
 from everflow.spark.expressions import analyse
 from everflow.state.store import StoreSpec

@@ -12,8 +12,14 @@ from dataclasses import dataclass, replace
 from pyspark.sql import functions as F
 
 from everflow import serdes
-from everflow.dsl.expressions import Expression, is_column, unless_deleted
-from everflow.dsl.functions import ForeignKeyOf, TableMapper, key_value_function
+from everflow.dsl.expressions import (
+    Expression,
+    ForeignKeyOf,
+    TableMapper,
+    is_column,
+    key_value_function,
+    unless_deleted,
+)
 from everflow.dsl.lowering.join_call import JoinCall
 from everflow.dsl.lowering.stream import Stream
 from everflow.dsl.lowering.table_reads import (
@@ -27,15 +33,16 @@ from everflow.dsl.lowering.table_reads import (
 from everflow.dsl.lowering.tables import kept_node, stored
 from everflow.errors import TopologyError
 from everflow.operators.joins import JoinedTable, JoinKind, TableTableJoin
-from everflow.operators.joins.answers import Answers, AskAgain
 from everflow.operators.joins.foreign_keys import (
     SUBSCRIPTION,
+    Answers,
+    AskAgain,
     ForeignKeys,
+    Subscriptions,
     answer_type,
     selected_type,
 )
 from everflow.operators.joins.joined_table import TableRead
-from everflow.operators.joins.subscriptions import Subscriptions
 from everflow.serdes import Serde
 from everflow.state.store import StoreSpec
 from everflow.topology.graph import (

@@ -16,15 +16,12 @@ from everflow.dsl.graph_builder import GraphBuilder
 from everflow.dsl.lowering.join_call import JoinCall
 from everflow.dsl.lowering.stream import Stream
 from everflow.errors import TopologyError
-from everflow.operators.aggregate import AggregateSpec
+from everflow.operators.aggregates.aggregate import AggregateSpec, PythonAggregateSpec
 from everflow.operators.joins import JoinedTable, TableTableJoin
 from everflow.operators.joins.joined_table import MappedTable, TableOfBoth, TableRead
-from everflow.operators.python_aggregate import PythonAggregateSpec
 from everflow.operators.suppress import SuppressSpec
-from everflow.operators.table import TableSpec
-from everflow.operators.table_changes import VisibleUpdates
+from everflow.operators.table import LatestUpdates, TableSpec, VersionedTableSpec, VisibleUpdates
 from everflow.operators.time_to_live import TimeToLiveSpec
-from everflow.operators.versioned_table import LatestUpdates, VersionedTableSpec
 from everflow.state.store import VERSIONED, StoreSpec
 from everflow.topology.graph import (
     PREPARE,
@@ -106,7 +103,7 @@ def table_stores(
 
 
 def is_versioned(graph: GraphBuilder, name: str) -> bool:
-    """Whether the updates that a table's node gives are those of a versioned table."""
+    """True if the updates that a table's node gives are those of a versioned table."""
     node = graph.node(name)
     transformed = isinstance(node, StatefulNode) and isinstance(node.operator, ProcessorOperator)
     if isinstance(node, StatefulNode) and node.stores and not transformed:

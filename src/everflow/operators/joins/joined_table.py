@@ -6,7 +6,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import enum
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -15,17 +16,73 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from everflow.operators.fold import valid
-from everflow.operators.grouping import Stored, stored
-from everflow.operators.joins.joined_values import JoinKind, Stores, joined, task_codes
+from everflow.operators.grouping import Stored, by_task, stored
 from everflow.operators.user_code import written_bytes
 from everflow.records import EdgeBatch, Int32, Int64
 from everflow.serdes.base import ResultDecoder
 from everflow.serdes.windowed import SessionWindowedSerde, window_store_keys
 from everflow.state.changelog import pack_value
-from everflow.state.store import VERSIONED, StoreSpec
+from everflow.state.store import VERSIONED, StoreSpec, StoreView
 from everflow.state.versions import OPEN, VersionsView
 from everflow.topology.graph import Inputs, Operator
 from everflow.topology.hops import spread
+
+# --- what joins give: ``struct<left, right>``, and which side may be missing ----------------------
+
+
+Stores = Mapping[int, Mapping[str, StoreView]]
+"""The stores of an operator by name, by the partition of each task."""
+
+
+class JoinKind(enum.Enum):
+    """The sides whose records give a result without a match."""
+
+    INNER = "inner"
+    LEFT = "left"
+    OUTER = "outer"
+
+    @property
+    def keeps_left(self) -> bool:
+        """True if the left side's do."""
+        return self is not JoinKind.INNER
+
+    @property
+    def keeps_right(self) -> bool:
+        """True if the right side's do."""
+        return self is JoinKind.OUTER
+
+
+def joined_type(left: pa.DataType, right: pa.DataType) -> pa.DataType:
+    """``struct<left, right>``; a side without a match is null."""
+    return pa.struct([("left", left), ("right", right)])
+
+
+def joined(left: pa.Array, right: pa.Array) -> pa.Array:
+    """The values of both sides, row by row, as one column."""
+    return pa.StructArray.from_arrays(
+        [left, right], fields=list(joined_type(left.type, right.type))
+    )
+
+
+def task_codes(keys: pa.Array, partitions: Int32) -> Int64:
+    """A number for each row, equal where task and key are."""
+    codes = keys.dictionary_encode().indices.to_numpy().astype(np.int64)
+    return by_task(codes, partitions)[0]
+
+
+def first_and_last(codes: Int64) -> tuple[Int64, Int64]:
+    """The first and the last row of each code, in the order of the last ones."""
+    rows = np.arange(len(codes))
+    first = np.zeros(int(codes.max(initial=-1)) + 1, np.int64)
+    last = np.zeros_like(first)
+    first[codes[::-1]] = rows[::-1]  # the last assignment wins
+    last[codes] = rows
+    order = np.argsort(last)
+    return first[order], last[order]
+
+
+# --- the operator ---------------------------------------------------------------------------------
+
 
 NEVER = int(np.iinfo(np.int64).min)
 """The time of an entry that is not there."""
@@ -83,7 +140,7 @@ class JoinedTable:
         return ()
 
     def held(self, asking: EdgeBatch, inputs: Inputs) -> Held:
-        """What the table held for each record of ``asking`` when it came."""
+        """The table's entry for each record of ``asking`` when it came."""
         updates = inputs.sides[self.side]
         if self.as_of and self.spec.versioned:
             return held_at(self, asking, updates, inputs.stores, first=self.first)
@@ -109,7 +166,7 @@ class JoinedTable:
         *,
         first: bool,
     ) -> Held:
-        """What the table held for the key of each record of ``asking`` (nothing for a null), after
+        """The table's entry for the key of each record of ``asking`` (nothing for a null), after
         those of its ``updates`` in this batch that came before the record. ``first``: whether one
         that the same input record made did."""
         if asking.key.null_count:
@@ -120,7 +177,7 @@ class JoinedTable:
         return self._held(asked, known, updates, stores, side="right" if first else "left")
 
     def before(self, updates: EdgeBatch, stores: Stores) -> Held:
-        """What the table held for each update's key before that update."""
+        """The table's entry for each update's key before that update."""
         known, _ = self._places(updates, updates.take(np.empty(0, np.int64)))
         known = known._replace(at=np.arange(len(updates), dtype=np.int64))
         return self._held(known, known, updates, stores, side="left")
@@ -165,7 +222,7 @@ class JoinedTable:
         return Held(column, times)
 
     def _kept(self, asked: _Places, rows: Int64, stores: Stores) -> tuple[Stored, Int64]:
-        """What the store held before the batch, each key read once; and for each asked row its
+        """The store's entries before the batch, each key read once; and for each asked row its
         place there (any for rows that are not in ``rows``)."""
         _, first, place = np.unique(asked.codes[rows], return_index=True, return_inverse=True)
         ones = rows[first]
@@ -184,7 +241,7 @@ class JoinedTable:
 
 @dataclass(frozen=True)
 class MappedTable:
-    """What stateless nodes, ``nodes`` in order, make of another table's entries."""
+    """Another table's entries behind stateless nodes, ``nodes`` in order."""
 
     source: TableRead
     nodes: tuple[str, ...]
@@ -214,7 +271,7 @@ class MappedTable:
 
 @dataclass(frozen=True)
 class TableOfBoth:
-    """What a join of two tables makes of their entries."""
+    """The entries of a join of two tables."""
 
     left: TableRead
     right: TableRead
@@ -262,7 +319,7 @@ class TableLookup(Operator):
 
 
 class Asks(NamedTuple):
-    """Who asks: the task, key bytes (none null), the time (ms) and the place of each."""
+    """Look-ups: the task, key bytes (none null), the time (ms) and the place of each."""
 
     partitions: Int32
     keys: pa.Array
@@ -321,7 +378,7 @@ def _come_before(came: Int64, begin: Int64, at: Int64, places: Int64) -> Int64:
 def latest_when_put(
     table: JoinedTable, updates: EdgeBatch, stores: Stores
 ) -> npt.NDArray[np.bool_]:
-    """Which updates of a versioned table are the latest of their key when they come."""
+    """True for updates of a versioned table that are the latest of their key when they come."""
     keys = table.keys_of(updates)
     codes = task_codes(keys, updates.partition)
     _, first = np.unique(codes, return_index=True)
@@ -365,7 +422,7 @@ def held_at(
 def held_as_of(
     table: JoinedTable, asking: Asks, updates: EdgeBatch, stores: Stores, *, first: bool
 ) -> Held:
-    """What a versioned table held for each who asks, at the asked time. A time before the history
+    """The entry of a versioned table for each look-up, at its time. A time before the history
     retention finds the latest version or nothing. ``first``: whether an update in the very place of
     who asks has been put."""
     count = len(asking.keys)

@@ -10,9 +10,10 @@ import numpy as np
 import pyarrow as pa
 
 from everflow.operators.fold import valid
-from everflow.operators.joins.joined_table import Held, TableRead
-from everflow.operators.joins.joined_values import (
+from everflow.operators.joins.joined_table import (
+    Held,
     JoinKind,
+    TableRead,
     first_and_last,
     joined,
     task_codes,

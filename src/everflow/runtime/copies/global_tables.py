@@ -20,7 +20,7 @@ from everflow.errors import EverflowError, TableLoadError, TaskTimeoutError
 from everflow.location import place
 from everflow.metrics import Labels, Metrics
 from everflow.moves import counted, moves
-from everflow.operators.lookups.loaded_rows import LoadedRows, loaded_rows
+from everflow.operators.stored_records import LoadedRows, loaded_rows
 from everflow.records import TaskId
 from everflow.retry import StoppedError
 from everflow.runtime.copies.stalled_copies import StalledCopy

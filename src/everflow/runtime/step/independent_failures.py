@@ -12,12 +12,14 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from everflow.operators.aggregate import AggregateSpec
+from everflow.operators.aggregates.aggregate import (
+    AggregateSpec,
+    PythonAggregateSpec,
+    TableAggregateSpec,
+)
 from everflow.operators.joins.stream_table import StreamTableJoin
 from everflow.operators.joins.table_table import TableTableJoin
-from everflow.operators.python_aggregate import PythonAggregateSpec
 from everflow.operators.table import TableSpec
-from everflow.operators.table_aggregate import TableAggregateSpec
 from everflow.records import EdgeBatch, Int32, Int64, TasksResult
 from everflow.runtime.step.step_functions import RecordFailure
 from everflow.topology.graph import ProcessorOperator

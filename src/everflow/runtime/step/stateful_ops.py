@@ -13,7 +13,7 @@ from everflow.errors import RetriableError
 from everflow.handlers.given import Handlers
 from everflow.handlers.outages import is_outage
 from everflow.handlers.response import PROCESSING, ErrorHandlerContext, Response
-from everflow.operators.table_changes import with_old
+from everflow.operators.table import with_old
 from everflow.operators.user_code import UserFunctionError
 from everflow.records import ClockCall, EdgeBatch, TaskId, TasksResult, TopicPartition
 from everflow.runtime.commit.batch import BadRecord, BatchFailure, BatchRequest

@@ -240,7 +240,7 @@ class TaskStep:
 
     @property
     def ordered_by_users(self) -> bool:
-        """Whether times that users' functions give decide the order of several inputs."""
+        """True if times that users' functions give decide the order of several inputs."""
         return any(source.merged for source in self.sources) and any(
             isinstance(op, TimeOp) and op.extractor for op in self.times
         )
